@@ -1,0 +1,249 @@
+"""The whole configuration: one frozen dataclass per concern.
+
+A file `configs/<name>.py` returns an `ExperimentConfig` from `get_config()`;
+flags override single values (`--config.reward.gamma_mode=fixed`). Defaults are
+the paper's (SPEC 1 to 5, the paper's Table of hyperparameters).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardConfig:
+  """Composite reward, SPEC 3 and paper Eq. 4 to 8.
+
+  gamma_mode: `adaptive` (gamma_max * group accuracy), `fixed` (gamma_fixed) or
+    `off`. A switched-off use_abs / use_rel is replaced by EM, so that the tool
+    reward stays gated by correctness.
+  length_limit, length_tolerance: generated tokens (L and T of SPEC 3).
+  """
+
+  alpha: float = 0.5
+  beta: float = 0.15
+  delta: float = 0.05
+  gamma_max: float = 0.3
+  gamma_mode: str = "adaptive"
+  gamma_fixed: float = 0.3
+  use_abs: bool = True
+  use_rel: bool = True
+  xi: float = 1e-6
+  length_limit: int = 2048
+  length_tolerance: int = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class CurriculumConfig:
+  """Budget curriculum, SPEC 4 and paper Eq. 3 to 5; counts optimizer steps.
+
+  phase1_steps: 0 is Phase II only; equal to total_steps is Phase I only.
+  fixed_budget: >= 0 gives every group that budget, whatever the phase.
+  uniform_mix: the paper's lambda, in [0, 1].
+  """
+
+  max_budget: int = 5
+  phase1_steps: int = 100
+  total_steps: int = 500
+  steps_per_rollout: int = 5
+  window: int = 20
+  uniform_mix: float = 0.6
+  epsilon: float = 1e-6
+  phase1_scaffold: bool = True
+  phase2_scaffold: bool = False
+  fixed_budget: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectiveConfig:
+  """GRPO objective, SPEC 5 and paper appendix A.1.5.
+
+  kl_estimator: `k1`, `k2` or `k3`.
+  normalize_std: divide the advantage by the group's population std.
+  """
+
+  clip_low: float = 0.2
+  clip_high: float = 0.28
+  kl_coefficient: float = 0.001
+  kl_estimator: str = "k3"
+  advantage_epsilon: float = 1e-6
+  normalize_std: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+  """AdamW; weight decay on matrices only; max_grad_norm 0 is off."""
+
+  learning_rate: float = 1e-6
+  b1: float = 0.9
+  b2: float = 0.98
+  eps: float = 1e-8
+  weight_decay: float = 0.01
+  max_grad_norm: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeConfig:
+  """Limits of one episode, SPEC 1.
+
+  prompts: name of a prompt set in `prompts.PROMPTS`.
+  max_generated: model tokens over all turns. max_context: tokens in all.
+  answered_bad_turns: bad turns that get a line and another try.
+  """
+
+  prompts: str = "paper"
+  top_k: int = 3
+  max_generated: int = 4096
+  max_context: int = 32768
+  answered_bad_turns: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingConfig:
+  """Sampling of the policy. Training needs top_p 1, top_k 0, temperature > 0.
+
+  temperature 0 is greedy; top_k 0 and top_p 1 are off.
+  """
+
+  temperature: float = 1.0
+  top_p: float = 1.0
+  top_k: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig:
+  """Shapes of the in-process engine; every one is compiled once.
+
+  slots: episodes whose KV cache is kept. lanes: rows of one decode call.
+  kv_buckets: ascending KV lengths; the last is the longest context.
+  prefill_lanes x prefill_chunk: one prefill call. decode_steps: tokens a
+  decode call samples at most before rows are regrouped.
+  """
+
+  slots: int = 80
+  lanes: int = 32
+  kv_buckets: tuple[int, ...] = (128, 256, 512)
+  prefill_lanes: int = 16
+  prefill_chunk: int = 32
+  decode_steps: int = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchConfig:
+  """Packed training batches: micro-batches of `rows` x `row_length` tokens.
+
+  max_micro_batches bounds one optimizer step; only those that hold tokens
+  cost time.
+  """
+
+  row_length: int = 512
+  rows: int = 4
+  max_micro_batches: int = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+  """Where questions and passages come from.
+
+  source: `world` (generated) or a path to questions in jsonl.
+  """
+
+  source: str = "world"
+  world_seed: int = 0
+  split: str = "train"
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStartConfig:
+  """Supervised demonstrations before reinforcement learning (world only)."""
+
+  steps: int = 2400
+  learning_rate: float = 4e-3
+  batch_tokens: int = 4096
+  decision_weight: float = 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+  """Which cells are measured, and on how many questions each."""
+
+  budgets: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8)
+  questions: int = 1000
+  seeds: tuple[int, ...] = (42,)
+  scaffold: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig:
+  """Everything a run needs; saved whole as `config.json` in its folder.
+
+  policy: a Hugging Face folder. questions x group trajectories a rollout.
+  """
+
+  name: str = "anysearch"
+  seed: int = 42
+  policy: str = ""
+  questions: int = 512
+  group: int = 5
+  reward: RewardConfig = RewardConfig()
+  curriculum: CurriculumConfig = CurriculumConfig()
+  objective: ObjectiveConfig = ObjectiveConfig()
+  optimizer: OptimizerConfig = OptimizerConfig()
+  episode: EpisodeConfig = EpisodeConfig()
+  sampling: SamplingConfig = SamplingConfig()
+  engine: EngineConfig = EngineConfig()
+  batch: BatchConfig = BatchConfig()
+  data: DataConfig = DataConfig()
+  warm_start: WarmStartConfig = WarmStartConfig()
+  evaluation: EvaluationConfig = EvaluationConfig()
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+  """A nested plain dict (JSON-ready up to tuples) of a config dataclass."""
+  return dataclasses.asdict(config)
+
+
+def from_dict(cls: type, values: Mapping[str, Any], *, path: str = "config"):
+  """Builds config dataclass `cls` from nested plain values, strictly.
+
+  Raises:
+    ValueError: an unknown key or a value of the wrong type, by its path.
+  """
+  hints = typing.get_type_hints(cls)
+  fields = {field.name for field in dataclasses.fields(cls)}
+  unknown = sorted(set(values) - fields)
+  if unknown:
+    raise ValueError(
+      f"{path}: unknown key {unknown[0]!r}; expected one of "
+      f"{', '.join(sorted(fields))}."
+    )
+  return cls(
+    **{
+      key: _typed(hints[key], value, f"{path}.{key}")
+      for key, value in values.items()
+    }
+  )
+
+
+def _typed(hint: Any, value: Any, path: str) -> Any:
+  """`value` as `hint`, or a sentence that says what was expected."""
+  if dataclasses.is_dataclass(hint):
+    if not isinstance(value, Mapping):
+      raise ValueError(f"{path}: found {value!r}, expected a group of values.")
+    return from_dict(hint, value, path=path)
+  if typing.get_origin(hint) is tuple:
+    if not isinstance(value, list | tuple):
+      raise ValueError(f"{path}: found {value!r}, expected a list.")
+    (item, _) = typing.get_args(hint)
+    return tuple(_typed(item, v, f"{path}[{i}]") for i, v in enumerate(value))
+  if hint is float and type(value) is int:
+    return float(value)
+  if type(value) is not hint:
+    raise ValueError(
+      f"{path}: found {value!r} ({type(value).__name__}), expected "
+      f"{hint.__name__}."
+    )
+  return value
