@@ -1,0 +1,1 @@
+"""Evaluation: metrics, intervals, paired comparison, plots, the report."""

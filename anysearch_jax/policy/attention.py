@@ -1,0 +1,96 @@
+"""Rotary positions and grouped-query attention."""
+
+from __future__ import annotations
+
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from anysearch_jax.policy import architecture as architecture_lib
+
+# Finite, so that a row that sees nothing gives numbers and not NaN.
+_MASKED = -1e30
+
+
+def inverse_frequencies(a: architecture_lib.Architecture) -> np.ndarray:
+  """Rotary frequencies `[H / 2]` in radians a token, llama3-scaled if asked.
+
+  Llama-3.1 divides frequencies whose wavelength exceeds
+  original_context / low_freq_factor by `factor`, keeps those below
+  original_context / high_freq_factor, and interpolates between.
+  """
+  exponent = np.arange(0, a.head_dim, 2, dtype=np.float64) / a.head_dim
+  frequency = a.rope_theta**-exponent
+  s = a.rope_scaling
+  if s is None:
+    return frequency.astype(np.float32)
+  wavelength = 2 * math.pi / frequency
+  smooth = (s.original_context / wavelength - s.low_freq_factor) / (
+    s.high_freq_factor - s.low_freq_factor
+  )
+  smooth = np.clip(smooth, 0.0, 1.0)
+  scaled = (1 - smooth) * frequency / s.factor + smooth * frequency
+  return scaled.astype(np.float32)
+
+
+def rotary(
+  a: architecture_lib.Architecture, positions: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """cos and sin of the rotary angles, float32 `[B, T, 1, H]`.
+
+  Args:
+    a: the architecture.
+    positions: int `[B, T]`, 0-based token positions.
+  """
+  angles = positions[..., None].astype(jnp.float32) * inverse_frequencies(a)
+  angles = jnp.concatenate([angles, angles], axis=-1)[:, :, None, :]
+  return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+  """Applies rotary positions to `x` `[B, T, heads, H]`, in float32."""
+  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  turned = jnp.concatenate([-second, first], axis=-1)
+  return (x * cos + turned * sin).astype(x.dtype)
+
+
+def attend(
+  q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array
+) -> jax.Array:
+  """Softmax attention; each kv head serves N / K query heads.
+
+  Args:
+    q: `[B, T, N, H]`.
+    k: `[B, K, S, H]`.
+    v: `[B, K, S, H]`.
+    mask: bool `[B, T, S]`, True where a query may look.
+
+  Returns:
+    `[B, T, N, H]`, dtype of `q`; scores and softmax are float32.
+  """
+  b, t, n, h = q.shape
+  chex.assert_equal_shape([k, v])
+  chex.assert_shape(mask, (b, t, k.shape[2]))
+  kv_heads = k.shape[1]
+  # Queries of one kv head stand together, so that decoding is a matmul.
+  q = q.reshape(b, t, kv_heads, n // kv_heads, h).transpose(0, 2, 3, 1, 4)
+  scores = jnp.einsum(
+    "bkrth,bksh->bkrts", q, k, preferred_element_type=jnp.float32
+  )
+  scores = jnp.where(mask[:, None, None], scores * h**-0.5, _MASKED)
+  p = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+  out = jnp.einsum("bkrts,bksh->bkrth", p, v)
+  return out.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
+
+
+def segment_mask(segment_ids: jax.Array) -> jax.Array:
+  """Causal mask bool `[B, T, T]` inside segments; id 0 is padding.
+
+  A padding query sees padding before it only, and no token sees padding.
+  """
+  t = segment_ids.shape[1]
+  same = segment_ids[:, :, None] == segment_ids[:, None, :]
+  return same & jnp.tril(jnp.ones((t, t), bool))

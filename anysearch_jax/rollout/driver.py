@@ -1,0 +1,244 @@
+"""The asyncio shell of the episodes: it waits, so that `episode` need not.
+
+Every await has a deadline, and an engine or retriever that cannot answer ends
+its episode as `failed`. Any other exception is a bug and stops the rollout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.rollout import episode
+
+
+@dataclasses.dataclass(frozen=True)
+class Deadlines:
+  """Seconds that one turn and one search may take.
+
+  Time in the engine's own queue counts: where more episodes run than the
+  engine has slots, bound them by `max_concurrency` or allow more seconds.
+  """
+
+  generate: float = 600.0
+  search: float = 60.0
+
+
+class Assignment(NamedTuple):
+  """One group to sample; `index` is the question's place in the rollout."""
+
+  index: int
+  question: types.Question
+  budget: int
+  scaffold: bool
+
+
+class Rollout(NamedTuple):
+  """The groups that are left after resampling, in question order.
+
+  dropped: groups still below two valid trajectories after their second
+    sampling; they are not in `groups`.
+  resampled: groups sampled a second time.
+  failed: failed trajectories of every sampling, kept or not.
+  """
+
+  groups: list[types.Group]
+  dropped: int
+  resampled: int
+  failed: int
+
+
+async def run_episode(
+  question: types.Question,
+  *,
+  budget: int,
+  scaffold: bool,
+  address: types.Address,
+  engine: types.Engine,
+  retriever: types.Retriever,
+  config: config_lib.EpisodeConfig,
+  codec: types.TextCodec,
+  deadlines: Deadlines = Deadlines(),
+) -> types.Trajectory:
+  """Plays one episode to its end.
+
+  Args:
+    question, budget, scaffold, address, config, codec: as `episode.start`.
+    engine: samples the turns; the episode is released from it at the end.
+    retriever: answers the searches.
+    deadlines: seconds for each await.
+
+  Returns:
+    The trajectory; `failed` with the reason when the engine or the retriever
+    could not answer in time.
+  """
+  try:
+    state, request = episode.start(
+      question,
+      budget=budget,
+      scaffold=scaffold,
+      address=address,
+      config=config,
+      codec=codec,
+    )
+    while not isinstance(request, episode.Done):
+      event = await _answer(
+        request, engine=engine, retriever=retriever, deadlines=deadlines
+      )
+      state, request = episode.step(state, event)
+    return request.trajectory
+  finally:
+    engine.release(address)
+
+
+async def run_groups(
+  assignments: Sequence[Assignment],
+  *,
+  group: int,
+  rollout: int,
+  engine: types.Engine,
+  retriever: types.Retriever,
+  config: config_lib.EpisodeConfig,
+  codec: types.TextCodec,
+  deadlines: Deadlines = Deadlines(),
+  max_concurrency: int | None = None,
+  on_done: Callable[[types.Trajectory], None] | None = None,
+) -> Rollout:
+  """Samples `group` trajectories for every assignment, all at once.
+
+  A group of two or more that keeps fewer than two valid trajectories (no
+  statistic can be taken of it) is sampled again once, as attempt 1, then
+  dropped. A group of one is kept as it is, failed or not.
+
+  Args:
+    assignments: the groups; their indices differ.
+    group: trajectories a group (the paper's G), >= 1.
+    rollout: number of the rollout, a part of every address.
+    engine, retriever, config, codec, deadlines: as `run_episode`.
+    max_concurrency: the most episodes that run at a time; None is no bound.
+    on_done: called with every trajectory as it finishes, in any order.
+
+  Returns:
+    The groups in the order of `assignments`, samples in order, and counts.
+
+  Raises:
+    ValueError: `group` or `max_concurrency` below 1, or two assignments with
+      the same index.
+    ExceptionGroup: what an episode raised; the other episodes are cancelled.
+  """
+  _check(assignments, group=group, max_concurrency=max_concurrency)
+  gate = (
+    contextlib.nullcontext()
+    if max_concurrency is None
+    else asyncio.Semaphore(max_concurrency)
+  )
+
+  async def sample_one(
+    assignment: Assignment, sample: int, attempt: int
+  ) -> types.Trajectory:
+    index, question, budget, scaffold = assignment
+    async with gate:
+      trajectory = await run_episode(
+        question,
+        budget=budget,
+        scaffold=scaffold,
+        address=types.Address(rollout, index, sample, attempt),
+        engine=engine,
+        retriever=retriever,
+        config=config,
+        codec=codec,
+        deadlines=deadlines,
+      )
+    if on_done is not None:
+      on_done(trajectory)
+    return trajectory
+
+  async def sample_group(assignment: Assignment, attempt: int) -> types.Group:
+    _, question, budget, scaffold = assignment
+    async with asyncio.TaskGroup() as tasks:
+      samples = [
+        tasks.create_task(sample_one(assignment, sample, attempt))
+        for sample in range(group)
+      ]
+    trajectories = tuple(task.result() for task in samples)
+    return types.Group(question, budget, scaffold, trajectories)
+
+  async def settle(assignment: Assignment) -> list[types.Group]:
+    """The samplings of a group; the last one stands."""
+    first = await sample_group(assignment, 0)
+    if _stands(first):
+      return [first]
+    return [first, await sample_group(assignment, 1)]
+
+  async with asyncio.TaskGroup() as tasks:
+    settling = [tasks.create_task(settle(each)) for each in assignments]
+  samplings = [task.result() for task in settling]
+  groups = [tries[-1] for tries in samplings if _stands(tries[-1])]
+  return Rollout(
+    groups=groups,
+    dropped=len(samplings) - len(groups),
+    resampled=sum(len(tries) > 1 for tries in samplings),
+    failed=sum(
+      trajectory.failed
+      for tries in samplings
+      for sampled in tries
+      for trajectory in sampled.trajectories
+    ),
+  )
+
+
+async def _answer(
+  request: types.GenerateRequest | types.SearchRequest,
+  *,
+  engine: types.Engine,
+  retriever: types.Retriever,
+  deadlines: Deadlines,
+) -> episode.Event:
+  """Answers a request; whoever is out of reach becomes a `Failure`."""
+  is_turn = isinstance(request, types.GenerateRequest)
+  seconds = deadlines.generate if is_turn else deadlines.search
+  try:
+    async with asyncio.timeout(seconds):
+      if is_turn:
+        return await engine.generate(request)
+      return episode.Retrieved(tuple(await retriever.search(request)))
+  # A retriever may be simulated by an engine, so both errors come from either.
+  except (types.EngineError, types.RetrievalError, TimeoutError) as error:
+    who = (
+      f"Turn {request.turn}" if is_turn else f"The search for {request.query!r}"
+    )
+    what = str(error) or f"no answer within {seconds:g} seconds."
+    return episode.Failure(f"{who} failed: {what}")
+
+
+def _stands(sampled: types.Group) -> bool:
+  """Whether a group is kept: a group of one, or two valid trajectories."""
+  valid = sum(not trajectory.failed for trajectory in sampled.trajectories)
+  return len(sampled.trajectories) == 1 or valid >= 2
+
+
+def _check(
+  assignments: Sequence[Assignment],
+  *,
+  group: int,
+  max_concurrency: int | None,
+) -> None:
+  """Refuses what could not run, with a sentence."""
+  if group < 1:
+    raise ValueError(f"Found group={group}, expected 1 or more trajectories.")
+  if max_concurrency is not None and max_concurrency < 1:
+    raise ValueError(
+      f"Found max_concurrency={max_concurrency}, expected 1 or more episodes, "
+      "or None for no bound."
+    )
+  indices = [assignment[0] for assignment in assignments]
+  if len(set(indices)) != len(indices):
+    raise ValueError(
+      f"Found {len(indices)} assignments with {len(set(indices))} indices; "
+      "expected each index once, because episodes are addressed by it."
+    )

@@ -1,0 +1,115 @@
+"""The text side of a Hugging Face tokenizer, as the episode needs it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+from collections.abc import Sequence
+
+import transformers
+
+_LLAMA_DATE = "26 Jul 2024"
+
+
+class Tokenizer:
+  """`types.TextCodec` over a fast Hugging Face tokenizer.
+
+  Token ids are never re-encoded: `encode` is for prompts and for what the
+  environment writes, `decode` for what the model sampled.
+
+  Attributes:
+    end_of_turn_ids: ids that end a turn (generation_config's and the
+      tokenizer's own).
+    control_tokens: strings of the special tokens, which must never be read
+      in a question or a passage.
+    vocab_size: ids are below this number.
+  """
+
+  def __init__(
+    self,
+    hf: transformers.PreTrainedTokenizerBase,
+    *,
+    end_of_turn_ids: Sequence[int] = (),
+  ):
+    self.hf = hf
+    ids = {int(i) for i in end_of_turn_ids}
+    if hf.eos_token_id is not None:
+      ids.add(int(hf.eos_token_id))
+    self.end_of_turn_ids = frozenset(ids)
+    self.control_tokens = tuple(
+      sorted(
+        token.content
+        for token in hf.added_tokens_decoder.values()
+        if token.special
+      )
+    )
+    self.vocab_size = len(hf)
+
+  @classmethod
+  def from_folder(cls, folder: str | pathlib.Path) -> Tokenizer:
+    """Reads a Hugging Face folder.
+
+    Raises:
+      ValueError: the folder holds no tokenizer.
+    """
+    folder = pathlib.Path(folder)
+    if not (folder / "tokenizer.json").is_file():
+      raise ValueError(
+        f"{folder}: no tokenizer.json; expected a Hugging Face folder with a "
+        "fast tokenizer."
+      )
+    hf = transformers.AutoTokenizer.from_pretrained(
+      folder, local_files_only=True, trust_remote_code=False
+    )
+    return cls(hf, end_of_turn_ids=_end_of_turn_ids(folder))
+
+  def encode(self, text: str) -> list[int]:
+    """Ids of plain text, no special token added."""
+    return self.hf.backend_tokenizer.encode(text, add_special_tokens=False).ids
+
+  def decode(self, ids: Sequence[int]) -> str:
+    """Text of ids, control tokens left out."""
+    return self.hf.backend_tokenizer.decode(
+      list(ids), skip_special_tokens=True
+    )
+
+  @functools.lru_cache(maxsize=4096)  # noqa: B019  (one tokenizer a process)
+  def render(self, content: str) -> tuple[str, list[int]]:
+    """One user message through the chat template, generation prompt added.
+
+    A tokenizer without a template (a base model) gets the raw text. The
+    template writes its own BOS where the family has one.
+
+    Returns:
+      The prompt text and its ids.
+    """
+    if self.hf.chat_template is None:
+      return content, self.hf(content)["input_ids"]
+    text = self.hf.apply_chat_template(
+      [{"role": "user", "content": content}],
+      tokenize=False,
+      add_generation_prompt=True,
+      date_string=_LLAMA_DATE,
+    )
+    return text, self.encode(text)
+
+  def token_texts(self) -> list[str]:
+    """For each id, its text where it is ASCII (bytes kept apart otherwise).
+
+    Byte-level alphabets write a printable ASCII byte as itself; that is all
+    that finding the ends of the protocol's tags takes.
+    """
+    texts = self.hf.convert_ids_to_tokens(list(range(self.vocab_size)))
+    return [text or "" for text in texts]
+
+
+def _end_of_turn_ids(folder: pathlib.Path) -> list[int]:
+  """`eos_token_id` of generation_config.json: absent, one id or several."""
+  path = folder / "generation_config.json"
+  if not path.is_file():
+    return []
+  ids = json.loads(path.read_text()).get("eos_token_id")
+  if ids is None:
+    return []
+  return [ids] if isinstance(ids, int) else list(ids)

@@ -1,0 +1,149 @@
+"""The `--config` flags that every command shares, over absl.
+
+    python -m launch.train --config=configs/quickstart.py \
+        --config.reward.gamma_mode=off --config.seed=7
+
+`--config=FILE` names a Python file whose `get_config()` returns a
+`config.ExperimentConfig`; `--config.<path>=<value>` replaces one value of it,
+typed as the dataclass types it.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.util
+import pathlib
+import sys
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import app, flags
+
+from anysearch_jax import config as config_lib
+
+_PREFIX = "config."
+
+
+def run(main: Callable[[Sequence[str]], Any]) -> None:
+  """`app.run` for a command that takes `--config` flags."""
+  app.run(main, flags_parser=_parse_argv)
+
+
+def define_config(*, required: bool = True) -> None:
+  """Defines `--config`; call at import, before `run`."""
+  flags.DEFINE_string(
+    "config", None, "Python file with get_config() -> ExperimentConfig."
+  )
+  flags.DEFINE_multi_string(
+    "set_config", [], "Overrides, as --config.<path>=<value> gives them."
+  )
+  if required:
+    flags.mark_flag_as_required("config")
+
+
+def read_config() -> config_lib.ExperimentConfig:
+  """The configuration of the parsed flags; defaults where no file is named.
+
+  Raises:
+    app.UsageError: what is wrong with the file or with an override.
+  """
+  try:
+    config = (
+      load_config(flags.FLAGS.config)
+      if flags.FLAGS.config
+      else config_lib.ExperimentConfig()
+    )
+    return override(config, flags.FLAGS.set_config)
+  except ValueError as error:
+    raise app.UsageError(str(error)) from error
+
+
+def load_config(path: str) -> config_lib.ExperimentConfig:
+  """Runs the file's `get_config()`. Raises ValueError with a sentence."""
+  if not pathlib.Path(path).is_file():
+    raise ValueError(f"--config={path}: no such file; see configs/.")
+  spec = importlib.util.spec_from_file_location("anysearch_config", path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  config = module.get_config()
+  if not isinstance(config, config_lib.ExperimentConfig):
+    raise ValueError(
+      f"--config={path}: get_config() returned {type(config).__name__}, "
+      "expected an ExperimentConfig."
+    )
+  return config
+
+
+def override(
+  config: config_lib.ExperimentConfig, assignments: Sequence[str]
+) -> config_lib.ExperimentConfig:
+  """Applies `path=value` strings in order.
+
+  Raises:
+    ValueError: an unknown path or a value of the wrong type.
+  """
+  for assignment in assignments:
+    path, separator, text = assignment.partition("=")
+    if not separator:
+      raise ValueError(f"--config.{path}: no value; write --config.{path}=...")
+    config = _replace(config, path.split("."), text, f"config.{path}")
+  return config
+
+
+def _replace(node: Any, keys: Sequence[str], text: str, path: str) -> Any:
+  hints = typing.get_type_hints(type(node))
+  if keys[0] not in hints:
+    raise ValueError(
+      f"--{path}: unknown key {keys[0]!r}; expected one of "
+      f"{', '.join(sorted(hints))}."
+    )
+  child = getattr(node, keys[0])
+  if dataclasses.is_dataclass(child):
+    if len(keys) == 1:
+      raise ValueError(f"--{path} is a group; name one of its values.")
+    value = _replace(child, keys[1:], text, path)
+  elif len(keys) > 1:
+    raise ValueError(f"--{path}: {keys[0]!r} is a value and has no keys.")
+  else:
+    value = _literal(hints[keys[0]], text)
+  rebuilt = {**vars(node), keys[0]: value}
+  return config_lib.from_dict(
+    type(node), _shallow(rebuilt), path=path.rsplit(".", len(keys))[0]
+  )
+
+
+def _shallow(values: dict[str, Any]) -> dict[str, Any]:
+  return {
+    key: config_lib.to_dict(value) if dataclasses.is_dataclass(value) else value
+    for key, value in values.items()
+  }
+
+
+def _literal(hint: Any, text: str) -> Any:
+  """`text` as a Python literal where the type asks for one."""
+  if hint is str:
+    return text
+  try:
+    value = ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
+  except (ValueError, SyntaxError):
+    return text
+  return value if typing.get_origin(hint) is not tuple or isinstance(
+    value, tuple | list
+  ) else (value,)
+
+
+def _parse_argv(argv: Sequence[str]) -> list[str]:
+  """absl's parser, with `--config.a.b=v` turned into `--set_config=a.b=v`."""
+  rewritten = [
+    f"--set_config={arg.lstrip('-')[len(_PREFIX) :]}"
+    if arg.startswith("-") and arg.lstrip("-").startswith(_PREFIX)
+    else arg
+    for arg in argv
+  ]
+  try:
+    return flags.FLAGS(rewritten)
+  except flags.Error as error:
+    sys.stderr.write(f"{error}\nPass --helpshort to see the flags.\n")
+    sys.exit(2)

@@ -1,0 +1,242 @@
+"""The asyncio shell: order, failures, deadlines, release, bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+
+import pytest
+import scripted
+from scripted import CODEC, answer, search
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.rollout import driver
+
+CONFIG = config_lib.EpisodeConfig(prompts="world", max_generated=500)
+HITS = {f"q{i}": [types.Passage(str(i), f"T{i}", "text")] for i in range(9)}
+
+
+def assignments(count=3):
+  return [
+    driver.Assignment(
+      10 + i, types.Question(f"id{i}", f"Question {i}?", ("a",)), i, i % 2 == 0
+    )
+    for i in range(count)
+  ]
+
+
+def script(request):
+  """Another text for every address and turn; one more search a sample."""
+  address = request.address
+  if request.turn < address.sample:
+    return search(f"q{address.question - 10}")
+  return answer(f"{address.question} {address.sample} {address.attempt}")
+
+
+def run_groups(given, engine, retriever=None, **kwargs):
+  kwargs = {"group": 3, "rollout": 4, "config": CONFIG, "codec": CODEC} | kwargs
+  return asyncio.run(
+    driver.run_groups(
+      given,
+      engine=engine,
+      retriever=retriever or scripted.Retriever(HITS),
+      **kwargs,
+    )
+  )
+
+
+def run_episode(engine, retriever=None, **kwargs):
+  return asyncio.run(
+    driver.run_episode(
+      types.Question("id", "Question?", ("a",)),
+      budget=1,
+      scaffold=False,
+      address=types.Address(0, 1, 2),
+      engine=engine,
+      retriever=retriever or scripted.Retriever(HITS),
+      config=CONFIG,
+      codec=CODEC,
+      **kwargs,
+    )
+  )
+
+
+def values(rollout):
+  return [
+    [scripted.as_value(each) for each in group.trajectories]
+    for group in rollout.groups
+  ]
+
+
+def test_episode_asks_the_engine_and_the_retriever():
+  engine = scripted.Engine([search("q1"), answer("yes")])
+  retriever = scripted.Retriever(HITS)
+  trajectory = run_episode(engine, retriever)
+  assert trajectory.outcome is types.Outcome.ANSWERED
+  assert retriever.requests == [types.SearchRequest("q1", k=3)]
+  assert "Doc 1(Title: T1) text" in trajectory.spans[1].text
+  assert engine.released == [types.Address(0, 1, 2)]
+  scripted.check_alignment(trajectory)
+
+
+def test_groups_and_samples_come_in_order():
+  given = assignments()
+  rollout = run_groups(given, scripted.Engine(script))
+  assert rollout[1:] == (0, 0, 0)
+  assert len(rollout.groups) == 3
+  for assignment, group in zip(given, rollout.groups, strict=True):
+    assert group.question is assignment.question
+    assert (group.budget, group.scaffold) == assignment[2:]
+    for sample, trajectory in enumerate(group.trajectories):
+      assert trajectory.address == types.Address(4, assignment.index, sample)
+      assert trajectory.question is assignment.question
+      assert (trajectory.budget, trajectory.scaffold) == assignment[2:]
+
+
+def test_the_order_of_finishing_changes_nothing():
+  expected = values(run_groups(assignments(), scripted.Engine(script)))
+  for seed in range(3):
+    finished = []
+    engine = scripted.Engine(script, seconds=scripted.shuffled_seconds(seed))
+    rollout = run_groups(assignments(), engine, on_done=finished.append)
+    assert values(rollout) == expected
+    order = [(each.address.question, each.address.sample) for each in finished]
+    assert len(order) == 9 and order != sorted(order)
+
+
+def failing(*addresses):
+  """A script whose engine fails at `(question, sample, attempt)`."""
+
+  def engine_script(request):
+    address = request.address
+    if (address.question, address.sample, address.attempt) in addresses:
+      raise types.EngineError("The server answered 503 three times.")
+    return script(request)
+
+  return engine_script
+
+
+def test_one_failure_stays_in_its_group():
+  rollout = run_groups(assignments(), scripted.Engine(failing((11, 1, 0))))
+  assert rollout[1:] == (0, 0, 1)
+  outcomes = [t.outcome for t in rollout.groups[1].trajectories]
+  assert outcomes == ["answered", "failed", "answered"]
+  assert rollout.groups[1].trajectories[1].reason == (
+    "Turn 0 failed: The server answered 503 three times."
+  )
+
+
+def test_a_group_below_two_is_sampled_again_once():
+  engine = scripted.Engine(failing((11, 0, 0), (11, 2, 0)))
+  rollout = run_groups(assignments(), engine)
+  assert rollout[1:] == (0, 1, 2)
+  attempts = [
+    [trajectory.address.attempt for trajectory in group.trajectories]
+    for group in rollout.groups
+  ]
+  assert attempts == [[0, 0, 0], [1, 1, 1], [0, 0, 0]]
+  assert not any(t.failed for t in rollout.groups[1].trajectories)
+
+
+def test_a_group_below_two_again_is_dropped_and_counted():
+  lost = [(11, sample, attempt) for sample in (0, 2) for attempt in (0, 1)]
+  engine = scripted.Engine(failing(*lost))
+  rollout = run_groups(assignments(), engine)
+  assert rollout[1:] == (1, 1, 4)
+  assert [group.question.id for group in rollout.groups] == ["id0", "id2"]
+
+
+def test_a_group_of_one_is_kept_as_it_is():
+  engine = scripted.Engine(failing((11, 0, 0)))
+  rollout = run_groups(assignments(), engine, group=1)
+  assert rollout[1:] == (0, 0, 1)
+  outcomes = [group.trajectories[0].outcome for group in rollout.groups]
+  assert outcomes == ["answered", "failed", "answered"]
+
+
+@pytest.mark.parametrize("error", [types.RetrievalError, types.EngineError])
+def test_failing_retriever(error):
+  retriever = scripted.Retriever(error=error("The index is gone."))
+  trajectory = run_episode(scripted.Engine([search("q1")]), retriever)
+  assert trajectory.outcome is types.Outcome.FAILED
+  assert trajectory.reason == "The search for 'q1' failed: The index is gone."
+  assert trajectory.searches == 0
+
+
+def test_engine_past_its_deadline():
+  engine = scripted.Engine([answer("a")], seconds=lambda: 60.0)
+  trajectory = run_episode(engine, deadlines=driver.Deadlines(generate=0.01))
+  assert trajectory.outcome is types.Outcome.FAILED
+  assert trajectory.reason == "Turn 0 failed: no answer within 0.01 seconds."
+  assert engine.running == 0
+  assert engine.released == [types.Address(0, 1, 2)]
+
+
+def test_retriever_past_its_deadline():
+  trajectory = run_episode(
+    scripted.Engine([search("q1")]),
+    scripted.Retriever(seconds=60.0),
+    deadlines=driver.Deadlines(search=0.01),
+  )
+  assert trajectory.outcome is types.Outcome.FAILED
+  assert trajectory.reason == (
+    "The search for 'q1' failed: no answer within 0.01 seconds."
+  )
+
+
+def test_every_address_is_released_once():
+  engine = scripted.Engine(failing((11, 0, 0), (11, 2, 0)))
+  run_groups(assignments(), engine)
+  asked = {request.address for request in engine.requests}
+  assert len(asked) == 12
+  assert collections.Counter(engine.released) == dict.fromkeys(asked, 1)
+
+
+@pytest.mark.parametrize("bound, most", [(1, 1), (2, 2), (None, 9)])
+def test_concurrency_is_bounded(bound, most):
+  engine = scripted.Engine(script, seconds=lambda: 0.001)
+  rollout = run_groups(assignments(), engine, max_concurrency=bound)
+  assert len(rollout.groups) == 3
+  assert engine.most == most
+
+
+def test_a_bug_propagates_and_cancels_the_rest():
+  waiting = types.Address(4, 10, 0)
+
+  def buggy(request):
+    if request.address.question == 12:
+      raise KeyError("a bug")
+    return script(request)
+
+  def seconds(calls=iter(range(99))):
+    return 60.0 if next(calls) == 0 else 0.0
+
+  engine = scripted.Engine(buggy, seconds=seconds)
+  with pytest.raises(ExceptionGroup) as raised:
+    run_groups(assignments(), engine)
+  assert raised.value.subgroup(KeyError) is not None
+  assert engine.running == 0
+  assert engine.requests[0].address == waiting
+  assert waiting in engine.released
+
+
+@pytest.mark.parametrize(
+  "kwargs, match",
+  [
+    ({"group": 0}, "Found group=0"),
+    ({"max_concurrency": 0}, "Found max_concurrency=0"),
+  ],
+)
+def test_impossible_numbers_are_refused(kwargs, match):
+  with pytest.raises(ValueError, match=match):
+    run_groups(assignments(), scripted.Engine(script), **kwargs)
+
+
+def test_shared_index_is_refused():
+  with pytest.raises(ValueError, match="2 assignments with 1 indices"):
+    run_groups(assignments(1) * 2, scripted.Engine(script))
+
+
+def test_no_assignment_is_no_group():
+  assert run_groups([], scripted.Engine(script)) == ([], 0, 0, 0)
