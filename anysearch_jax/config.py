@@ -117,15 +117,17 @@ class SamplingConfig:
 class EngineConfig:
   """Shapes of the in-process engine; every one is compiled once.
 
-  slots: episodes whose KV cache is kept. lanes: rows of one decode call.
-  kv_buckets: ascending KV lengths; the last is the longest context.
-  prefill_lanes x prefill_chunk: one prefill call. decode_steps: tokens a
-  decode call samples at most before rows are regrouped.
+  slots: episodes whose KV cache is kept.
+  kv_buckets: ascending KV lengths; the longest context is the last one less
+    a prefill chunk.
+  lanes: rows of one decode call in each bucket.
+  prefill_lanes x prefill_chunk: tokens of one prefill call.
+  decode_steps: tokens a decode call samples at most before rows regroup.
   """
 
   slots: int = 80
-  lanes: int = 32
-  kv_buckets: tuple[int, ...] = (128, 256, 512)
+  kv_buckets: tuple[int, ...] = (128, 256, 576)
+  lanes: tuple[int, ...] = (32, 32, 16)
   prefill_lanes: int = 16
   prefill_chunk: int = 32
   decode_steps: int = 16
@@ -133,15 +135,19 @@ class EngineConfig:
 
 @dataclasses.dataclass(frozen=True)
 class BatchConfig:
-  """Packed training batches: micro-batches of `rows` x `row_length` tokens.
+  """Packed training batches.
 
-  max_micro_batches bounds one optimizer step; only those that hold tokens
+  A trajectory goes to the shortest row length that holds it; each length has
+  its own micro-batches of `micro_batch_tokens` tokens, at most
+  `max_micro_batches` of them in an optimizer step. Only those that hold tokens
   cost time.
+  remat: recompute layers in the backward pass.
   """
 
-  row_length: int = 512
-  rows: int = 4
+  row_lengths: tuple[int, ...] = (128, 256, 576)
+  micro_batch_tokens: int = 2304
   max_micro_batches: int = 24
+  remat: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,9 +46,7 @@ def wilson(successes: int, n: int, *, confidence: float = 0.95) -> Estimate:
   z = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
   rate = successes / n
   center = (rate + z**2 / (2 * n)) / (1 + z**2 / n)
-  half = (
-    z * (rate * (1 - rate) / n + z**2 / (4 * n**2)) ** 0.5 / (1 + z**2 / n)
-  )
+  half = z * (rate * (1 - rate) / n + z**2 / (4 * n**2)) ** 0.5 / (1 + z**2 / n)
   return Estimate(rate, max(0.0, center - half), min(1.0, center + half))
 
 

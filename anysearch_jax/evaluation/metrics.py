@@ -245,7 +245,7 @@ def by_hops(
 
 def words(text: str) -> str:
   """Lower-case words between single spaces, a space at both ends."""
-  return f" {' '.join(re.findall(r'\w+', text.lower()))} "
+  return " " + " ".join(re.findall(r"\w+", text.lower())) + " "
 
 
 def mentions(query: str, *phrases: str) -> bool:

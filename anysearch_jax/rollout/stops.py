@@ -1,0 +1,41 @@
+"""Stop texts over decoded text, whatever the token boundaries are.
+
+The device cannot decode. It halts a row at every token that could complete a
+stop text; the host then looks at the decoded turn and lets the row go on where
+none is there. The completing token stays whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+
+def halting_tokens(
+  token_texts: Sequence[str],
+  stops: Sequence[str],
+  end_of_turn_ids: Collection[int],
+  *,
+  vocab_size: int,
+) -> np.ndarray:
+  """Which tokens halt a row, bool `[vocab_size]`.
+
+  A token could complete stop text s when it contains s, or when it begins
+  with a proper suffix of s (the rest of s came before; more may overhang).
+  """
+  suffixes = {stop[i:] for stop in stops for i in range(len(stop))}
+  longest = max(len(stop) for stop in stops)
+  halts = np.zeros(vocab_size, bool)
+  for token, text in enumerate(token_texts):
+    halts[token] = any(
+      text[:n] in suffixes for n in range(1, min(len(text), longest) + 1)
+    ) or any(stop in text for stop in stops)
+  halts[[i for i in end_of_turn_ids if i < vocab_size]] = True
+  return halts
+
+
+def cut(text: str, stops: Sequence[str]) -> str | None:
+  """`text` up to the end of its first stop text, or None without one."""
+  ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+  return text[: min(ends)] if ends else None
