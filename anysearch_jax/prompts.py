@@ -85,8 +85,9 @@ PROMPTS = {
       "\nNo search is left. Give the final answer now, between answer tags.\n"
     ),
     no_action=(
-      "\nNeither a search nor an answer was found. Write a query between search "
-      "tags if a search is left, or the final answer between answer tags.\n"
+      "\nNeither a search nor an answer was found. Write a query between "
+      "search tags if a search is left, or the final answer between answer "
+      "tags.\n"
     ),
   ),
   # The generated world's tokenizer has one token a word.
@@ -117,8 +118,8 @@ def render(template: str, *, budget: int, question: str) -> str:
   """
   if budget < 0:
     raise ValueError(
-      f"Found a budget of {budget} searches; expected 0 or more (0 is to answer "
-      "without a search)."
+      f"Found a budget of {budget} searches; expected 0 or more (0 is to "
+      "answer without a search)."
     )
   values = {"{B}": str(budget), "{Question}": question}
   return _SLOT.sub(lambda match: values[match[0]], template)

@@ -70,9 +70,7 @@ class Tokenizer:
 
   def decode(self, ids: Sequence[int]) -> str:
     """Text of ids, control tokens left out."""
-    return self.hf.backend_tokenizer.decode(
-      list(ids), skip_special_tokens=True
-    )
+    return self.hf.backend_tokenizer.decode(list(ids), skip_special_tokens=True)
 
   @functools.lru_cache(maxsize=4096)  # noqa: B019  (one tokenizer a process)
   def render(self, content: str) -> tuple[str, list[int]]:

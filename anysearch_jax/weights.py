@@ -61,7 +61,9 @@ class Weight:
 
   def to_file(self, ours: np.ndarray) -> np.ndarray:
     inverse = np.argsort(self.perm)
-    return np.ascontiguousarray(ours.transpose(inverse).reshape(self.file_shape))
+    return np.ascontiguousarray(
+      ours.transpose(inverse).reshape(self.file_shape)
+    )
 
 
 def tree(rows: Sequence[Weight], leaf: Callable[[Weight], object]) -> dict:
@@ -180,7 +182,9 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
   """The folder's safetensors files, each of which exists."""
   if (folder / INDEX_NAME).is_file():
     index = json.loads((folder / INDEX_NAME).read_text())
-    files = [folder / name for name in sorted(set(index["weight_map"].values()))]
+    files = [
+      folder / name for name in sorted(set(index["weight_map"].values()))
+    ]
   else:
     files = [folder / SINGLE_NAME]
   for path in files:

@@ -129,9 +129,11 @@ def _literal(hint: Any, text: str) -> Any:
     value = ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
   except (ValueError, SyntaxError):
     return text
-  return value if typing.get_origin(hint) is not tuple or isinstance(
-    value, tuple | list
-  ) else (value,)
+  return (
+    value
+    if typing.get_origin(hint) is not tuple or isinstance(value, tuple | list)
+    else (value,)
+  )
 
 
 def _parse_argv(argv: Sequence[str]) -> list[str]:

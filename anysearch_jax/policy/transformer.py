@@ -255,9 +255,7 @@ def extend(
   x = params["embed"][tokens].astype(dtype)
   block, out = Block(a), []
   for layer, cache in zip(layers, caches, strict=True):
-    x, cache = block.apply(
-      {"params": layer}, x, rotary, mask, cache, starts
-    )
+    x, cache = block.apply({"params": layer}, x, rotary, mask, cache, starts)
     out.append(cache)
   return rms_norm(x, params["norm"], a.norm_eps), tuple(out)
 

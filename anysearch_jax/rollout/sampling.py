@@ -59,9 +59,7 @@ def sample(
   return token.astype(jnp.int32), logps[token]
 
 
-def _restrict(
-  logps: jax.Array, config: config_lib.SamplingConfig
-) -> jax.Array:
+def _restrict(logps: jax.Array, config: config_lib.SamplingConfig) -> jax.Array:
   """Log-probs with everything outside top-k and the top-p nucleus at -inf."""
   if config.top_k:
     floor = jax.lax.top_k(logps, config.top_k)[0][-1]

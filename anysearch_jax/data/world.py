@@ -1,0 +1,366 @@
+"""A generated knowledge world, with an exact boundary of what can be known.
+
+*Parametric* facts hold in every snapshot of the world: a policy may learn them
+by heart. Some of those memories are *stale*: the corpus says otherwise, and is
+right. All other facts are drawn anew in each snapshot, so that only a search
+finds them. A passage may use the other of a relation's two wordings (the usual
+query misses it), or have a false twin that one more search tells apart.
+
+Everything is a function of `WorldConfig`; snapshots are drawn when first used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import zlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from anysearch_jax import types
+
+KINDS = ("person", "city", "country", "company", "river")
+SPLITS = ("train", "dev", "held-out")
+
+# Words of passages that carry no fact, and of the passage that settles one.
+PADS = tuple("also here often long once quite rather then there very".split())
+VERDICT = "verdict"
+CONFIRMED = "confirmed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Relation:
+  """A relation between two kinds of entity, in its two wordings."""
+
+  name: str
+  alternative: str
+  subject: str
+  object: str
+
+
+RELATIONS = (
+  Relation("birthplace", "born", "person", "city"),
+  Relation("employer", "works", "person", "company"),
+  Relation("mentor", "taught", "person", "person"),
+  Relation("country", "nation", "city", "country"),
+  Relation("river", "stream", "city", "river"),
+  Relation("mayor", "governs", "city", "person"),
+  Relation("headquarters", "based", "company", "city"),
+  Relation("founder", "founded", "company", "person"),
+  Relation("capital", "seat", "country", "city"),
+  Relation("mouth", "ends", "river", "city"),
+)
+RELATION = {relation.name: i for i, relation in enumerate(RELATIONS)}
+
+
+@dataclasses.dataclass(frozen=True)
+class WorldConfig:
+  """Every constant of the world; proportions are in [0, 1].
+
+  Attributes:
+    seed: two worlds of one seed are equal.
+    entities: how many there are of each of `KINDS`.
+    known: for each of `RELATIONS`, the probability that a fact is parametric.
+    stale: share of the parametric facts that are remembered wrongly.
+    alternative: share of the facts that a snapshot states in the alternative
+      wording only.
+    contradicted: share of the other facts, at most one an entity, with a false
+      twin.
+    fillers: passages of each entity that state no fact.
+    hop_mix: share of the questions of 1, 2, ... hops.
+    snapshots: how many each of `SPLITS` has, in this order.
+    chain_shares: tenths of the chains that each of `SPLITS` has.
+  """
+
+  seed: int = 0
+  entities: tuple[int, ...] = (100, 50, 16, 50, 24)
+  known: tuple[float, ...] = (0.2, 0.2, 0.2, 0.5, 0.5, 0.5, 0.3, 0.3, 0.9, 0.7)
+  stale: float = 0.1
+  alternative: float = 0.35
+  contradicted: float = 0.2
+  fillers: int = 3
+  hop_mix: tuple[float, ...] = (0.2, 0.22, 0.2, 0.17, 0.12, 0.09)
+  snapshots: tuple[int, ...] = (32, 2, 4)
+  chain_shares: tuple[int, ...] = (6, 2, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+  """The facts of one corpus; `[E, R]` arrays over entities and relations.
+
+  Attributes:
+    values: int, the right value as an entity, -1 where a relation does not
+      apply.
+    alternative: bool, stated in the alternative wording only.
+    twins: int, the false value of a contradicted fact, -1 for the others.
+    twin_first: bool, the false twin stands before the fact.
+  """
+
+  name: str
+  values: np.ndarray
+  alternative: np.ndarray
+  twins: np.ndarray
+  twin_first: np.ndarray
+
+  @property
+  def contradicted(self) -> np.ndarray:
+    return self.twins >= 0
+
+
+class World:
+  """Entities, memory, snapshots and questions of one `WorldConfig`.
+
+  Attributes:
+    entities: names, one word each, `KINDS` by `KINDS`.
+    members: for each kind, its entities as a range of indices.
+    known: bool `[E, R]`, the fact is parametric.
+    memory: int `[E, R]`, what is known by heart, -1 where nothing is.
+    facts: int `[E, R]`, the right values of the parametric facts, else -1.
+  """
+
+  def __init__(self, config: WorldConfig = WorldConfig()):
+    self.config = config
+    rng = _generator(config.seed, 0)
+    self.entities = _names(rng, sum(config.entities))
+    self.index = {name: i for i, name in enumerate(self.entities)}
+    ends = list(itertools.accumulate(config.entities, initial=0))
+    self.members = {
+      kind: range(low, high)
+      for kind, low, high in zip(KINDS, ends, ends[1:], strict=False)
+    }
+    values = self._draw_values(rng)
+    self.known = (rng.random(values.shape) < config.known) & (values >= 0)
+    self.facts = np.where(self.known, values, -1)
+    known = rng.permutation(np.argwhere(self.known))
+    stale = known[: round(config.stale * len(known))]
+    self.memory = self.facts.copy()
+    self.memory[tuple(stale.T)] = self._draw_others(rng, stale, values)
+    self._snapshots: dict[int, Snapshot] = {}
+    self._passages: dict[int, tuple[types.Passage, ...]] = {}
+
+  def recall(self, entity: str, relation: str) -> str | None:
+    """What memory holds for a fact, right or stale; None for nothing."""
+    value = self.memory[self.index[entity], RELATION[relation]]
+    return None if value < 0 else self.entities[value]
+
+  def objects(self, relation: str) -> Sequence[str]:
+    """Every entity of the kind that a relation leads to."""
+    members = self.members[RELATIONS[RELATION[relation]].object]
+    return self.entities[members.start : members.stop]
+
+  def snapshot(self, index: int) -> Snapshot:
+    """The facts of snapshot `index`, drawn when first asked for.
+
+    Raises:
+      ValueError: there is no such snapshot.
+    """
+    total = sum(self.config.snapshots)
+    if not 0 <= index < total:
+      raise ValueError(
+        f"Found snapshot {index}; expected one of the {total} from 0 on."
+      )
+    if index not in self._snapshots:
+      self._snapshots[index] = self._draw_snapshot(index)
+    return self._snapshots[index]
+
+  def corpus(self, name: str) -> tuple[types.Passage, ...]:
+    """The passages of the corpus `snapshot-<index>`, in a fixed order.
+
+    Raises:
+      ValueError: there is no such corpus.
+    """
+    prefix, _, digits = name.partition("-")
+    if prefix != "snapshot" or not digits.isdecimal():
+      raise ValueError(f"Found corpus {name!r}; expected `snapshot-<index>`.")
+    index = int(digits)
+    if index not in self._passages:
+      self._passages[index] = tuple(self._write(index))
+    return self._passages[index]
+
+  def split_snapshots(self, split: str) -> range:
+    """The snapshots of a split; no two splits share one."""
+    at = _split_index(split)
+    start = sum(self.config.snapshots[:at])
+    return range(start, start + self.config.snapshots[at])
+
+  def questions(
+    self, split: str, count: int, seed: int
+  ) -> list[types.Question]:
+    """Samples questions without replacement over (snapshot, chain).
+
+    A chain starts at an entity and follows distinct relations, each from the
+    value of the one before; no entity comes twice. The golden answer is the
+    corpus's value. `metadata` holds `hops`, `min_searches` (what an agent that
+    knows which memories are stale needs) and `facts`, one dict a hop.
+
+    Args:
+      split: one of `SPLITS`; it has chains and snapshots of its own.
+      count: how many, shared out over the hops by `hop_mix`.
+      seed: equal seeds give equal questions.
+
+    Returns:
+      The questions in random order.
+
+    Raises:
+      ValueError: an unknown split, or more questions than the split has.
+    """
+    snapshots = self.split_snapshots(split)
+    rng = _generator(self.config.seed, 2, _split_index(split), seed)
+    values = np.stack([self.snapshot(i).values for i in snapshots])
+    drawn = []
+    for hops, share in enumerate(_shares(count, self.config.hop_mix), 1):
+      relations, starts = self._chains(hops, split)
+      where, paths = _sample_paths(rng, values, relations, starts, share)
+      drawn += [
+        self._question(split, snapshots[s], relations[c].tolist(), path)
+        for (s, c), path in zip(where.tolist(), paths.tolist(), strict=True)
+      ]
+    return [drawn[i] for i in rng.permutation(len(drawn))]
+
+  def _draw_values(self, rng: np.random.Generator) -> np.ndarray:
+    """A value of the right kind for every fact, never its own subject."""
+    values = np.full((len(self.entities), len(RELATIONS)), -1)
+    for r, relation in enumerate(RELATIONS):
+      subjects = np.array(self.members[relation.subject])
+      values[subjects, r] = _draw(
+        rng, self.members[relation.object], subjects[:, None]
+      )
+    return values
+
+  def _draw_others(
+    self, rng: np.random.Generator, facts: np.ndarray, values: np.ndarray
+  ) -> np.ndarray:
+    """For each (entity, relation) of `facts`, a wrong value of its kind."""
+    others = np.empty(len(facts), int)
+    for r, relation in enumerate(RELATIONS):
+      at = facts[:, 1] == r
+      subjects = facts[at, 0]
+      avoid = np.stack([subjects, values[subjects, r]], 1)
+      others[at] = _draw(rng, self.members[relation.object], avoid)
+    return others
+
+  def _draw_snapshot(self, index: int) -> Snapshot:
+    rng = _generator(self.config.seed, 1, index)
+    values = np.where(self.known, self.facts, self._draw_values(rng))
+    alternative = rng.random(values.shape) < self.config.alternative
+    twin_first = rng.random(values.shape) < 0.5
+    # A verdict names no relation, hence at most one an entity.
+    unknown = rng.permutation(np.argwhere((values >= 0) & ~self.known))
+    _, firsts = np.unique(unknown[:, 0], return_index=True)
+    wanted = round(self.config.contradicted * len(unknown))
+    chosen = unknown[np.sort(firsts)[:wanted]]
+    twins = np.full_like(values, -1)
+    twins[tuple(chosen.T)] = self._draw_others(rng, chosen, values)
+    return Snapshot(f"snapshot-{index}", values, alternative, twins, twin_first)
+
+  def _write(self, index: int) -> Iterator[types.Passage]:
+    """The passages of a snapshot, entity by entity.
+
+    BM25 favours short passages: fillers come before the facts that a query
+    does not name, and those before verdicts.
+    """
+    snapshot = self.snapshot(index)
+    names = self.entities
+    pads = itertools.cycle(
+      _generator(self.config.seed, 3, index).choice(PADS, 4096).tolist()
+    )
+
+    def passage(entity: int, label: str, *words: str, padding: int):
+      text = " ".join([*words, *itertools.islice(pads, padding)])
+      title = names[entity]
+      return types.Passage(f"{snapshot.name}/{title}/{label}", title, text)
+
+    for e, r in np.argwhere(snapshot.values >= 0).tolist():
+      relation, value = RELATIONS[r], names[snapshot.values[e, r]]
+      alternative = snapshot.alternative[e, r]
+      wording = relation.alternative if alternative else relation.name
+      fact = passage(e, relation.name, wording, value, padding=2)
+      if not snapshot.contradicted[e, r]:
+        yield fact
+        continue
+      other = names[snapshot.twins[e, r]]
+      twin = passage(e, f"{relation.name}/twin", wording, other, padding=2)
+      yield from (twin, fact) if snapshot.twin_first[e, r] else (fact, twin)
+      yield passage(e, VERDICT, VERDICT, value, CONFIRMED, padding=3)
+    for e in range(len(names)):
+      for i in range(self.config.fillers):
+        yield passage(e, f"filler-{i}", padding=2)
+
+  @functools.lru_cache(maxsize=64)  # noqa: B019 - one world a process
+  def _chains(self, hops: int, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """The chains of a split: relations `[n, hops]` and first entities `[n]`."""
+    relations, starts = [], []
+    for sequence in _sequences(hops):
+      members = self.members[RELATIONS[sequence[0]].subject]
+      wordings = " ".join(RELATIONS[r].name for r in sequence)
+      kept = [
+        e
+        for e in members
+        if self._split_of(f"{self.entities[e]} {wordings}") == split
+      ]
+      starts += kept
+      relations += [sequence] * len(kept)
+    return np.array(relations).reshape(-1, hops), np.array(starts, int)
+
+  def _split_of(self, chain: str) -> str:
+    """The split that a chain belongs to, whatever the snapshot."""
+    shares = list(itertools.accumulate(self.config.chain_shares))
+    place = zlib.crc32(chain.encode()) % shares[-1]
+    return SPLITS[next(i for i, end in enumerate(shares) if place < end)]
+
+  def _question(
+    self, split: str, index: int, relations: list[int], path: list[int]
+  ) -> types.Question:
+    snapshot = self.snapshot(index)
+    facts = []
+    searches = 0
+    for r, e, v in zip(relations, path, path[1:], strict=False):
+      known = bool(self.known[e, r])
+      stale = known and int(self.memory[e, r]) != v
+      alternative = bool(snapshot.alternative[e, r])
+      contradicted = bool(snapshot.contradicted[e, r])
+      if stale or not known:
+        searches += 1 + alternative + contradicted
+      facts.append(
+        {
+          "entity": self.entities[e],
+          "relation": RELATIONS[r].name,
+          "value": self.entities[v],
+          "known": known,
+          "stale": stale,
+          "alternative": alternative,
+          "contradicted": contradicted,
+        }
+      )
+    names = [RELATIONS[r].name for r in relations]
+    start = self.entities[path[0]]
+    return types.Question(
+      id=f"{split}/{index}/{start}/{'-'.join(names)}",
+      text=" ".join([start, *names, "?"]),
+      golden_answers=(self.entities[path[-1]],),
+      corpus=snapshot.name,
+      metadata={
+        "hops": len(relations),
+        "min_searches": searches,
+        "facts": facts,
+      },
+    )
+
+
+def _generator(*entropy: int) -> np.random.Generator:
+  return np.random.Generator(np.random.PCG64(entropy))
+
+
+def _split_index(split: str) -> int:
+  if split not in SPLITS:
+    raise ValueError(f"Found split {split!r}; expected {', '.join(SPLITS)}.")
+  return SPLITS.index(split)
+
+
+def _names(rng: np.random.Generator, count: int) -> tuple[str, ...]:
+  """Pronounceable names, all different, none an English word in use."""
+  syllables = ["".join(pair) for pair in itertools.product("bdfgklmnprstvz", "aeiou")]
+  reserved = set(PADS)
+  ...

@@ -1,0 +1,210 @@
+"""The targets a run is held to, reported as measured.
+
+Each is a claim of the paper in a form that numbers can refuse.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from anysearch_jax.evaluation import comparison, metrics
+
+_TIGHT = (1, 2, 3, 4)  # Budgets that must beat closed book.
+_AMPLE = 4  # From this budget on the controls must not be better.
+_WELL_BELOW = 0.5  # P(search | known) over P(search | unknown), at most.
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+  """A target with what was measured; `met` is None where nothing tells."""
+
+  claim: str
+  met: bool | None
+  text: str
+  numbers: tuple[comparison.Number, ...] = ()
+
+
+def verdicts(
+  rows: Sequence[metrics.Row],
+  controls: Sequence[str],
+  *,
+  compared: Mapping[str, tuple[comparison.Pairs, Sequence[comparison.Comparison]]],
+  recalled: Mapping[str, comparison.Number],
+  resamples: int = 10_000,
+) -> list[Verdict]:
+  """Holds the first row to the five targets, as measured.
+
+  Args:
+    rows: the first is the system under test.
+    controls: labels of the rows it must beat.
+    compared: by label, the system against each other row.
+    recalled: `knowledge` of the system.
+  """
+  system = rows[0]
+  scaffolded = [
+    row.label
+    for row in rows[1:]
+    if row.label not in controls
+    and (row.run == system.run or row.label.startswith(system.label))
+    and all(e["scaffold"] for e in row.episodes)
+  ]
+  return [
+    _beats_closed_book(system, resamples),
+    _beats_productivity({c: compared[c][1] for c in controls}),
+    _searches_what_it_lacks(recalled),
+    _needs_no_scaffold({s: compared[s][0] for s in scaffolded}, resamples),
+    _keeps_ample({c: compared[c][0] for c in controls}, resamples),
+  ]
+
+
+def _verdict(claim: str, met: bool, text: str, numbers) -> Verdict:
+  prefix = "Met: " if met else "Not met: "
+  return Verdict(claim, met, prefix + text, tuple(numbers))
+
+
+def _beats_closed_book(row: metrics.Row, resamples: int) -> Verdict:
+  claim = "Searching pays: accuracy at B = 1 to 4 is above B = 0."
+  at = {metrics.key_of(e): e for e in row.episodes}
+  numbers = []
+  for budget in _TIGHT:
+    couples = [
+      (e, at[q, 0, seed])
+      for (q, b, seed), e in sorted(at.items())
+      if b == budget and (q, 0, seed) in at
+    ]
+    pairs = comparison.align(couples, unpaired=0)
+    if pairs.questions:
+      everything = np.ones_like(pairs.budget, dtype=bool)
+      (estimate,) = comparison.differences(pairs, [everything], resamples=resamples)
+      label = f"accuracy, B = {budget} minus B = 0"
+      numbers.append(comparison.Number(label, estimate, len(pairs.budget)))
+  if not numbers:
+    return Verdict(
+      claim, None, "Not judged: B = 0 or all of B = 1 to 4 were not evaluated."
+    )
+  above = [n for n in numbers if n.estimate.above()]
+  text = (
+    f"the 95 % interval of the paired difference lies above zero at "
+    f"{len(above)} of {len(numbers)} evaluated budgets."
+  )
+  return _verdict(claim, len(above) == len(numbers), text, numbers)
+
+
+def _beats_productivity(
+  controls: Mapping[str, Sequence[comparison.Comparison]],
+) -> Verdict:
+  claim = (
+    "More per search: tool productivity pooled over B >= 1 is above every "
+    "control."
+  )
+  numbers = [
+    comparison.Number(f"TP minus {label}", table[-1].tp_difference, table[-1].n)
+    for label, table in controls.items()
+    if table and table[-1].budget is None
+  ]
+  if not numbers:
+    return Verdict(claim, None, "Not judged: no control was given with B >= 1.")
+  undefined = [n for n in numbers if n.estimate.low is None]
+  above = [n for n in numbers if n.estimate.above()]
+  text = (
+    f"the 95 % interval of the paired difference lies above zero against "
+    f"{len(above)} of {len(numbers)} controls"
+    + (
+      f" and is not defined against {len(undefined)} (too few searches)."
+      if undefined
+      else "."
+    )
+  )
+  return _verdict(claim, len(above) == len(numbers), text, numbers)
+
+
+def _searches_what_it_lacks(recalled: Mapping[str, comparison.Number]) -> Verdict:
+  claim = (
+    "Searches what it does not know: P(search | known) is well below "
+    "P(search | unknown), at most half of it."
+  )
+  if (
+    not recalled
+    or recalled["gap"].estimate.value is None
+    or not recalled["unknown"].estimate.value
+  ):
+    return Verdict(
+      claim,
+      None,
+      "Not judged: the questions do not tell which facts the model knows.",
+    )
+  known = recalled["known"].estimate.value
+  unknown = recalled["unknown"].estimate.value
+  low = recalled["gap"].estimate.above()
+  text = (
+    f"{known:.3f} when known, {unknown:.3f} when unknown; the interval of the "
+    f"gap {'lies' if low else 'does not lie'} above zero and the first is "
+    f"{known / unknown:.2f} of the second."
+  )
+  labels = {
+    "known": "P(search | known)",
+    "unknown": "P(search | unknown)",
+    "gap": "unknown minus known",
+  }
+  numbers = [
+    dataclasses.replace(recalled[k], label=v) for k, v in labels.items()
+  ]
+  return _verdict(claim, low and known <= _WELL_BELOW * unknown, text, numbers)
+
+
+def _needs_no_scaffold(
+  scaffolded: Mapping[str, comparison.Pairs], resamples: int
+) -> Verdict:
+  claim = (
+    "Internalised: the scaffold at inference changes accuracy by less than "
+    "the interval tells apart from nothing."
+  )
+  numbers = []
+  for label, pairs in scaffolded.items():
+    mask = pairs.budget >= 0
+    if pairs.questions:
+      (e,) = comparison.differences(pairs, [mask], resamples=resamples)
+      without = f"accuracy, without scaffold minus {label}"
+      numbers.append(comparison.Number(without, e, int(mask.sum())))
+  if not numbers:
+    return Verdict(
+      claim, None, "Not judged: no row of this policy with the scaffold on."
+    )
+  held = [
+    n for n in numbers if not n.estimate.above() and not n.estimate.below()
+  ]
+  widest = max((n.estimate.high - n.estimate.low) / 2 for n in numbers)
+  text = (
+    f"the 95 % interval of the difference holds zero for {len(held)} of "
+    f"{len(numbers)} rows; an effect under about {widest:.3f} would not show."
+  )
+  return _verdict(claim, len(held) == len(numbers), text, numbers)
+
+
+def _keeps_ample(controls: Mapping[str, comparison.Pairs], resamples: int) -> Verdict:
+  claim = (
+    f"No price at ample budgets: accuracy pooled over B >= {_AMPLE} is not "
+    "below any control."
+  )
+  numbers = []
+  for label, pairs in controls.items():
+    mask = pairs.budget >= _AMPLE
+    if mask.any():
+      (e,) = comparison.differences(pairs, [mask], resamples=resamples)
+      numbers.append(comparison.Number(f"accuracy minus {label}", e, int(mask.sum())))
+  if not numbers:
+    return Verdict(
+      claim, None, f"Not judged: no control was given with B >= {_AMPLE}."
+    )
+  below = [n for n in numbers if n.estimate.below()]
+  above = [n for n in numbers if n.estimate.above()]
+  text = (
+    f"against {len(numbers)} controls the 95 % interval of the paired "
+    f"difference lies below zero {len(below)} times, above it {len(above)} "
+    f"times, and holds it {len(numbers) - len(below) - len(above)} times "
+    "(no difference resolved)."
+  )
+  return _verdict(claim, not below, text, numbers)

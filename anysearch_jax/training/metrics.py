@@ -1,0 +1,38 @@
+"""Where a run's numbers go: `metrics.jsonl` always, TensorBoard beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+
+import tensorboardX
+
+
+class Writer:
+  """Appends one record a rollout; use as a context manager."""
+
+  def __init__(self, folder: str | pathlib.Path):
+    folder = pathlib.Path(folder)
+    self._file = (folder / "metrics.jsonl").open("a")
+    self._board = tensorboardX.SummaryWriter(str(folder / "tensorboard"))
+
+  def write(self, step: int, values: Mapping[str, float | int | bool]) -> None:
+    """One line of plain numbers; a value that is not finite becomes null."""
+    record = {
+      name: None if isinstance(v, float) and not math.isfinite(v) else v
+      for name, v in values.items()
+    }
+    self._file.write(json.dumps(record) + "\n")
+    self._file.flush()
+    for name, value in record.items():
+      if value is not None:
+        self._board.add_scalar(name, value, step)
+
+  def __enter__(self) -> Writer:
+    return self
+
+  def __exit__(self, *unused) -> None:
+    self._file.close()
+    self._board.close()

@@ -1,0 +1,1 @@
+"""The commands: flags, build the parts, call the library."""
