@@ -187,6 +187,7 @@ class ExperimentConfig:
   """Everything a run needs; saved whole as `config.json` in its folder.
 
   policy: a Hugging Face folder. questions x group trajectories a rollout.
+  save_every: rollouts between checkpoints (and recorded trajectories).
   """
 
   name: str = "anysearch"
@@ -194,6 +195,7 @@ class ExperimentConfig:
   policy: str = ""
   questions: int = 512
   group: int = 5
+  save_every: int = 20
   reward: RewardConfig = RewardConfig()
   curriculum: CurriculumConfig = CurriculumConfig()
   objective: ObjectiveConfig = ObjectiveConfig()

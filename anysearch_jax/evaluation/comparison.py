@@ -13,6 +13,7 @@ import numpy as np
 
 from anysearch_jax.evaluation import intervals, metrics
 
+
 @dataclasses.dataclass(frozen=True)
 class Pairs:
   """Episodes of two rows that share question, budget and seed.

@@ -16,6 +16,8 @@ _TIGHT = (1, 2, 3, 4)  # Budgets that must beat closed book.
 _AMPLE = 4  # From this budget on the controls must not be better.
 _WELL_BELOW = 0.5  # P(search | known) over P(search | unknown), at most.
 
+Compared = tuple[comparison.Pairs, Sequence[comparison.Comparison]]
+
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
@@ -31,7 +33,7 @@ def verdicts(
   rows: Sequence[metrics.Row],
   controls: Sequence[str],
   *,
-  compared: Mapping[str, tuple[comparison.Pairs, Sequence[comparison.Comparison]]],
+  compared: Mapping[str, Compared],
   recalled: Mapping[str, comparison.Number],
   resamples: int = 10_000,
 ) -> list[Verdict]:
@@ -48,7 +50,7 @@ def verdicts(
     row.label
     for row in rows[1:]
     if row.label not in controls
-    and (row.run == system.run or row.label.startswith(system.label))
+    and _same_policy(row, system)
     and all(e["scaffold"] for e in row.episodes)
   ]
   return [
@@ -60,7 +62,15 @@ def verdicts(
   ]
 
 
-def _verdict(claim: str, met: bool, text: str, numbers) -> Verdict:
+def _same_policy(row: metrics.Row, system: metrics.Row) -> bool:
+  if row.run and system.run:
+    return row.run == system.run
+  return row.label.startswith(system.label)
+
+
+def _verdict(
+  claim: str, met: bool, text: str, numbers: Iterable[comparison.Number]
+) -> Verdict:
   prefix = "Met: " if met else "Not met: "
   return Verdict(claim, met, prefix + text, tuple(numbers))
 
@@ -78,7 +88,9 @@ def _beats_closed_book(row: metrics.Row, resamples: int) -> Verdict:
     pairs = comparison.align(couples, unpaired=0)
     if pairs.questions:
       everything = np.ones_like(pairs.budget, dtype=bool)
-      (estimate,) = comparison.differences(pairs, [everything], resamples=resamples)
+      (estimate,) = comparison.differences(
+        pairs, [everything], resamples=resamples
+      )
       label = f"accuracy, B = {budget} minus B = 0"
       numbers.append(comparison.Number(label, estimate, len(pairs.budget)))
   if not numbers:
@@ -121,7 +133,9 @@ def _beats_productivity(
   return _verdict(claim, len(above) == len(numbers), text, numbers)
 
 
-def _searches_what_it_lacks(recalled: Mapping[str, comparison.Number]) -> Verdict:
+def _searches_what_it_lacks(
+  recalled: Mapping[str, comparison.Number],
+) -> Verdict:
   claim = (
     "Searches what it does not know: P(search | known) is well below "
     "P(search | unknown), at most half of it."
@@ -184,7 +198,9 @@ def _needs_no_scaffold(
   return _verdict(claim, len(held) == len(numbers), text, numbers)
 
 
-def _keeps_ample(controls: Mapping[str, comparison.Pairs], resamples: int) -> Verdict:
+def _keeps_ample(
+  controls: Mapping[str, comparison.Pairs], resamples: int
+) -> Verdict:
   claim = (
     f"No price at ample budgets: accuracy pooled over B >= {_AMPLE} is not "
     "below any control."
@@ -194,7 +210,9 @@ def _keeps_ample(controls: Mapping[str, comparison.Pairs], resamples: int) -> Ve
     mask = pairs.budget >= _AMPLE
     if mask.any():
       (e,) = comparison.differences(pairs, [mask], resamples=resamples)
-      numbers.append(comparison.Number(f"accuracy minus {label}", e, int(mask.sum())))
+      numbers.append(
+        comparison.Number(f"accuracy minus {label}", e, int(mask.sum()))
+      )
   if not numbers:
     return Verdict(
       claim, None, f"Not judged: no control was given with B >= {_AMPLE}."

@@ -128,9 +128,7 @@ class JaxEngine:
   @property
   def max_context(self) -> int:
     """The longest context an episode may reach, in tokens."""
-    return self._config.kv_buckets[-1] - max(
-      self._config.prefill_chunk, self._config.decode_steps
-    )
+    return max_context(self._config)
 
   def set_params(self, params: transformer.Params, version: int) -> None:
     """Switches weights; caches of other weights must be gone.
@@ -186,13 +184,12 @@ class JaxEngine:
         self._prefill()
         self._decode()
     except Exception as error:
-      failure = types.EngineError(f"The in-process engine failed: {error!r}")
+      # A bug or a full device, not an outage: it stops whoever waits.
       for turn in (*self._queue, *self._running):
         if not turn.future.done():
-          turn.future.set_exception(failure)
+          turn.future.set_exception(error)
       self._queue.clear()
       self._running.clear()
-      raise
 
   def _admit(self) -> None:
     """Gives slots to waiting turns, in order of arrival."""
@@ -376,6 +373,11 @@ class JaxEngine:
     """Index of the shortest bucket of at least `length`."""
     buckets = self._config.kv_buckets
     return next(i for i, bucket in enumerate(buckets) if bucket >= length)
+
+
+def max_context(config: config_lib.EngineConfig) -> int:
+  """The longest context that every prefill and decode call can still hold."""
+  return config.kv_buckets[-1] - max(config.prefill_chunk, config.decode_steps)
 
 
 def _batches(items: Sequence, size: int) -> list[Sequence]:

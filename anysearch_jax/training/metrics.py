@@ -30,6 +30,17 @@ class Writer:
       if value is not None:
         self._board.add_scalar(name, value, step)
 
+  def keep_before(self, rollout: int) -> None:
+    """Drops the records of rollouts that a resumed run will do again."""
+    self._file.close()
+    path = pathlib.Path(self._file.name)
+    lines = path.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line)["rollout"] < rollout]
+    beside = path.with_name(path.name + ".writing")
+    beside.write_text("".join(kept))
+    beside.rename(path)
+    self._file = path.open("a")
+
   def __enter__(self) -> Writer:
     return self
 

@@ -1,0 +1,290 @@
+"""Plots as inline SVG that follows the page's theme.
+
+Colours are drawn as placeholders and become CSS variables, so that one figure
+is right on light and on dark ground; text stays text. Each series also has its
+own marker and dash: nothing is told by colour alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+from collections.abc import Mapping, Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib import figure, ticker
+
+from anysearch_jax.evaluation import intervals
+
+SERIES = 8  # Colours and markers before they repeat; the page defines them.
+GLYPHS = "●■▲◆▼✚✖★"
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_DASHES = ("-", "--", "-.", ":", (0, (6, 1)), (0, (3, 1, 1, 1, 1, 1)))
+
+_INK, _RULE, _SHADE = "#010101", "#020202", "#030303"
+_VARIABLES = {
+  _INK: "currentColor",
+  _RULE: "var(--rule)",
+  _SHADE: "var(--shade)",
+}
+
+_STYLE = {
+  "svg.fonttype": "none",
+  "font.size": 9,
+  "text.color": _INK,
+  "text.parse_math": False,
+  "axes.labelcolor": _INK,
+  "axes.edgecolor": _RULE,
+  "axes.facecolor": "none",
+  "axes.grid": True,
+  "axes.spines.top": False,
+  "axes.spines.right": False,
+  "axes.titlesize": 10,
+  "axes.titlelocation": "left",
+  "figure.facecolor": "none",
+  "figure.constrained_layout.use": True,
+  "grid.color": _RULE,
+  "grid.linewidth": 0.5,
+  "xtick.color": _INK,
+  "ytick.color": _INK,
+  "lines.linewidth": 1.5,
+  "lines.markersize": 5,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+  """One line: `index` picks its colour, marker and dash.
+
+  points: x -> value with its interval; undefined values leave a gap.
+  """
+
+  index: int
+  points: Mapping[float, intervals.Estimate]
+
+
+def color(index: int) -> str:
+  """The placeholder that becomes `var(--series-<index>)`."""
+  return f"#0400{index % SERIES:02x}"
+
+
+def glyph(index: int) -> str:
+  """The marker of a series as a character, for legends and tables."""
+  return GLYPHS[index % SERIES]
+
+
+def against_budget(
+  series: Sequence[Series],
+  *,
+  name: str,
+  title: str,
+  y_label: str,
+  trained: int | None = None,
+  diagonal: bool = False,
+) -> str:
+  """A value with its interval at every budget.
+
+  Args:
+    series: x is the budget.
+    name: unique on the page; seeds the ids inside the SVG.
+    trained: largest budget seen in training; what lies beyond is shaded.
+    diagonal: draw searches = B, the most that can be spent.
+  """
+  with matplotlib.rc_context(_STYLE):
+    fig, axes = _axes(title, "search budget B", y_label)
+    budgets = sorted({x for s in series for x in s.points})
+    if diagonal and budgets:
+      ends = [budgets[0], budgets[-1]]
+      axes.plot(ends, ends, color=_INK, linewidth=0.8, linestyle=(0, (1, 2)))
+      axes.annotate(
+        "searches = B", ends[1:] * 2, ha="right", va="top", rotation=0,
+        xytext=(-14, 0), textcoords="offset points",
+      )  # fmt: skip
+    for position, s in enumerate(series):
+      offset = (position - (len(series) - 1) / 2) * 0.05
+      xs = sorted(x for x, e in s.points.items() if e.value is not None)
+      ys = [s.points[x].value for x in xs]
+      axes.errorbar(
+        [x + offset for x in xs],
+        ys,
+        yerr=_bars([s.points[x] for x in xs]),
+        color=color(s.index),
+        marker=_MARKERS[s.index % SERIES],
+        linestyle=_DASHES[s.index % len(_DASHES)],
+        elinewidth=0.9,
+      )
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    axes.set_ylim(bottom=0)
+    if trained is not None and budgets and budgets[-1] > trained:
+      axes.axvspan(trained + 0.5, budgets[-1] + 0.4, color=_SHADE, zorder=0)
+      axes.text(
+        (trained + budgets[-1] + 0.9) / 2, 1.0, "never trained",
+        ha="center", va="bottom", transform=axes.get_xaxis_transform(),
+      )  # fmt: skip
+    return _svg(fig, name, title)
+
+
+def against_searches(
+  series: Sequence[Series], *, name: str, title: str, y_label: str
+) -> str:
+  """Accuracy over the searches it took; one point a budget, B beside it."""
+  with matplotlib.rc_context(_STYLE):
+    fig, axes = _axes(title, "mean searches", y_label)
+    for s in series:
+      xs = list(s.points)
+      ys = [s.points[x].value for x in xs]
+      axes.plot(
+        xs,
+        ys,
+        color=color(s.index),
+        marker=_MARKERS[s.index % SERIES],
+        linestyle=_DASHES[s.index % len(_DASHES)],
+      )
+    axes.set_ylim(bottom=0)
+    return _svg(fig, name, title)
+
+
+def sampling(
+  rollouts: Sequence[float],
+  probabilities: Sequence[Sequence[float]],
+  *,
+  phase2: float | None,
+  name: str,
+  title: str,
+) -> str:
+  """The curriculum's sampling probabilities as stacked areas.
+
+  Args:
+    rollouts: `[R]`.
+    probabilities: one `[R]` for each budget from 1 on; nan where not told.
+    phase2: first rollout of Phase II, marked by a line.
+  """
+  with matplotlib.rc_context(_STYLE):
+    fig, axes = _axes(title, "rollout", "sampling probability")
+    axes.grid(False)
+    stack = np.nan_to_num(np.asarray(probabilities, dtype=np.float64))
+    axes.stackplot(
+      rollouts,
+      stack,
+      colors=[f"#0500{i % 8:02x}" for i in range(len(stack))],
+      edgecolor=_INK,
+      linewidth=0.5,
+    )
+    tops = np.cumsum(stack[:, -1])
+    for i, (top, share) in enumerate(zip(tops, stack[:, -1], strict=True)):
+      if share > 0.03:
+        axes.annotate(
+          f"B = {i + 1}", (rollouts[-1], top - share / 2), va="center",
+          xytext=(4, 0), textcoords="offset points", annotation_clip=False,
+        )  # fmt: skip
+    _mark_phases(axes, rollouts, phase2)
+    axes.set_ylim(0, 1)
+    if rollouts[0] < rollouts[-1]:
+      axes.set_xlim(rollouts[0], rollouts[-1])
+    return _svg(fig, name, title)
+
+
+def history(
+  lines: Sequence[tuple[int, Sequence[float], Sequence[float]]],
+  *,
+  phase2: float | None,
+  name: str,
+  title: str,
+  window: int = 9,
+) -> str:
+  """A training metric over rollouts: faint as logged, strong as a mean.
+
+  Args:
+    lines: (series index, rollouts `[R]`, values `[R]`); nan leaves a gap.
+    phase2: first rollout of Phase II, marked when all runs agree on it.
+    window: rollouts of the trailing mean.
+  """
+  with matplotlib.rc_context(_STYLE):
+    fig, axes = _axes(title, "rollout", "")
+    for index, xs, ys in lines:
+      axes.plot(xs, ys, color=color(index), linewidth=0.6, alpha=0.4)
+      axes.plot(
+        xs,
+        trailing_mean(ys, window),
+        color=color(index),
+        linestyle=_DASHES[index % len(_DASHES)],
+        marker=_MARKERS[index % SERIES],
+        markevery=max(1, len(xs) // 6),
+        markersize=4,
+      )
+    _mark_phases(axes, [x for _, xs, _ in lines for x in xs], phase2)
+    return _svg(fig, name, title)
+
+
+def trailing_mean(values: Sequence[float], window: int) -> np.ndarray:
+  """Mean of the last `window` values, fewer at the start; nan is left out."""
+  values = np.asarray(values, dtype=np.float64)
+  finite = np.isfinite(values)
+
+  def windowed(x: np.ndarray) -> np.ndarray:
+    sums = np.concatenate([[0.0], np.cumsum(x)])
+    stops = np.arange(1, len(x) + 1)
+    return sums[stops] - sums[np.maximum(stops - window, 0)]
+
+  return intervals.ratio(
+    windowed(np.where(finite, values, 0.0)), windowed(finite.astype(float))
+  )
+
+
+def _axes(title: str, x_label: str, y_label: str):
+  fig = figure.Figure(figsize=(4.6, 3.1))
+  axes = fig.add_subplot()
+  axes.set_title(title, pad=16)
+  axes.set_xlabel(x_label)
+  axes.set_ylabel(y_label)
+  return fig, axes
+
+
+def _bars(estimates: Sequence[intervals.Estimate]) -> np.ndarray | None:
+  """Error bar lengths `[2, P]`; an undefined interval has length 0."""
+  if not any(e.low is not None for e in estimates):
+    return None
+  bars = [
+    (0.0, 0.0)
+    if e.low is None
+    else (max(0.0, e.value - e.low), max(0.0, e.high - e.value))
+    for e in estimates
+  ]
+  return np.array(bars).T
+
+
+def _mark_phases(axes, rollouts: Sequence[float], phase2: float | None) -> None:
+  if phase2 is None or not len(rollouts):
+    return
+  axes.axvline(phase2, color=_INK, linewidth=0.8, linestyle=(0, (4, 2)))
+  marks = ((phase2, "right", "Phase I "), (phase2, "left", " Phase II"))
+  for x, side, text in marks:
+    if side == "left" or phase2 > min(rollouts):
+      axes.text(
+        x, 1.0, text, ha=side, va="bottom",
+        transform=axes.get_xaxis_transform(),
+      )  # fmt: skip
+
+
+def _svg(fig: figure.Figure, name: str, title: str) -> str:
+  """The figure as an `<svg>` element without anything outside it."""
+  buffer = io.StringIO()
+  # A fixed salt makes the ids, and with them the bytes, equal on every run,
+  # and keeps those of two figures on one page apart.
+  with matplotlib.rc_context({"svg.hashsalt": name}):
+    fig.savefig(buffer, format="svg")
+  svg = buffer.getvalue()
+  svg = svg[svg.index("<svg") :]
+  svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+  svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
+  svg = re.sub(r' id="[A-Za-z]+_\d+"', "", svg)
+  svg = re.sub(
+    r"#0([45])00(0\d)",
+    lambda m: f"var(--{'series' if m[1] == '4' else 'band'}-{int(m[2])})",
+    svg,
+  )
+  for placeholder, variable in _VARIABLES.items():
+    svg = svg.replace(placeholder, variable)
+  return svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)

@@ -1,0 +1,281 @@
+"""Scores recorded trajectories offline.
+
+    python -m launch.score --input=groups.jsonl --output=scores.jsonl \
+        [--config=configs/x.py]
+
+Each input line is one group:
+
+    {"question": str, "golden_answers": [str, ..], "budget": int,
+     "scaffold": bool, "trajectories": [
+       {"spans": [{"author": "model" | "environment", "text": str}, ..],
+        "searches": int, "generated_tokens": int, "failed": bool}, ..]}
+
+`failed` may be left out (false); keys beyond these are ignored. Output line n
+scores input line n, its trajectories in the same order:
+
+    {"trajectories": [
+       {"answer": str | null, "em": 0 | 1, "format": 0 | 1, "length": float,
+        "r_abs": float, "r_rel": float, "tool": float, "gamma": float,
+        "total": float, "advantage": float}, ..]}
+
+`length` is R_length and `tool` is r_abs * r_rel, both unweighted; `gamma` is
+gamma_q, one value for the group. A failed trajectory gets null for every key
+and is left out of the group's statistics. Without --config the paper's weights
+apply.
+
+`searches` is taken as recorded: where it disagrees with the text the format is
+0 and the rewards use `searches`; above the budget r_abs is negative, as its
+equation says.
+
+A malformed line (a blank one too) is named on standard error with what is
+wrong; the exit code is 2 and no output is written. An output file of an earlier
+run is replaced on success only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import reprlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import objective, rewards, scoring, types
+from launch import flags as launch_flags
+
+_AUTHORS = {
+  "model": types.Author.MODEL,
+  "environment": types.Author.ENVIRONMENT,
+}
+_NAMES = {
+  bool: "true or false",
+  dict: "an object",
+  int: "an integer",
+  list: "a list",
+  str: "a string",
+}
+_FLOATS = ("length", "r_abs", "r_rel", "tool", "gamma", "total", "advantage")
+_LARGEST = 2**31 - 1  # Counts become int32.
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedTrajectory:
+  """One trajectory of a file: what scoring needs of `types.Trajectory`."""
+
+  spans: tuple[types.Span, ...]
+  searches: int
+  generated_tokens: int
+  failed: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedGroup:
+  """One line of a file: what scoring needs of `types.Group`."""
+
+  golden_answers: tuple[str, ...]
+  budget: int
+  scaffold: bool
+  trajectories: tuple[RecordedTrajectory, ...]
+
+
+def parse_group(line: bytes) -> RecordedGroup:
+  """Reads one input line. Raises ValueError with a sentence."""
+  try:
+    record = json.loads(line.decode(), parse_constant=_refuse_constant)
+  except RecursionError:
+    raise ValueError("found JSON nested too deep, expected a group.") from None
+  except ValueError as error:
+    raise ValueError(f"found no JSON value ({error}).") from None
+  record = _typed(record, dict, "the line")
+  _member(record, "question", str, "")
+  answers = _member(record, "golden_answers", list, "")
+  trajectories = _member(record, "trajectories", list, "")
+  return RecordedGroup(
+    golden_answers=tuple(
+      _typed(answer, str, f"golden_answers[{i}]")
+      for i, answer in enumerate(answers)
+    ),
+    budget=_count(record, "budget", ""),
+    scaffold=_member(record, "scaffold", bool, ""),
+    trajectories=tuple(
+      _trajectory(item, f"trajectories[{i}]")
+      for i, item in enumerate(trajectories)
+    ),
+  )
+
+
+def score_group(
+  group: RecordedGroup, config: config_lib.ExperimentConfig
+) -> list[dict[str, Any]]:
+  """Scores one group; a failed trajectory's values are all None."""
+  verdicts = [
+    scoring.judge(
+      trajectory.spans,
+      golden_answers=group.golden_answers,
+      budget=group.budget,
+      searches=trajectory.searches,
+      scaffold=group.scaffold,
+    )
+    for trajectory in group.trajectories
+  ]
+  size = len(verdicts)
+  if not size:
+    return []
+  # Padded to a power of two: few group sizes are compiled.
+  padded = 1 << (size - 1).bit_length()
+  columns = np.zeros((4, padded), np.int32)
+  columns[:, :size] = [
+    [verdict.em for verdict in verdicts],
+    [verdict.format for verdict in verdicts],
+    [item.generated_tokens for item in group.trajectories],
+    [item.searches for item in group.trajectories],
+  ]
+  valid = np.zeros(padded, np.bool_)
+  valid[:size] = [not item.failed for item in group.trajectories]
+  reward, advantage = jax.device_get(
+    _score(*columns, np.int32(group.budget), valid, config=config)
+  )
+  values = {
+    **reward._asdict(),
+    "gamma": np.full(padded, reward.gamma),
+    "advantage": advantage,
+  }
+  return [
+    {
+      **dataclasses.asdict(verdict),
+      **{key: float(values[key][i]) for key in _FLOATS},
+    }
+    if valid[i]
+    else dict.fromkeys(("answer", "em", "format", *_FLOATS))
+    for i, verdict in enumerate(verdicts)
+  ]
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _score(em, format_, tokens, searches, budget, valid, *, config):
+  reward = rewards.composite(
+    em, format_, tokens, searches, budget, valid, config=config.reward
+  )
+  advantage = objective.advantages(
+    reward.total,
+    valid,
+    epsilon=config.objective.advantage_epsilon,
+    normalize_std=config.objective.normalize_std,
+  )
+  return reward, advantage
+
+
+def score_file(
+  source: pathlib.Path,
+  target: pathlib.Path,
+  config: config_lib.ExperimentConfig,
+) -> None:
+  """Scores every line of `source` into `target`, all or nothing.
+
+  Raises:
+    ValueError: a malformed line, by its number.
+    OSError: a file that cannot be read or written.
+  """
+  partial = target.with_name(f".{target.name}.{os.getpid()}")
+  try:
+    with open(source, "rb") as lines, open(partial, "w") as output:
+      for number, line in enumerate(lines, 1):
+        try:
+          group = parse_group(line)
+        except ValueError as error:
+          raise ValueError(f"{source}, line {number}: {error}") from None
+        scores = {"trajectories": score_group(group, config)}
+        output.write(json.dumps(scores, allow_nan=False) + "\n")
+    os.replace(partial, target)
+  finally:
+    partial.unlink(missing_ok=True)
+
+
+def _trajectory(item: Any, where: str) -> RecordedTrajectory:
+  item = _typed(item, dict, where)
+  spans = _member(item, "spans", list, where)
+  return RecordedTrajectory(
+    spans=tuple(
+      _span(span, f"{where}.spans[{i}]") for i, span in enumerate(spans)
+    ),
+    searches=_count(item, "searches", where),
+    generated_tokens=_count(item, "generated_tokens", where),
+    failed=_member({"failed": False, **item}, "failed", bool, where),
+  )
+
+
+def _span(span: Any, where: str) -> types.Span:
+  span = _typed(span, dict, where)
+  author = _member(span, "author", str, where)
+  if author not in _AUTHORS:
+    raise ValueError(
+      f"{where}.author: found {reprlib.repr(author)}, expected "
+      f"{' or '.join(map(repr, _AUTHORS))}."
+    )
+  return types.Span(_AUTHORS[author], _member(span, "text", str, where))
+
+
+def _member(record: dict, key: str, kind: type, where: str) -> Any:
+  where = f"{where}.{key}".lstrip(".")
+  if key not in record:
+    raise ValueError(f"{where}: missing, expected {_NAMES[kind]}.")
+  return _typed(record[key], kind, where)
+
+
+def _count(record: dict, key: str, where: str) -> int:
+  value = _member(record, key, int, where)
+  if not 0 <= value <= _LARGEST:
+    raise ValueError(
+      f"{f'{where}.{key}'.lstrip('.')}: found {reprlib.repr(value)}, expected "
+      f"0 to {_LARGEST}."
+    )
+  return value
+
+
+def _typed(value: Any, kind: type, where: str) -> Any:
+  if type(value) is not kind:  # A bool is no int.
+    raise ValueError(
+      f"{where}: found {reprlib.repr(value)}, expected {_NAMES[kind]}."
+    )
+  return value
+
+
+def _refuse_constant(name: str) -> None:
+  raise ValueError(f"{name} is not JSON")
+
+
+def main(argv: Sequence[str]) -> int:
+  """Scores --input into --output; returns the exit code."""
+  del argv
+  try:
+    score_file(
+      pathlib.Path(flags.FLAGS.input),
+      pathlib.Path(flags.FLAGS.output),
+      launch_flags.read_config(),
+    )
+  except (ValueError, OSError) as error:
+    print(error, file=sys.stderr)
+    return 2
+  return 0
+
+
+def define_flags() -> None:
+  """Defines the command's flags."""
+  launch_flags.define_config(required=False)
+  flags.DEFINE_string("input", None, "Recorded groups, one JSON a line.")
+  flags.DEFINE_string("output", None, "Where the scores go.")
+  flags.mark_flags_as_required(["input", "output"])
+
+
+if __name__ == "__main__":
+  define_flags()
+  launch_flags.run(main)
