@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import pathlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import config as config_lib
@@ -67,21 +66,8 @@ def validate(config: config_lib.ExperimentConfig) -> None:
     )
 
 
-def train(
-  config: config_lib.ExperimentConfig,
-  *,
-  policy: hf.Policy,
-  questions: Sequence[types.Question],
-  retriever: types.Retriever,
-  folder: pathlib.Path,
-  on_event: Callable[[Event], None] = lambda event: None,
-  clock: Callable[[], float] = time.monotonic,
-) -> dict[str, Any]:
-  """Trains `policy` by GRPO under the budget curriculum.
-
-  Resumes from the folder's latest checkpoint. Writes `metrics.jsonl`,
-  `tensorboard/`, `checkpoints/`, `trajectories/` and, at the end, `policy/`
-  (a Hugging Face folder).
+class Trainer:
+  """One run's parts: what is sampled with, and what is stepped.
 
   Args:
     config: the whole configuration; `validate` has passed.
@@ -89,183 +75,207 @@ def train(
     questions: the training stream; rollout r takes its r-th `config.questions`
       of them, from the start again when it ends.
     retriever: answers the searches.
-    folder: of the run; exists.
-    on_event: called after every rollout.
+    folder: of the run; exists. Gets `metrics.jsonl`, `tensorboard/`,
+      `checkpoints/`, `trajectories/` and, at the end, `policy/` (a Hugging
+      Face folder).
     clock: seconds.
-
-  Returns:
-    The trained parameters.
-
-  Raises:
-    NotFiniteError: a step was not finite; its rollout is dumped.
   """
-  c = config.curriculum
-  rollouts = c.total_steps // c.steps_per_rollout
-  a = policy.architecture
-  reference = jax.tree.map(jax.numpy.asarray, policy.params)
-  tx = train_step.optimizer(a, config.optimizer)
-  state = train_step.init(policy.params, tx)
-  step = train_step.make(
-    train_step.grpo_loss(
-      a,
-      config.objective,
-      temperature=config.sampling.temperature,
-      remat=config.batch.remat,
-    ),
-    tx,
-  )
-  budgets = curriculum.init(c, config.seed)
-  engine = engine_lib.JaxEngine(
-    reference,
-    a,
-    policy.tokenizer,
-    config=config.engine,
-    sampling=config.sampling,
-    seed=config.seed,
-  )
-  (folder / "trajectories").mkdir(exist_ok=True)
-  with (
-    metrics.Writer(folder) as writer,
-    checkpoint.Checkpoints(folder / "checkpoints") as checkpoints,
+
+  def __init__(
+    self,
+    config: config_lib.ExperimentConfig,
+    *,
+    policy: hf.Policy,
+    questions: Sequence[types.Question],
+    retriever: types.Retriever,
+    folder: pathlib.Path,
+    clock: Callable[[], float] = time.monotonic,
   ):
-    saved = checkpoints.restore(checkpoint.Saved(0, state, budgets))
-    first = 0
-    if saved is not None:
-      first, state, budgets = saved
-      engine.set_params(state.params, first)
-      writer.keep_before(first)
-    for rollout in range(first, rollouts):
-      started = clock()
-      probabilities = curriculum.probabilities(budgets, config=c)
-      assignment = curriculum.assign(
-        budgets, num_groups=config.questions, config=c
-      )
-      sampled = asyncio.run(
-        driver.run_groups(
-          _assignments(questions, rollout, assignment, config),
-          group=config.group,
-          rollout=rollout,
-          engine=engine,
-          retriever=retriever,
-          config=config.episode,
-          codec=policy.tokenizer,
-        )
-      )
-      generated = clock()
-      scored = experience.score(
-        _in_place(sampled.groups, rollout, questions, config),
-        np.asarray(assignment.budgets),
-        group=config.group,
-        reward=config.reward,
-        objective_config=config.objective,
-      )
-      batches = experience.batches(
-        scored, steps=c.steps_per_rollout, config=config.batch
-      )
-      step_metrics = []
-      for batch in batches:
-        state, values = step(state, reference, batch)
-        step_metrics.append(jax.device_get(values))
-        if not step_metrics[-1]["finite"]:
-          path = folder / "trajectories" / f"not-finite-{rollout}.jsonl"
-          records.write(path, scored)
-          raise NotFiniteError(
-            f"Rollout {rollout}: loss {step_metrics[-1]['loss/total']}, "
-            f"gradient norm {step_metrics[-1]['grad_norm']}; the step was not "
-            f"applied. Its trajectories are in {path}."
-          )
-      engine.set_params(state.params, rollout + 1)
-      budgets = curriculum.record(
-        budgets,
-        np.repeat(scored.budgets, config.group),
-        scored.em.reshape(-1),
-        scored.valid.reshape(-1),
-        config=c,
-      )
-      trained = clock()
-      values = {
-        "rollout": rollout,
-        "step": (rollout + 1) * c.steps_per_rollout,
-        "phase": 1 if rollout * c.steps_per_rollout < c.phase1_steps else 2,
-        "scaffold": int(assignment.scaffold),
-        **_curriculum_metrics(probabilities, scored.budgets),
-        **experience.metrics(scored),
-        **_mean(step_metrics),
-        "rollout/failed": sampled.failed,
-        "rollout/dropped_groups": sampled.dropped,
-        "rollout/resampled_groups": sampled.resampled,
-        "time/rollout": generated - started,
-        "time/train": trained - generated,
-        **{f"engine/{k}": v for k, v in engine.counters.items()},
-        "compile/train_step": step._cache_size(),
-      }
-      writer.write(values["step"], values)
-      if rollout % config.save_every == 0 or rollout == rollouts - 1:
-        records.write(
-          folder / "trajectories" / f"rollout-{rollout:05d}.jsonl", scored
-        )
-        checkpoints.save(checkpoint.Saved(rollout + 1, state, budgets))
-      on_event(Event(rollout, rollouts, values))
-  hf.save(folder / "policy", policy._replace(params=state.params))
-  return state.params
-
-
-def _assignments(
-  questions: Sequence[types.Question],
-  rollout: int,
-  assignment: curriculum.Assignment,
-  config: config_lib.ExperimentConfig,
-) -> list[driver.Assignment]:
-  start = rollout * config.questions
-  return [
-    driver.Assignment(
-      i,
-      questions[(start + i) % len(questions)],
-      int(budget),
-      bool(assignment.scaffold),
+    self._config = config
+    self._policy = policy
+    self._questions = questions
+    self._retriever = retriever
+    self._folder = folder
+    self._clock = clock
+    a = policy.architecture
+    tx = train_step.optimizer(a, config.optimizer)
+    self._reference = jax.tree.map(jnp.asarray, policy.params)
+    self._state = train_step.init(policy.params, tx)
+    self._step = train_step.make(
+      train_step.grpo_loss(
+        a,
+        config.objective,
+        temperature=config.sampling.temperature,
+        remat=config.batch.remat,
+      ),
+      tx,
     )
-    for i, budget in enumerate(np.asarray(assignment.budgets))
-  ]
+    self._curriculum = curriculum.init(config.curriculum, config.seed)
+    self._engine = engine_lib.JaxEngine(
+      self._reference,
+      a,
+      policy.tokenizer,
+      config=config.engine,
+      sampling=config.sampling,
+      seed=config.seed,
+    )
+    (folder / "trajectories").mkdir(exist_ok=True)
+
+  def run(self, on_event: Callable[[Event], None] = lambda event: None) -> None:
+    """Trains to the end, from the folder's latest checkpoint if it has one.
+
+    Raises:
+      NotFiniteError: a step was not finite; its rollout is dumped.
+    """
+    config, c = self._config, self._config.curriculum
+    rollouts = c.total_steps // c.steps_per_rollout
+    with (
+      metrics.Writer(self._folder) as writer,
+      checkpoint.Checkpoints(self._folder / "checkpoints") as checkpoints,
+    ):
+      first = self._resume(checkpoints)
+      writer.keep_before(first)
+      for rollout in range(first, rollouts):
+        values, scored = self._rollout(rollout)
+        writer.write(values["step"], values)
+        if (rollout + 1) % config.save_every == 0 or rollout == rollouts - 1:
+          self._record(f"rollout-{rollout:05d}", scored)
+          checkpoints.save(
+            checkpoint.Saved(rollout + 1, self._state, self._curriculum)
+          )
+        on_event(Event(rollout, rollouts, values))
+    hf.save(
+      self._folder / "policy", self._policy._replace(params=self._state.params)
+    )
+
+  def _resume(self, checkpoints: checkpoint.Checkpoints) -> int:
+    """Takes up the latest checkpoint; the rollout to start with."""
+    saved = checkpoints.restore(
+      checkpoint.Saved(0, self._state, self._curriculum)
+    )
+    if saved is None:
+      return 0
+    self._state, self._curriculum = saved.state, saved.curriculum
+    self._engine.set_params(self._state.params, saved.rollout)
+    return saved.rollout
+
+  def _rollout(
+    self, rollout: int
+  ) -> tuple[dict[str, float], experience.Experience]:
+    """Samples, scores, steps and syncs once; the metrics and what was seen."""
+    c = self._config.curriculum
+    started = self._clock()
+    probabilities = curriculum.probabilities(self._curriculum, config=c)
+    assignment = curriculum.assign(
+      self._curriculum, num_groups=self._config.questions, config=c
+    )
+    sampled = self._sample(rollout, assignment)
+    generated = self._clock()
+    scored = self._score(sampled, np.asarray(assignment.budgets))
+    stepped = self._optimize(rollout, scored)
+    self._engine.set_params(self._state.params, rollout + 1)
+    self._curriculum = curriculum.record(
+      self._curriculum,
+      np.repeat(scored.budgets, self._config.group),
+      scored.em.reshape(-1),
+      scored.valid.reshape(-1),
+      config=c,
+    )
+    step = rollout * c.steps_per_rollout
+    values = {
+      "rollout": rollout,
+      "step": step + c.steps_per_rollout,
+      "phase": 1 if step < c.phase1_steps else 2,
+      "scaffold": int(assignment.scaffold),
+      **_curriculum_metrics(np.asarray(probabilities), scored.budgets),
+      **experience.metrics(scored),
+      **stepped,
+      "rollout/failed": sampled.failed,
+      "rollout/dropped_groups": sampled.dropped,
+      "rollout/resampled_groups": sampled.resampled,
+      **{f"engine/{k}": v for k, v in self._engine.counters.items()},
+      "compile/train_step": self._step._cache_size(),
+      "time/rollout": generated - started,
+      "time/train": self._clock() - generated,
+    }
+    return values, scored
+
+  def _sample(
+    self, rollout: int, assignment: curriculum.Assignment
+  ) -> driver.Rollout:
+    start = rollout * self._config.questions
+    budgets = np.asarray(assignment.budgets)
+    scaffold = bool(assignment.scaffold)
+    return asyncio.run(
+      driver.run_groups(
+        [
+          driver.Assignment(
+            i,
+            self._questions[(start + i) % len(self._questions)],
+            int(budget),
+            scaffold,
+          )
+          for i, budget in enumerate(budgets)
+        ],
+        group=self._config.group,
+        rollout=rollout,
+        engine=self._engine,
+        retriever=self._retriever,
+        config=self._config.episode,
+        codec=self._policy.tokenizer,
+      )
+    )
+
+  def _score(
+    self, sampled: driver.Rollout, budgets: np.ndarray
+  ) -> experience.Experience:
+    groups: list[types.Group | None] = [None] * self._config.questions
+    for group in sampled.groups:
+      groups[group.trajectories[0].address.question] = group
+    return experience.score(
+      groups,
+      budgets,
+      group=self._config.group,
+      reward=self._config.reward,
+      objective_config=self._config.objective,
+    )
+
+  def _optimize(
+    self, rollout: int, scored: experience.Experience
+  ) -> dict[str, float]:
+    """The optimizer steps of a rollout, and their metrics."""
+    steps = []
+    for batch in experience.batches(
+      scored,
+      steps=self._config.curriculum.steps_per_rollout,
+      config=self._config.batch,
+    ):
+      self._state, values = self._step(self._state, self._reference, batch)
+      values = jax.device_get(values)
+      if not values["finite"]:
+        path = self._record(f"not-finite-{rollout}", scored)
+        raise NotFiniteError(
+          f"Rollout {rollout}: loss {values['loss/total']}, gradient norm "
+          f"{values['grad_norm']}. The step was not applied; its trajectories "
+          f"are in {path}."
+        )
+      steps.append(values)
+    return {
+      name: float(
+        (np.max if name.endswith("_max") else np.mean)([v[name] for v in steps])
+      )
+      for name in steps[0]
+    }
+
+  def _record(self, name: str, scored: experience.Experience) -> pathlib.Path:
+    path = self._folder / "trajectories" / f"{name}.jsonl"
+    records.write(path, (records.group(g) for g in scored.groups if g))
+    return path
 
 
-def _in_place(
-  groups: Sequence[types.Group],
-  rollout: int,
-  questions: Sequence[types.Question],
-  config: config_lib.ExperimentConfig,
-) -> list[types.Group | None]:
-  """Groups at their question's place, None where one was dropped."""
-  del rollout, questions
-  out: list[types.Group | None] = [None] * config.questions
-  for group in groups:
-    out[group.trajectories[0].address.question] = group
-  return out
-
-
-def _curriculum_metrics(
-  probabilities: jax.Array, budgets: np.ndarray
-) -> dict[str, float]:
-  p = np.asarray(probabilities)
+def _curriculum_metrics(p: np.ndarray, budgets: np.ndarray) -> dict[str, float]:
+  """Phase II's sampling probabilities as they stand, and what was drawn."""
   return {f"curriculum/p{b}": float(v) for b, v in enumerate(p, start=1)} | {
     f"curriculum/count{b}": int(np.sum(budgets == b))
     for b in range(1, len(p) + 1)
   }
-
-
-def _mean(step_metrics: Sequence[dict[str, Any]]) -> dict[str, float]:
-  """Over the steps of a rollout; the maximum where the name says so."""
-  return {
-    name: float(
-      (np.max if name.endswith("_max") else np.mean)(
-        [values[name] for values in step_metrics]
-      )
-    )
-    for name in step_metrics[0]
-  }
-
-
-def save_config(config: config_lib.ExperimentConfig, folder: pathlib.Path) -> None:
-  """Writes the resolved configuration as `config.json`."""
-  (folder / "config.json").write_text(
-    json.dumps(config_lib.to_dict(config), indent=2) + "\n"
-  )

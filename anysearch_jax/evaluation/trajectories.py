@@ -1,0 +1,146 @@
+"""Which trajectories a reader should see, and who wrote what in them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from anysearch_jax import types
+from anysearch_jax.evaluation import metrics
+
+_VERIFYING = frozenset({"verdict", "verify", "check"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """One trajectory to read: why it was chosen, and what another row did."""
+
+  why: str
+  label: str
+  episode: metrics.Episode
+  other_label: str = ""
+  other: metrics.Episode | None = None
+
+
+def choose(
+  rows: Sequence[metrics.Row],
+  controls: Sequence[str],
+  *,
+  trained: int,
+  count: int = 12,
+  seed: int = 0,
+) -> list[Choice]:
+  """Chooses trajectories of the first row by rule, then at random.
+
+  The rules come first so that nobody picks the examples: wins and losses
+  against the first control, closed book, a verification, a retry, a
+  violation, an unseen budget. Ties fall to `seed`, never to file order.
+
+  Args:
+    rows: the first is the system under test.
+    controls: labels; the first is the one compared with.
+    trained: the largest budget seen in training.
+    count: trajectories at most.
+    seed: of the random choices.
+  """
+  system = rows[0]
+  others = [r for r in rows if r.label in controls[:1]] or list(rows[1:2])
+  rival = (
+    {metrics.key_of(e): e for e in metrics.scored(others[0].episodes)}
+    if others
+    else {}
+  )
+  pool = sorted(metrics.scored(system.episodes), key=metrics.key_of)
+  order = np.random.default_rng(seed).permutation(len(pool))
+  pool = [pool[i] for i in order]
+  chosen: list[Choice] = []
+  questions, budgets = collections.Counter(), collections.Counter()
+
+  def pick(
+    why: str, wanted: Callable[[metrics.Episode], bool], number: int
+  ) -> None:
+    for _ in range(min(number, count - len(chosen))):
+      left = [e for e in pool if wanted(e)]
+      if not left:
+        return
+      best = min(
+        left, key=lambda e: (questions[e["question_id"]], budgets[e["budget"]])
+      )
+      pool.remove(best)
+      questions[best["question_id"]] += 1
+      budgets[best["budget"]] += 1
+      other = rival.get(metrics.key_of(best))
+      label = others[0].label if other else ""
+      chosen.append(Choice(why, system.label, best, label, other))
+
+  def differs(episode: metrics.Episode, *, ours: int) -> bool:
+    other = rival.get(metrics.key_of(episode))
+    return bool(other) and episode["em"] == ours and other["em"] == 1 - ours
+
+  if others:
+    name = others[0].label
+    pick(f"right, {name} wrong", lambda e: differs(e, ours=1), 4)
+    pick(f"wrong, {name} right", lambda e: differs(e, ours=0), 2)
+  pick("no search allowed (B = 0)", lambda e: e["budget"] == 0, 1)
+  pick("verifies what it found", verifies, 1)
+  pick("asks again after a miss", retries, 1)
+  pick("tries to search beyond its budget", lambda e: e["violation"], 1)
+  pick("a budget never trained", lambda e: e["budget"] > trained, 1)
+  pick("drawn at random", lambda e: True, count)
+  return chosen
+
+
+def verifies(episode: metrics.Episode) -> bool:
+  """Whether a query asks for a verdict, or names a fact with its value."""
+  facts = episode.get("metadata", {}).get("facts") or ()
+  return any(
+    _VERIFYING & set(metrics.words(query).split())
+    or any(metrics.mentions(query, f["entity"], f["value"]) for f in facts)
+    for query in episode["queries"]
+  )
+
+
+def retries(episode: metrics.Episode) -> bool:
+  """Whether a search follows an empty result, or re-words an earlier one."""
+  empty = [
+    index
+    for index, span in enumerate(episode["spans"])
+    if span["author"] != "model" and "No results found" in span["text"]
+  ]
+  if empty and any(
+    span["author"] == "model" and "</search>" in span["text"]
+    for span in episode["spans"][empty[0] :]
+  ):
+    return True
+  return any(
+    all(
+      any(
+        metrics.mentions(query, fact["entity"], fact.get(wording) or "")
+        for query in episode["queries"]
+      )
+      for wording in ("relation", "alternative")
+    )
+    for fact in episode.get("metadata", {}).get("facts") or ()
+  )
+
+
+def authored(episode: metrics.Episode) -> list[tuple[str, str]]:
+  """The response as (author, text), neighbours of one author joined.
+
+  Tokens say exactly where an author ends; spans stand in where an episode
+  was stored without them.
+  """
+  pieces = [
+    (types.Author(author).name.lower(), text)
+    for text, author in episode.get("tokens") or ()
+  ] or [(span["author"], span["text"]) for span in episode["spans"]]
+  joined: list[tuple[str, str]] = []
+  for author, text in pieces:
+    if joined and joined[-1][0] == author:
+      joined[-1] = (author, joined[-1][1] + text)
+    else:
+      joined.append((author, text))
+  return joined

@@ -1,0 +1,64 @@
+"""Builds what the commands share from a configuration."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.data import world as world_lib
+from retrieval import lexical
+
+
+class Source(NamedTuple):
+  """Where questions and passages come from."""
+
+  world: world_lib.World
+  retriever: lexical.LexicalRetriever
+
+  def questions(
+    self, split: str, count: int, seed: int
+  ) -> Sequence[types.Question]:
+    return self.world.questions(split, count, seed)
+
+
+def source(config: config_lib.ExperimentConfig) -> Source:
+  """The generated world of `config.data` and its retriever.
+
+  Raises:
+    ValueError: a source that is not there.
+  """
+  if config.data.source != "world":
+    raise ValueError(
+      f"data.source: found {config.data.source!r}, expected 'world'."
+    )
+  world = world_lib.World(world_lib.WorldConfig(seed=config.data.world_seed))
+  return Source(world, lexical.LexicalRetriever(world.corpus))
+
+
+def setup_jax(*, threads: int, cache: str) -> None:
+  """Settings that must stand before JAX computes anything.
+
+  Args:
+    threads: CPU threads of this process; 0 leaves XLA's own choice.
+    cache: folder of compiled programs, shared by processes; "" is none.
+  """
+  if threads == 1:
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = (
+      f"{flags} --xla_cpu_multi_thread_eigen=false "
+      "intra_op_parallelism_threads=1"
+    ).strip()
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+      os.environ.setdefault(name, "1")
+  import jax  # Reads the flags above.
+
+  if cache:
+    folder = pathlib.Path(cache).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

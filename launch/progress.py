@@ -1,0 +1,52 @@
+"""One line that says what runs, how fast, and how long it still takes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+
+class Line:
+  """Prints `done/total unit, rate, time left` at most every `every` seconds."""
+
+  def __init__(
+    self,
+    total: int,
+    *,
+    unit: str,
+    clock: Callable[[], float],
+    every: float = 2.0,
+    out: TextIO = sys.stdout,
+  ):
+    self._total = total
+    self._unit = unit
+    self._clock = clock
+    self._every = every
+    self._out = out
+    self._started = clock()
+    self._first: int | None = None
+    self._printed = float("-inf")
+
+  def tick(self, done: int, note: str = "") -> None:
+    """`done` of the total are done; the last one is always printed."""
+    now = self._clock()
+    if self._first is None:
+      # A resumed run starts in the middle: rate counts from here.
+      self._first = done - 1
+    if now - self._printed < self._every and done < self._total:
+      return
+    self._printed = now
+    rate = (done - self._first) / max(now - self._started, 1e-9)
+    left = (self._total - done) / rate
+    self._out.write(
+      f"{self._unit} {done}/{self._total}  {rate:.1f}/s  "
+      f"{duration(left)} left  {note}".rstrip() + "\n"
+    )
+    self._out.flush()
+
+
+def duration(seconds: float) -> str:
+  """Minutes and seconds, as 3:07."""
+  minutes, rest = divmod(round(seconds), 60)
+  return f"{minutes}:{rest:02d}"

@@ -1,0 +1,111 @@
+"""Trains a policy by GRPO under the budget curriculum.
+
+    python -m launch.train --config=configs/quickstart.py \
+        --output=runs/quickstart/anysearch
+
+The run folder gets config.json, metrics.jsonl, tensorboard/, checkpoints/,
+trajectories/ and policy/ (the trained policy as a Hugging Face folder). The
+same command again resumes from the latest checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import time
+
+from absl import app, flags
+
+from anysearch_jax import config as config_lib
+from launch import flags as launch_flags
+from launch import parts, progress
+
+launch_flags.define_config()
+_OUTPUT = flags.DEFINE_string("output", None, "Run folder.", required=True)
+_THREADS = flags.DEFINE_integer("threads", 0, "CPU threads; 0: XLA's choice.")
+_CACHE = flags.DEFINE_string("cache", ".jax_cache", "Compilation cache.")
+_DRY_RUN = flags.DEFINE_bool(
+  "dry_run", False, "Print the resolved configuration and stop."
+)
+
+
+def main(argv) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+  config = launch_flags.read_config()
+  parts.setup_jax(threads=_THREADS.value, cache=_CACHE.value)
+  from anysearch_jax.policy import hf
+  from anysearch_jax.training import loop
+
+  try:
+    loop.validate(config)
+    if _DRY_RUN.value:
+      print(describe(config))
+      return
+    source = parts.source(config)
+    policy = hf.load(config.policy)
+    folder = pathlib.Path(_OUTPUT.value)
+    claim(folder, config)
+  except ValueError as error:
+    sys.exit(f"launch.train: {error}")
+  c = config.curriculum
+  rollouts = c.total_steps // c.steps_per_rollout
+  questions = source.questions(
+    config.data.split, rollouts * config.questions, config.seed
+  )
+  trainer = loop.Trainer(
+    config,
+    policy=policy,
+    questions=questions,
+    retriever=source.retriever,
+    folder=folder,
+  )
+  line = progress.Line(rollouts, unit="rollout", clock=time.monotonic)
+  trainer.run(
+    lambda event: line.tick(
+      event.rollout + 1,
+      "phase {phase} em {reward/em:.2f} format {reward/format:.2f} "
+      "searches {rollout/searches:.2f} reward {reward/total:.2f} "
+      "entropy {policy/entropy:.2f}".format(**event.values),
+    )
+  )
+  print(f"trained policy: {folder / 'policy'}")
+
+
+def describe(config: config_lib.ExperimentConfig) -> str:
+  """The resolved configuration and what follows from it."""
+  c = config.curriculum
+  trajectories = config.questions * config.group
+  derived = {
+    "rollouts": c.total_steps // c.steps_per_rollout,
+    "trajectories a rollout": trajectories,
+    "trajectories an optimizer step": trajectories // c.steps_per_rollout,
+    "optimizer steps in Phase I": c.phase1_steps,
+    "optimizer steps in Phase II": c.total_steps - c.phase1_steps,
+  }
+  lines = [json.dumps(config_lib.to_dict(config), indent=2)]
+  return "\n".join(lines + [f"{k}: {v}" for k, v in derived.items()])
+
+
+def claim(
+  folder: pathlib.Path, config: config_lib.ExperimentConfig
+) -> None:
+  """Makes the run folder, or checks that it is of the same configuration.
+
+  Raises:
+    ValueError: the folder holds a run of another configuration.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  path = folder / "config.json"
+  text = json.dumps(config_lib.to_dict(config), indent=2) + "\n"
+  if path.is_file() and path.read_text() != text:
+    raise ValueError(
+      f"{path} is of another configuration; name another --output, or remove "
+      "the folder to start over."
+    )
+  path.write_text(text)
+
+
+if __name__ == "__main__":
+  launch_flags.run(main)
