@@ -141,9 +141,12 @@ def score_group(
   ]
   valid = np.zeros(padded, np.bool_)
   valid[:size] = [not item.failed for item in group.trajectories]
-  reward, advantage = jax.device_get(
-    _score(*columns, np.int32(group.budget), valid, config=config)
-  )
+  # Rewards that differ by one token differ by less than float32 resolves once
+  # the group's spread divides them.
+  with jax.enable_x64(True):
+    reward, advantage = jax.device_get(
+      _score(*columns, np.int32(group.budget), valid, config=config)
+    )
   values = {
     **reward._asdict(),
     "gamma": np.full(padded, reward.gamma),

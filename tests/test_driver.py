@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import itertools
 
 import pytest
 import scripted
@@ -209,10 +210,8 @@ def test_a_bug_propagates_and_cancels_the_rest():
       raise KeyError("a bug")
     return script(request)
 
-  def seconds(calls=iter(range(99))):
-    return 60.0 if next(calls) == 0 else 0.0
-
-  engine = scripted.Engine(buggy, seconds=seconds)
+  delays = itertools.chain([60.0], itertools.repeat(0.0))
+  engine = scripted.Engine(buggy, seconds=lambda: next(delays))
   with pytest.raises(ExceptionGroup) as raised:
     run_groups(assignments(), engine)
   assert raised.value.subgroup(KeyError) is not None

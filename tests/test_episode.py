@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import pathlib
 
 import hypothesis
 import numpy as np
@@ -24,23 +26,11 @@ FOUND = (
   '\n\n<information>Doc 1(Title: "Emma") A novel by Jane Austen.'
   "</information>\n\n"
 )
-OVER = prompts.PROMPTS["paper"].over_budget
 NO_ACTION = prompts.PROMPTS["paper"].no_action
 
 
-def play(
-  *turns,
-  budget=2,
-  scaffold=False,
-  config=CONFIG,
-  question=QUESTION,
-  hits=(),
-):
-  """Plays scripted turns; an event in their place is passed on as it is.
-
-  Returns the trajectory and every request that was answered.
-  """
-  state, request = episode.start(
+def begin(*, budget=2, scaffold=False, config=CONFIG, question=QUESTION):
+  return episode.start(
     question,
     budget=budget,
     scaffold=scaffold,
@@ -48,6 +38,14 @@ def play(
     config=config,
     codec=CODEC,
   )
+
+
+def play(*turns, hits=(), **kwargs):
+  """Plays scripted turns; an event in their place is passed on as it is.
+
+  Returns the trajectory and every request that was answered.
+  """
+  state, request = begin(**kwargs)
   script, asked = iter(turns), []
   while not isinstance(request, episode.Done):
     asked.append(request)
@@ -80,151 +78,28 @@ def length_of_prompt(budget=2, scaffold=False):
   return len(ids)
 
 
-GOLDEN = {
-  "answer at once": dict(
-    budget=0,
-    turns=[answer("Austen")],
-    spans=["M " + answer("Austen")],
-    queries=(),
-    outcome="answered",
-  ),
-  "search, then answer": dict(
-    budget=2,
-    turns=[search(" who wrote Emma "), answer("Austen")],
-    hits=(EMMA,),
-    spans=[
-      "M " + search(" who wrote Emma "),
-      "E " + FOUND,
-      "M " + answer("Austen"),
-    ],
-    queries=("who wrote Emma",),
-    outcome="answered",
-  ),
-  "the answer turn after the last unit": dict(
-    budget=2,
-    turns=[search("a"), search("b"), answer("c")],
-    spans=[
-      "M " + search("a"),
-      "E " + NOTHING,
-      "M " + search("b"),
-      "E " + NOTHING,
-      "M " + answer("c"),
-    ],
-    queries=("a", "b"),
-    outcome="answered",
-  ),
-  "scaffold: the budget before every turn": dict(
-    budget=1,
-    scaffold=True,
-    turns=[search("a"), "hm", answer("c")],
-    spans=[
-      "E <budget>remaining=1; used=0; total=1</budget>\n",
-      "M " + search("a"),
-      "E " + NOTHING,
-      "E <budget>remaining=0; used=1; total=1</budget>\n",
-      "M hm",
-      "E " + NO_ACTION,
-      "E <budget>remaining=0; used=1; total=1</budget>\n",
-      "M " + answer("c"),
-    ],
-    queries=("a",),
-    outcome="answered",
-  ),
-  "over budget: told, not charged, a violation": dict(
-    budget=1,
-    turns=[search("a"), search("b"), answer("c")],
-    spans=[
-      "M " + search("a"),
-      "E " + NOTHING,
-      "M " + search("b"),
-      "E " + OVER,
-      "M " + answer("c"),
-    ],
-    queries=("a",),
-    violation=True,
-    outcome="answered",
-  ),
-  "B = 0: any search is beyond the budget": dict(
-    budget=0,
-    scaffold=True,
-    turns=[search("a"), answer("c")],
-    spans=[
-      "E <budget>remaining=0; used=0; total=0</budget>\n",
-      "M " + search("a"),
-      "E " + OVER,
-      "E <budget>remaining=0; used=0; total=0</budget>\n",
-      "M " + answer("c"),
-    ],
-    queries=(),
-    violation=True,
-    outcome="answered",
-  ),
-  "an empty query is no action and no violation": dict(
-    budget=0,
-    turns=[search(" \n "), answer("c")],
-    spans=["M " + search(" \n "), "E " + NO_ACTION, "M " + answer("c")],
-    queries=(),
-    outcome="answered",
-  ),
-  "the third bad turn is the last": dict(
-    budget=1,
-    turns=["one", search(""), "three"],
-    spans=[
-      "M one",
-      "E " + NO_ACTION,
-      "M " + search(""),
-      "E " + NO_ACTION,
-      "M three",
-    ],
-    queries=(),
-    outcome="invalid",
-  ),
-  "bad turns add up across good ones": dict(
-    budget=1,
-    turns=["one", search("a"), search("b"), search("c")],
-    spans=[
-      "M one",
-      "E " + NO_ACTION,
-      "M " + search("a"),
-      "E " + NOTHING,
-      "M " + search("b"),
-      "E " + OVER,
-      "M " + search("c"),
-    ],
-    queries=("a",),
-    violation=True,
-    outcome="invalid",
-  ),
-  "an empty answer is an answer": dict(
-    budget=1,
-    turns=["<answer></answer>"],
-    spans=["M <answer></answer>"],
-    queries=(),
-    outcome="answered",
-  ),
-  "a turn ends at its first stop": dict(
-    budget=1,
-    turns=[search("a") + answer("never sampled"), answer("c")],
-    spans=["M " + search("a"), "E " + NOTHING, "M " + answer("c")],
-    queries=("a",),
-    outcome="answered",
-  ),
-}
+# What is said, in order: `M` the model, `E` the environment.
+GOLDEN = json.loads(
+  (pathlib.Path(__file__).parent / "golden" / "episodes.json").read_text(
+    "utf-8"
+  )
+)
 
 
-@pytest.mark.parametrize("name", GOLDEN)
-def test_golden_transcript(name):
-  golden = dict(GOLDEN[name])
-  turns, spans = golden.pop("turns"), golden.pop("spans")
-  queries, outcome = golden.pop("queries"), golden.pop("outcome")
-  violation = golden.pop("violation", False)
-  trajectory, asked = play(*turns, **golden)
-
-  assert transcript(trajectory) == spans
-  assert trajectory.queries == queries
-  assert [each.query for each in searches(asked)] == list(queries)
-  assert trajectory.searches == len(queries)
-  assert (trajectory.outcome, trajectory.violation) == (outcome, violation)
+@pytest.mark.parametrize("golden", GOLDEN, ids=[g["name"] for g in GOLDEN])
+def test_golden_transcript(golden):
+  trajectory, asked = play(
+    *golden["turns"],
+    budget=golden["budget"],
+    scaffold=golden["scaffold"],
+    hits=tuple(types.Passage(*hit) for hit in golden["hits"]),
+  )
+  assert transcript(trajectory) == golden["spans"]
+  assert list(trajectory.queries) == golden["queries"]
+  assert [each.query for each in searches(asked)] == golden["queries"]
+  assert trajectory.searches == len(golden["queries"])
+  assert trajectory.violation is golden["violation"]
+  assert trajectory.outcome == golden["outcome"]
   assert trajectory.reason == ""
   scripted.check_alignment(trajectory)
 
@@ -274,7 +149,7 @@ def test_completing_token_that_overhangs_its_tag_is_kept():
   said = search("a") + "\n\nmore"
   trajectory, asked = play(said, answer("b"))
   assert transcript(trajectory)[:2] == ["M " + search("a"), "E " + NOTHING]
-  sampled = CODEC.encode(search("a"))[:-1] + [scripted.OVERHANG]
+  sampled = [*CODEC.encode(search("a"))[:-1], scripted.OVERHANG]
   assert asked[2].token_ids[length_of_prompt() :] == (
     *sampled,
     *CODEC.encode(NOTHING),
@@ -438,16 +313,11 @@ def test_unknown_prompt_set_is_refused():
 
 
 def test_event_that_does_not_answer_the_request_is_refused():
-  with pytest.raises(ValueError, match="Found a Retrieved while .* waits on a"):
+  with pytest.raises(
+    ValueError, match=r"Found a Retrieved while .* waits on a"
+  ):
     play(episode.Retrieved(()))
-  state, request = episode.start(
-    QUESTION,
-    budget=0,
-    scaffold=False,
-    address=ADDRESS,
-    config=CONFIG,
-    codec=CODEC,
-  )
+  state, request = begin(budget=0)
   over, _ = episode.step(state, scripted.turn(request, answer("a")))
   for event in (episode.Failure("late"), scripted.turn(request, "again")):
     with pytest.raises(ValueError, match="waits on a Done"):
@@ -464,14 +334,7 @@ def test_generation_that_breaks_its_limits_is_refused(ids, logps):
 
 
 def test_a_state_can_be_stepped_from_twice():
-  state, request = episode.start(
-    QUESTION,
-    budget=1,
-    scaffold=True,
-    address=ADDRESS,
-    config=CONFIG,
-    codec=CODEC,
-  )
+  state, request = begin(budget=1, scaffold=True)
   event = scripted.turn(request, search("a"))
   assert episode.step(state, event) == episode.step(state, event)
   assert state.request is request and state.turns == 0
@@ -504,14 +367,7 @@ def test_any_model_text(texts, budget, scaffold, max_generated, spare, passage):
     max_context=length_of_prompt(budget, scaffold) + spare,
   )
   hits = (types.Passage("1", passage, passage),)
-  state, request = episode.start(
-    QUESTION,
-    budget=budget,
-    scaffold=scaffold,
-    address=ADDRESS,
-    config=config,
-    codec=CODEC,
-  )
+  state, request = begin(budget=budget, scaffold=scaffold, config=config)
   sampled, asked = [], []
   while not isinstance(request, episode.Done):
     if isinstance(request, types.SearchRequest):

@@ -76,12 +76,17 @@ class WorldConfig:
 
   seed: int = 0
   entities: tuple[int, ...] = (100, 50, 16, 50, 24)
-  known: tuple[float, ...] = (0.2, 0.2, 0.2, 0.5, 0.5, 0.5, 0.3, 0.3, 0.9, 0.7)
+  known: tuple[float, ...] = (
+    *(0.25, 0.2, 0.2),
+    *(0.55, 0.5, 0.5),
+    *(0.35, 0.3),
+    *(0.9, 0.7),
+  )
   stale: float = 0.1
   alternative: float = 0.35
   contradicted: float = 0.2
   fillers: int = 3
-  hop_mix: tuple[float, ...] = (0.2, 0.22, 0.2, 0.17, 0.12, 0.09)
+  hop_mix: tuple[float, ...] = (0.26, 0.2, 0.17, 0.15, 0.12, 0.1)
   snapshots: tuple[int, ...] = (32, 2, 4)
   chain_shares: tuple[int, ...] = (6, 2, 2)
 
@@ -137,8 +142,6 @@ class World:
     stale = known[: round(config.stale * len(known))]
     self.memory = self.facts.copy()
     self.memory[tuple(stale.T)] = self._draw_others(rng, stale, values)
-    self._snapshots: dict[int, Snapshot] = {}
-    self._passages: dict[int, tuple[types.Passage, ...]] = {}
 
   def recall(self, entity: str, relation: str) -> str | None:
     """What memory holds for a fact, right or stale; None for nothing."""
@@ -150,6 +153,7 @@ class World:
     members = self.members[RELATIONS[RELATION[relation]].object]
     return self.entities[members.start : members.stop]
 
+  @functools.cache  # noqa: B019 - a world lives as long as its process.
   def snapshot(self, index: int) -> Snapshot:
     """The facts of snapshot `index`, drawn when first asked for.
 
@@ -161,10 +165,9 @@ class World:
       raise ValueError(
         f"Found snapshot {index}; expected one of the {total} from 0 on."
       )
-    if index not in self._snapshots:
-      self._snapshots[index] = self._draw_snapshot(index)
-    return self._snapshots[index]
+    return self._draw_snapshot(index)
 
+  @functools.cache  # noqa: B019
   def corpus(self, name: str) -> tuple[types.Passage, ...]:
     """The passages of the corpus `snapshot-<index>`, in a fixed order.
 
@@ -174,10 +177,7 @@ class World:
     prefix, _, digits = name.partition("-")
     if prefix != "snapshot" or not digits.isdecimal():
       raise ValueError(f"Found corpus {name!r}; expected `snapshot-<index>`.")
-    index = int(digits)
-    if index not in self._passages:
-      self._passages[index] = tuple(self._write(index))
-    return self._passages[index]
+    return tuple(self._write(int(digits)))
 
   def split_snapshots(self, split: str) -> range:
     """The snapshots of a split; no two splits share one."""
@@ -288,7 +288,7 @@ class World:
       for i in range(self.config.fillers):
         yield passage(e, f"filler-{i}", padding=2)
 
-  @functools.lru_cache(maxsize=64)  # noqa: B019 - one world a process
+  @functools.cache  # noqa: B019
   def _chains(self, hops: int, split: str) -> tuple[np.ndarray, np.ndarray]:
     """The chains of a split: relations `[n, hops]` and first entities `[n]`."""
     relations, starts = [], []
@@ -360,7 +360,74 @@ def _split_index(split: str) -> int:
 
 
 def _names(rng: np.random.Generator, count: int) -> tuple[str, ...]:
-  """Pronounceable names, all different, none an English word in use."""
-  syllables = ["".join(pair) for pair in itertools.product("bdfgklmnprstvz", "aeiou")]
-  reserved = set(PADS)
-  ...
+  """Pronounceable names of two syllables, all different."""
+  parts = ("bdfgklmnprstvz", "aeiou", "bdfgklmnprstvz", "aeiou", "lnrs")
+  every = ["".join(letters) for letters in itertools.product(*parts)]
+  return tuple(rng.choice(every, count, replace=False).tolist())
+
+
+def _draw(
+  rng: np.random.Generator, members: range, avoid: np.ndarray
+) -> np.ndarray:
+  """Uniform members, one a row of `avoid` and never one of that row."""
+  values = rng.integers(members.start, members.stop, len(avoid))
+  while (clash := (values[:, None] == avoid).any(1)).any():
+    values[clash] = rng.integers(members.start, members.stop, clash.sum())
+  return values
+
+
+def _sequences(hops: int) -> list[tuple[int, ...]]:
+  """Every row of distinct relations, each from the kind the last leads to."""
+  rows = [(r,) for r in range(len(RELATIONS))]
+  for _ in range(hops - 1):
+    rows = [
+      (*row, r)
+      for row in rows
+      for r in range(len(RELATIONS))
+      if r not in row and RELATIONS[row[-1]].object == RELATIONS[r].subject
+    ]
+  return rows
+
+
+def _shares(count: int, mix: Sequence[float]) -> list[int]:
+  """`count` shared out by `mix`, whole and exact in sum."""
+  ends = np.rint(np.cumsum(mix) / sum(mix) * count).astype(int)
+  return np.diff(ends, prepend=0).tolist()
+
+
+def _sample_paths(
+  rng: np.random.Generator,
+  values: np.ndarray,
+  relations: np.ndarray,
+  starts: np.ndarray,
+  count: int,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Samples (snapshot, chain) pairs whose paths repeat no entity.
+
+  Args:
+    values: `[S, E, R]`, right values by snapshot.
+    relations: `[n, hops]` and `starts` `[n]`: the chains.
+    count: how many pairs, all different.
+
+  Returns:
+    The pairs `[count, 2]` and their entities `[count, hops + 1]`.
+  """
+  total = len(values) * len(starts)
+  size = count
+  while True:
+    size = min(2 * size + 16, total)
+    drawn = rng.choice(total, size, replace=False)
+    snapshot, chain = np.divmod(drawn, max(len(starts), 1))
+    path = [starts[chain]]
+    for relation in relations[chain].T:
+      path.append(values[snapshot, path[-1], relation])
+    paths = np.stack(path, 1)
+    simple = (np.diff(np.sort(paths), axis=1) > 0).all(1)
+    if simple.sum() >= count:
+      pairs = np.stack([snapshot, chain], 1)
+      return pairs[simple][:count], paths[simple][:count]
+    if size == total:
+      raise ValueError(
+        f"Found {simple.sum()} questions of {relations.shape[1]} hops in the "
+        f"split; {count} were asked for. Ask for fewer."
+      )

@@ -201,6 +201,25 @@ def tp_differences(
   )
 
 
+def pooled_accuracy(
+  episodes: Iterable[metrics.Episode], *, resamples: int = 10_000
+) -> intervals.Estimate:
+  """Accuracy over all budgets together, questions resampled whole."""
+  kept = metrics.scored(episodes)
+  if not kept:
+    return intervals.Estimate(None, None, None)
+  ids, question = np.unique(
+    [str(e["question_id"]) for e in kept], return_inverse=True
+  )
+  em = np.array([e["em"] for e in kept], dtype=np.float64)
+  (estimate,) = intervals.bootstrap(
+    intervals.cluster_sums(question, [em, em * 0 + 1], clusters=len(ids)),
+    lambda t: intervals.ratio(t[:, :1], t[:, 1:]),
+    resamples=resamples,
+  )
+  return estimate
+
+
 def productivities(
   episodes: Iterable[metrics.Episode], *, resamples: int = 10_000
 ) -> dict[int | None, intervals.Estimate]:

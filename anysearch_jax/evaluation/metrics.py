@@ -51,6 +51,15 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
+class Training:
+  """One training run: its rollout records, in order, and resolved config."""
+
+  label: str
+  records: tuple[Mapping[str, Any], ...]
+  config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class Cell:
   """The measurements of some episodes; None where nothing defines a value.
 

@@ -1,7 +1,7 @@
 """The report of a study: one self-contained page, its numbers, a short table.
 
-`build` measures, `render` writes the page, `summary_table` is for a terminal;
-all three are pure. Equal inputs give equal bytes.
+`build` measures and `summary_table` prints, both pure; `write` leaves the page
+and `report.json` on disk. Equal inputs give equal bytes.
 """
 
 from __future__ import annotations
@@ -12,40 +12,14 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jinja2
-import markupsafe
-
 from anysearch_jax import config as config_lib
 from anysearch_jax.evaluation import (
   comparison,
   intervals,
   metrics,
-  plots,
-  trajectories,
+  page,
   verdicts,
 )
-
-HISTORIES = {
-  "reward/total": "reward, total",
-  "reward/em": "reward term: exact match",
-  "reward/format": "reward term: format",
-  "reward/length": "reward term: length",
-  "reward/tool": "reward term: tool use",
-  "reward/gamma": "adaptive weight γ of the tool term",
-  "loss/kl": "KL to the reference",
-  "policy/entropy": "policy entropy",
-  "rollout/generated_tokens": "generated tokens per episode",
-  "rollout/searches": "searches per episode",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Training:
-  """One training run: its label, rollout records and resolved config."""
-
-  label: str
-  records: tuple[Mapping[str, Any], ...]
-  config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def load_row(label: str, folder: pathlib.Path) -> metrics.Row:
@@ -65,7 +39,7 @@ def load_row(label: str, folder: pathlib.Path) -> metrics.Row:
   return metrics.Row(label, episodes, run=str(folder.parent.parent))
 
 
-def load_training(label: str, folder: pathlib.Path) -> Training:
+def load_training(label: str, folder: pathlib.Path) -> metrics.Training:
   """Reads `metrics.jsonl` and, where there is one, `config.json` of a run.
 
   A rollout that was repeated after a resume counts once, as it was last.
@@ -91,7 +65,7 @@ def load_training(label: str, folder: pathlib.Path) -> Training:
     if record is not None:
       records[record.get("rollout", number - 1)] = record
   config = folder / "config.json"
-  return Training(
+  return metrics.Training(
     label,
     tuple(records[key] | {"rollout": key} for key in sorted(records)),
     json.loads(config.read_text("utf-8")) if config.is_file() else {},
@@ -101,7 +75,7 @@ def load_training(label: str, folder: pathlib.Path) -> Training:
 def build(
   rows: Sequence[metrics.Row],
   controls: Sequence[str] = (),
-  training: Sequence[Training] = (),
+  training: Sequence[metrics.Training] = (),
   *,
   notes: str = "",
   resamples: int = 10_000,
@@ -219,7 +193,9 @@ def _row(
     "label": row.label,
     "index": index,
     "cells": {
-      str(budget): describe(cell, intervals.wilson(cell.correct, cell.n), budget)
+      str(budget): describe(
+        cell, intervals.wilson(cell.correct, cell.n), budget
+      )
       for budget, cell in cells.items()
     },
     "average": describe(
@@ -242,12 +218,10 @@ def _row(
 
 
 def _numbers(numbers: Sequence[comparison.Number]) -> list[dict[str, Any]]:
-  return [
-    {"label": n.label, "n": n.n} | n.estimate._asdict() for n in numbers
-  ]
+  return [{"label": n.label, "n": n.n} | n.estimate._asdict() for n in numbers]
 
 
-def _trained_budget(label: str, training: Sequence[Training]) -> int:
+def _trained_budget(label: str, training: Sequence[metrics.Training]) -> int:
   """The largest budget of the system's training; the paper's if unknown."""
   own = [run for run in training if run.label == label] or training[:1]
   default = config_lib.CurriculumConfig()
@@ -258,24 +232,25 @@ def _trained_budget(label: str, training: Sequence[Training]) -> int:
 
 
 def _series_of(
-  label: str, rows: Sequence[str], training: Sequence[Training]
+  label: str, rows: Sequence[str], training: Sequence[metrics.Training]
 ) -> int:
   """Colour of a training run: that of its row, else one no row has."""
   extra = [run.label for run in training if run.label not in rows]
   return [*rows, *extra].index(label)
 
 
-def _total(run: Training, key: str) -> float:
+def _total(run: metrics.Training, key: str) -> float:
   return sum(record.get(key) or 0.0 for record in run.records)
 
 
 def configuration_differences(
-  training: Sequence[Training],
-) -> list[dict[str, Any]]:
+  training: Sequence[metrics.Training],
+) -> dict[str, Any]:
   """The configuration values that are not the same in every run.
 
   Returns:
-    {`key`: dotted path, `values`: one JSON text for each run} per difference.
+    `labels` of the runs that saved a configuration, and `lines` of {`key`: its
+    dotted path, `values`: JSON text by run, None where it lacks the key}.
   """
 
   def flatten(node: Any, path: str = "") -> dict[str, str]:
@@ -286,10 +261,70 @@ def configuration_differences(
       flat |= flatten(value, f"{path}.{key}" if path else key)
     return flat
 
-  configs = [flatten(run.config) for run in training if run.config]
-  keys = sorted({key for config in configs for key in config})
-  return [
-    {"key": key, "values": [config.get(key) for config in configs]}
-    for key in keys
-    if len({config.get(key) for config in configs}) > 1 and key != "name"
+  configs = {run.label: flatten(run.config) for run in training if run.config}
+  lines = [
+    {"key": key, "values": [config.get(key) for config in configs.values()]}
+    for key in sorted({key for config in configs.values() for key in config})
+    if key != "name"
   ]
+  return {
+    "labels": list(configs),
+    "lines": [line for line in lines if len(set(line["values"])) > 1],
+  }
+
+
+def write(
+  output: pathlib.Path,
+  rows: Sequence[metrics.Row],
+  controls: Sequence[str] = (),
+  training: Sequence[metrics.Training] = (),
+  *,
+  title: str = "One policy, any budget",
+  notes: str = "",
+  resamples: int = 10_000,
+) -> dict[str, Any]:
+  """Writes the page to `output` and its numbers to `report.json` beside it.
+
+  Returns:
+    What `build` returns.
+  """
+  data = build(rows, controls, training, notes=notes, resamples=resamples)
+  html = page.render(data, rows, controls, training, title=title)
+  output.parent.mkdir(parents=True, exist_ok=True)
+  # A model may emit half a surrogate pair, which UTF-8 cannot hold.
+  output.write_bytes(html.encode("utf-8", "replace"))
+  numbers = json.dumps(data, indent=1, allow_nan=False)
+  output.with_name("report.json").write_text(numbers + "\n", "utf-8")
+  return data
+
+
+def summary_table(data: Mapping[str, Any]) -> str:
+  """Rows x budgets as plain text: accuracy in percent, searches, TP."""
+  budgets = [str(b) for b in data["budgets"]]
+  width = 10
+  lines = [
+    " " * 11 + "".join(f"{'B=' + b:>{width}}" for b in [*budgets, "mean"])
+  ]
+  lines[0] = lines[0].replace("B=mean", "  mean")
+  for row in data["rows"]:
+    cells = [row["cells"].get(b) for b in budgets] + [row["average"]]
+    lines.append(row["label"])
+    for name, show in (
+      ("accuracy", _accuracy_text),
+      ("searches", lambda c: _fixed(c["searches"])),
+      ("TP", lambda c: _fixed(c["tp"])),
+    ):
+      texts = ["-" if c is None else show(c) for c in cells]
+      lines.append(f"  {name:<9}" + "".join(f"{t:>{width}}" for t in texts))
+  return "\n".join(lines)
+
+
+def _accuracy_text(cell: Mapping[str, Any]) -> str:
+  low, high = cell["accuracy_interval"]
+  if cell["accuracy"] is None or low is None:
+    return "-"
+  return f"{100 * cell['accuracy']:.1f}±{50 * (high - low):.1f}"
+
+
+def _fixed(value: float | None) -> str:
+  return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,252 @@
+"""The budget curriculum (the paper's section "Curriculum Learning").
+
+Phase I anneals the budget from B_max to 1 in equal stretches of optimizer
+steps. Phase II draws a budget for each group, the more often the further its
+recent accuracy lags behind the best level's.
+
+    state = init(config, seed)
+    assignment = assign(state, num_groups=Q, config=config)   # one rollout
+    state = record(state, budgets, em, valid, config=config)  # its outcomes
+
+The state is a pytree of arrays and belongs to the checkpoint. Time is counted
+in optimizer steps; a rollout stands where its first optimizer step does.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from anysearch_jax import config as config_lib
+
+# Named, so that a seed means the same draws whatever JAX's default.
+_PRNG = "threefry2x32"
+
+
+class CurriculumState(NamedTuple):
+  """What the curriculum remembers; level b stands at index b - 1.
+
+  windows: int8 `[Bmax, W]`, ring buffers of the last outcomes in {0, 1}.
+  counts: int32 `[Bmax]`, outcomes ever recorded of each level.
+  step: int32 `[]`, optimizer steps consumed so far.
+  key: uint32 `[2]`, key data of the seed; never changes.
+  """
+
+  windows: chex.Array
+  counts: chex.Array
+  step: chex.Array
+  key: chex.Array
+
+
+class Assignment(NamedTuple):
+  """What a rollout is to do.
+
+  budgets: int32 `[Q]`, searches assigned to each group.
+  scaffold: bool `[]`, the scaffold is on.
+  """
+
+  budgets: chex.Array
+  scaffold: chex.Array
+
+
+def validate(config: config_lib.CurriculumConfig) -> None:
+  """Refuses a curriculum that cannot be followed as written.
+
+  Raises:
+    ValueError: a sentence that names the value and what was expected.
+  """
+  c = config
+  for name, least in (
+    ("max_budget", 1),
+    ("window", 1),
+    ("steps_per_rollout", 1),
+    ("total_steps", 1),
+    ("phase1_steps", 0),
+    ("fixed_budget", -1),
+  ):
+    if (value := getattr(c, name)) < least:
+      raise ValueError(f"Found {name} {value}; expected at least {least}.")
+  if not 0 <= c.uniform_mix <= 1:
+    raise ValueError(
+      f"Found uniform_mix {c.uniform_mix}; expected a value in [0, 1]."
+    )
+  if not c.epsilon > 0:
+    raise ValueError(
+      f"Found epsilon {c.epsilon}; expected a value above 0: levels of equal "
+      "accuracy share nothing else."
+    )
+  if c.phase1_steps > c.total_steps:
+    raise ValueError(
+      f"Found {c.phase1_steps} phase1_steps in {c.total_steps} total_steps; "
+      "expected at most all of them. Lower phase1_steps."
+    )
+  if c.total_steps % c.steps_per_rollout:
+    raise ValueError(
+      f"Found {c.total_steps} total_steps; expected a multiple of "
+      f"steps_per_rollout, {c.steps_per_rollout}: a rollout is used up whole."
+    )
+  if c.phase1_steps % c.max_budget:
+    raise ValueError(
+      f"Found {c.phase1_steps} phase1_steps; expected a multiple of "
+      f"max_budget, {c.max_budget}: every level gets as many steps."
+    )
+  level_steps = c.phase1_steps // c.max_budget
+  if level_steps % c.steps_per_rollout:
+    raise ValueError(
+      f"Found {level_steps} steps per level (phase1_steps / max_budget); "
+      f"expected a multiple of steps_per_rollout, {c.steps_per_rollout}: a "
+      "rollout has one level. Change phase1_steps."
+    )
+
+
+def init(config: config_lib.CurriculumConfig, seed: int) -> CurriculumState:
+  """The state before the first rollout: empty windows, step 0."""
+  return CurriculumState(
+    windows=jnp.zeros((config.max_budget, config.window), jnp.int8),
+    counts=jnp.zeros(config.max_budget, jnp.int32),
+    step=jnp.zeros((), jnp.int32),
+    key=jax.random.key_data(jax.random.key(seed, impl=_PRNG)),
+  )
+
+
+def in_phase1(
+  step: chex.Array, *, config: config_lib.CurriculumConfig
+) -> chex.Array:
+  """Whether optimizer step `step` belongs to Phase I."""
+  return step < config.phase1_steps
+
+
+def annealed_budget(
+  step: chex.Array, *, config: config_lib.CurriculumConfig
+) -> chex.Array:
+  """Phase I's budget at optimizer step `step`: B_max falling to 1."""
+  level_steps = max(config.phase1_steps // config.max_budget, 1)
+  return jnp.maximum(config.max_budget - step // level_steps, 1)
+
+
+@jax.jit
+def accuracies(state: CurriculumState) -> chex.Array:
+  """R(b) (Eq. 3): mean outcome of each level's window.
+
+  Returns:
+    float32 `[Bmax]` in [0, 1]; 0 for an empty window.
+  """
+  _assert_state(state)
+  held = jnp.clip(state.counts, 1, state.windows.shape[-1])
+  return jnp.sum(state.windows, -1, dtype=jnp.float32) / held
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def probabilities(
+  state: CurriculumState, *, config: config_lib.CurriculumConfig
+) -> chex.Array:
+  """P(b) (Eq. 4) of the levels 1 to B_max as the windows stand.
+
+    P(b) = (1 - lambda) (Rmax - R(b) + eps) / sum_b' (...) + lambda / B_max
+
+  Args:
+    state: the curriculum state.
+    config: lambda is `uniform_mix`.
+
+  Returns:
+    float32 `[Bmax]`, a distribution.
+  """
+  accuracy = accuracies(state)
+  gap = jnp.max(accuracy) - accuracy + config.epsilon
+  mix = config.uniform_mix
+  return (1 - mix) * gap / jnp.sum(gap) + mix / config.max_budget
+
+
+@functools.partial(jax.jit, static_argnames=("num_groups", "config"))
+def assign(
+  state: CurriculumState,
+  *,
+  num_groups: int,
+  config: config_lib.CurriculumConfig,
+) -> Assignment:
+  """Budgets and scaffold of the rollout that starts at `state.step`.
+
+  Phase II's first rollout draws uniformly, later ones from `probabilities`,
+  independently for each group. The draw is a function of seed and rollout:
+  asking twice gives the same budgets.
+
+  Args:
+    state: the curriculum state.
+    num_groups: Q, groups of the rollout.
+    config: `fixed_budget` >= 0 is given to every group, in either phase.
+
+  Returns:
+    The assignment; the scaffold follows the phase's flag.
+  """
+  _assert_state(state)
+  c = config
+  phase1 = in_phase1(state.step, config=c)
+  scaffold = jnp.where(phase1, c.phase1_scaffold, c.phase2_scaffold)
+  if c.fixed_budget >= 0:
+    return Assignment(jnp.full(num_groups, c.fixed_budget, jnp.int32), scaffold)
+  rollout = state.step // c.steps_per_rollout
+  first = rollout == c.phase1_steps // c.steps_per_rollout
+  p = jnp.where(first, 1 / c.max_budget, probabilities(state, config=c))
+  seed = jax.random.wrap_key_data(state.key, impl=_PRNG)
+  drawn = 1 + jax.random.categorical(
+    jax.random.fold_in(seed, rollout), jnp.log(p), shape=(num_groups,)
+  )
+  budgets = jnp.where(phase1, annealed_budget(state.step, config=c), drawn)
+  return Assignment(budgets.astype(jnp.int32), scaffold)
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def record(
+  state: CurriculumState,
+  budgets: chex.Array,
+  em: chex.Array,
+  valid: chex.Array,
+  *,
+  config: config_lib.CurriculumConfig,
+) -> CurriculumState:
+  """Enters the outcomes of one rollout and moves on to the next.
+
+  Each level keeps its last W outcomes. The order is that of the arguments,
+  (question, sample), never the order in which episodes finished.
+
+  Args:
+    state: the curriculum state.
+    budgets: int `[Q * G]`, the budget of each trajectory; only those in
+      [1, Bmax] have a window.
+    em: `[Q * G]` correctness in {0, 1}.
+    valid: bool `[Q * G]`; only valid trajectories enter.
+    config: `steps_per_rollout` is the advance of the step.
+
+  Returns:
+    The next state.
+  """
+  _assert_state(state)
+  chex.assert_rank(budgets, 1)
+  chex.assert_equal_shape([budgets, em, valid])
+  chex.assert_type([budgets, valid], [int, bool])
+  levels, window = state.windows.shape
+  member = valid[:, None] & (budgets[:, None] == jnp.arange(1, levels + 1))
+  seen = jnp.cumsum(member, 0, dtype=jnp.int32)
+  new = jnp.sum(member, 0, dtype=jnp.int32)
+  # Only a call's last W of a level are written: their slots differ, so the
+  # scatter has no collision whose winner would be undefined.
+  write = member & (seen > new - window)
+  slot = jnp.where(write, (state.counts + seen - 1) % window, window)
+  level = jnp.broadcast_to(jnp.arange(levels), slot.shape)
+  outcome = jnp.broadcast_to((em != 0)[:, None], slot.shape)
+  return state._replace(
+    windows=state.windows.at[level, slot].set(
+      outcome.astype(state.windows.dtype), mode="drop"
+    ),
+    counts=state.counts + new,
+    step=state.step + config.steps_per_rollout,
+  )
+
+
+def _assert_state(state: CurriculumState) -> None:
+  chex.assert_rank(state, CurriculumState(2, 1, 0, 1))
+  chex.assert_equal_shape_prefix([state.windows, state.counts], 1)

@@ -1,0 +1,189 @@
+"""The composite reward of a group (the paper's section "Reward Design").
+
+    R_total = alpha R_acc + beta R_format + delta R_length + gamma_q R_tool
+
+Arrays in, arrays out: whether an answer is right and its format well-formed is
+decided elsewhere. The last axis of every array is the group (G): trajectories
+of one question under one budget. A trajectory that is not valid enters no
+statistic of its group, whatever its values, and its rewards are 0.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from anysearch_jax import config as config_lib
+
+GAMMA_MODES = ("adaptive", "fixed", "off")
+
+
+class Rewards(NamedTuple):
+  """The reward and its parts, float32 `[..., G]`; 0 where not valid.
+
+  em, format: the indicators as given. length: in [-1, 0].
+  r_abs, r_rel: both signals as defined, whether or not they are switched on.
+  tool: their product, a switched-off one replaced by em.
+  gamma: `[...]`, the weight of `tool` in the group.
+  """
+
+  em: chex.Array
+  format: chex.Array
+  length: chex.Array
+  r_abs: chex.Array
+  r_rel: chex.Array
+  tool: chex.Array
+  gamma: chex.Array
+  total: chex.Array
+
+
+def length_reward(
+  generated_tokens: chex.Array, *, limit: int, tolerance: int
+) -> chex.Array:
+  """Soft penalty on long generations (appendix, R_length).
+
+  Args:
+    generated_tokens: any shape, tokens that the model wrote, >= 0.
+    limit: L_lim, tokens without penalty.
+    tolerance: L_tol, tokens over which the penalty grows to 1; 0 is a step.
+
+  Returns:
+    float32, 0 up to the limit, falling to -1 at limit + tolerance.
+  """
+  n = jnp.asarray(generated_tokens, jnp.float32)
+  slope = (limit - n) / max(tolerance, 1)
+  return jnp.where(n <= limit, 0, jnp.where(n <= limit + tolerance, slope, -1))
+
+
+def absolute_reward(
+  em: chex.Array, used: chex.Array, budget: chex.Array
+) -> chex.Array:
+  """R_abs (Eq. 7): the share of the budget that a correct answer saved.
+
+  Args:
+    em: correctness in {0, 1}.
+    used: searches charged.
+    budget: searches assigned, >= 0; the three broadcast together.
+
+  Returns:
+    float32, in [0, 1] while 0 <= used <= budget; 0 where the budget is 0.
+  """
+  em, used, budget = (jnp.asarray(x, jnp.float32) for x in (em, used, budget))
+  return jnp.where(budget > 0, em * (budget - used) / jnp.maximum(budget, 1), 0)
+
+
+def relative_reward(
+  em: chex.Array, used: chex.Array, valid: chex.Array, *, xi: float
+) -> chex.Array:
+  """R_rel (Eq. 8): searches used, between the group's best and worst correct.
+
+  Args:
+    em: `[..., G]` correctness in {0, 1}.
+    used: `[..., G]` searches charged.
+    valid: bool `[..., G]`.
+    xi: stability constant, > 0.
+
+  Returns:
+    float32 `[..., G]` in [0, 1]: 1 for the correct trajectories with the
+    fewest searches, 0 for incorrect and invalid ones.
+  """
+  chex.assert_equal_shape([em, used, valid])
+  correct = valid & (jnp.asarray(em) != 0)
+  used = jnp.where(correct, jnp.asarray(used, jnp.float32), 0)
+  top = jnp.finfo(jnp.float32).max
+  least = jnp.min(used, -1, where=correct, initial=top, keepdims=True)
+  most = jnp.max(used, -1, where=correct, initial=0, keepdims=True)
+  return jnp.where(correct, 1 - (used - least) / (most - least + xi), 0)
+
+
+def adaptive_weight(
+  em: chex.Array, valid: chex.Array, *, gamma_max: float
+) -> chex.Array:
+  """gamma_q (Eq. 9): the efficiency weight grows with the group's accuracy.
+
+  Args:
+    em: `[..., G]` correctness in {0, 1}.
+    valid: bool `[..., G]`; the mean is over the valid trajectories.
+    gamma_max: weight of a group that is right throughout.
+
+  Returns:
+    float32 `[...]` in [0, gamma_max]; 0 for a group without a valid trajectory.
+  """
+  chex.assert_equal_shape([em, valid])
+  correct = jnp.sum(jnp.asarray(em, jnp.float32), -1, where=valid)
+  return gamma_max * correct / jnp.maximum(jnp.sum(valid, -1), 1)
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def composite(
+  em: chex.Array,
+  format_: chex.Array,
+  generated_tokens: chex.Array,
+  searches: chex.Array,
+  budget: chex.Array,
+  valid: chex.Array,
+  *,
+  config: config_lib.RewardConfig,
+) -> Rewards:
+  """R_total of every trajectory of every group (Eq. 5 to 9).
+
+  Args:
+    em: `[..., G]` exact match in {0, 1}.
+    format_: `[..., G]` format indicator in {0, 1}.
+    generated_tokens: `[..., G]` tokens that the model wrote, >= 0.
+    searches: `[..., G]` searches charged, >= 0.
+    budget: `[...]` searches assigned to the group, >= 0.
+    valid: bool `[..., G]`, False for an episode that failed.
+    config: weights and switches.
+
+  Returns:
+    The reward and its parts.
+
+  Raises:
+    ValueError: an unknown `config.gamma_mode`.
+  """
+  chex.assert_equal_shape([em, format_, generated_tokens, searches, valid])
+  chex.assert_shape(budget, em.shape[:-1])
+  chex.assert_type(valid, bool)
+  em, format_, generated_tokens, searches = (
+    jnp.where(valid, jnp.asarray(x, jnp.float32), 0)
+    for x in (em, format_, generated_tokens, searches)
+  )
+
+  length = length_reward(
+    generated_tokens,
+    limit=config.length_limit,
+    tolerance=config.length_tolerance,
+  )
+  r_abs = absolute_reward(em, searches, jnp.expand_dims(budget, -1))
+  r_rel = relative_reward(em, searches, valid, xi=config.xi)
+  tool = (r_abs if config.use_abs else em) * (r_rel if config.use_rel else em)
+  gamma = _gamma(em, valid, config)
+  total = (
+    config.alpha * em
+    + config.beta * format_
+    + config.delta * length
+    + jnp.expand_dims(gamma, -1) * tool
+  )
+  return Rewards(em, format_, length, r_abs, r_rel, tool, gamma, total)
+
+
+def _gamma(
+  em: chex.Array, valid: chex.Array, config: config_lib.RewardConfig
+) -> chex.Array:
+  """The group's weight of the tool reward under `config.gamma_mode`."""
+  match config.gamma_mode:
+    case "adaptive":
+      return adaptive_weight(em, valid, gamma_max=config.gamma_max)
+    case "fixed":
+      return jnp.full(em.shape[:-1], config.gamma_fixed, jnp.float32)
+    case "off":
+      return jnp.zeros(em.shape[:-1], jnp.float32)
+  raise ValueError(
+    f"Found gamma_mode {config.gamma_mode!r}; expected one of "
+    f"{', '.join(GAMMA_MODES)}."
+  )

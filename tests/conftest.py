@@ -1,0 +1,47 @@
+"""What the tests share: the CPU, the oracle, the tokenizers of real models."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"  # Before anything imports jax.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import functools
+import pathlib
+
+import pytest
+
+from anysearch_jax import tokenizer as tokenizer_lib
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_TOKENIZERS = pathlib.Path(
+  os.environ.get(
+    "ANYSEARCH_TOKENIZERS", _ROOT / ".." / "shared" / "tokenizers"
+  )
+)
+
+
+@pytest.fixture(scope="session")
+def torch():
+  """The oracle; tests that ask for it skip where it is not installed."""
+  return pytest.importorskip(
+    "torch",
+    reason="oracle tests need torch==2.13.0 (requirements-test.txt)",
+  )
+
+
+@functools.cache
+def _real_tokenizer(name: str) -> tokenizer_lib.Tokenizer:
+  return tokenizer_lib.Tokenizer.from_folder(_TOKENIZERS / name)
+
+
+@pytest.fixture(params=["qwen2.5", "qwen3", "llama3.1"])
+def real_tokenizer(request) -> tokenizer_lib.Tokenizer:
+  """The tokenizer of a supported family, `.family` its folder's name."""
+  if not (_TOKENIZERS / request.param / "tokenizer.json").is_file():
+    pytest.skip(
+      f"no tokenizer in {_TOKENIZERS / request.param}; set "
+      "ANYSEARCH_TOKENIZERS to a folder with qwen2.5, qwen3 and llama3.1"
+    )
+  return _real_tokenizer(request.param)

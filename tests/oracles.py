@@ -1,0 +1,159 @@
+"""The paper's equations in float64, one scalar at a time.
+
+Written from the text, not from the implementation: plain loops over lists, so
+that a reader can hold them against the page.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+
+import numpy as np
+
+from anysearch_jax import config as config_lib
+
+
+def length_reward(n, limit, tolerance):
+  """R_length, three cases."""
+  if n <= limit:
+    return 0.0
+  if n <= limit + tolerance:
+    return (limit - n) / tolerance
+  return -1.0
+
+
+def rewards(
+  em, format_, tokens, used, budget, valid, c: config_lib.RewardConfig
+):
+  """The reward table of one group: a dict of lists, and gamma a number."""
+  members = [i for i in range(len(em)) if valid[i]]
+  correct = [i for i in members if em[i] == 1]
+  b_min = min((used[i] for i in correct), default=0)
+  b_max = max((used[i] for i in correct), default=0)
+  gamma = {
+    "adaptive": c.gamma_max * len(correct) / max(len(members), 1),
+    "fixed": c.gamma_fixed,
+    "off": 0.0,
+  }[c.gamma_mode]
+  names = ("em", "format", "length", "r_abs", "r_rel", "tool", "total")
+  out = {name: [0.0] * len(em) for name in names}
+  for i in members:
+    answer = 1.0 if i in correct else 0.0
+    r_abs = answer * (budget - used[i]) / budget if budget else 0.0
+    r_rel = answer * (1 - (used[i] - b_min) / (b_max - b_min + c.xi))
+    tool = (r_abs if c.use_abs else answer) * (r_rel if c.use_rel else answer)
+    length = length_reward(tokens[i], c.length_limit, c.length_tolerance)
+    row = {
+      "em": answer,
+      "format": float(format_[i]),
+      "length": length,
+      "r_abs": r_abs,
+      "r_rel": r_rel,
+      "tool": tool,
+      "total": c.alpha * answer
+      + c.beta * float(format_[i])
+      + c.delta * length
+      + gamma * tool,
+    }
+    for name in names:
+      out[name][i] = row[name]
+  return {**out, "gamma": gamma}
+
+
+def advantages(total, valid, epsilon, normalize_std):
+  """The advantages of one group."""
+  members = [float(r) for r, v in zip(total, valid) if v]
+  if len(set(members)) < 2:
+    return [0.0] * len(total)
+  mean = math.fsum(members) / len(members)
+  variance = math.fsum((r - mean) ** 2 for r in members) / len(members)
+  scale = math.sqrt(variance) + epsilon if normalize_std else 1.0
+  return [(float(r) - mean) / scale if v else 0.0 for r, v in zip(total, valid)]
+
+
+def kl(logp, reference, estimator):
+  """KL(policy || reference) at one token."""
+  return {
+    "k1": logp - reference,
+    "k2": 0.5 * (logp - reference) ** 2,
+    "k3": math.exp(reference - logp) - (reference - logp) - 1,
+  }[estimator]
+
+
+def kl_gradient(logp, reference, estimator):
+  """Its derivative by logp."""
+  return {
+    "k1": 1.0,
+    "k2": logp - reference,
+    "k3": 1 - math.exp(reference - logp),
+  }[estimator]
+
+
+def surrogate(logp, behaviour, advantage, c: config_lib.ObjectiveConfig):
+  """min(r A, clip(r, 1 - low, 1 + high) A) at one token."""
+  ratio = math.exp(logp - behaviour)
+  clipped = min(max(ratio, 1 - c.clip_low), 1 + c.clip_high)
+  return min(ratio * advantage, clipped * advantage)
+
+
+def surrogate_gradient(
+  logp, behaviour, advantage, c: config_lib.ObjectiveConfig
+):
+  """Its derivative by logp: r A, or 0 where the clip is the minimum."""
+  ratio = math.exp(logp - behaviour)
+  held = (advantage > 0 and ratio > 1 + c.clip_high) or (
+    advantage < 0 and ratio < 1 - c.clip_low
+  )
+  return 0.0 if held else ratio * advantage
+
+
+def loss(trajectories, c: config_lib.ObjectiveConfig):
+  """-J over the valid trajectories of a step, and its token gradients.
+
+  Each trajectory is (logp, behaviour, reference, advantage): lists over its
+  model tokens, and a number.
+  """
+  total, gradients = 0.0, []
+  for logp, behaviour, reference, advantage in trajectories:
+    share = 1 / (len(trajectories) * max(len(logp), 1))
+    gradients.append([])
+    for new, old, ref in zip(logp, behaviour, reference):
+      total -= share * (
+        surrogate(new, old, advantage, c)
+        - c.kl_coefficient * kl(new, ref, c.kl_estimator)
+      )
+      gradients[-1].append(
+        -share
+        * (
+          surrogate_gradient(new, old, advantage, c)
+          - c.kl_coefficient * kl_gradient(new, ref, c.kl_estimator)
+        )
+      )
+  return total, gradients
+
+
+class Windows:
+  """Each level's last W outcomes, in order."""
+
+  def __init__(self, c: config_lib.CurriculumConfig):
+    self.config = c
+    self.held = {
+      b: collections.deque(maxlen=c.window) for b in range(1, c.max_budget + 1)
+    }
+
+  def record(self, budgets, em, valid):
+    for b, outcome, v in zip(budgets, em, valid):
+      if v and int(b) in self.held:
+        self.held[int(b)].append(int(outcome))
+
+  def probabilities(self):
+    c = self.config
+    accuracy = [sum(w) / len(w) if w else 0.0 for w in self.held.values()]
+    gap = [max(accuracy) - r + c.epsilon for r in accuracy]
+    return np.array(
+      [
+        (1 - c.uniform_mix) * g / sum(gap) + c.uniform_mix / c.max_budget
+        for g in gap
+      ]
+    )

@@ -1,0 +1,156 @@
+"""`--config` flags: typed overrides, and sentences for what does not fit."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from anysearch_jax import config as config_lib
+from launch import flags
+
+DEFAULT = config_lib.ExperimentConfig()
+
+
+def read(config, path):
+  for key in path.split("."):
+    config = getattr(config, key)
+  return config
+
+
+@pytest.mark.parametrize(
+  ("path", "text", "value"),
+  [
+    ("seed", "7", 7),
+    ("seed", "-7", -7),
+    ("name", "7", "7"),
+    ("name", "", ""),
+    ("name", "a=b", "a=b"),
+    ("policy", "runs/x,y", "runs/x,y"),
+    ("reward.alpha", "1", 1.0),
+    ("reward.alpha", "1e-3", 0.001),
+    ("reward.gamma_mode", "fixed", "fixed"),
+    ("reward.use_abs", "false", False),
+    ("reward.use_abs", "True", True),
+    ("batch.row_lengths", "8,16", (8, 16)),
+    ("batch.row_lengths", "(8, 16)", (8, 16)),
+    ("batch.row_lengths", "[8]", (8,)),
+    ("batch.row_lengths", "8", (8,)),
+    ("evaluation.budgets", "()", ()),
+  ],
+)
+def test_an_override_is_typed_and_changes_nothing_else(path, text, value):
+  config = flags.override(DEFAULT, [f"{path}={text}"])
+  assert read(config, path) == value
+  assert type(read(config, path)) is type(value)
+  restored = flags.override(
+    config, [f"{path}={read(DEFAULT, path)}"] if path != "name" else []
+  )
+  if path != "name":
+    assert restored == DEFAULT
+
+
+def test_overrides_apply_in_order():
+  config = flags.override(
+    DEFAULT, ["seed=1", "reward.alpha=2", "seed=3", "reward.beta=4"]
+  )
+  assert (config.seed, config.reward.alpha, config.reward.beta) == (3, 2, 4)
+
+
+@pytest.mark.parametrize(
+  ("assignment", "sentence"),
+  [
+    ("sead=1", "--config.sead: unknown key 'sead'; expected one of .*seed"),
+    ("reward.alfa=1", "--config.reward.alfa: unknown key 'alfa'.*alpha"),
+    ("reward=1", "--config.reward is a group; name one of its values"),
+    ("seed.x=1", "--config.seed.x: 'seed' is a value and has no keys"),
+    ("seed", "--config.seed: no value; write --config.seed=..."),
+    ("seed=x", r"config.seed: found 'x' \(str\), expected int"),
+    ("seed=1.5", r"config.seed: found 1.5 \(float\), expected int"),
+    ("seed=true", r"config.seed: found True \(bool\), expected int"),
+    ("reward.alpha=high", "config.reward.alpha: found 'high'"),
+    ("reward.use_abs=1", r"config.reward.use_abs: found 1 \(int\)"),
+    ("reward.use_abs=no", "config.reward.use_abs: found 'no'"),
+    ("batch.row_lengths=8,x", "config.batch.row_lengths: found '8,x'"),
+    ("batch.row_lengths=8,9.5", r"row_lengths\[1\]: found 9.5 \(float\)"),
+  ],
+)
+def test_what_does_not_fit_is_refused_by_a_sentence(assignment, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    flags.override(DEFAULT, [assignment])
+
+
+CONFIG_FILE = """
+from anysearch_jax import config
+def get_config():
+  return config.ExperimentConfig(name="mine")
+"""
+
+
+@pytest.mark.parametrize(
+  ("name", "text", "sentence"),
+  [
+    ("a.py", None, "no such file"),
+    ("a.py", "x = 1", r"no get_config\(\)"),
+    ("a.txt", CONFIG_FILE, "expected a Python file"),
+    ("a.py", "def get_config(): return {}", "returned dict, expected an Exp"),
+  ],
+)
+def test_a_file_that_is_no_configuration_is_refused(
+  tmp_path, name, text, sentence
+):
+  if text is not None:
+    (tmp_path / name).write_text(text)
+  with pytest.raises(ValueError, match=sentence):
+    flags.load_config(str(tmp_path / name))
+
+
+def test_a_file_gives_its_configuration(tmp_path):
+  (tmp_path / "a.py").write_text(CONFIG_FILE)
+  config = flags.load_config(str(tmp_path / "a.py"))
+  assert config == config_lib.ExperimentConfig(name="mine")
+
+
+COMMAND = """
+from launch import flags
+flags.define_config()
+def main(argv):
+  config = flags.read_config()
+  print(config.name, config.seed, config.batch.row_lengths, argv[1:])
+flags.run(main)
+"""
+
+
+def command(tmp_path, *args):
+  (tmp_path / "a.py").write_text(CONFIG_FILE)
+  return subprocess.run(
+    [sys.executable, "-c", COMMAND, f"--config={tmp_path / 'a.py'}", *args],
+    cwd=pathlib.Path(__file__).resolve().parent.parent,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+
+
+def test_a_command_reads_overrides_from_its_command_line(tmp_path):
+  done = command(
+    tmp_path, "--config.seed=7", "-config.batch.row_lengths=8,16", "rest"
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.strip() == "mine 7 (8, 16) ['rest']"
+
+
+@pytest.mark.parametrize(
+  ("argument", "sentence"),
+  [
+    ("--config.sead=7", "--config.sead: unknown key 'sead'"),
+    ("--sead=7", "Unknown command line flag 'sead'"),
+  ],
+)
+def test_a_command_refuses_what_it_does_not_know(tmp_path, argument, sentence):
+  done = command(tmp_path, argument)
+  assert done.returncode != 0
+  assert sentence in done.stdout + done.stderr
+  assert "Traceback" not in done.stdout + done.stderr
