@@ -56,7 +56,7 @@ def advantages(
   """
   chex.assert_equal_shape([total, valid])
   chex.assert_type(valid, bool)
-  total = jnp.where(valid, jnp.asarray(total, jnp.float32), 0)
+  total = jnp.where(valid, jnp.asarray(total, float), 0)
   # Measured from the group's least reward, equal rewards are exact zeros and
   # so are their mean and spread: no rounding is left to divide by epsilon.
   least = jnp.min(total, -1, where=valid, initial=jnp.inf, keepdims=True)

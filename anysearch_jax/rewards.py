@@ -54,7 +54,7 @@ def length_reward(
   Returns:
     float32, 0 up to the limit, falling to -1 at limit + tolerance.
   """
-  n = jnp.asarray(generated_tokens, jnp.float32)
+  n = jnp.asarray(generated_tokens, float)
   slope = (limit - n) / max(tolerance, 1)
   return jnp.where(n <= limit, 0, jnp.where(n <= limit + tolerance, slope, -1))
 
@@ -72,7 +72,7 @@ def absolute_reward(
   Returns:
     float32, in [0, 1] while 0 <= used <= budget; 0 where the budget is 0.
   """
-  em, used, budget = (jnp.asarray(x, jnp.float32) for x in (em, used, budget))
+  em, used, budget = (jnp.asarray(x, float) for x in (em, used, budget))
   return jnp.where(budget > 0, em * (budget - used) / jnp.maximum(budget, 1), 0)
 
 
@@ -93,8 +93,8 @@ def relative_reward(
   """
   chex.assert_equal_shape([em, used, valid])
   correct = valid & (jnp.asarray(em) != 0)
-  used = jnp.where(correct, jnp.asarray(used, jnp.float32), 0)
-  top = jnp.finfo(jnp.float32).max
+  used = jnp.where(correct, jnp.asarray(used, float), 0)
+  top = jnp.finfo(float).max
   least = jnp.min(used, -1, where=correct, initial=top, keepdims=True)
   most = jnp.max(used, -1, where=correct, initial=0, keepdims=True)
   return jnp.where(correct, 1 - (used - least) / (most - least + xi), 0)
@@ -114,7 +114,7 @@ def adaptive_weight(
     float32 `[...]` in [0, gamma_max]; 0 for a group without a valid trajectory.
   """
   chex.assert_equal_shape([em, valid])
-  correct = jnp.sum(jnp.asarray(em, jnp.float32), -1, where=valid)
+  correct = jnp.sum(jnp.asarray(em, float), -1, where=valid)
   return gamma_max * correct / jnp.maximum(jnp.sum(valid, -1), 1)
 
 
@@ -150,7 +150,7 @@ def composite(
   chex.assert_shape(budget, em.shape[:-1])
   chex.assert_type(valid, bool)
   em, format_, generated_tokens, searches = (
-    jnp.where(valid, jnp.asarray(x, jnp.float32), 0)
+    jnp.where(valid, jnp.asarray(x, float), 0)
     for x in (em, format_, generated_tokens, searches)
   )
 
@@ -180,9 +180,9 @@ def _gamma(
     case "adaptive":
       return adaptive_weight(em, valid, gamma_max=config.gamma_max)
     case "fixed":
-      return jnp.full(em.shape[:-1], config.gamma_fixed, jnp.float32)
+      return jnp.full(em.shape[:-1], config.gamma_fixed, float)
     case "off":
-      return jnp.zeros(em.shape[:-1], jnp.float32)
+      return jnp.zeros(em.shape[:-1], float)
   raise ValueError(
     f"Found gamma_mode {config.gamma_mode!r}; expected one of "
     f"{', '.join(GAMMA_MODES)}."

@@ -95,7 +95,7 @@ class CompositeTest(chex.TestCase):
     composite = self.variant(PLAIN, static_argnames="config")
     rng = np.random.default_rng(0)
     for group in (1, 5, 8):
-      arguments = random_groups(rng, 400, group)
+      arguments = random_groups(rng, 250, group)
       out = composite(*arguments, config=config)
       expected = [oracles.rewards(*row, config) for row in zip(*arguments)]
       for name, value in out._asdict().items():
@@ -185,7 +185,7 @@ def test_no_valid_trajectory_no_reward():
 
 def test_unknown_gamma_mode():
   config = config_lib.RewardConfig(gamma_mode="adaptiv")
-  with pytest.raises(ValueError, match="gamma_mode 'adaptiv'.*adaptive, fixed"):
+  with pytest.raises(ValueError, match="'adaptiv'; expected one of"):
     one_group([1], [0], budget=1, config=config)
 
 
@@ -220,7 +220,7 @@ def test_any_number_type_and_any_leading_axes():
 
 @pytest.mark.parametrize("group", [2, 3, 5, 9, 33])
 def test_equal_trajectories_have_equal_bits(group):
-  """Vector lanes and their remainder round alike: the advantage is exactly 0."""
+  """Vector lanes and their remainder round alike, so advantages are 0."""
   used = np.full(group, 1)
   for budget, tokens in ((3, 2049), (7, 2777)):
     out = one_group(

@@ -1,0 +1,39 @@
+# `make quickstart` and `make test` set everything up by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: quickstart quickstart-full test bench lint clean
+
+quickstart: $(VENV)/.run-ready
+	$(BIN)/python -m launch.quickstart
+
+quickstart-full: $(VENV)/.run-ready
+	$(BIN)/python -m launch.quickstart --full --output=runs/quickstart-full
+
+test: $(VENV)/.test-ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -rs tests
+
+bench: $(VENV)/.test-ready
+	JAX_PLATFORMS=cpu $(BIN)/python -m bench.quickstart
+
+lint: $(VENV)/.test-ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .jax_cache
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name it: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run-ready: requirements.txt $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+$(VENV)/.test-ready: requirements-test.txt $(VENV)/.run-ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
+	touch $@

@@ -1,0 +1,1 @@
+"""Configurations: each file's `get_config()` returns an ExperimentConfig."""

@@ -1,0 +1,251 @@
+"""Runs the whole quickstart: three trainings, evaluations, one report.
+
+    python -m launch.quickstart            # `make quickstart`
+    python -m launch.quickstart --full     # every budget, full n, 3 seeds
+
+Every command is printed as it starts, so that it can be run by hand. Two run
+at a time, each on one thread; their own output goes to `<run>/logs/`. Stages
+that are done (their result stands) are not run again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import shlex
+import subprocess
+import sys
+import time
+
+from absl import app, flags
+
+from launch import progress
+
+_OUTPUT = flags.DEFINE_string("output", "runs/quickstart", "Folder.")
+_FULL = flags.DEFINE_bool(
+  "full", False, "Every budget, full n, three training seeds."
+)
+_JOBS = flags.DEFINE_integer("jobs", 2, "Processes at a time.", lower_bound=1)
+_POLL = 0.2  # Seconds between looks at the running processes.
+_SHOW = 5.0  # Seconds between progress lines of one process.
+
+_MAIN = "configs/quickstart.py"
+_METHODS = {
+  "anysearch": (_MAIN, ()),
+  "no_tool_reward": (_MAIN, ("--config.reward.gamma_mode=off",)),
+  "search_r1": ("configs/quickstart_search_r1.py", ()),
+}
+_LABELS = {
+  "anysearch": "AnySearch",
+  "no_tool_reward": "No tool reward",
+  "search_r1": "Search-R1-like",
+}
+
+
+@dataclasses.dataclass
+class Job:
+  """One command; `after` names the jobs that it needs, `result` its file."""
+
+  name: str
+  command: list[str]
+  result: pathlib.Path
+  after: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass
+class Running:
+  """A started job: its process, its log and how far the log was shown."""
+
+  job: Job
+  process: subprocess.Popen
+  log: pathlib.Path
+  started: float
+  shown: float = 0.0
+
+
+def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
+  """The jobs in order of preference: trainings first, report last."""
+  seeds = (42, 43, 44) if full else (42,)
+  trainings, evaluations = [], []
+  for seed in seeds:
+    for method, (config, overrides) in _METHODS.items():
+      folder = root / f"{method}-{seed}"
+      train = Job(
+        f"train {method} {seed}",
+        [
+          "-m",
+          "launch.train",
+          f"--config={config}",
+          f"--config.seed={seed}",
+          *overrides,
+          f"--output={folder}",
+        ],
+        folder / "policy" / "config.json",
+      )
+      trainings.append(train)
+      evaluations.append(
+        _evaluation(
+          f"evaluate {method} {seed}",
+          folder / "policy",
+          folder / "evaluation" / "plain",
+          full=full,
+          few=False,
+          after=(train.name,),
+        )
+      )
+      if method == "anysearch":
+        evaluations.append(
+          _evaluation(
+            f"evaluate {method} {seed} with scaffold",
+            folder / "policy",
+            folder / "evaluation" / "scaffold",
+            full=full,
+            few=True,
+            scaffold=True,
+            after=(train.name,),
+          )
+        )
+  evaluations.append(
+    _evaluation(
+      "evaluate warm start",
+      pathlib.Path("configs/quickstart_policy"),
+      root / "warm_start" / "evaluation" / "plain",
+      full=full,
+      few=True,
+    )
+  )
+  jobs = trainings + evaluations
+  return [*jobs, _report(root, seeds, tuple(job.name for job in jobs))]
+
+
+def _evaluation(
+  name: str,
+  policy: pathlib.Path,
+  output: pathlib.Path,
+  *,
+  full: bool,
+  few: bool,
+  scaffold: bool = False,
+  after: tuple[str, ...] = (),
+) -> Job:
+  budgets = "0,1,2,3,4,5,6,7,8" if full else "0,1,2,3,5,8"
+  questions = 1000 if full or not few else 300
+  return Job(
+    name,
+    [
+      "-m",
+      "launch.evaluate",
+      f"--config={_MAIN}",
+      f"--policy={policy}",
+      f"--config.evaluation.budgets={budgets}",
+      f"--config.evaluation.questions={questions}",
+      f"--config.evaluation.scaffold={str(scaffold).lower()}",
+      f"--output={output}",
+    ],
+    output / "episodes.jsonl",
+    after,
+  )
+
+
+def _report(
+  root: pathlib.Path, seeds: tuple[int, ...], after: tuple[str, ...]
+) -> Job:
+  def rows(method: str, kind: str) -> str:
+    return "+".join(
+      str(root / f"{method}-{seed}" / "evaluation" / kind) for seed in seeds
+    )
+
+  shown = [f"{_LABELS[m]}={rows(m, 'plain')}" for m in _METHODS]
+  shown.append(f"Warm start={root / 'warm_start' / 'evaluation' / 'plain'}")
+  shown.append(f"AnySearch + scaffold={rows('anysearch', 'scaffold')}")
+  controls = [_LABELS[m] for m in _METHODS if m != "anysearch"]
+  runs = [f"{_LABELS[m]}={root / f'{m}-{seeds[0]}'}" for m in _METHODS]
+  output = root / "report.html"
+  return Job(
+    "report",
+    [
+      "-m",
+      "launch.report",
+      f"--rows={','.join(shown)}",
+      f"--controls={','.join(controls)}",
+      f"--training={','.join(runs)}",
+      f"--output={output}",
+    ],
+    output,
+    after,
+  )
+
+
+def run(jobs: list[Job], logs: pathlib.Path, *, at_once: int) -> None:
+  """Runs the jobs as their needs are met.
+
+  Raises:
+    SystemExit: a command failed; the others are stopped.
+  """
+  logs.mkdir(parents=True, exist_ok=True)
+  done = {job.name for job in jobs[:-1] if job.result.is_file()}
+  for name in sorted(done):
+    print(f"already there: {name}", flush=True)
+  waiting = [job for job in jobs if job.name not in done]
+  running: list[Running] = []
+  try:
+    while waiting or running:
+      ready = [j for j in waiting if set(j.after) <= done]
+      for job in ready[: at_once - len(running)]:
+        waiting.remove(job)
+        running.append(_start(job, logs))
+      time.sleep(_POLL)
+      for each in list(running):
+        if _poll(each):
+          running.remove(each)
+          done.add(each.job.name)
+  finally:
+    for each in running:
+      each.process.terminate()
+
+
+def _start(job: Job, logs: pathlib.Path) -> Running:
+  one_thread = [] if job.name == "report" else ["--threads=1"]
+  command = [sys.executable, *job.command, *one_thread]
+  shown = shlex.join([".venv/bin/python", *command[1:]])
+  print(f"\n[{job.name}] starts:\n  {shown}", flush=True)
+  log = logs / f"{job.name.replace(' ', '-')}.log"
+  with log.open("w") as file:
+    process = subprocess.Popen(
+      command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+    )
+  return Running(job, process, log, time.monotonic())
+
+
+def _poll(each: Running) -> bool:
+  """Shows progress; True when the job is over."""
+  code = each.process.poll()
+  now = time.monotonic()
+  if code is None:
+    if now - each.shown >= _SHOW:
+      each.shown = now
+      lines = each.log.read_text(errors="replace").splitlines()
+      last = lines[-1] if lines else "setting up"
+      print(f"[{each.job.name}] {last}", flush=True)
+    return False
+  text = each.log.read_text(errors="replace")
+  if code:
+    sys.exit(f"[{each.job.name}] failed with code {code}:\n{text[-3000:]}")
+  took = progress.duration(now - each.started)
+  print(f"[{each.job.name}] done in {took}", flush=True)
+  if each.job.name == "report":
+    print(text, flush=True)
+  return True
+
+
+def main(argv) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+  root = pathlib.Path(_OUTPUT.value)
+  started = time.monotonic()
+  run(plan(root, full=_FULL.value), root / "logs", at_once=_JOBS.value)
+  print(f"all done in {progress.duration(time.monotonic() - started)}")
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,123 @@
+"""BM25 over passages held in memory: a retriever without a service.
+
+Deterministic to the last place: equal scores keep the order of the corpus.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import bm25s
+import numpy as np
+
+_WORD = re.compile(r"\w+")
+
+
+class Request(Protocol):
+  """What a search asks for: at most `k` passages of `corpus`."""
+
+  query: str
+  k: int
+  corpus: str
+
+
+class LexicalRetriever:
+  """Answers searches by BM25 over titles and texts, one index a corpus.
+
+  An index is built when its corpus is first searched; answers are kept.
+  """
+
+  def __init__(
+    self,
+    corpora: Mapping[str, Sequence[Any]] | Callable[[str], Sequence[Any]],
+    *,
+    k1: float = 1.5,
+    b: float = 0.75,
+    cache_size: int = 65536,
+  ):
+    """Holds corpora of passages.
+
+    Args:
+      corpora: the passages of a corpus by its name; a function of the name is
+        called once for each. A passage has `title` and `text`, whatever else.
+      k1, b: saturation and length normalisation of BM25.
+      cache_size: answers kept, the least recently used leave first.
+    """
+    self._corpora = corpora
+    self._parameters = {"k1": k1, "b": b}
+    self._index = functools.cache(self._build_index)
+    self._cached = functools.lru_cache(cache_size)(self._rank)
+
+  async def search(self, request: Request) -> Sequence[Any]:
+    """Answers a request; see `lookup`."""
+    return self._cached(request.query, request.k, request.corpus)
+
+  def lookup(self, query: str, k: int, corpus: str = "") -> tuple[Any, ...]:
+    """The best passages for a query.
+
+    Args:
+      query: any text; its words count, in lower case.
+      k: the most passages wanted, >= 1.
+      corpus: name of the corpus.
+
+    Returns:
+      At most `k` passages that share a word with the query, best first. Their
+      `score` is set where they are dataclasses with such a field; others are
+      handed back as they were given.
+
+    Raises:
+      ValueError: `k` below 1, or an unknown corpus.
+    """
+    return self._cached(query, k, corpus)
+
+  def cache_info(self):
+    """Hits, misses, limit and size of the answers kept, by these names."""
+    return self._cached.cache_info()
+
+  def _rank(self, query: str, k: int, corpus: str) -> tuple[Any, ...]:
+    if k < 1:
+      raise ValueError(f"Found k={k}; expected 1 or more passages.")
+    passages, index = self._index(corpus)
+    known = [w for w in _words(query) if index and w in index.vocab_dict]
+    if not known:
+      return ()
+    scores = index.get_scores(known)
+    hits = np.flatnonzero(scores)
+    best = hits[np.argsort(-scores[hits], kind="stable")[:k]]
+    return tuple(
+      _scored(passages[i], float(scores[i])) for i in best.tolist()
+    )
+
+  def _build_index(
+    self, corpus: str
+  ) -> tuple[Sequence[Any], bm25s.BM25 | None]:
+    """The passages and their index; none where no passage has a word."""
+    passages = self._passages(corpus)
+    texts = [_words(f"{p.title} {p.text}") for p in passages]
+    if not any(texts):
+      return passages, None
+    index = bm25s.BM25(**self._parameters, method="lucene", backend="numpy")
+    index.index(texts, show_progress=False)
+    return passages, index
+
+  def _passages(self, corpus: str) -> Sequence[Any]:
+    if callable(self._corpora):
+      return self._corpora(corpus)
+    if corpus not in self._corpora:
+      names = ", ".join(map(repr, sorted(self._corpora))) or "none"
+      raise ValueError(f"Found no corpus {corpus!r}; there are: {names}.")
+    return self._corpora[corpus]
+
+
+def _words(text: str) -> list[str]:
+  return _WORD.findall(text.lower())
+
+
+def _scored(passage: Any, score: float) -> Any:
+  """`passage` with its score, where it has a place for one."""
+  has_score = dataclasses.is_dataclass(passage) and hasattr(passage, "score")
+  return dataclasses.replace(passage, score=score) if has_score else passage
