@@ -2,7 +2,7 @@
 
 A file `configs/<name>.py` returns an `ExperimentConfig` from `get_config()`;
 flags override single values (`--config.reward.gamma_mode=fixed`). Defaults are
-the paper's (SPEC 1 to 5, the paper's Table of hyperparameters).
+the paper's (its table of hyperparameters).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-  """Composite reward, SPEC 3 and paper Eq. 4 to 8.
+  """Composite reward (the paper's section "Reward Design").
 
   gamma_mode: `adaptive` (gamma_max * group accuracy), `fixed` (gamma_fixed) or
     `off`. A switched-off use_abs / use_rel is replaced by EM, so that the tool
     reward stays gated by correctness.
-  length_limit, length_tolerance: generated tokens (L and T of SPEC 3).
+  length_limit, length_tolerance: generated tokens (L_lim and L_tol of the paper).
   """
 
   alpha: float = 0.5
@@ -38,7 +38,7 @@ class RewardConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CurriculumConfig:
-  """Budget curriculum, SPEC 4 and paper Eq. 3 to 5; counts optimizer steps.
+  """Budget curriculum (section "Curriculum Learning"), in optimizer steps.
 
   phase1_steps: 0 is Phase II only; equal to total_steps is Phase I only.
   fixed_budget: >= 0 gives every group that budget, whatever the phase.
@@ -59,7 +59,7 @@ class CurriculumConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveConfig:
-  """GRPO objective, SPEC 5 and paper appendix A.1.5.
+  """GRPO objective (appendix "GRPO Optimization Objective").
 
   kl_estimator: `k1`, `k2` or `k3`.
   normalize_std: divide the advantage by the group's population std.
@@ -87,7 +87,7 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeConfig:
-  """Limits of one episode, SPEC 1.
+  """Limits of one episode.
 
   prompts: name of a prompt set in `prompts.PROMPTS`.
   max_generated: model tokens over all turns. max_context: tokens in all.
@@ -154,7 +154,7 @@ class BatchConfig:
 class DataConfig:
   """Where questions and passages come from.
 
-  source: `world` (generated) or a path to questions in jsonl.
+  source: `world`, the generated one. split: what is trained on.
   """
 
   source: str = "world"
@@ -164,7 +164,11 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartConfig:
-  """Supervised demonstrations before reinforcement learning (world only)."""
+  """Supervised demonstrations before reinforcement learning (world only).
+
+  demonstrations: how many are made; training goes round them. hidden, layers,
+  heads, kv_heads, mlp: sizes of the policy that is made.
+  """
 
   steps: int = 2400
   learning_rate: float = 4e-3

@@ -24,7 +24,7 @@ class Author(enum.IntEnum):
 
 
 class Outcome(enum.StrEnum):
-  """How an episode ended (SPEC 1).
+  """How an episode ended.
 
   `INVALID` and `TRUNCATED` are the policy's own doing: scored and trained on.
   `FAILED` (engine or retriever out of reach) is nobody's: it is left out of

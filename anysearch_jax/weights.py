@@ -13,6 +13,7 @@ import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import ml_dtypes  # noqa: F401  (gives NumPy the bfloat16 of most files)
 import numpy as np
 import safetensors
 import safetensors.numpy

@@ -64,9 +64,15 @@ def load_config(path: str) -> config_lib.ExperimentConfig:
   """Runs the file's `get_config()`. Raises ValueError with a sentence."""
   if not pathlib.Path(path).is_file():
     raise ValueError(f"--config={path}: no such file; see configs/.")
+  if not path.endswith(".py"):
+    raise ValueError(f"--config={path}: expected a Python file (.py).")
   spec = importlib.util.spec_from_file_location("anysearch_config", path)
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
+  if not hasattr(module, "get_config"):
+    raise ValueError(
+      f"--config={path}: no get_config() in it; see configs/ for the form."
+    )
   config = module.get_config()
   if not isinstance(config, config_lib.ExperimentConfig):
     raise ValueError(

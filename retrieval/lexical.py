@@ -35,7 +35,8 @@ class LexicalRetriever:
     self,
     corpora: Mapping[str, Sequence[Any]] | Callable[[str], Sequence[Any]],
     *,
-    k1: float = 1.5,
+    title_weight: int = 3,
+    k1: float = 2.0,
     b: float = 0.75,
     cache_size: int = 65536,
   ):
@@ -44,10 +45,13 @@ class LexicalRetriever:
     Args:
       corpora: the passages of a corpus by its name; a function of the name is
         called once for each. A passage has `title` and `text`, whatever else.
+      title_weight: how often a word of the title counts: a passage about a
+        thing comes before those that mention it.
       k1, b: saturation and length normalisation of BM25.
       cache_size: answers kept, the least recently used leave first.
     """
     self._corpora = corpora
+    self._title_weight = title_weight
     self._parameters = {"k1": k1, "b": b}
     self._index = functools.cache(self._build_index)
     self._cached = functools.lru_cache(cache_size)(self._rank)
@@ -97,7 +101,9 @@ class LexicalRetriever:
   ) -> tuple[Sequence[Any], bm25s.BM25 | None]:
     """The passages and their index; none where no passage has a word."""
     passages = self._passages(corpus)
-    texts = [_words(f"{p.title} {p.text}") for p in passages]
+    texts = [
+      _words(p.title) * self._title_weight + _words(p.text) for p in passages
+    ]
     if not any(texts):
       return passages, None
     index = bm25s.BM25(**self._parameters, method="lucene", backend="numpy")

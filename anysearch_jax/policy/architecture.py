@@ -29,7 +29,8 @@ class Architecture:
 
   kv_heads divides heads. qkv_bias: Qwen2's biases on q, k and v. qk_norm:
   Qwen3's RMSNorm over each query and key head. tied: the head is the
-  embedding.
+  embedding. max_context: tokens, for who serves the exported folder (servers
+  refuse longer requests); the decoder itself has no limit.
   """
 
   family: str
@@ -46,6 +47,7 @@ class Architecture:
   qkv_bias: bool = False
   qk_norm: bool = False
   tied: bool = False
+  max_context: int = 32768
 
 
 def from_hf(hf: Mapping[str, Any]) -> Architecture:
@@ -91,6 +93,7 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     qkv_bias=family == "qwen2",
     qk_norm=family == "qwen3",
     tied=bool(hf.get("tie_word_embeddings", False)),
+    max_context=hf.get("max_position_embeddings", 32768),
   )
 
 
@@ -142,6 +145,7 @@ def to_hf(architecture: Architecture, **extra: Any) -> dict[str, Any]:
     "rms_norm_eps": a.norm_eps,
     "rope_parameters": rope,
     "rope_theta": a.rope_theta,
+    "max_position_embeddings": a.max_context,
     "tie_word_embeddings": a.tied,
     "attention_bias": False,
     **extra,

@@ -223,6 +223,7 @@ class Trainer:
         retriever=self._retriever,
         config=self._config.episode,
         codec=self._policy.tokenizer,
+        max_concurrency=self._config.engine.slots,
       )
     )
 
