@@ -41,7 +41,8 @@ class Line:
     left = (self._total - done) / rate
     self._out.write(
       f"{self._unit} {done}/{self._total}  {rate:.1f}/s  "
-      f"{duration(left)} left  {note}".rstrip() + "\n"
+      f"{duration(left)} left  {note}".rstrip()
+      + "\n"
     )
     self._out.flush()
 

@@ -88,9 +88,7 @@ def describe(config: config_lib.ExperimentConfig) -> str:
   return "\n".join(lines + [f"{k}: {v}" for k, v in derived.items()])
 
 
-def claim(
-  folder: pathlib.Path, config: config_lib.ExperimentConfig
-) -> None:
+def claim(folder: pathlib.Path, config: config_lib.ExperimentConfig) -> None:
   """Makes the run folder, or checks that it is of the same configuration.
 
   Raises:

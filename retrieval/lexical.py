@@ -36,7 +36,7 @@ class LexicalRetriever:
     corpora: Mapping[str, Sequence[Any]] | Callable[[str], Sequence[Any]],
     *,
     title_weight: int = 3,
-    k1: float = 2.0,
+    k1: float = 1.5,
     b: float = 0.75,
     cache_size: int = 65536,
   ):
@@ -92,9 +92,7 @@ class LexicalRetriever:
     scores = index.get_scores(known)
     hits = np.flatnonzero(scores)
     best = hits[np.argsort(-scores[hits], kind="stable")[:k]]
-    return tuple(
-      _scored(passages[i], float(scores[i])) for i in best.tolist()
-    )
+    return tuple(_scored(passages[i], float(scores[i])) for i in best.tolist())
 
   def _build_index(
     self, corpus: str

@@ -109,10 +109,6 @@ class Snapshot:
   twins: np.ndarray
   twin_first: np.ndarray
 
-  @property
-  def contradicted(self) -> np.ndarray:
-    return self.twins >= 0
-
 
 class World:
   """Entities, memory, snapshots and questions of one `WorldConfig`.
@@ -136,12 +132,12 @@ class World:
       for kind, low, high in zip(KINDS, ends, ends[1:], strict=False)
     }
     values = self._draw_values(rng)
-    self.known = (rng.random(values.shape) < config.known) & (values >= 0)
+    self.known = (values >= 0) & (rng.random(values.shape) < config.known)
     self.facts = np.where(self.known, values, -1)
-    known = rng.permutation(np.argwhere(self.known))
-    stale = known[: round(config.stale * len(known))]
+    facts = rng.permutation(np.argwhere(self.known))
+    stale = tuple(facts[: round(config.stale * len(facts))].T)
     self.memory = self.facts.copy()
-    self.memory[tuple(stale.T)] = self._draw_others(rng, stale, values)
+    self.memory[stale] = self._draw_values(rng, values)[stale]
 
   def recall(self, entity: str, relation: str) -> str | None:
     """What memory holds for a fact, right or stale; None for nothing."""
@@ -219,27 +215,21 @@ class World:
       ]
     return [drawn[i] for i in rng.permutation(len(drawn))]
 
-  def _draw_values(self, rng: np.random.Generator) -> np.ndarray:
-    """A value of the right kind for every fact, never its own subject."""
+  def _draw_values(
+    self, rng: np.random.Generator, *avoid: np.ndarray
+  ) -> np.ndarray:
+    """A value of the right kind for every fact `[E, R]`, -1 elsewhere.
+
+    It is never the fact's own subject, nor its value in one of `avoid`.
+    """
     values = np.full((len(self.entities), len(RELATIONS)), -1)
     for r, relation in enumerate(RELATIONS):
       subjects = np.array(self.members[relation.subject])
+      taken = [subjects, *(other[subjects, r] for other in avoid)]
       values[subjects, r] = _draw(
-        rng, self.members[relation.object], subjects[:, None]
+        rng, self.members[relation.object], np.stack(taken, 1)
       )
     return values
-
-  def _draw_others(
-    self, rng: np.random.Generator, facts: np.ndarray, values: np.ndarray
-  ) -> np.ndarray:
-    """For each (entity, relation) of `facts`, a wrong value of its kind."""
-    others = np.empty(len(facts), int)
-    for r, relation in enumerate(RELATIONS):
-      at = facts[:, 1] == r
-      subjects = facts[at, 0]
-      avoid = np.stack([subjects, values[subjects, r]], 1)
-      others[at] = _draw(rng, self.members[relation.object], avoid)
-    return others
 
   def _draw_snapshot(self, index: int) -> Snapshot:
     rng = _generator(self.config.seed, 1, index)
@@ -247,12 +237,12 @@ class World:
     alternative = rng.random(values.shape) < self.config.alternative
     twin_first = rng.random(values.shape) < 0.5
     # A verdict names no relation, hence at most one an entity.
-    unknown = rng.permutation(np.argwhere((values >= 0) & ~self.known))
-    _, firsts = np.unique(unknown[:, 0], return_index=True)
-    wanted = round(self.config.contradicted * len(unknown))
-    chosen = unknown[np.sort(firsts)[:wanted]]
+    facts = rng.permutation(np.argwhere((values >= 0) & ~self.known))
+    _, firsts = np.unique(facts[:, 0], return_index=True)
+    wanted = round(self.config.contradicted * len(facts))
+    chosen = tuple(facts[np.sort(firsts)[:wanted]].T)
     twins = np.full_like(values, -1)
-    twins[tuple(chosen.T)] = self._draw_others(rng, chosen, values)
+    twins[chosen] = self._draw_values(rng, values)[chosen]
     return Snapshot(f"snapshot-{index}", values, alternative, twins, twin_first)
 
   def _write(self, index: int) -> Iterator[types.Passage]:
@@ -277,7 +267,7 @@ class World:
       alternative = snapshot.alternative[e, r]
       wording = relation.alternative if alternative else relation.name
       fact = passage(e, relation.name, wording, value, padding=2)
-      if not snapshot.contradicted[e, r]:
+      if snapshot.twins[e, r] < 0:
         yield fact
         continue
       other = names[snapshot.twins[e, r]]
@@ -314,26 +304,23 @@ class World:
     self, split: str, index: int, relations: list[int], path: list[int]
   ) -> types.Question:
     snapshot = self.snapshot(index)
-    facts = []
-    searches = 0
-    for r, e, v in zip(relations, path, path[1:], strict=False):
-      known = bool(self.known[e, r])
-      stale = known and int(self.memory[e, r]) != v
-      alternative = bool(snapshot.alternative[e, r])
-      contradicted = bool(snapshot.contradicted[e, r])
-      if stale or not known:
-        searches += 1 + alternative + contradicted
-      facts.append(
-        {
-          "entity": self.entities[e],
-          "relation": RELATIONS[r].name,
-          "value": self.entities[v],
-          "known": known,
-          "stale": stale,
-          "alternative": alternative,
-          "contradicted": contradicted,
-        }
-      )
+    facts = [
+      {
+        "entity": self.entities[e],
+        "relation": RELATIONS[r].name,
+        "value": self.entities[v],
+        "known": bool(self.known[e, r]),
+        "stale": bool(self.known[e, r] and self.memory[e, r] != v),
+        "alternative": bool(snapshot.alternative[e, r]),
+        "contradicted": bool(snapshot.twins[e, r] >= 0),
+      }
+      for r, e, v in zip(relations, path, path[1:], strict=False)
+    ]
+    searches = sum(
+      1 + fact["alternative"] + fact["contradicted"]
+      for fact in facts
+      if fact["stale"] or not fact["known"]
+    )
     names = [RELATIONS[r].name for r in relations]
     start = self.entities[path[0]]
     return types.Question(

@@ -99,25 +99,24 @@ def batches(
     )
   per_step = experience.valid.size // steps
   return [
-    batching.pack(_examples(experience, start, start + per_step), config=config)
+    batching.pack(examples(experience, start, start + per_step), config=config)
     for start in range(0, experience.valid.size, per_step)
   ]
 
 
-def _examples(
-  experience: Experience, start: int, stop: int
+def examples(
+  experience: Experience, start: int = 0, stop: int | None = None
 ) -> list[batching.Example]:
-  """The valid trajectories with flat indices in [start, stop)."""
+  """The valid trajectories with flat (question, sample) indices in a range."""
   group = experience.valid.shape[1]
-  members = [
-    divmod(i, group)
-    for i in range(start, stop)
-    if experience.valid[divmod(i, group)]
-  ]
+  indices = range(start, experience.valid.size if stop is None else stop)
+  members = [divmod(i, group) for i in indices]
+  members = [place for place in members if experience.valid[place]]
   out = []
   for q, g in members:
     trajectory = experience.groups[q].trajectories[g]
     mask = trajectory.authors == types.Author.MODEL
+    # A prompt that left no room: it counts, and has nothing to train on.
     if not mask.any():
       continue
     weight = 1.0 / (mask.sum() * len(members))

@@ -116,9 +116,7 @@ def probe(
   for length in lengths:
     shorter = [n for n in lengths if n < length]
     least = shorter[-1] + 1 if shorter else 0
-    members = [
-      p for p in probes if least <= len(p.token_ids) - 1 <= length
-    ]
+    members = [p for p in probes if least <= len(p.token_ids) - 1 <= length]
     rows = max(1, batch.micro_batch_tokens // length)
     for start in range(0, len(members), rows):
       part = members[start : start + rows]

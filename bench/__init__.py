@@ -1,0 +1,1 @@
+"""Benchmarks: each prints ratios side by side, measured in one run."""

@@ -1,0 +1,146 @@
+"""Rollout and training of the quickstart's policy, beside torch.
+
+    python -m bench.quickstart [--threads=1]
+
+Prints tokens a second of this engine and of transformers' `generate` per turn
+on the same questions, of the train step and of an eager torch step on the same
+trajectories, their ratios (pairs taken in turn, median), the rollout's share
+of a training run's wall time, and how often things were compiled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+
+from absl import app, flags
+
+from configs import quickstart
+from launch import parts
+
+_THREADS = flags.DEFINE_integer("threads", 1, "CPU threads of either side.")
+_PAIRS = flags.DEFINE_integer("pairs", 5, "Pairs of measurements.")
+
+
+def main(argv) -> None:
+  del argv
+  parts.setup_jax(threads=_THREADS.value, cache=".jax_cache")
+  import jax
+  import torch
+
+  from anysearch_jax.policy import hf
+  from anysearch_jax.rollout import driver, kv_store
+  from anysearch_jax.rollout import engine as engine_lib
+  from anysearch_jax.training import experience, train_step
+  from bench import torch_peer
+
+  torch.set_num_threads(_THREADS.value or torch.get_num_threads())
+  config = quickstart.get_config()
+  source = parts.source(config)
+  policy = hf.load(config.policy)
+  questions = source.questions("dev", config.questions, 0)
+  ours = engine_lib.JaxEngine(
+    policy.params,
+    policy.architecture,
+    policy.tokenizer,
+    config=config.engine,
+    sampling=config.sampling,
+    seed=0,
+  )
+  theirs = torch_peer.TorchEngine(config.policy, policy.tokenizer)
+
+  def play(engine, rollout):
+    return asyncio.run(
+      driver.run_groups(
+        [
+          driver.Assignment(i, question, i % 5 + 1, False)
+          for i, question in enumerate(questions)
+        ],
+        group=config.group,
+        rollout=rollout,
+        engine=engine,
+        retriever=source.retriever,
+        config=config.episode,
+        codec=policy.tokenizer,
+      )
+    )
+
+  def tokens(rollout):
+    return sum(
+      t.generated_tokens for g in rollout.groups for t in g.trajectories
+    )
+
+  def timed(call):
+    started = time.perf_counter()
+    result = call()
+    return result, time.perf_counter() - started
+
+  play(ours, 0), play(theirs, 0)
+  rollouts = []
+  for pair in range(1, _PAIRS.value + 1):
+    a, a_s = timed(lambda p=pair: play(ours, p))
+    b, b_s = timed(lambda p=pair: play(theirs, p))
+    rollouts.append((tokens(a) / a_s, tokens(b) / b_s, a_s))
+
+  scored = experience.score(
+    a.groups,
+    jax.numpy.asarray([g.budget for g in a.groups]),
+    group=config.group,
+    reward=config.reward,
+    objective_config=config.objective,
+  )
+  (batch,) = experience.batches(scored, steps=1, config=config.batch)
+  examples = experience.examples(scored)
+  size = sum(len(e.token_ids) for e in examples)
+  tx = train_step.optimizer(policy.architecture, config.optimizer)
+  step = train_step.make(
+    train_step.grpo_loss(
+      policy.architecture, config.objective, temperature=1.0
+    ),
+    tx,
+  )
+  state = train_step.init(policy.params, tx)
+  reference = jax.tree.map(jax.numpy.asarray, policy.params)
+  model, frozen = (
+    theirs.model.train(),
+    torch_peer.TorchEngine(config.policy, policy.tokenizer).model,
+  )
+  adam = torch.optim.AdamW(
+    model.parameters(), lr=4e-4, betas=(0.9, 0.98), weight_decay=0.01
+  )
+  trains = []
+  for pair in range(_PAIRS.value + 1):
+    (state, _), a_s = timed(
+      lambda s=state: jax.block_until_ready(step(s, reference, batch))
+    )
+    _, b_s = timed(
+      lambda: torch_peer.train_step(model, frozen, adam, examples, rows=16)
+    )
+    if pair:
+      trains.append((size / a_s, size / b_s, a_s))
+
+  def show(name, pairs):
+    a, b = (statistics.median(p[i] for p in pairs) for i in (0, 1))
+    ratio = statistics.median(p[0] / p[1] for p in pairs)
+    print(f"{name:<28}{a:>10.0f}{b:>12.0f}{ratio:>9.1f}x")
+
+  print(f"{'tokens a second':<28}{'ours':>10}{'torch':>12}{'ratio':>10}")
+  show("rollout (generated tokens)", rollouts)
+  show("train step (all tokens)", trains)
+  rollout_s = statistics.median(p[2] for p in rollouts)
+  train_s = statistics.median(p[2] for p in trains)
+  share = rollout_s / (rollout_s + train_s)
+  print(f"rollout share of wall time: {share:.0%}")
+  c = ours.counters
+  print(f"lane occupancy: {c['lanes_used'] / c['lanes_offered']:.0%}")
+  compiled = {
+    "decode": kv_store.decode._cache_size(),
+    "prefill": kv_store.prefill._cache_size(),
+    "train step": step._cache_size(),
+  }
+  print("compiled programs:", compiled)
+
+
+if __name__ == "__main__":
+  app.run(main)
