@@ -170,10 +170,16 @@ class WarmStartConfig:
   heads, kv_heads, mlp: sizes of the policy that is made.
   """
 
-  steps: int = 2400
+  steps: int = 2000
   learning_rate: float = 4e-3
   batch_tokens: int = 4096
+  demonstrations: int = 40000
   decision_weight: float = 3.0
+  layers: int = 3
+  hidden: int = 96
+  heads: int = 4
+  kv_heads: int = 2
+  mlp: int = 192
 
 
 @dataclasses.dataclass(frozen=True)

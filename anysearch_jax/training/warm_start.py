@@ -1,4 +1,4 @@
-"""Supervised demonstrations: the policy that reinforcement learning starts from.
+"""Supervised demonstrations: what reinforcement learning starts from.
 
 The rare decisions (saying "nothing found", noticing a conflict, searching the
 unknown and recalling the known) decide what reinforcement learning can reach,
@@ -8,7 +8,7 @@ decisions, not on the loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -17,9 +17,10 @@ import numpy as np
 import optax
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.data import demonstrations as demonstrations_lib
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import transformer
-from anysearch_jax.training import batching, logprobs, train_step
+from anysearch_jax.training import batching, train_step
 
 
 class Demonstration(NamedTuple):
@@ -27,18 +28,6 @@ class Demonstration(NamedTuple):
 
   token_ids: np.ndarray
   weights: np.ndarray
-
-
-class Probe(NamedTuple):
-  """One decision of a demonstration.
-
-  position: index of the decision's token in `token_ids`; the question is what
-    the policy gives `token_ids[position]` after the tokens before it.
-  """
-
-  token_ids: np.ndarray
-  position: int
-  kind: str
 
 
 def fit(
@@ -103,39 +92,65 @@ def _examples(
 def probe(
   params: transformer.Params,
   a: architecture_lib.Architecture,
-  probes: Sequence[Probe],
+  probes: demonstrations_lib.Probes,
   *,
-  batch: config_lib.BatchConfig,
+  rows: int = 16,
 ) -> dict[str, float]:
-  """Mean probability of the demonstrated decision, by kind of decision."""
-  score = jax.jit(
-    lambda params, *inputs: logprobs.token_logprobs(params, a, *inputs)[0]
+  """Mean probability of each probe's label, by kind of decision.
+
+  Args:
+    params: the policy's.
+    a: its sizes.
+    probes: teacher-forced decisions.
+    rows: demonstrations at a time.
+  """
+  n, t = probes.token_ids.shape
+  score = jax.jit(_next_logprobs, static_argnames="a")
+  p = np.zeros(len(probes.labels))
+  for start in range(0, n, rows):
+    tokens = np.zeros((rows, t), np.int32)
+    part = probes.token_ids[start : start + rows]
+    tokens[: len(part)] = part
+    here = np.flatnonzero((probes.rows >= start) & (probes.rows < start + rows))
+    logps = score(params, tokens, a=a)
+    p[here] = np.exp(
+      logps[
+        probes.rows[here] - start,
+        probes.positions[here] - 1,
+        probes.labels[here],
+      ]
+    )
+  return {
+    kind: float(p[probes.kinds == i].mean())
+    for i, kind in enumerate(demonstrations_lib.PROBE_KINDS)
+    if np.any(probes.kinds == i)
+  }
+
+
+def _next_logprobs(
+  params: transformer.Params,
+  tokens: jax.Array,
+  *,
+  a: architecture_lib.Architecture,
+) -> jax.Array:
+  """log P(next token) after each, `[B, T, V]`; padding is at the end."""
+  positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+  hidden = transformer.forward(
+    params, a, tokens, positions, jnp.ones_like(tokens)
   )
-  lengths = batch.row_lengths
-  sums: dict[str, list[float]] = {}
-  for length in lengths:
-    shorter = [n for n in lengths if n < length]
-    least = shorter[-1] + 1 if shorter else 0
-    members = [p for p in probes if least <= len(p.token_ids) - 1 <= length]
-    rows = max(1, batch.micro_batch_tokens // length)
-    for start in range(0, len(members), rows):
-      part = members[start : start + rows]
-      tokens, targets, segments = (
-        np.zeros((rows, length), np.int32) for _ in range(3)
-      )
-      for r, p in enumerate(part):
-        n = len(p.token_ids) - 1
-        tokens[r, :n], targets[r, :n] = p.token_ids[:-1], p.token_ids[1:]
-        segments[r, :n] = 1
-      positions = np.broadcast_to(np.arange(length), tokens.shape)
-      logp = np.asarray(score(params, tokens, targets, positions, segments))
-      for r, p in enumerate(part):
-        sums.setdefault(p.kind, []).append(
-          float(np.exp(logp[r, p.position - 1]))
-        )
-  return {kind: float(np.mean(values)) for kind, values in sums.items()}
+  return jax.nn.log_softmax(transformer.logits(params, hidden))
 
 
-def to_device(params: transformer.Params) -> transformer.Params:
-  """Parameters as arrays of the local device."""
-  return jax.tree.map(jnp.asarray, params)
+def gate(probes: dict[str, float]) -> list[str]:
+  """What a warm start still lacks before it is worth reinforcing."""
+  needs = [
+    (kind, probes[kind], 0.9)
+    for kind in ("nothing", "conflict", "copy", "memory")
+  ]
+  gap = probes["recall_known"] - probes["recall_unknown"]
+  needs.append(("recall_known - recall_unknown", gap, 0.3))
+  return [
+    f"{kind}: found {value:.2f}, expected at least {least}"
+    for kind, value, least in needs
+    if value < least
+  ]

@@ -1,0 +1,132 @@
+"""Makes the quickstart's policy from scratch, by supervised demonstrations.
+
+    python -m launch.warm_start --config=configs/quickstart.py
+
+Writes a Hugging Face folder (default: config.policy) after checking on held-
+back demonstrations that the decisions which reinforcement learning builds on
+are there; a policy that fails the gate is written to `<folder>.rejected`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from absl import app, flags
+
+from anysearch_jax import config as config_lib
+from launch import flags as launch_flags
+from launch import parts, progress
+
+launch_flags.define_config()
+_OUTPUT = flags.DEFINE_string("output", None, "Folder; default config.policy.")
+_THREADS = flags.DEFINE_integer("threads", 0, "CPU threads; 0: XLA's choice.")
+_CACHE = flags.DEFINE_string("cache", ".jax_cache", "Compilation cache.")
+
+
+def main(argv) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+  config = launch_flags.read_config()
+  parts.setup_jax(threads=_THREADS.value, cache=_CACHE.value)
+  import numpy as np
+
+  from anysearch_jax import tokenizer as tokenizer_lib
+  from anysearch_jax.data import demonstrations as demonstrations_lib
+  from anysearch_jax.data import world_tokenizer
+  from anysearch_jax.policy import architecture as architecture_lib
+  from anysearch_jax.policy import hf, transformer
+  from anysearch_jax.training import warm_start
+
+  w = config.warm_start
+  source = parts.source(config)
+  codec = tokenizer_lib.Tokenizer(world_tokenizer.build_tokenizer(source.world))
+  a = architecture_lib.Architecture(
+    family="qwen3",
+    vocab_size=codec.vocab_size,
+    d_model=w.hidden,
+    layers=w.layers,
+    heads=w.heads,
+    kv_heads=w.kv_heads,
+    head_dim=w.hidden // w.heads,
+    mlp_dim=w.mlp,
+    qk_norm=True,
+    tied=True,
+  )
+  demonstrations = _demonstrations(config, source, codec)
+  line = progress.Line(w.steps, unit="step", clock=time.monotonic)
+  params = warm_start.fit(
+    transformer.initialize(a, config.seed),
+    a,
+    _around(demonstrations, config.seed),
+    config=w,
+    optimizer=config.optimizer,
+    batch=config.batch,
+    on_step=lambda step, loss: line.tick(step, f"loss {loss:.3f}"),
+  )
+  probes = warm_start.probe(
+    params,
+    a,
+    demonstrations_lib.probe_sets(
+      source.world,
+      "dev",
+      count=600,
+      seed=config.seed,
+      retriever_search=source.retriever.lookup,
+      codec=codec,
+      episode_config=config.episode,
+    ),
+  )
+  for kind, p in probes.items():
+    print(f"P({kind}) {p:.3f}")
+  lacks = warm_start.gate(probes)
+  folder = _OUTPUT.value or config.policy
+  if lacks:
+    folder += ".rejected"
+  hf.save(folder, hf.Policy(params, a, codec), dtype=np.float16)
+  print(f"policy: {folder}")
+  if lacks:
+    sys.exit("The warm start is too weak: " + "; ".join(lacks) + ".")
+
+
+def _demonstrations(config: config_lib.ExperimentConfig, source, codec) -> list:
+  """The pool: 40% scaffolded, budgets 0 to 8, training questions only."""
+  import numpy as np
+
+  from anysearch_jax.data import demonstrations as demonstrations_lib
+  from anysearch_jax.training import warm_start
+
+  count = config.warm_start.demonstrations
+  rng = np.random.Generator(np.random.PCG64(config.seed))
+  line = progress.Line(count, unit="demonstration", clock=time.monotonic)
+  pool = []
+  for question in source.questions("train", count, config.seed):
+    trajectory, weights = demonstrations_lib.demonstrate(
+      question,
+      world=source.world,
+      retriever_search=source.retriever.lookup,
+      budget=int(rng.integers(0, 9)),
+      scaffold=bool(rng.random() < 0.4),
+      codec=codec,
+      episode_config=config.episode,
+      expert=demonstrations_lib.ExpertConfig(),
+      rng=rng,
+      decision_weight=config.warm_start.decision_weight,
+    )
+    pool.append(warm_start.Demonstration(trajectory.token_ids, weights))
+    line.tick(len(pool))
+  return pool
+
+
+def _around(pool: list, seed: int):
+  """The pool for ever, each time in another order."""
+  import numpy as np
+
+  rng = np.random.Generator(np.random.PCG64(seed))
+  while True:
+    for i in rng.permutation(len(pool)):
+      yield pool[i]
+
+
+if __name__ == "__main__":
+  launch_flags.run(main)
