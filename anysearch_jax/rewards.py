@@ -94,9 +94,8 @@ def relative_reward(
   chex.assert_equal_shape([em, used, valid])
   correct = valid & (jnp.asarray(em) != 0)
   used = jnp.where(correct, jnp.asarray(used, float), 0)
-  top = jnp.finfo(float).max
-  least = jnp.min(used, -1, where=correct, initial=top, keepdims=True)
-  most = jnp.max(used, -1, where=correct, initial=0, keepdims=True)
+  most = jnp.max(used, -1, keepdims=True)
+  least = jnp.min(jnp.where(correct, used, most), -1, keepdims=True)
   return jnp.where(correct, 1 - (used - least) / (most - least + xi), 0)
 
 

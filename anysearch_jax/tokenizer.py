@@ -59,8 +59,10 @@ class Tokenizer:
         f"{folder}: no tokenizer.json; expected a Hugging Face folder with a "
         "fast tokenizer."
       )
-    hf = transformers.AutoTokenizer.from_pretrained(
-      folder, local_files_only=True, trust_remote_code=False
+    # Not AutoTokenizer: for a Qwen config.json it builds a byte-level BPE from
+    # the vocabulary, whatever kind of tokenizer tokenizer.json describes.
+    hf = transformers.PreTrainedTokenizerFast.from_pretrained(
+      folder, local_files_only=True
     )
     return cls(hf, end_of_turn_ids=_end_of_turn_ids(folder))
 

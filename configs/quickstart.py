@@ -40,7 +40,7 @@ def get_config() -> config_lib.ExperimentConfig:
       slots=80, kv_buckets=(128, 256, 576), lanes=(32, 16, 16)
     ),
     batch=config_lib.BatchConfig(
-      row_lengths=(128, 256, 576), micro_batch_tokens=2304
+      row_lengths=(128, 256, 576), micro_batch_tokens=1152, max_micro_batches=32
     ),
     evaluation=config_lib.EvaluationConfig(budgets=(0, 1, 2, 3, 5, 8)),
   )

@@ -12,7 +12,7 @@ from anysearch_jax.evaluation import metrics
 
 HOSTILE = (
   "</span></div><script>alert('x')</script> <img src=x onerror=alert(1)> "
-  "{{ 7*7 }} $\\frac{1}{2}$ \u202e \ud800 &amp; \"quoted\""
+  '{{ 7*7 }} $\\frac{1}{2}$ \u202e \ud800 &amp; "quoted"'
 )
 
 
@@ -143,7 +143,8 @@ def training(
     p = (
       np.eye(5)[4 - rollout * 5 // (rollouts // 5)]
       if phase == 1
-      else np.array([0.2] * 5) + done * np.array([0.2, 0.0, -0.05, -0.07, -0.08])
+      else np.array([0.2] * 5)
+      + done * np.array([0.2, 0.0, -0.05, -0.07, -0.08])
     )
     records.append(
       {

@@ -127,13 +127,13 @@ def test_equal_trajectories_have_no_advantage():
   rng = np.random.default_rng(2)
   shape = (500, 5)
   rows = [rng.integers(0, high, 500) for high in (2, 2, 4097, 4)]
+  valid = rng.random(shape) < 0.9
   equal = rewards.composite(
     *(np.broadcast_to(x[:, None], shape) for x in rows),
     np.full(500, 5),
-    rng.random(shape) < 0.9,
+    valid,
     config=config_lib.RewardConfig(),
   )
-  valid = np.asarray(equal.format + equal.em != 0)
   assert np.unique(equal.total).size > 100
   np.testing.assert_array_equal(advantages(equal.total, valid), 0)
 

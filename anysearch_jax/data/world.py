@@ -11,6 +11,7 @@ Everything is a function of `WorldConfig`; snapshots are drawn when first used.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import itertools
@@ -64,23 +65,20 @@ class WorldConfig:
     entities: how many there are of each of `KINDS`.
     known: for each of `RELATIONS`, the probability that a fact is parametric.
     stale: share of the parametric facts that are remembered wrongly.
-    alternative: share of the facts that a snapshot states in the alternative
-      wording only.
-    contradicted: share of the other facts, at most one an entity, with a false
-      twin.
+    alternative: share of a snapshot's facts in the alternative wording only.
+    contradicted: share of the non-parametric facts that have a false twin, at
+      most one an entity.
     fillers: passages of each entity that state no fact.
     hop_mix: share of the questions of 1, 2, ... hops.
     snapshots: how many each of `SPLITS` has, in this order.
-    chain_shares: tenths of the chains that each of `SPLITS` has.
+    chain_shares: how the chains are shared out among `SPLITS`.
   """
 
   seed: int = 0
   entities: tuple[int, ...] = (100, 50, 16, 50, 24)
   known: tuple[float, ...] = (
-    *(0.25, 0.2, 0.2),
-    *(0.55, 0.5, 0.5),
-    *(0.35, 0.3),
-    *(0.9, 0.7),
+    *(0.25, 0.2, 0.2, 0.55, 0.5, 0.5),
+    *(0.35, 0.3, 0.9, 0.7),
   )
   stale: float = 0.1
   alternative: float = 0.35
@@ -96,8 +94,7 @@ class Snapshot:
   """The facts of one corpus; `[E, R]` arrays over entities and relations.
 
   Attributes:
-    values: int, the right value as an entity, -1 where a relation does not
-      apply.
+    values: int, the right values, -1 where a relation does not apply.
     alternative: bool, stated in the alternative wording only.
     twins: int, the false value of a contradicted fact, -1 for the others.
     twin_first: bool, the false twin stands before the fact.
@@ -126,11 +123,9 @@ class World:
     rng = _generator(config.seed, 0)
     self.entities = _names(rng, sum(config.entities))
     self.index = {name: i for i, name in enumerate(self.entities)}
-    ends = list(itertools.accumulate(config.entities, initial=0))
-    self.members = {
-      kind: range(low, high)
-      for kind, low, high in zip(KINDS, ends, ends[1:], strict=False)
-    }
+    ends = itertools.accumulate(config.entities, initial=0)
+    ranges = itertools.starmap(range, itertools.pairwise(ends))
+    self.members = dict(zip(KINDS, ranges, strict=True))
     values = self._draw_values(rng)
     self.known = (values >= 0) & (rng.random(values.shape) < config.known)
     self.facts = np.where(self.known, values, -1)
@@ -161,7 +156,18 @@ class World:
       raise ValueError(
         f"Found snapshot {index}; expected one of the {total} from 0 on."
       )
-    return self._draw_snapshot(index)
+    rng = _generator(self.config.seed, 1, index)
+    values = np.where(self.known, self.facts, self._draw_values(rng))
+    alternative = rng.random(values.shape) < self.config.alternative
+    twin_first = rng.random(values.shape) < 0.5
+    # A verdict names no relation, hence at most one an entity.
+    facts = rng.permutation(np.argwhere((values >= 0) & ~self.known))
+    _, firsts = np.unique(facts[:, 0], return_index=True)
+    wanted = round(self.config.contradicted * len(facts))
+    chosen = tuple(facts[np.sort(firsts)[:wanted]].T)
+    twins = np.full_like(values, -1)
+    twins[chosen] = self._draw_values(rng, values)[chosen]
+    return Snapshot(f"snapshot-{index}", values, alternative, twins, twin_first)
 
   @functools.cache  # noqa: B019
   def corpus(self, name: str) -> tuple[types.Passage, ...]:
@@ -176,7 +182,7 @@ class World:
     return tuple(self._write(int(digits)))
 
   def split_snapshots(self, split: str) -> range:
-    """The snapshots of a split; no two splits share one."""
+    """The snapshots of one of `SPLITS`; no two splits share one."""
     at = _split_index(split)
     start = sum(self.config.snapshots[:at])
     return range(start, start + self.config.snapshots[at])
@@ -231,20 +237,6 @@ class World:
       )
     return values
 
-  def _draw_snapshot(self, index: int) -> Snapshot:
-    rng = _generator(self.config.seed, 1, index)
-    values = np.where(self.known, self.facts, self._draw_values(rng))
-    alternative = rng.random(values.shape) < self.config.alternative
-    twin_first = rng.random(values.shape) < 0.5
-    # A verdict names no relation, hence at most one an entity.
-    facts = rng.permutation(np.argwhere((values >= 0) & ~self.known))
-    _, firsts = np.unique(facts[:, 0], return_index=True)
-    wanted = round(self.config.contradicted * len(facts))
-    chosen = tuple(facts[np.sort(firsts)[:wanted]].T)
-    twins = np.full_like(values, -1)
-    twins[chosen] = self._draw_values(rng, values)[chosen]
-    return Snapshot(f"snapshot-{index}", values, alternative, twins, twin_first)
-
   def _write(self, index: int) -> Iterator[types.Passage]:
     """The passages of a snapshot, entity by entity.
 
@@ -253,9 +245,8 @@ class World:
     """
     snapshot = self.snapshot(index)
     names = self.entities
-    pads = itertools.cycle(
-      _generator(self.config.seed, 3, index).choice(PADS, 4096).tolist()
-    )
+    rng = _generator(self.config.seed, 3, index)
+    pads = itertools.cycle(rng.choice(PADS, 4096).tolist())
 
     def passage(entity: int, label: str, *words: str, padding: int):
       text = " ".join([*words, *itertools.islice(pads, padding)])
@@ -281,24 +272,22 @@ class World:
   @functools.cache  # noqa: B019
   def _chains(self, hops: int, split: str) -> tuple[np.ndarray, np.ndarray]:
     """The chains of a split: relations `[n, hops]` and first entities `[n]`."""
-    relations, starts = [], []
-    for sequence in _sequences(hops):
-      members = self.members[RELATIONS[sequence[0]].subject]
-      wordings = " ".join(RELATIONS[r].name for r in sequence)
-      kept = [
-        e
-        for e in members
-        if self._split_of(f"{self.entities[e]} {wordings}") == split
-      ]
-      starts += kept
-      relations += [sequence] * len(kept)
-    return np.array(relations).reshape(-1, hops), np.array(starts, int)
+    chains = [
+      (sequence, entity)
+      for sequence in _sequences(hops)
+      for entity in self.members[RELATIONS[sequence[0]].subject]
+      if self._split_of(entity, sequence) == split
+    ]
+    relations = np.array([sequence for sequence, _ in chains], int)
+    return relations.reshape(-1, hops), np.array([e for _, e in chains], int)
 
-  def _split_of(self, chain: str) -> str:
+  def _split_of(self, entity: int, relations: Sequence[int]) -> str:
     """The split that a chain belongs to, whatever the snapshot."""
-    shares = list(itertools.accumulate(self.config.chain_shares))
-    place = zlib.crc32(chain.encode()) % shares[-1]
-    return SPLITS[next(i for i, end in enumerate(shares) if place < end)]
+    names = (RELATIONS[r].name for r in relations)
+    chain = " ".join([self.entities[entity], *names])
+    ends = list(itertools.accumulate(self.config.chain_shares))
+    place = zlib.crc32(chain.encode()) % ends[-1]
+    return SPLITS[bisect.bisect_right(ends, place)]
 
   def _question(
     self, split: str, index: int, relations: list[int], path: list[int]
@@ -328,11 +317,7 @@ class World:
       text=" ".join([start, *names, "?"]),
       golden_answers=(self.entities[path[-1]],),
       corpus=snapshot.name,
-      metadata={
-        "hops": len(relations),
-        "min_searches": searches,
-        "facts": facts,
-      },
+      metadata={"hops": len(facts), "min_searches": searches, "facts": facts},
     )
 
 
@@ -347,10 +332,11 @@ def _split_index(split: str) -> int:
 
 
 def _names(rng: np.random.Generator, count: int) -> tuple[str, ...]:
-  """Pronounceable names of two syllables, all different."""
+  """Pronounceable names, all different, none a wording ("river" is one)."""
   parts = ("bdfgklmnprstvz", "aeiou", "bdfgklmnprstvz", "aeiou", "lnrs")
   every = ["".join(letters) for letters in itertools.product(*parts)]
-  return tuple(rng.choice(every, count, replace=False).tolist())
+  names = [name for name in every if name not in RELATION]
+  return tuple(rng.choice(names, count, replace=False).tolist())
 
 
 def _draw(
@@ -389,15 +375,9 @@ def _sample_paths(
   starts: np.ndarray,
   count: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Samples (snapshot, chain) pairs whose paths repeat no entity.
+  """Draws `count` (snapshot, chain) pairs whose paths repeat no entity.
 
-  Args:
-    values: `[S, E, R]`, right values by snapshot.
-    relations: `[n, hops]` and `starts` `[n]`: the chains.
-    count: how many pairs, all different.
-
-  Returns:
-    The pairs `[count, 2]` and their entities `[count, hops + 1]`.
+  `values` is `[S, E, R]`. Returns the pairs and their paths `[n, hops + 1]`.
   """
   total = len(values) * len(starts)
   size = count

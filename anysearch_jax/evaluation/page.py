@@ -75,7 +75,9 @@ def render(
 
 def fixed(value: float | None, digits: int = 3, *, sign: str = "") -> str:
   """A number for a table; a dash where it is not defined."""
-  return "–" if value is None else f"{value:{sign}.{digits}f}"
+  if value is None:
+    return "–"
+  return f"{value:{sign}.{digits}f}".replace("-", "−")
 
 
 def _budget_figures(data: Mapping[str, Any]) -> dict[str, str]:
@@ -83,12 +85,15 @@ def _budget_figures(data: Mapping[str, Any]) -> dict[str, str]:
     return [
       plots.Series(
         row["index"],
-        {
-          int(budget): intervals.Estimate(
-            cell[value], *(cell[interval] if interval else (None, None))
+        [
+          (
+            int(budget),
+            intervals.Estimate(
+              cell[value], *(cell[interval] if interval else (None, None))
+            ),
           )
           for budget, cell in row["cells"].items()
-        },
+        ],
       )
       for row in data["rows"]
     ]
@@ -96,11 +101,11 @@ def _budget_figures(data: Mapping[str, Any]) -> dict[str, str]:
   def against_cost(row: Mapping[str, Any]) -> plots.Series:
     return plots.Series(
       row["index"],
-      {
-        cell["searches"]: intervals.Estimate(cell["accuracy"], None, None)
+      [
+        (cell["searches"], intervals.Estimate(cell["accuracy"], None, None))
         for cell in row["cells"].values()
         if cell["n"]
-      },
+      ],
     )
 
   trained = data["trained_budget"]
@@ -150,8 +155,7 @@ def _training_figures(
         [[_value(r, f"curriculum/p{b}") for r in told] for b in budgets],
         phase2=starts[run.label],
         name=f"sampling-{number}",
-        title="budget sampling, "
-        + plots.glyph(data["training"][number]["index"]),
+        title="sampling probability",
       )
   phase2 = (
     None if len(set(starts.values())) != 1 else next(iter(starts.values()))

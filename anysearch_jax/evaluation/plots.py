@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
@@ -39,6 +39,7 @@ _STYLE = {
   "axes.edgecolor": _RULE,
   "axes.facecolor": "none",
   "axes.grid": True,
+  "axes.formatter.useoffset": False,
   "axes.spines.top": False,
   "axes.spines.right": False,
   "axes.titlesize": 10,
@@ -58,11 +59,11 @@ _STYLE = {
 class Series:
   """One line: `index` picks its colour, marker and dash.
 
-  points: x -> value with its interval; undefined values leave a gap.
+  points: (x, value with its interval), in order; undefined ones are left out.
   """
 
   index: int
-  points: Mapping[float, intervals.Estimate]
+  points: Sequence[tuple[float, intervals.Estimate]]
 
 
 def color(index: int) -> str:
@@ -94,7 +95,7 @@ def against_budget(
   """
   with matplotlib.rc_context(_STYLE):
     fig, axes = _axes(title, "search budget B", y_label)
-    budgets = sorted({x for s in series for x in s.points})
+    budgets = sorted({x for s in series for x, _ in s.points})
     if diagonal and budgets:
       ends = [budgets[0], budgets[-1]]
       axes.plot(ends, ends, color=_INK, linewidth=0.8, linestyle=(0, (1, 2)))
@@ -104,12 +105,11 @@ def against_budget(
       )  # fmt: skip
     for position, s in enumerate(series):
       offset = (position - (len(series) - 1) / 2) * 0.05
-      xs = sorted(x for x, e in s.points.items() if e.value is not None)
-      ys = [s.points[x].value for x in xs]
+      defined = [(x, e) for x, e in s.points if e.value is not None]
       axes.errorbar(
-        [x + offset for x in xs],
-        ys,
-        yerr=_bars([s.points[x] for x in xs]),
+        [x + offset for x, _ in defined],
+        [e.value for _, e in defined],
+        yerr=_bars([e for _, e in defined]),
         color=color(s.index),
         marker=_MARKERS[s.index % SERIES],
         linestyle=_DASHES[s.index % len(_DASHES)],
@@ -133,11 +133,9 @@ def against_searches(
   with matplotlib.rc_context(_STYLE):
     fig, axes = _axes(title, "mean searches", y_label)
     for s in series:
-      xs = list(s.points)
-      ys = [s.points[x].value for x in xs]
       axes.plot(
-        xs,
-        ys,
+        [x for x, _ in s.points],
+        [e.value for _, e in s.points],
         color=color(s.index),
         marker=_MARKERS[s.index % SERIES],
         linestyle=_DASHES[s.index % len(_DASHES)],
@@ -162,7 +160,7 @@ def sampling(
     phase2: first rollout of Phase II, marked by a line.
   """
   with matplotlib.rc_context(_STYLE):
-    fig, axes = _axes(title, "rollout", "sampling probability")
+    fig, axes = _axes(title, "rollout", "")
     axes.grid(False)
     stack = np.nan_to_num(np.asarray(probabilities, dtype=np.float64))
     axes.stackplot(
@@ -214,6 +212,9 @@ def history(
         markevery=max(1, len(xs) // 6),
         markersize=4,
       )
+    low, high = axes.get_ylim()
+    if high - low < 1e-6:  # A constant: show no rounding noise.
+      axes.set_ylim(low - 0.05, high + 0.05)
     _mark_phases(axes, [x for _, xs, _ in lines for x in xs], phase2)
     return _svg(fig, name, title)
 
@@ -221,16 +222,13 @@ def history(
 def trailing_mean(values: Sequence[float], window: int) -> np.ndarray:
   """Mean of the last `window` values, fewer at the start; nan is left out."""
   values = np.asarray(values, dtype=np.float64)
-  finite = np.isfinite(values)
-
-  def windowed(x: np.ndarray) -> np.ndarray:
-    sums = np.concatenate([[0.0], np.cumsum(x)])
-    stops = np.arange(1, len(x) + 1)
-    return sums[stops] - sums[np.maximum(stops - window, 0)]
-
-  return intervals.ratio(
-    windowed(np.where(finite, values, 0.0)), windowed(finite.astype(float))
-  )
+  means = np.full(len(values), np.nan)
+  for stop in range(1, len(values) + 1):
+    recent = values[max(0, stop - window) : stop]
+    recent = recent[np.isfinite(recent)]
+    if len(recent):
+      means[stop - 1] = recent.mean()
+  return means
 
 
 def _axes(title: str, x_label: str, y_label: str):
@@ -259,12 +257,11 @@ def _mark_phases(axes, rollouts: Sequence[float], phase2: float | None) -> None:
   if phase2 is None or not len(rollouts):
     return
   axes.axvline(phase2, color=_INK, linewidth=0.8, linestyle=(0, (4, 2)))
-  marks = ((phase2, "right", "Phase I "), (phase2, "left", " Phase II"))
-  for x, side, text in marks:
+  for text, side, shift in (("Phase I", "right", -3), ("Phase II", "left", 3)):
     if side == "left" or phase2 > min(rollouts):
-      axes.text(
-        x, 1.0, text, ha=side, va="bottom",
-        transform=axes.get_xaxis_transform(),
+      axes.annotate(
+        text, (phase2, 1.0), xycoords=axes.get_xaxis_transform(), ha=side,
+        xytext=(shift, 2), textcoords="offset points",
       )  # fmt: skip
 
 

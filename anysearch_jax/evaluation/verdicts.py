@@ -119,18 +119,15 @@ def _beats_productivity(
   ]
   if not numbers:
     return Verdict(claim, None, "Not judged: no control was given with B >= 1.")
-  undefined = [n for n in numbers if n.estimate.low is None]
   above = [n for n in numbers if n.estimate.above()]
+  undefined = [n for n in numbers if n.estimate.low is None]
   text = (
     f"the 95 % interval of the paired difference lies above zero against "
-    f"{len(above)} of {len(numbers)} controls"
-    + (
-      f" and is not defined against {len(undefined)} (too few searches)."
-      if undefined
-      else "."
-    )
+    f"{len(above)} of {len(controls)} controls"
+    + (f"; {len(undefined)} have none, too few searches" if undefined else "")
+    + "."
   )
-  return _verdict(claim, len(above) == len(numbers), text, numbers)
+  return _verdict(claim, len(above) == len(controls), text, numbers)
 
 
 def _searches_what_it_lacks(
@@ -205,7 +202,7 @@ def _keeps_ample(
     f"No price at ample budgets: accuracy pooled over B >= {_AMPLE} is not "
     "below any control."
   )
-  numbers = []
+  numbers, readings = [], []
   for label, pairs in controls.items():
     mask = pairs.budget >= _AMPLE
     if mask.any():
@@ -213,16 +210,17 @@ def _keeps_ample(
       numbers.append(
         comparison.Number(f"accuracy minus {label}", e, int(mask.sum()))
       )
+      readings.append(
+        f"below {label}"
+        if e.below()
+        else f"above {label}"
+        if e.above()
+        else f"no difference resolved from {label}"
+      )
   if not numbers:
     return Verdict(
       claim, None, f"Not judged: no control was given with B >= {_AMPLE}."
     )
-  below = [n for n in numbers if n.estimate.below()]
-  above = [n for n in numbers if n.estimate.above()]
-  text = (
-    f"against {len(numbers)} controls the 95 % interval of the paired "
-    f"difference lies below zero {len(below)} times, above it {len(above)} "
-    f"times, and holds it {len(numbers) - len(below) - len(above)} times "
-    "(no difference resolved)."
-  )
-  return _verdict(claim, not below, text, numbers)
+  met = not any(n.estimate.below() for n in numbers)
+  text = f"{', '.join(readings)} (95 % intervals of the paired difference)."
+  return _verdict(claim, met, text, numbers)

@@ -21,6 +21,8 @@ from anysearch_jax.policy import attention, table
 
 Params = dict[str, Any]
 
+_UNROLLED_LAYERS = 4
+
 
 class LayerCache(NamedTuple):
   """Keys and values of one layer, `[B, K, S, H]` each."""
@@ -86,10 +88,13 @@ class Block(nn.Module):
     x += jnp.einsum("btnh,nhd->btd", out, w["o"].astype(x.dtype))
 
     y = rms_norm(x, w["mlp_norm"], a.norm_eps)
-    gate = jnp.einsum("btd,df->btf", y, w["gate"].astype(x.dtype))
-    up = jnp.einsum("btd,df->btf", y, w["up"].astype(x.dtype))
+    # [B, T] as one axis: XLA's CPU matmul is twice as fast on it.
+    y = y.reshape(-1, a.d_model)
+    gate = jnp.einsum("td,df->tf", y, w["gate"].astype(x.dtype))
+    up = jnp.einsum("td,df->tf", y, w["up"].astype(x.dtype))
     hidden = nn.silu(gate) * up
-    x += jnp.einsum("btf,fd->btd", hidden, w["down"].astype(x.dtype))
+    y = jnp.einsum("tf,fd->td", hidden, w["down"].astype(x.dtype))
+    x += y.reshape(x.shape)
     return x, cache
 
 
@@ -138,6 +143,8 @@ class Transformer(nn.Module):
       split_rngs={"params": False},
       in_axes=(nn.broadcast, nn.broadcast),
       length=a.layers,
+      # A loop pays for itself in compile time on deep stacks only.
+      unroll=a.layers if a.layers <= _UNROLLED_LAYERS else 1,
     )(a, name=table.LAYERS)
     x = params["embed"][tokens].astype(self.dtype)
     rotary = attention.rotary(a, positions)

@@ -86,31 +86,60 @@ def pack(
         "episode.max_context."
       )
     members[fitting[0]].append(sequence)
-  return tuple(
-    _pack_rows(group, length, config) for group, length in zip(members, lengths)
-  )
+  packed = []
+  # Longest rows first: what room their micro-batches have left takes shorter
+  # sequences, which then need no rows of their own.
+  for i in reversed(range(len(lengths))):
+    rows, room = _first_fit(members[i], lengths[i])
+    b = max(1, config.micro_batch_tokens // lengths[i])
+    empty = -len(rows) % b
+    rows += [[] for _ in range(empty)]
+    room += [lengths[i]] * empty
+    for j in reversed(range(i)):
+      members[j] = _fill(members[j], rows, room)
+    packed.append(_pack_rows(rows, lengths[i], b, config))
+  return tuple(reversed(packed))
+
+
+def _first_fit(
+  sequences: Sequence[Example], length: int
+) -> tuple[list[list[Example]], list[int]]:
+  """First-fit decreasing; the rows and the room left in each."""
+  rows: list[list[Example]] = []
+  room: list[int] = []
+  for left in _fill(sequences, rows, room):
+    if not _fill([left], rows, room):
+      continue
+    rows.append([left])
+    room.append(length - (len(left.token_ids) - 1))
+  return rows, room
+
+
+def _fill(
+  sequences: Sequence[Example], rows: list[list[Example]], room: list[int]
+) -> list[Example]:
+  """Puts sequences where there is room, longest first; those left over."""
+  left = []
+  # Sorting is stable, so equal lengths keep their order.
+  for sequence in sorted(sequences, key=lambda s: -len(s.token_ids)):
+    size = len(sequence.token_ids) - 1
+    row = next((r for r, free in enumerate(room) if free >= size), None)
+    if row is None:
+      left.append(sequence)
+    else:
+      rows[row].append(sequence)
+      room[row] -= size
+  return left
 
 
 def _pack_rows(
-  sequences: Sequence[Example], length: int, config: config_lib.BatchConfig
+  rows: Sequence[Sequence[Example]],
+  length: int,
+  b: int,
+  config: config_lib.BatchConfig,
 ) -> Rows:
-  """First-fit decreasing into rows of one length."""
-  order = sorted(
-    range(len(sequences)), key=lambda i: (-len(sequences[i].token_ids), i)
-  )
-  rows: list[list[Example]] = []
-  room: list[int] = []
-  for i in order:
-    size = len(sequences[i].token_ids) - 1
-    row = next((r for r, left in enumerate(room) if left >= size), None)
-    if row is None:
-      rows.append([])
-      room.append(length)
-      row = len(rows) - 1
-    rows[row].append(sequences[i])
-    room[row] -= size
-  b = max(1, config.micro_batch_tokens // length)
-  used = -(-len(rows) // b)
+  """Writes packed rows into the arrays of their micro-batches of `b` rows."""
+  used = len(rows) // b
   if used > config.max_micro_batches:
     raise ValueError(
       f"An optimizer step needs {used} micro-batches of {b} rows x {length} "

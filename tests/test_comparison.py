@@ -1,0 +1,164 @@
+"""Paired comparison and the verdicts over it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import study
+
+from anysearch_jax.evaluation import comparison, metrics, report, verdicts
+
+
+def _row(label, results, *, budget=2, seed=1, outcome="answered"):
+  """A row from {question: (em, searches)}."""
+  return metrics.Row(
+    label,
+    tuple(
+      {
+        "question_id": question,
+        "budget": budget,
+        "seed": seed,
+        "em": em,
+        "searches": searches,
+        "outcome": outcome,
+        "scaffold": False,
+      }
+      for question, (em, searches) in results.items()
+    ),
+  )
+
+
+def test_the_early_stopping_table_by_hand():
+  ours = _row("a", {"q1": (1, 1), "q2": (0, 1), "q3": (0, 2), "q4": (1, 0)})
+  theirs = _row("b", {"q1": (0, 2), "q2": (1, 2), "q3": (1, 2), "q4": (1, 2)})
+  table = comparison.compare(comparison.pair(ours, theirs), resamples=200)
+  assert [line.budget for line in table] == [2, None]
+  line = table[0]
+  assert (line.n, line.wins, line.losses) == (4, 1, 2)
+  assert line.losses_unused == 1  # q2 left one of two; q3 spent both.
+  assert line.net == -1
+  assert line.difference.value == pytest.approx(-0.25)
+  assert line.tp_difference.value == pytest.approx(2 / 4 - 3 / 8)
+
+
+def test_failed_pairs_are_left_out_and_counted():
+  ours = _row("a", {"q1": (1, 1)})
+  theirs = _row("b", {"q1": (0, 1)}, outcome="failed")
+  pairs = comparison.pair(ours, theirs)
+  assert (pairs.failed, pairs.questions) == (1, 0)
+  assert comparison.compare(pairs) == []
+
+
+def test_a_subset_is_compared_on_what_is_common():
+  ours = _row("a", {f"q{i}": (1, 1) for i in range(5)})
+  theirs = _row("b", {f"q{i}": (0, 1) for i in range(3)})
+  for one, other in ((ours, theirs), (theirs, ours)):
+    pairs = comparison.pair(one, other)
+    assert (len(pairs.ours), pairs.unpaired) == (3, 2)
+
+
+def test_different_questions_are_refused():
+  ours = _row("a", {"q1": (1, 1), "q2": (1, 1)})
+  theirs = _row("b", {"q2": (0, 1), "q3": (0, 1), "q4": (0, 1)})
+  with pytest.raises(ValueError, match="1 only in the first, 2 only in the"):
+    comparison.pair(ours, theirs)
+
+
+def test_nothing_in_common_is_refused():
+  with pytest.raises(ValueError, match="no budget and seed in common"):
+    comparison.pair(_row("a", {"q": (1, 1)}), _row("b", {"q": (1, 1)}, seed=2))
+
+
+def test_other_budgets_do_not_stand_in_the_way():
+  ours = study.row("a", budgets=(0, 1, 2), questions=5)
+  theirs = study.row("b", budgets=(1, 2, 3), questions=5)
+  pairs = comparison.pair(ours, theirs)
+  assert set(np.unique(pairs.budget)) <= {1, 2}
+  assert pairs.unpaired == 0
+
+
+def test_pairing_narrows_the_interval():
+  rng = np.random.default_rng(0)
+  hard = rng.random(400) < 0.5
+  nudge = rng.random(400) < 0.05
+  ours = {
+    f"q{i}": (int(not h or n), 1) for i, (h, n) in enumerate(zip(hard, nudge))
+  }
+  theirs = {f"q{i}": (int(not h), 1) for i, h in enumerate(hard)}
+  pairs = comparison.pair(_row("a", ours), _row("b", theirs))
+  (found,) = comparison.differences(pairs, [pairs.budget == 2])
+  assert found.above()
+  # Unpaired, the difference of two rates near 1/2 has half-width 0.07.
+  assert found.high - found.low < 0.07
+
+
+def test_productivity_by_budget_and_pooled():
+  row = study.row("a", questions=40, budgets=(0, 1, 3))
+  found = comparison.productivities(row.episodes, resamples=500)
+  cells = metrics.by_budget(row.episodes)
+  assert found[0] == (None, None, None)
+  assert found[3].value == pytest.approx(cells[3].tp)
+  assert found[3].low < found[3].value < found[3].high
+  pooled = metrics.average(list(cells.values()))
+  assert found[None].value == pytest.approx(pooled.tp)
+  assert comparison.productivities([]) == {}
+
+
+def test_knowledge_of_a_policy_that_searches_what_it_lacks():
+  found = comparison.knowledge(
+    study.row("a", questions=80, thrift=0.1), resamples=500
+  )
+  assert found["known"].estimate.value < 0.2
+  assert found["unknown"].estimate.value > 0.9
+  assert found["gap"].estimate.above()
+  assert found["stale"].n > 0
+  assert comparison.knowledge(study.row("a", questions=3, plain=True)) == {}
+
+
+def _verdicts(system, *others, controls=()):
+  data = report.build([system, *others], controls, resamples=1000)
+  return [v["met"] for v in data["verdicts"]], data["verdicts"]
+
+
+def test_verdicts_of_a_good_policy():
+  met, found = _verdicts(
+    study.row("good", skill=0.9, questions=150, run="a"),
+    study.row("control", skill=0.5, thrift=0.95, questions=150, run="b"),
+    study.row("with", skill=0.9, questions=150, run="a", scaffold=True),
+    controls=["control"],
+  )
+  assert met == [True, True, True, True, True]
+  assert [len(v["numbers"]) for v in found] == [4, 1, 3, 1, 1]
+
+
+def test_verdicts_of_a_bad_policy_say_so():
+  met, found = _verdicts(
+    study.row("bad", skill=0.3, thrift=0.95, questions=150, run="a"),
+    study.row("control", skill=0.95, questions=150, run="b"),
+    study.row("with", skill=0.95, questions=150, run="a", scaffold=True),
+    controls=["control"],
+  )
+  assert met[1:] == [False, False, False, False]
+  assert all(v["text"].startswith("Not met: ") for v in found[1:])
+  assert "below control" in found[4]["text"]
+
+
+def test_searching_that_does_not_pay_is_not_met():
+  flat = study.row("flat", questions=40)
+  episodes = tuple(e | {"em": 1, "outcome": "answered"} for e in flat.episodes)
+  met, _ = _verdicts(metrics.Row("flat", episodes))
+  assert met[0] is False
+
+
+def test_what_was_not_measured_is_not_judged():
+  met, found = _verdicts(study.row("a", questions=8, budgets=(5,), plain=True))
+  assert met == [None] * 5
+  assert all(v["text"].startswith("Not judged: ") for v in found)
+
+
+def test_the_scaffold_row_is_of_the_same_policy():
+  system = study.row("a", questions=8, budgets=(1,), run="a")
+  other = study.row("b", questions=8, budgets=(1,), run="b", scaffold=True)
+  met, _ = _verdicts(system, other)
+  assert met[3] is None
+  assert isinstance(verdicts.Verdict("c", None, "t").numbers, tuple)

@@ -1,0 +1,118 @@
+"""Intervals against hand values and analytic cases."""
+
+from __future__ import annotations
+
+import time
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from anysearch_jax.evaluation import intervals
+
+
+# Newcombe (1998), table of Wilson intervals without continuity correction.
+@pytest.mark.parametrize(
+  ("successes", "n", "low", "high"),
+  [
+    (81, 263, 0.2553, 0.3662),
+    (15, 148, 0.0624, 0.1605),
+    (0, 20, 0.0, 0.1611),
+    (1, 29, 0.0061, 0.1718),
+    (29, 29, 0.8830, 1.0),
+  ],
+)
+def test_wilson_by_the_published_table(successes, n, low, high):
+  found = intervals.wilson(successes, n)
+  assert found.value == successes / n
+  np.testing.assert_allclose(found[1:], (low, high), atol=5e-5)
+
+
+@hypothesis.given(st.integers(1, 500), st.data())
+def test_wilson_agrees_with_scipy(n, data):
+  stats = pytest.importorskip("scipy.stats")
+  successes = data.draw(st.integers(0, n))
+  oracle = stats.binomtest(successes, n).proportion_ci(0.9, method="wilson")
+  found = intervals.wilson(successes, n, confidence=0.9)
+  np.testing.assert_allclose(found[1:], oracle, atol=1e-12)
+
+
+def test_wilson_of_nothing_says_nothing():
+  assert intervals.wilson(0, 0) == (None, 0.0, 1.0)
+  with pytest.raises(ValueError, match="expected 0 to n = 2"):
+    intervals.wilson(3, 2)
+
+
+def _mean(totals):
+  return intervals.ratio(totals[:, :1], totals[:, 1:])
+
+
+def test_bootstrap_of_a_normal_mean_is_the_analytic_interval():
+  x = np.random.default_rng(0).normal(3.0, 2.0, size=1500)
+  (found,) = intervals.bootstrap(np.stack([x, np.ones_like(x)], -1), _mean)
+  half = 1.959964 * x.std() / np.sqrt(len(x))
+  assert found.value == pytest.approx(x.mean())
+  np.testing.assert_allclose(
+    found[1:], (x.mean() - half, x.mean() + half), atol=0.05 * half
+  )
+
+
+def test_clusters_widen_what_repeats_only_pretend_to_narrow():
+  em = np.repeat(np.random.default_rng(1).integers(0, 2, 400), 4).astype(float)
+  cluster = np.repeat(np.arange(400), 4)
+
+  def width(index, clusters):
+    sums = intervals.cluster_sums(
+      index, [em, np.ones_like(em)], clusters=clusters
+    )
+    (found,) = intervals.bootstrap(sums, _mean)
+    return found.high - found.low
+
+  # Four copies of each question hold no more than one: 2 = sqrt(4) too narrow.
+  ratio = width(cluster, 400) / width(np.arange(1600), 1600)
+  assert ratio == pytest.approx(2.0, rel=0.1)
+
+
+def test_bootstrap_is_determined_by_its_seed():
+  sums = np.random.default_rng(2).random((50, 2))
+  first = intervals.bootstrap(sums, _mean, resamples=500, seed=3)
+  assert first == intervals.bootstrap(sums, _mean, resamples=500, seed=3)
+  assert first != intervals.bootstrap(sums, _mean, resamples=500, seed=4)
+
+
+def test_undefined_ratio_has_neither_value_nor_interval():
+  sums = np.stack([np.ones(20), np.zeros(20)], -1)
+  assert intervals.bootstrap(sums, _mean) == [(None, None, None)]
+
+
+def test_mostly_undefined_resamples_give_a_value_without_interval():
+  sums = np.zeros((20, 2))
+  sums[0] = 1.0, 2.0  # One of 20 questions searched: missed by 36 %.
+  assert intervals.bootstrap(sums, _mean) == [(0.5, None, None)]
+
+
+def test_ratio_never_divides_by_zero():
+  np.testing.assert_array_equal(
+    intervals.ratio(np.array([1.0, 0.0, 3.0]), np.array([0.0, 0.0, 2.0])),
+    [np.nan, np.nan, 1.5],
+  )
+
+
+def test_above_and_below():
+  assert intervals.Estimate(1.0, 0.5, 2.0).above()
+  assert intervals.Estimate(-1.0, -2.0, -0.5).below()
+  straddling = intervals.Estimate(0.1, -0.1, 0.3)
+  assert not straddling.above()
+  assert not straddling.below()
+  assert not intervals.Estimate(1.0, None, None).above()
+
+
+def test_a_thousand_questions_take_about_a_second():
+  sums = np.random.default_rng(0).random((1000, 16))
+  start = time.perf_counter()
+  found = intervals.bootstrap(
+    sums, lambda t: intervals.ratio(t[:, ::2], t[:, 1::2])
+  )
+  assert len(found) == 8
+  assert time.perf_counter() - start < 5  # 0.2 s on a quiet machine.

@@ -1,0 +1,182 @@
+"""Metrics against tables that a person can check."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import study
+
+from anysearch_jax.evaluation import metrics
+
+
+def _episode(**changes):
+  base = {
+    "question_id": "q0",
+    "question": "where?",
+    "golden_answers": ["x"],
+    "budget": 2,
+    "scaffold": False,
+    "seed": 1,
+    "spans": [],
+    "answer": "x",
+    "em": 1,
+    "format": 1,
+    "searches": 1,
+    "queries": ["kelmar birthplace"],
+    "violation": False,
+    "outcome": "answered",
+    "reason": "",
+    "generated_tokens": 10,
+    "retrieved_tokens": 30,
+    "total_tokens": 40,
+    "metadata": {},
+  }
+  return base | changes
+
+
+_FACT = {
+  "entity": "kelmar",
+  "relation": "birthplace",
+  "alternative": "born in",
+  "value": "tol",
+  "known": True,
+  "stale": False,
+}
+
+
+def test_cell_leaves_failed_episodes_out_and_counts_them():
+  cell = metrics.cell(
+    [
+      _episode(),
+      _episode(em=0, searches=2, outcome="invalid", format=0, violation=True),
+      _episode(em=1, searches=0, retrieved_tokens=0, total_tokens=10),
+      _episode(em=0, searches=1, outcome="truncated", generated_tokens=40),
+      _episode(em=0, searches=9, outcome="failed", total_tokens=999),
+    ]
+  )
+  assert (cell.n, cell.failed, cell.invalid, cell.truncated) == (4, 1, 1, 1)
+  assert (cell.correct, cell.searches_total, cell.violations) == (2, 4, 1)
+  assert (cell.accuracy, cell.searches, cell.tp) == (0.5, 1.0, 0.5)
+  assert cell.format_rate == 0.75
+  assert (cell.generated_tokens, cell.retrieved_tokens) == (17.5, 22.5)
+  assert cell.total_tokens == 32.5
+  assert cell.retrieval_share == pytest.approx(90 / 130)
+
+
+def test_productivity_is_not_defined_without_a_search():
+  cell = metrics.cell([_episode(searches=0, budget=0)])
+  assert cell.tp is None
+  assert cell.accuracy == 1.0
+  assert metrics.productivity(0, 3) == 0.0
+
+
+def test_cell_of_failures_only_defines_no_mean():
+  cell = metrics.cell([_episode(outcome="failed")])
+  assert (cell.n, cell.failed) == (0, 1)
+  assert cell.accuracy is None
+  assert cell.tp is None
+  assert cell.retrieval_share is None
+
+
+def test_spread_over_seeds():
+  one = [_episode(seed=1, question_id=q, em=e) for q, e in zip("ab", (1, 1))]
+  two = [_episode(seed=2, question_id=q, em=e) for q, e in zip("ab", (1, 0))]
+  assert metrics.cell(one).accuracy_spread is None
+  # Accuracies 1.0 and 0.5: sample standard deviation 0.5 / sqrt(2).
+  assert metrics.cell(one + two).accuracy_spread == pytest.approx(0.35355339)
+
+
+def test_average_weighs_budgets_alike_and_pools_productivity():
+  cells = metrics.by_budget(
+    [
+      _episode(budget=0, searches=0, em=0),
+      _episode(budget=1, searches=1, em=1),
+      _episode(budget=1, searches=1, em=1, question_id="q1"),
+      _episode(budget=2, searches=2, em=1),
+    ]
+  )
+  average = metrics.average(list(cells.values()))
+  assert list(cells) == [0, 1, 2]
+  assert average.accuracy == pytest.approx(2 / 3)  # 0, 1, 1
+  assert average.searches == pytest.approx(1.0)  # 0, 1, 2
+  assert average.tp == pytest.approx(3 / 4)
+  assert average.n == 4
+
+
+def test_by_hops():
+  episodes = [
+    _episode(metadata={"hops": 2}),
+    _episode(metadata={"hops": 1}, em=0, question_id="q1"),
+    _episode(metadata={"hops": 2}, em=0, question_id="q2"),
+    _episode(metadata={"hops": 2}, outcome="failed", question_id="q3"),
+    _episode(metadata={}, question_id="q4"),
+  ]
+  assert metrics.by_hops(episodes) == {1: {2: (0, 1)}, 2: {2: (1, 2)}}
+
+
+@pytest.mark.parametrize(
+  ("query", "asks"),
+  [
+    ("kelmar birthplace", True),
+    ("Where was Kelmar born in?", True),
+    ("verdict kelmar birthplace tol", True),
+    ("kelmarine birthplace", False),
+    ("kelmar country", False),
+    ("birthplace", False),
+    ("", False),
+  ],
+)
+def test_asks_for_wants_whole_words_of_either_wording(query, asks):
+  assert metrics.asks_for(query, _FACT) is asks
+
+
+def test_a_fact_without_another_wording_matches_only_its_own():
+  fact = _FACT | {"alternative": ""}
+  assert not metrics.asks_for("kelmar", fact)
+
+
+def test_first_hop_sorts_by_memory_and_needs_budget():
+  def asked(budget=1, outcome="answered", queries=(), **fact):
+    return _episode(
+      budget=budget,
+      outcome=outcome,
+      queries=list(queries),
+      metadata={"facts": [_FACT | fact, _FACT]},
+    )
+
+  found = metrics.first_hop(
+    [
+      asked(queries=["kelmar born in"]),
+      asked(known=False),
+      asked(stale=True, queries=["tol country", "kelmar birthplace"]),
+      asked(budget=0),
+      asked(outcome="failed"),
+      _episode(metadata={}),
+    ]
+  )
+  assert [f[1:] for f in found] == [
+    ("known", True),
+    ("unknown", False),
+    ("stale", True),
+  ]
+
+
+def test_parse_episodes_reads_back_what_was_written():
+  row = study.row("a", questions=2, budgets=(0, 1))
+  lines = [json.dumps(e) for e in row.episodes] + ["\n"]
+  assert metrics.parse_episodes(lines, source="x") == row.episodes
+
+
+@pytest.mark.parametrize(
+  ("lines", "sentence"),
+  [
+    ([], "found no episode"),
+    (["{"], "line 1: found text that is not JSON"),
+    (["{}"], "lacks question_id"),
+    ([json.dumps(_episode())] * 2, "line 2: question 'q0' occurs twice"),
+  ],
+)
+def test_parse_episodes_refuses_with_a_sentence(lines, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    metrics.parse_episodes(lines, source="x.jsonl")
