@@ -29,6 +29,7 @@ def test_wilson_by_the_published_table(successes, n, low, high):
   np.testing.assert_allclose(found[1:], (low, high), atol=5e-5)
 
 
+@hypothesis.settings(deadline=None)
 @hypothesis.given(st.integers(1, 500), st.data())
 def test_wilson_agrees_with_scipy(n, data):
   stats = pytest.importorskip("scipy.stats")

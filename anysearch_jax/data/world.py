@@ -300,13 +300,14 @@ class World:
         "value": self.entities[v],
         "known": bool(self.known[e, r]),
         "stale": bool(self.known[e, r] and self.memory[e, r] != v),
-        "alternative": bool(snapshot.alternative[e, r]),
+        "alternative": RELATIONS[r].alternative,
+        "misses": bool(snapshot.alternative[e, r]),
         "contradicted": bool(snapshot.twins[e, r] >= 0),
       }
       for r, e, v in zip(relations, path, path[1:], strict=False)
     ]
     searches = sum(
-      1 + fact["alternative"] + fact["contradicted"]
+      1 + fact["misses"] + fact["contradicted"]
       for fact in facts
       if fact["stale"] or not fact["known"]
     )

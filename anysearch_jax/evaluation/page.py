@@ -147,8 +147,10 @@ def _training_figures(
   figures = {}
   starts = {run.label: _phase2(run) for run in training}
   for number, run in enumerate(training):
-    budgets = range(1, data["trained_budget"] + 1)
     told = [r for r in run.records if "curriculum/p1" in r]
+    budgets = [
+      b for b in range(1, 100) if any(f"curriculum/p{b}" in r for r in told)
+    ]
     if told:
       figures[f"training-sampling-{number}"] = plots.sampling(
         [r["rollout"] for r in told],

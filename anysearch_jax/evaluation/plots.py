@@ -276,7 +276,7 @@ def _svg(fig: figure.Figure, name: str, title: str) -> str:
   svg = svg[svg.index("<svg") :]
   svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
   svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
-  svg = re.sub(r' id="[A-Za-z]+_\d+"', "", svg)
+  svg = re.sub(r' id="[\w.]+_\d+"', "", svg)
   svg = re.sub(
     r"#0([45])00(0\d)",
     lambda m: f"var(--{'series' if m[1] == '4' else 'band'}-{int(m[2])})",

@@ -1,0 +1,152 @@
+"""BM25 in process."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import math
+from typing import NamedTuple
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from anysearch_jax import types
+from retrieval import lexical
+
+
+class Plain(NamedTuple):
+  title: str
+  text: str
+
+
+def passages(*texts: str) -> list[types.Passage]:
+  """`title: text` lines as passages."""
+  return [
+    types.Passage(str(i), *text.split(": ")) for i, text in enumerate(texts)
+  ]
+
+
+def retriever(*texts: str, **options) -> lexical.LexicalRetriever:
+  return lexical.LexicalRetriever({"": passages(*texts)}, **options)
+
+
+def ids(found) -> list[str]:
+  return [passage.id for passage in found]
+
+
+def bm25(documents, query, *, k1, b) -> list[float]:
+  """Lucene's BM25 in float64, written from its formula."""
+  average = sum(map(len, documents)) / len(documents)
+  scores = []
+  for document in documents:
+    counts = collections.Counter(document)
+    score = 0.0
+    for word in query:
+      df = sum(word in other for other in documents)
+      idf = math.log(1 + (len(documents) - df + 0.5) / (df + 0.5))
+      norm = k1 * (1 - b + b * len(document) / average)
+      score += idf * counts[word] / (counts[word] + norm)
+    scores.append(score)
+  return scores
+
+
+WORDS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5)
+
+
+@hypothesis.settings(max_examples=50, deadline=None)
+@hypothesis.given(st.lists(WORDS, min_size=1, max_size=6), WORDS)
+def test_scores_and_order_are_bm25s(documents, query):
+  weight = 2
+  corpus = [
+    types.Passage(str(i), words[0], " ".join(words[1:]))
+    for i, words in enumerate(documents)
+  ]
+  search = lexical.LexicalRetriever(
+    {"": corpus}, title_weight=weight, k1=1.2, b=0.6
+  ).lookup
+  indexed = [words[:1] * weight + words[1:] for words in documents]
+  expected = bm25(indexed, query, k1=1.2, b=0.6)
+  found = search(" ".join(query), len(documents))
+  scores = [passage.score for passage in found]
+  assert scores == sorted(scores, reverse=True)
+  assert {int(p.id) for p in found} == {
+    i for i, score in enumerate(expected) if score > 0
+  }
+  for passage in found:
+    assert passage.score == pytest.approx(expected[int(passage.id)], rel=1e-5)
+
+
+def test_equal_scores_keep_the_order_of_the_corpus():
+  search = retriever(*["kel: born tovi"] * 9, "mar: seat tovi").lookup
+  assert ids(search("kel born", 9)) == [str(i) for i in range(9)]
+  assert ids(search("kel born", 2)) == ["0", "1"]
+
+
+def test_a_title_outweighs_a_mention():
+  texts = ("mar: mentor kel", "kel: also here there", "ral: mentor mar")
+  assert ids(retriever(*texts).lookup("kel", 3)) == ["1", "0"]
+  assert ids(retriever(*texts, title_weight=1).lookup("kel", 3)) == ["0", "1"]
+
+
+@pytest.mark.parametrize("query", ["", "?!", "unheard", "unheard of"])
+def test_no_shared_word_is_no_hit(query):
+  assert retriever("kel: born tovi").lookup(query, 3) == ()
+
+
+def test_words_are_compared_in_lower_case_without_punctuation():
+  search = retriever('"Kel": Born, in Tovi.', "mar: seat").lookup
+  assert ids(search("KEL's tovi?", 3)) == ["0"]
+
+
+@pytest.mark.parametrize("texts", [(), ("?: !",)])
+def test_a_corpus_without_words_has_no_hit(texts):
+  assert retriever(*texts).lookup("kel", 3) == ()
+
+
+def test_passages_come_back_as_they_were_but_for_their_score():
+  (found,) = retriever("kel: born tovi", "mar: seat").lookup("kel", 3)
+  assert found == types.Passage("0", "kel", "born tovi", found.score)
+  assert found.score > 0
+  plain = Plain("kel", "born tovi")
+  (found,) = lexical.LexicalRetriever({"": [plain]}).lookup("kel", 3)
+  assert found is plain
+
+
+def test_a_corpus_is_read_once_when_first_searched():
+  read = []
+
+  def corpora(name):
+    read.append(name)
+    return passages(f"{name}: born tovi")
+
+  search = lexical.LexicalRetriever(corpora).lookup
+  assert read == []
+  assert [p.title for p in search("tovi", 1, "one")] == ["one"]
+  assert [p.title for p in search("tovi", 1, "two")] == ["two"]
+  search("born", 1, "one")
+  assert read == ["one", "two"]
+
+
+def test_answers_are_kept_up_to_a_limit():
+  found = retriever("kel: born tovi", "mar: born seat", cache_size=2)
+  first = found.lookup("kel", 1)
+  assert found.lookup("kel", 1) is first
+  assert ids(found.lookup("born", 2)) == ["0", "1"]
+  assert ids(found.lookup("born", 1)) == ["0"]
+  found.lookup("kel", 1)
+  info = found.cache_info()
+  assert (info.hits, info.misses, info.currsize) == (1, 4, 2)
+
+
+def test_search_answers_requests():
+  found = retriever("kel: born tovi")
+  request = types.SearchRequest("kel", 3)
+  assert asyncio.run(found.search(request)) == found.lookup("kel", 3)
+
+
+def test_errors_are_sentences():
+  with pytest.raises(ValueError, match="no corpus 'wiki'; there are: ''"):
+    retriever("kel: born").lookup("kel", 3, "wiki")
+  with pytest.raises(ValueError, match="Found k=0"):
+    retriever("kel: born").lookup("kel", 0)
