@@ -17,7 +17,12 @@ from anysearch_jax import scoring, types
 
 
 def trajectory(t: types.Trajectory) -> dict[str, Any]:
-  """One trajectory as plain values: text by author, counts, outcome."""
+  """One trajectory as plain values: text by author, counts, outcome.
+
+  `retrieved_tokens` counts what the environment wrote: without the scaffold,
+  observations and the rare error line. `total_tokens` is generated plus
+  retrieved, as the paper counts; the prompt is not in it.
+  """
   environment = int(np.sum(t.authors == types.Author.ENVIRONMENT))
   return {
     "spans": [
@@ -32,7 +37,7 @@ def trajectory(t: types.Trajectory) -> dict[str, Any]:
     "failed": t.failed,
     "generated_tokens": t.generated_tokens,
     "retrieved_tokens": environment,
-    "total_tokens": len(t.token_ids),
+    "total_tokens": t.generated_tokens + environment,
   }
 
 

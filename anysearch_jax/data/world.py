@@ -311,7 +311,7 @@ class World:
       for fact in facts
       if fact["stale"] or not fact["known"]
     )
-    names = [RELATIONS[r].name for r in relations]
+    names = [fact["relation"] for fact in facts]
     start = self.entities[path[0]]
     return types.Question(
       id=f"{split}/{index}/{start}/{'-'.join(names)}",

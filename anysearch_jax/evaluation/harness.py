@@ -8,6 +8,7 @@ paired.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -51,13 +52,11 @@ def evaluate(
       seed=seed,
     )
     for budget in e.budgets:
-      done = 0
+      finished = itertools.count(len(rows) + 1)
 
-      def tick(trajectory, base=len(rows)):
+      def tick(trajectory, finished=finished):
         del trajectory
-        nonlocal done
-        done += 1
-        on_done(base + done, total)
+        on_done(next(finished), total)
 
       rollout = asyncio.run(
         driver.run_groups(

@@ -1,0 +1,294 @@
+"""The in-process engine: determinism, log-probs, stops, slots."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import protocol, types
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import transformer
+from anysearch_jax.rollout import engine as engine_lib
+from anysearch_jax.rollout import kv_store
+
+# Stop texts come whole, in pieces, and with a piece that overhangs.
+_TEXTS = ["<pad>", "<end>", "</search>", "</", "search", ">", ">x", "answer"]
+_TEXTS += [f"w{i}" for i in range(40 - len(_TEXTS))]
+_A = architecture_lib.Architecture(
+  family="qwen3",
+  vocab_size=len(_TEXTS),
+  d_model=32,
+  layers=2,
+  heads=4,
+  kv_heads=2,
+  head_dim=8,
+  mlp_dim=48,
+  qk_norm=True,
+  tied=True,
+)
+_CONFIG = config_lib.EngineConfig(
+  slots=12,
+  kv_buckets=(56, 160),
+  lanes=(8, 8),
+  prefill_lanes=8,
+  prefill_chunk=8,
+  decode_steps=4,
+)
+_ENVIRONMENT = (9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19)
+
+
+class _Tokenizer:
+  """Pieces joined without spaces."""
+
+  end_of_turn_ids = frozenset([1])
+
+  def token_texts(self):
+    return _TEXTS
+
+  def decode(self, ids):
+    return "".join(_TEXTS[i] for i in ids if i > 1)
+
+
+@pytest.fixture(scope="module")
+def params():
+  # Larger than a fresh model's, so that distributions are far from flat.
+  return jax.tree.map(
+    lambda p: jnp.asarray(p) * (8.0 if p.ndim > 2 else 1.0),
+    transformer.initialize(_A, 0),
+  )
+
+
+def _engine(params, *, sampling=None, seed=7, **changes):
+  return engine_lib.JaxEngine(
+    params,
+    _A,
+    _Tokenizer(),
+    config=dataclasses.replace(_CONFIG, **changes),
+    sampling=sampling or config_lib.SamplingConfig(),
+    seed=seed,
+  )
+
+
+def _prompt(question):
+  return (20 + question, *range(21, 39))
+
+
+async def _episode(engine, question, sample, *, turns=3, delay=None):
+  """Turns with environment text between them, as the driver plays them."""
+  address = types.Address(0, question, sample)
+  context, generations = list(_prompt(question)), []
+  for turn in range(turns):
+    if delay is not None:
+      await asyncio.sleep(delay.random() * 0.01)
+    generations.append(
+      await engine.generate(
+        types.GenerateRequest(address, turn, tuple(context), 20, protocol.STOPS)
+      )
+    )
+    context += [*generations[-1].token_ids, *_ENVIRONMENT]
+  engine.release(address)
+  return context, generations
+
+
+def _play(engine, order, *, delay=None):
+  async def run():
+    results = await asyncio.gather(
+      *(_episode(engine, q, s, delay=delay) for q, s in order)
+    )
+    return dict(zip(order, results, strict=True))
+
+  return asyncio.run(run())
+
+
+_ALL = [(q, s) for q in range(4) for s in range(5)]
+
+
+@pytest.fixture(scope="module")
+def played(params):
+  return _play(_engine(params), _ALL)
+
+
+def test_results_do_not_depend_on_order_slots_or_company(params, played):
+  rng = np.random.default_rng(0)
+  shuffled = [_ALL[i] for i in rng.permutation(len(_ALL))]
+  assert _play(_engine(params, slots=5), shuffled, delay=rng) == played
+  assert _play(_engine(params), [(2, 3)])[2, 3] == played[2, 3]
+
+
+def test_samples_of_a_group_differ_and_seeds_differ(params, played):
+  texts = {played[0, s][1][0].token_ids for s in range(5)}
+  assert len(texts) > 1
+  other = _play(_engine(params, seed=8), _ALL)
+  assert other != played
+
+
+def test_sampled_log_probabilities_are_the_scored_ones(params, played):
+  """KV kept over turns, prompts shared: as one full forward, to 1e-5."""
+  for context, generations in played.values():
+    tokens = jnp.asarray([context])
+    hidden = transformer.forward(
+      params,
+      _A,
+      tokens,
+      jnp.arange(len(context))[None],
+      jnp.ones_like(tokens),
+    )
+    logps = jax.nn.log_softmax(transformer.logits(params, hidden)[0])
+    at = len(_prompt(0))
+    for generation in generations:
+      n = len(generation.token_ids)
+      scored = logps[
+        jnp.arange(at - 1, at - 1 + n), jnp.asarray(generation.token_ids)
+      ]
+      np.testing.assert_allclose(generation.logps, scored, atol=1e-5)
+      at += n + len(_ENVIRONMENT)
+
+
+def test_a_prompt_is_prefilled_once_for_its_group(params):
+  engine = _engine(params)
+  _play(engine, [(0, s) for s in range(5)])
+  shared = 4 * (len(_prompt(0)) - 1)
+  assert engine.counters["shared_tokens"] == shared
+
+
+def test_nothing_is_compiled_again(params, played):
+  del played
+  sizes = kv_store.decode._cache_size(), kv_store.prefill._cache_size()
+  _play(_engine(params), _ALL[::-1])
+  assert sizes == (
+    kv_store.decode._cache_size(),
+    kv_store.prefill._cache_size(),
+  )
+
+
+def _forced(tokens, *, max_tokens=20):
+  """A turn of a policy that says `tokens`, one after the other, for certain.
+
+  Each token's embedding is its own axis; the head maps it to the next one.
+  """
+  size = len(_TEXTS)
+  a = dataclasses.replace(
+    _A, d_model=size, tied=False, qk_norm=False, family="llama"
+  )
+  fresh = transformer.initialize(a, 0)
+  params = jax.tree.map(jnp.zeros_like, fresh)
+  params["embed"] = jnp.eye(size)
+  params["norm"] = jnp.ones(size)
+  head = np.zeros((size, size), np.float32)
+  for token, following in zip((39, *tokens), tokens, strict=False):
+    head[following, token] = 100.0
+  params["head"] = jnp.asarray(head)
+  engine = engine_lib.JaxEngine(
+    params,
+    a,
+    _Tokenizer(),
+    config=_CONFIG,
+    sampling=config_lib.SamplingConfig(),
+    seed=0,
+  )
+  request = types.GenerateRequest(
+    types.Address(0, 0, 0), 0, (8, 39), max_tokens, protocol.STOPS
+  )
+  return asyncio.run(engine.generate(request))
+
+
+@pytest.mark.parametrize(
+  ("tokens", "kept", "text", "finish"),
+  [
+    # The stop text as one token.
+    ((20, 2, 21), (20, 2), "w12</search>", "stop"),
+    # In pieces; the first ">" of "</search" is the end.
+    ((20, 3, 4, 5, 21), (20, 3, 4, 5), "w12</search>", "stop"),
+    # A completing token that overhangs stays whole; the text is cut.
+    ((3, 7, 6, 21), (3, 7, 6), "</answer>", "stop"),
+    # A ">" that completes nothing does not end the turn.
+    ((20, 5, 2), (20, 5, 2), "w12></search>", "stop"),
+    # The end-of-turn token is kept and is no text.
+    ((20, 21, 1), (20, 21, 1), "w12w13", "end_of_turn"),
+  ],
+)
+def test_stops_on_decoded_text(tokens, kept, text, finish):
+  generation = _forced(tokens)
+  assert generation.token_ids == kept
+  assert generation.text == text
+  assert generation.finish == finish
+  np.testing.assert_allclose(generation.logps, 0.0, atol=1e-5)
+
+
+def test_a_turn_ends_at_its_limit():
+  generation = _forced((20, 21, 22, 23, 24, 25, 26), max_tokens=5)
+  assert generation.token_ids == (20, 21, 22, 23, 24)
+  assert generation.finish is types.Finish.LENGTH
+
+
+def test_greedy_takes_the_most_likely_token(params):
+  greedy = config_lib.SamplingConfig(temperature=0.0)
+  context, (generation, *_) = _play(_engine(params, sampling=greedy), [(0, 0)])[
+    0, 0
+  ]
+  n = len(_prompt(0)) + len(generation.token_ids)
+  tokens = jnp.asarray([context[:n]])
+  hidden = transformer.forward(
+    params, _A, tokens, jnp.arange(n)[None], jnp.ones_like(tokens)
+  )
+  best = jnp.argmax(transformer.logits(params, hidden)[0], -1)
+  start = len(_prompt(0)) - 1
+  assert tuple(best[start : n - 1].tolist()) == generation.token_ids
+
+
+def test_weights_switch_between_episodes_only(params):
+  engine = _engine(params)
+
+  async def run():
+    address = types.Address(0, 0, 0)
+    request = types.GenerateRequest(address, 0, _prompt(0), 4, protocol.STOPS)
+    first = await engine.generate(request)
+    with pytest.raises(RuntimeError, match="release them"):
+      engine.set_params(params, 1)
+    engine.release(address)
+    engine.set_params(params, 1)
+    again = await engine.generate(request)
+    engine.release(address)
+    return first, again
+
+  first, again = asyncio.run(run())
+  assert (first.version, again.version) == (0, 1)
+  assert first.token_ids == again.token_ids
+
+
+def test_a_context_that_does_not_fit_is_an_engine_error(params):
+  engine = _engine(params)
+  request = types.GenerateRequest(
+    types.Address(0, 0, 0), 0, (9,) * 158, 4, protocol.STOPS
+  )
+  with pytest.raises(types.EngineError, match="kv_buckets"):
+    asyncio.run(engine.generate(request))
+
+
+def test_a_bug_reaches_those_who_wait(params, monkeypatch):
+  engine = _engine(params)
+  monkeypatch.setattr(engine, "_decode", lambda: 1 / 0)
+  request = types.GenerateRequest(
+    types.Address(0, 0, 0), 0, _prompt(0), 4, protocol.STOPS
+  )
+  with pytest.raises(ZeroDivisionError):
+    asyncio.run(asyncio.wait_for(engine.generate(request), 60))
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"lanes": (8,)},
+    {"kv_buckets": (160, 56)},
+    {"kv_buckets": (4, 160)},
+  ],
+)
+def test_impossible_shapes_are_refused(params, changes):
+  with pytest.raises(ValueError, match="engine"):
+    _engine(params, **changes)
