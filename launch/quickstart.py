@@ -90,6 +90,7 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
           folder / "evaluation" / "plain",
           full=full,
           few=False,
+          seeds=(seed,),
           after=(train.name,),
         )
       )
@@ -101,6 +102,7 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
             folder / "evaluation" / "scaffold",
             full=full,
             few=True,
+            seeds=(seed,),
             scaffold=True,
             after=(train.name,),
           )
@@ -112,6 +114,7 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
       root / "warm_start" / "evaluation" / "plain",
       full=full,
       few=True,
+      seeds=seeds,
     )
   )
   jobs = trainings + evaluations
@@ -125,6 +128,7 @@ def _evaluation(
   *,
   full: bool,
   few: bool,
+  seeds: tuple[int, ...],
   scaffold: bool = False,
   after: tuple[str, ...] = (),
 ) -> Job:
@@ -139,6 +143,7 @@ def _evaluation(
       f"--policy={policy}",
       f"--config.evaluation.budgets={budgets}",
       f"--config.evaluation.questions={questions}",
+      f"--config.evaluation.seeds={','.join(map(str, seeds))}",
       f"--config.evaluation.scaffold={str(scaffold).lower()}",
       f"--output={output}",
     ],

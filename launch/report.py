@@ -6,7 +6,8 @@
         --controls="No tool reward" \
         --training="AnySearch=runs/q/anysearch,No tool reward=runs/q/no_tool"
 
-The first row is the system under test. A label may hold `=`, a path may not.
+The first row is the system under test. Folders of several seeds make one row,
+joined by `+`. A label may hold `=`, a path may hold neither.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _NOTES = flags.DEFINE_string(
 )
 
 
-def parse_pairs(items: Sequence[str]) -> list[tuple[str, pathlib.Path]]:
+def parse_pairs(items: Sequence[str]) -> list[tuple[str, str]]:
   """`label=path` items as pairs. Raises ValueError with a sentence."""
   pairs = []
   for item in items:
@@ -47,7 +48,7 @@ def parse_pairs(items: Sequence[str]) -> list[tuple[str, pathlib.Path]]:
       raise ValueError(
         f"Found {item!r}, expected label=folder; quote labels with spaces."
       )
-    pairs.append((label.strip(), pathlib.Path(path.strip())))
+    pairs.append((label.strip(), path.strip()))
   return pairs
 
 
@@ -57,12 +58,12 @@ def main(argv: Sequence[str]) -> None:
     data = report.write(
       output,
       [
-        report.load_row(label, folder)
+        report.load_row(label, *map(pathlib.Path, folder.split("+")))
         for label, folder in parse_pairs([*_ROWS.value, *argv[1:]])
       ],
       [label.strip() for label in _CONTROLS.value],
       [
-        report.load_training(label, folder)
+        report.load_training(label, pathlib.Path(folder))
         for label, folder in parse_pairs(_TRAINING.value)
       ],
       title=_TITLE.value,

@@ -26,7 +26,7 @@ SIZES = {
   "vocab_size": VOCAB,
   "hidden_size": 32,
   "intermediate_size": 48,
-  "num_hidden_layers": 3,
+  "num_hidden_layers": 2,
   "num_attention_heads": 4,
   "num_key_value_heads": 2,
   "max_position_embeddings": 512,
@@ -173,12 +173,9 @@ def test_an_export_is_read_by_transformers_whole(torch, case, tmp_path):
   )
 
 
-@pytest.mark.parametrize(
-  ("family", "tied", "remat"), [("qwen2", True, False), ("qwen3", False, True)]
-)
-def test_gradients_are_those_of_autograd(torch, family, tied, remat, tmp_path):
-  # The embedding of a tied model has gradients from both its ends.
-  made = make_case(torch, family, tied, tmp_path)
+def test_gradients_are_those_of_autograd(torch, tmp_path):
+  # Tied: the embedding has gradients from both its ends.
+  made = make_case(torch, "qwen2", True, tmp_path)
   sequence = random_tokens((2, 49))
   rng = np.random.default_rng(6)
   weight = rng.normal(size=(2, 48)).astype(np.float32)
@@ -195,7 +192,7 @@ def test_gradients_are_those_of_autograd(torch, family, tied, remat, tmp_path):
       targets,
       *one_segment(tokens)[1:],
       chunk=16,
-      remat=remat,
+      remat=True,
     )
     return jnp.sum(weight * logp)
 
@@ -350,6 +347,6 @@ def test_weights_of_another_model_are_refused(tiny):
   path.write_text(json.dumps(config | {"tie_word_embeddings": False}))
   with pytest.raises(ValueError, match="lacks tensor 'lm_head.weight'"):
     hf.load(tiny.folder)
-  path.write_text(json.dumps(config | {"num_hidden_layers": 2}))
-  with pytest.raises(ValueError, match="unknown tensor 'model.layers.2"):
+  path.write_text(json.dumps(config | {"num_hidden_layers": 1}))
+  with pytest.raises(ValueError, match="unknown tensor 'model.layers.1"):
     hf.load(tiny.folder)

@@ -240,8 +240,7 @@ class World:
   def _write(self, index: int) -> Iterator[types.Passage]:
     """The passages of a snapshot, entity by entity.
 
-    BM25 favours short passages: fillers come before the facts that a query
-    does not name, and those before verdicts.
+    BM25 ranks short ones first: fillers, then facts not asked for, verdicts.
     """
     snapshot = self.snapshot(index)
     names = self.entities

@@ -22,21 +22,33 @@ from anysearch_jax.evaluation import (
 )
 
 
-def load_row(label: str, folder: pathlib.Path) -> metrics.Row:
-  """Reads `<run>/evaluation/<name>/episodes.jsonl`.
+def load_row(label: str, *folders: pathlib.Path) -> metrics.Row:
+  """Reads `<run>/evaluation/<name>/episodes.jsonl` of one or more runs.
+
+  Several folders are one row: runs of one method with different seeds.
 
   Raises:
-    ValueError: no such file, or an episode in it that cannot be used.
+    ValueError: no such file, an episode in it that cannot be used, or the
+      same (question, budget, seed) twice.
   """
-  path = folder / "episodes.jsonl"
-  if not path.is_file():
+  episodes = []
+  for folder in folders:
+    path = folder / "episodes.jsonl"
+    if not path.is_file():
+      raise ValueError(
+        f"Row {label!r}: found no {path}; expected the folder of a finished "
+        "evaluation. Run the evaluation first, or correct its path."
+      )
+    with path.open(encoding="utf-8") as lines:
+      episodes += metrics.parse_episodes(lines, source=str(path))
+  keys = {metrics.key_of(episode) for episode in episodes}
+  if len(keys) < len(episodes):
     raise ValueError(
-      f"Row {label!r}: found no {path}; expected the folder of a finished "
-      "evaluation. Run the evaluation first, or correct its path."
+      f"Row {label!r}: found {len(episodes)} episodes with {len(keys)} "
+      "(question, budget, seed); expected each once. Give every run of a row "
+      "its own evaluation seed."
     )
-  with path.open(encoding="utf-8") as lines:
-    episodes = metrics.parse_episodes(lines, source=str(path))
-  return metrics.Row(label, episodes, run=str(folder.parent.parent))
+  return metrics.Row(label, episodes, run=str(folders[0].parent.parent))
 
 
 def load_training(label: str, folder: pathlib.Path) -> metrics.Training:
