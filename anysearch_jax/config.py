@@ -20,7 +20,8 @@ class RewardConfig:
   gamma_mode: `adaptive` (gamma_max * group accuracy), `fixed` (gamma_fixed) or
     `off`. A switched-off use_abs / use_rel is replaced by EM, so that the tool
     reward stays gated by correctness.
-  length_limit, length_tolerance: generated tokens (L_lim and L_tol of the paper).
+  length_limit, length_tolerance: the paper's L_lim and L_tol, in generated
+    tokens.
   """
 
   alpha: float = 0.5

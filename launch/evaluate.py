@@ -27,7 +27,7 @@ _POLICY = flags.DEFINE_string(
   "policy", None, "Hugging Face folder; default: config.policy."
 )
 _SPLIT = flags.DEFINE_enum(
-  "split", "held_out", ["train", "dev", "held_out"], "Questions."
+  "split", "held-out", ["train", "dev", "held-out"], "Questions."
 )
 _OUTPUT = flags.DEFINE_string("output", None, "Folder.", required=True)
 _THREADS = flags.DEFINE_integer("threads", 0, "CPU threads; 0: XLA's choice.")

@@ -64,7 +64,6 @@ class ProbabilitiesTest(chex.TestCase):
     # Gaps 1 0 1 0 0; ties share.
     (0.0, (0.0, 1.0, 0.0, 1.0, 1.0), (0.5, 0.0, 0.5, 0.0, 0.0)),
     (0.6, (0.0, 1.0, 0.0, 1.0, 1.0), (0.32, 0.12, 0.32, 0.12, 0.12)),
-    # All alike.
     (0.0, (0.3, 0.3, 0.3, 0.3, 0.3), (0.2, 0.2, 0.2, 0.2, 0.2)),
     (0.6, (0.0, 0.0, 0.0, 0.0, 0.0), (0.2, 0.2, 0.2, 0.2, 0.2)),
   )
@@ -335,9 +334,8 @@ def test_a_whole_run_compiles_once_and_follows_the_equations():
 
 
 def test_resumes_exactly():
-  run = functools.partial(
-    simulate, assign=curriculum.assign, record=curriculum.record
-  )
+  assign, record = curriculum.assign, curriculum.record
+  run = functools.partial(simulate, assign=assign, record=record)
   start = curriculum.init(CONFIG, 11)
   whole, seen = run(start, 40)
   middle, _ = run(start, 25)
@@ -353,8 +351,7 @@ def test_resumes_exactly():
 
 
 def test_a_full_rollout_of_the_paper():
-  rng = np.random.default_rng(0)
-  call = outcomes(rng, 2560)
+  call = outcomes(np.random.default_rng(0), 2560)
   oracle = oracles.Windows(CONFIG)
   oracle.record(*call)
   state = curriculum.record(curriculum.init(CONFIG, 0), *call, config=CONFIG)

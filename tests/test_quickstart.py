@@ -1,0 +1,129 @@
+"""The quickstart's plan and its runner, without a training."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+import sys
+
+import pytest
+
+from launch import flags as launch_flags
+from launch import progress, quickstart, train
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_plan_is_complete_and_its_flags_are_real(full):
+  jobs = quickstart.plan(pathlib.Path("runs/q"), full=full)
+  names = [job.name for job in jobs]
+  assert len(set(names)) == len(names)
+  for job in jobs:
+    assert set(job.after) <= set(names)
+    flags = dict(arg[2:].split("=", 1) for arg in job.command[2:])
+    if job.name == "report":
+      continue
+    config = launch_flags.load_config(flags["config"])
+    overrides = [
+      f"{name.removeprefix('config.')}={value}"
+      for name, value in flags.items()
+      if name.startswith("config.")
+    ]
+    resolved = launch_flags.override(config, overrides)
+    assert resolved.curriculum.total_steps == 240
+    if job.name.startswith("evaluate"):
+      budgets = resolved.evaluation.budgets
+      assert budgets == (tuple(range(9)) if full else (0, 1, 2, 3, 5, 8))
+  trainings = [job for job in jobs if job.name.startswith("train")]
+  assert len(trainings) == (9 if full else 3)
+
+
+def test_the_headline_contrast_has_a_thousand_questions():
+  jobs = quickstart.plan(pathlib.Path("runs/q"), full=False)
+  asked = {
+    job.name: [arg for arg in job.command if "evaluation.questions" in arg][0]
+    for job in jobs
+    if job.name.startswith("evaluate")
+  }
+  for name, arg in asked.items():
+    few = "scaffold" in name or "warm start" in name
+    assert arg.endswith("=300" if few else "=1000"), name
+
+
+def _job(tmp_path, name, code, after=()):
+  result = tmp_path / f"{name}.done"
+  script = f"import pathlib, sys; {code}; pathlib.Path({str(result)!r}).touch()"
+  return quickstart.Job(name, ["-c", script], result, tuple(after))
+
+
+@pytest.fixture
+def plain_commands(monkeypatch):
+  """Runs a job's command as it is, without flags that it does not know."""
+
+  def start(job, logs):
+    log = logs / f"{job.name}.log"
+    with log.open("w") as file:
+      process = quickstart.subprocess.Popen(
+        [sys.executable, *job.command], stdout=file, stderr=file
+      )
+    return quickstart.Running(job, process, log, 0.0)
+
+  monkeypatch.setattr(quickstart, "_start", start)
+  monkeypatch.setattr(quickstart, "_POLL", 0.01)
+
+
+def test_jobs_run_after_what_they_need(tmp_path, plain_commands):
+  needs_a = f"assert pathlib.Path({str(tmp_path / 'a.done')!r}).exists()"
+  jobs = [
+    _job(tmp_path, "b", needs_a, after=["a"]),
+    _job(tmp_path, "a", "pass"),
+    _job(tmp_path, "report", "pass", after=["a", "b"]),
+  ]
+  quickstart.run(jobs, tmp_path / "logs", at_once=2)
+  assert all(job.result.exists() for job in jobs)
+
+
+def test_what_is_done_is_not_run_again(tmp_path, plain_commands, capsys):
+  jobs = [
+    _job(tmp_path, "a", "sys.exit(3)"),
+    _job(tmp_path, "report", "pass", after=["a"]),
+  ]
+  jobs[0].result.touch()
+  quickstart.run(jobs, tmp_path / "logs", at_once=1)
+  assert "already there: a" in capsys.readouterr().out
+
+
+def test_a_failed_job_stops_the_rest_and_shows_why(tmp_path, plain_commands):
+  jobs = [
+    _job(tmp_path, "a", "print('out of luck'); sys.exit(3)"),
+    _job(tmp_path, "report", "pass", after=["a"]),
+  ]
+  with pytest.raises(SystemExit, match="out of luck"):
+    quickstart.run(jobs, tmp_path / "logs", at_once=1)
+  assert not jobs[1].result.exists()
+
+
+def test_progress_says_rate_and_time_left():
+  out, now = io.StringIO(), iter([0.0, 1.0, 2.0, 10.0])
+  line = progress.Line(100, unit="step", clock=lambda: next(now), out=out)
+  line.tick(10)
+  line.tick(11)  # Too soon to print again.
+  line.tick(50, "loss 1.0")
+  first, second = out.getvalue().splitlines()
+  assert first.startswith("step 10/100")
+  # From step 9 (where this process began) to 50 in ten seconds.
+  assert second == "step 50/100  4.1/s  0:12 left  loss 1.0"
+
+
+def test_a_folder_of_another_configuration_is_refused(tmp_path):
+  config = launch_flags.load_config("configs/quickstart.py")
+  train.claim(tmp_path / "run", config)
+  train.claim(tmp_path / "run", config)
+  other = launch_flags.override(config, ["seed=7"])
+  with pytest.raises(ValueError, match="another configuration"):
+    train.claim(tmp_path / "run", other)
+
+
+def test_dry_run_tells_the_derived_numbers():
+  text = train.describe(launch_flags.load_config("configs/quickstart.py"))
+  assert "rollouts: 120" in text
+  assert "trajectories a rollout: 80" in text

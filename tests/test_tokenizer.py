@@ -1,0 +1,157 @@
+"""The text side of a tokenizer: what the episode relies on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tokenizers
+import transformers
+from tokenizers import models, pre_tokenizers, processors
+
+from anysearch_jax import tokenizer as tokenizer_lib
+
+WORDS = ["<bos>", "<eos>", "<eot>", "<tool>", "a", "b", "c", "user", ":"]
+TEMPLATE = (
+  "<bos>{% for m in messages %}{{ m['role'] + ' : ' + m['content'] }} <eot> "
+  "{% endfor %}{% if add_generation_prompt %}c{% endif %}"
+)
+
+
+def save_tiny(folder, *, template=None, generation=None, **config):
+  """A word-level tokenizer that adds a BOS to what is encoded as a whole."""
+  core = tokenizers.Tokenizer(
+    models.WordLevel({word: i for i, word in enumerate(WORDS)}, "c")
+  )
+  core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+  core.post_processor = processors.TemplateProcessing(
+    single="<bos> $A", special_tokens=[("<bos>", 0)]
+  )
+  hf = transformers.PreTrainedTokenizerFast(
+    tokenizer_object=core,
+    bos_token="<bos>",
+    eos_token="<eos>",
+    extra_special_tokens=["<eot>"],
+    chat_template=template,
+  )
+  hf.add_tokens(["<tool>"])  # Added and not special.
+  hf.save_pretrained(folder)
+  if generation is not None:
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+  if config:
+    (folder / "config.json").write_text(json.dumps(config))
+  return tokenizer_lib.Tokenizer.from_folder(folder)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+  with pytest.raises(ValueError, match=r"no tokenizer\.json; expected a Hug"):
+    tokenizer_lib.Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "llama"])
+def test_tokenizer_json_counts_whatever_the_model_beside_it(
+  tmp_path, model_type
+):
+  tokenizer = save_tiny(tmp_path, model_type=model_type)
+  assert tokenizer.encode("a b user") == [4, 5, 7]
+
+
+@pytest.mark.parametrize(
+  ("generation", "ids"),
+  [
+    (None, {1}),
+    ({}, {1}),
+    ({"eos_token_id": None}, {1}),
+    ({"eos_token_id": 1}, {1}),
+    ({"eos_token_id": 2}, {1, 2}),
+    ({"eos_token_id": [2, 3]}, {1, 2, 3}),
+  ],
+)
+def test_turns_end_with_the_ids_of_both_files(tmp_path, generation, ids):
+  tokenizer = save_tiny(tmp_path, generation=generation)
+  assert tokenizer.end_of_turn_ids == ids
+  assert all(type(i) is int for i in tokenizer.end_of_turn_ids)
+
+
+def test_control_tokens_are_the_special_ones(tmp_path):
+  tokenizer = save_tiny(tmp_path)
+  assert tokenizer.control_tokens == ("<bos>", "<eos>", "<eot>")
+  assert tokenizer.vocab_size == len(WORDS)
+  assert tokenizer.token_texts() == WORDS
+
+
+def test_encode_adds_nothing_and_decode_drops_control_tokens(tmp_path):
+  tokenizer = save_tiny(tmp_path)
+  assert tokenizer.encode("") == []
+  assert tokenizer.encode("a<eot>b") == [4, 2, 5]
+  assert tokenizer.decode([0, 4, 2, 3, 5, 1]) == "a <tool> b"
+  assert tokenizer.decode((4, 5)) == "a b"
+  assert tokenizer.decode([]) == ""
+
+
+def test_a_base_model_gets_the_raw_text_and_its_own_bos(tmp_path):
+  tokenizer = save_tiny(tmp_path)
+  assert tokenizer.render("a b") == ("a b", [0, 4, 5])
+
+
+def test_a_template_writes_its_own_bos(tmp_path):
+  tokenizer = save_tiny(tmp_path, template=TEMPLATE)
+  text, ids = tokenizer.render("a b")
+  assert text == "<bos>user : a b <eot> c"
+  assert ids == [0, 7, 8, 4, 5, 2, 6]
+
+
+def test_every_token_text_of_a_real_tokenizer_is_known(real_tokenizer):
+  texts = real_tokenizer.token_texts()
+  assert len(texts) == real_tokenizer.vocab_size
+  for text in ("<", "</", "search", "answer", ">"):
+    (token,) = real_tokenizer.encode(text)
+    assert texts[token] == text
+    assert real_tokenizer.decode([token]) == text
+
+
+def test_real_tokenizers_decode_what_they_encode(real_tokenizer):
+  text = (
+    '\n\n<information>Doc 1(Title: "Caffè") 東京 , don\'t …\n</information>\n\n'
+  )
+  ids = real_tokenizer.encode(text)
+  assert real_tokenizer.decode(ids) == text
+  assert not set(ids) & real_tokenizer.end_of_turn_ids
+  control = real_tokenizer.encode(real_tokenizer.control_tokens[0])
+  assert len(control) == 1
+  assert real_tokenizer.decode([*control, *ids, *control]) == text
+
+
+RENDERED = {
+  "qwen2.5": (
+    "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a "
+    "helpful assistant.<|im_end|>\n<|im_start|>user\nWhy {x}?<|im_end|>\n"
+    "<|im_start|>assistant\n",
+    "<|im_start|>",
+    "<|im_end|>",
+  ),
+  "qwen3": (
+    "<|im_start|>user\nWhy {x}?<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>",
+    "<|im_end|>",
+  ),
+  "llama3.1": (
+    "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
+    "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
+    "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nWhy {x}?<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "<|begin_of_text|>",
+    "<|eot_id|>",
+  ),
+}
+
+
+def test_real_templates_render_one_user_message(real_tokenizer, request):
+  text, first, end = RENDERED[request.node.callspec.params["real_tokenizer"]]
+  rendered, ids = real_tokenizer.render("Why {x}?")
+  assert rendered == text
+  (first_id,), (end_id,) = map(real_tokenizer.encode, (first, end))
+  assert ids[0] == first_id != ids[1]  # A second BOS would stand there.
+  assert ids.count(first_id) == text.count(first)
+  assert end_id in real_tokenizer.end_of_turn_ids
+  assert {first, end} <= set(real_tokenizer.control_tokens)
