@@ -22,36 +22,40 @@ from anysearch_jax import config as config_lib
 from launch import flags as launch_flags
 from launch import parts, progress
 
-launch_flags.define_config()
-_POLICY = flags.DEFINE_string(
-  "policy", None, "Hugging Face folder; default: config.policy."
-)
-_SPLIT = flags.DEFINE_enum(
-  "split", "held-out", ["train", "dev", "held-out"], "Questions."
-)
-_OUTPUT = flags.DEFINE_string("output", None, "Folder.", required=True)
-_THREADS = flags.DEFINE_integer("threads", 0, "CPU threads; 0: XLA's choice.")
-_CACHE = flags.DEFINE_string("cache", ".jax_cache", "Compilation cache.")
 # Common to every evaluated policy, so that all see the same questions.
 _QUESTION_SEED = 2024
+
+
+def define_flags() -> None:
+  """The command's flags; only the command that runs defines them."""
+  launch_flags.define_config()
+  flags.DEFINE_string(
+    "policy", None, "Hugging Face folder; default: config.policy."
+  )
+  flags.DEFINE_enum(
+    "split", "held-out", ["train", "dev", "held-out"], "Questions."
+  )
+  flags.DEFINE_string("output", None, "Folder.", required=True)
+  flags.DEFINE_integer("threads", 0, "CPU threads; 0: XLA's choice.")
+  flags.DEFINE_string("cache", ".jax_cache", "Compilation cache.")
 
 
 def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   config = launch_flags.read_config()
-  parts.setup_jax(threads=_THREADS.value, cache=_CACHE.value)
+  parts.setup_jax(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   from anysearch_jax.evaluation import harness
   from anysearch_jax.policy import hf
 
   try:
     source = parts.source(config)
-    policy = hf.load(_POLICY.value or config.policy)
+    policy = hf.load(flags.FLAGS.policy or config.policy)
   except ValueError as error:
     sys.exit(f"launch.evaluate: {error}")
   e = config.evaluation
-  questions = source.questions(_SPLIT.value, e.questions, _QUESTION_SEED)
-  folder = pathlib.Path(_OUTPUT.value)
+  questions = source.questions(flags.FLAGS.split, e.questions, _QUESTION_SEED)
+  folder = pathlib.Path(flags.FLAGS.output)
   folder.mkdir(parents=True, exist_ok=True)
   (folder / "config.json").write_text(
     json.dumps(config_lib.to_dict(config), indent=2) + "\n"
@@ -70,4 +74,5 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
+  define_flags()
   launch_flags.run(main)

@@ -21,11 +21,6 @@ from absl import app, flags
 
 from launch import progress
 
-_OUTPUT = flags.DEFINE_string("output", "runs/quickstart", "Folder.")
-_FULL = flags.DEFINE_bool(
-  "full", False, "Every budget, full n, three training seeds."
-)
-_JOBS = flags.DEFINE_integer("jobs", 2, "Processes at a time.", lower_bound=1)
 _POLL = 0.2  # Seconds between looks at the running processes.
 _SHOW = 5.0  # Seconds between progress lines of one process.
 
@@ -243,14 +238,26 @@ def _poll(each: Running) -> bool:
   return True
 
 
+def define_flags() -> None:
+  """The command's flags; only the command that runs defines them."""
+  flags.DEFINE_string("output", "runs/quickstart", "Folder.")
+  flags.DEFINE_bool(
+    "full", False, "Every budget, full n, three training seeds."
+  )
+  flags.DEFINE_integer("jobs", 2, "Processes at a time.", lower_bound=1)
+
+
 def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
-  root = pathlib.Path(_OUTPUT.value)
+  root = pathlib.Path(flags.FLAGS.output)
   started = time.monotonic()
-  run(plan(root, full=_FULL.value), root / "logs", at_once=_JOBS.value)
+  run(
+    plan(root, full=flags.FLAGS.full), root / "logs", at_once=flags.FLAGS.jobs
+  )
   print(f"all done in {progress.duration(time.monotonic() - started)}")
 
 
 if __name__ == "__main__":
+  define_flags()
   app.run(main)

@@ -21,31 +21,34 @@ from anysearch_jax import config as config_lib
 from launch import flags as launch_flags
 from launch import parts, progress
 
-launch_flags.define_config()
-_OUTPUT = flags.DEFINE_string("output", None, "Run folder.", required=True)
-_THREADS = flags.DEFINE_integer("threads", 0, "CPU threads; 0: XLA's choice.")
-_CACHE = flags.DEFINE_string("cache", ".jax_cache", "Compilation cache.")
-_DRY_RUN = flags.DEFINE_bool(
-  "dry_run", False, "Print the resolved configuration and stop."
-)
+
+def define_flags() -> None:
+  """The command's flags; only the command that runs defines them."""
+  launch_flags.define_config()
+  flags.DEFINE_string("output", None, "Run folder.", required=True)
+  flags.DEFINE_integer("threads", 0, "CPU threads; 0: XLA's choice.")
+  flags.DEFINE_string("cache", ".jax_cache", "Compilation cache.")
+  flags.DEFINE_bool(
+    "dry_run", False, "Print the resolved configuration and stop."
+  )
 
 
 def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   config = launch_flags.read_config()
-  parts.setup_jax(threads=_THREADS.value, cache=_CACHE.value)
+  parts.setup_jax(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   from anysearch_jax.policy import hf
   from anysearch_jax.training import loop
 
   try:
     loop.validate(config)
-    if _DRY_RUN.value:
+    if flags.FLAGS.dry_run:
       print(describe(config))
       return
     source = parts.source(config)
     policy = hf.load(config.policy)
-    folder = pathlib.Path(_OUTPUT.value)
+    folder = pathlib.Path(flags.FLAGS.output)
     claim(folder, config)
   except ValueError as error:
     sys.exit(f"launch.train: {error}")
@@ -106,4 +109,5 @@ def claim(folder: pathlib.Path, config: config_lib.ExperimentConfig) -> None:
 
 
 if __name__ == "__main__":
+  define_flags()
   launch_flags.run(main)

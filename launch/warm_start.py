@@ -18,17 +18,20 @@ from anysearch_jax import config as config_lib
 from launch import flags as launch_flags
 from launch import parts, progress
 
-launch_flags.define_config()
-_OUTPUT = flags.DEFINE_string("output", None, "Folder; default config.policy.")
-_THREADS = flags.DEFINE_integer("threads", 0, "CPU threads; 0: XLA's choice.")
-_CACHE = flags.DEFINE_string("cache", ".jax_cache", "Compilation cache.")
+
+def define_flags() -> None:
+  """The command's flags; only the command that runs defines them."""
+  launch_flags.define_config()
+  flags.DEFINE_string("output", None, "Folder; default config.policy.")
+  flags.DEFINE_integer("threads", 0, "CPU threads; 0: XLA's choice.")
+  flags.DEFINE_string("cache", ".jax_cache", "Compilation cache.")
 
 
 def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   config = launch_flags.read_config()
-  parts.setup_jax(threads=_THREADS.value, cache=_CACHE.value)
+  parts.setup_jax(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   import numpy as np
 
   from anysearch_jax import tokenizer as tokenizer_lib
@@ -80,7 +83,7 @@ def main(argv) -> None:
   for kind, p in probes.items():
     print(f"P({kind}) {p:.3f}")
   lacks = warm_start.gate(probes)
-  folder = _OUTPUT.value or config.policy
+  folder = flags.FLAGS.output or config.policy
   if lacks:
     folder += ".rejected"
   hf.save(folder, hf.Policy(params, a, codec), dtype=np.float16)
@@ -129,4 +132,5 @@ def _around(pool: list, seed: int):
 
 
 if __name__ == "__main__":
+  define_flags()
   launch_flags.run(main)
