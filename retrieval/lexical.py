@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -15,6 +16,8 @@ import bm25s
 import numpy as np
 
 _WORD = re.compile(r"\w+")
+# It reports every index that is built.
+logging.getLogger("bm25s").setLevel(logging.WARNING)
 
 
 class Request(Protocol):

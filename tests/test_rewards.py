@@ -165,6 +165,22 @@ def test_switches(changes, gamma, tool):
   )
 
 
+def test_parts_by_themselves():
+  # Searches that no budget covered are no saving, and no division by 0.
+  np.testing.assert_array_equal(
+    rewards.absolute_reward(np.ones(2), np.array([0, 2]), np.zeros(2)), [0, 0]
+  )
+  em, valid = np.array([1, 1, 1, 0]), np.array([True, True, False, True])
+  np.testing.assert_allclose(
+    rewards.relative_reward(em, np.array([1, 3, 0, 9]), valid, xi=1.0),
+    [1, 1 / 3, 0, 0],
+    rtol=1e-6,
+  )
+  np.testing.assert_allclose(
+    rewards.adaptive_weight(em, valid, gamma_max=0.3), 0.2, rtol=1e-6
+  )
+
+
 def test_budget_zero_has_no_absolute_signal():
   out = one_group([1, 1, 0], [0, 0, 0], budget=0)
   np.testing.assert_array_equal(out.r_abs, [0, 0, 0])
