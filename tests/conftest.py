@@ -16,9 +16,7 @@ from anysearch_jax import tokenizer as tokenizer_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _TOKENIZERS = pathlib.Path(
-  os.environ.get(
-    "ANYSEARCH_TOKENIZERS", _ROOT / ".." / "shared" / "tokenizers"
-  )
+  os.environ.get("ANYSEARCH_TOKENIZERS", _ROOT / ".." / "shared" / "tokenizers")
 )
 
 

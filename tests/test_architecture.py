@@ -214,9 +214,9 @@ def test_rotation_is_multiplication_by_a_complex_phase():
   rng = np.random.default_rng(0)
   x = rng.normal(size=(2, 3, 4, 8)).astype(np.float32)
   positions = np.array([[0, 1, 2], [7, 100, 3]])
-  phase = np.exp(
-    1j * positions[..., None] * attention.inverse_frequencies(a)
-  )[:, :, None]
+  phase = np.exp(1j * positions[..., None] * attention.inverse_frequencies(a))[
+    :, :, None
+  ]
   turned = (x[..., :4] + 1j * x[..., 4:]) * phase
   found = attention.rotate(
     jnp.asarray(x), *attention.rotary(a, jnp.asarray(positions))

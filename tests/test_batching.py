@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import hypothesis
 import jax
@@ -80,12 +81,9 @@ sizes_strategy = st.lists(st.integers(2, 21), max_size=40)
 def test_every_sequence_is_packed_once_and_whole(sizes):
   sequences = examples(sizes)
   batch = batching.pack(sequences, config=CONFIG)
-  found = [unpack(rows) for rows in batch]
-  short = [s for s in sequences if len(s.token_ids) - 1 <= 8]
-  long = [s for s in sequences if len(s.token_ids) - 1 > 8]
-  for packed, given in zip(found, (short, long), strict=True):
-    expected = [contents(*dataclasses.astuple(s)) for s in given]
-    assert sorted(packed) == sorted(expected)
+  found = [packed for rows in batch for packed in unpack(rows)]
+  expected = [contents(*dataclasses.astuple(s)) for s in sequences]
+  assert sorted(found) == sorted(expected)
 
 
 @hypothesis.given(sizes_strategy)
@@ -144,13 +142,21 @@ def test_a_small_case_by_hand():
   np.testing.assert_array_equal(rows.behaviour_logp[0], np.negative(weight))
 
 
+def test_short_sequences_take_the_room_that_long_rows_leave():
+  # One micro-batch of two rows of 20: 17 leaves 3, the second row is free.
+  short, long = batching.pack(examples([18, 4, 9, 9]), config=CONFIG)
+  assert (short.used, long.used) == (0, 1)
+  segments = (long.segment_ids[0] > 0).sum(-1)
+  np.testing.assert_array_equal(segments, [17 + 3, 8 + 8])
+
+
 def test_no_sequence_gives_no_work():
   batch = batching.pack([], config=CONFIG)
   assert [int(rows.used) for rows in batch] == [0, 0]
 
 
 def test_a_sequence_longer_than_every_row_is_refused():
-  with pytest.raises(ValueError, match="22 tokens does not fit .* row of 20"):
+  with pytest.raises(ValueError, match=r"22 tokens does not fit .* row of 20"):
     batching.pack([example(22)], config=CONFIG)
 
 

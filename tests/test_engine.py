@@ -130,16 +130,25 @@ def test_samples_of_a_group_differ_and_seeds_differ(params, played):
 
 def test_sampled_log_probabilities_are_the_scored_ones(params, played):
   """KV kept over turns, prompts shared: as one full forward, to 1e-5."""
-  for context, generations in played.values():
-    tokens = jnp.asarray([context])
-    hidden = transformer.forward(
-      params,
-      _A,
-      tokens,
-      jnp.arange(len(context))[None],
-      jnp.ones_like(tokens),
+  score = jax.jit(
+    lambda tokens: jax.nn.log_softmax(
+      transformer.logits(
+        params,
+        transformer.forward(
+          params,
+          _A,
+          tokens,
+          jnp.arange(tokens.shape[1])[None],
+          jnp.ones_like(tokens),
+        ),
+      )[0]
     )
-    logps = jax.nn.log_softmax(transformer.logits(params, hidden)[0])
+  )
+  for context, generations in played.values():
+    # Padded at the end, where causal attention does not look.
+    tokens = np.zeros((1, 160), np.int32)
+    tokens[0, : len(context)] = context
+    logps = score(tokens)
     at = len(_prompt(0))
     for generation in generations:
       n = len(generation.token_ids)

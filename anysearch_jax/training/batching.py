@@ -107,11 +107,10 @@ def _first_fit(
   """First-fit decreasing; the rows and the room left in each."""
   rows: list[list[Example]] = []
   room: list[int] = []
-  for left in _fill(sequences, rows, room):
-    if not _fill([left], rows, room):
-      continue
-    rows.append([left])
-    room.append(length - (len(left.token_ids) - 1))
+  for sequence in _longest_first(sequences):
+    if _fill([sequence], rows, room):
+      rows.append([sequence])
+      room.append(length - (len(sequence.token_ids) - 1))
   return rows, room
 
 
@@ -120,8 +119,7 @@ def _fill(
 ) -> list[Example]:
   """Puts sequences where there is room, longest first; those left over."""
   left = []
-  # Sorting is stable, so equal lengths keep their order.
-  for sequence in sorted(sequences, key=lambda s: -len(s.token_ids)):
+  for sequence in _longest_first(sequences):
     size = len(sequence.token_ids) - 1
     row = next((r for r, free in enumerate(room) if free >= size), None)
     if row is None:
@@ -130,6 +128,11 @@ def _fill(
       rows[row].append(sequence)
       room[row] -= size
   return left
+
+
+def _longest_first(sequences: Sequence[Example]) -> list[Example]:
+  """Sorted by length; equal lengths keep their order."""
+  return sorted(sequences, key=lambda s: -len(s.token_ids))
 
 
 def _pack_rows(
