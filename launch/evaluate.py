@@ -36,8 +36,7 @@ def define_flags() -> None:
     "split", "held-out", ["train", "dev", "held-out"], "Questions."
   )
   flags.DEFINE_string("output", None, "Folder.", required=True)
-  flags.DEFINE_integer("threads", 0, "CPU threads; 0: XLA's choice.")
-  flags.DEFINE_string("cache", ".jax_cache", "Compilation cache.")
+  launch_flags.define_process()
 
 
 def main(argv) -> None:

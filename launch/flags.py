@@ -19,7 +19,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from anysearch_jax import config as config_lib
 
@@ -28,7 +28,19 @@ _PREFIX = "config."
 
 def run(main: Callable[[Sequence[str]], Any]) -> None:
   """`app.run` for a command that takes `--config` flags."""
-  app.run(main, flags_parser=_parse_argv)
+
+  def quiet(argv: Sequence[str]) -> Any:
+    # Libraries tell every file they open; progress is what is read here.
+    logging.set_verbosity(logging.WARNING)
+    return main(argv)
+
+  app.run(quiet, flags_parser=_parse_argv)
+
+
+def define_process() -> None:
+  """Defines `--threads` and `--cache`, for `parts.setup_jax`."""
+  flags.DEFINE_integer("threads", 0, "CPU threads; 0: XLA's own choice.")
+  flags.DEFINE_string("cache", ".jax_cache", "Folder of compiled programs.")
 
 
 def define_config(*, required: bool = True) -> None:

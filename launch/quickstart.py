@@ -11,6 +11,7 @@ that are done (their result stands) are not run again.
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 import shlex
 import subprocess
@@ -113,7 +114,7 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
     )
   )
   jobs = trainings + evaluations
-  return [*jobs, _report(root, seeds, tuple(job.name for job in jobs))]
+  return [*jobs, _report(root, seeds, jobs)]
 
 
 def _evaluation(
@@ -147,9 +148,7 @@ def _evaluation(
   )
 
 
-def _report(
-  root: pathlib.Path, seeds: tuple[int, ...], after: tuple[str, ...]
-) -> Job:
+def _report(root: pathlib.Path, seeds: tuple[int, ...], jobs: list[Job]) -> Job:
   def rows(method: str, kind: str) -> str:
     return "+".join(
       str(root / f"{method}-{seed}" / "evaluation" / kind) for seed in seeds
@@ -161,6 +160,7 @@ def _report(
   controls = [_LABELS[m] for m in _METHODS if m != "anysearch"]
   runs = [f"{_LABELS[m]}={root / f'{m}-{seeds[0]}'}" for m in _METHODS]
   output = root / "report.html"
+  notes = "\n".join(shlex.join(["python", *job.command]) for job in jobs)
   return Job(
     "report",
     [
@@ -169,10 +169,11 @@ def _report(
       f"--rows={','.join(shown)}",
       f"--controls={','.join(controls)}",
       f"--training={','.join(runs)}",
+      f"--notes={notes}",
       f"--output={output}",
     ],
     output,
-    after,
+    tuple(job.name for job in jobs),
   )
 
 
@@ -207,7 +208,9 @@ def run(jobs: list[Job], logs: pathlib.Path, *, at_once: int) -> None:
 def _start(job: Job, logs: pathlib.Path) -> Running:
   one_thread = [] if job.name == "report" else ["--threads=1"]
   command = [sys.executable, *job.command, *one_thread]
-  shown = shlex.join([".venv/bin/python", *command[1:]])
+  # The report's notes hold all other commands; they were shown already.
+  brief = [arg for arg in command[1:] if not arg.startswith("--notes=")]
+  shown = shlex.join([".venv/bin/python", *brief])
   print(f"\n[{job.name}] starts:\n  {shown}", flush=True)
   log = logs / f"{job.name.replace(' ', '-')}.log"
   with log.open("w") as file:
@@ -252,10 +255,17 @@ def main(argv) -> None:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   root = pathlib.Path(flags.FLAGS.output)
   started = time.monotonic()
+  print(f"{os.cpu_count()} cores, load average {_load()} before the start")
   run(
     plan(root, full=flags.FLAGS.full), root / "logs", at_once=flags.FLAGS.jobs
   )
-  print(f"all done in {progress.duration(time.monotonic() - started)}")
+  took = progress.duration(time.monotonic() - started)
+  print(f"all done in {took}, load average {_load()}")
+
+
+def _load() -> str:
+  """Processes that wanted to run, on average, in the last minute."""
+  return f"{os.getloadavg()[0]:.1f}"
 
 
 if __name__ == "__main__":

@@ -26,8 +26,7 @@ def define_flags() -> None:
   """The command's flags; only the command that runs defines them."""
   launch_flags.define_config()
   flags.DEFINE_string("output", None, "Run folder.", required=True)
-  flags.DEFINE_integer("threads", 0, "CPU threads; 0: XLA's choice.")
-  flags.DEFINE_string("cache", ".jax_cache", "Compilation cache.")
+  launch_flags.define_process()
   flags.DEFINE_bool(
     "dry_run", False, "Print the resolved configuration and stop."
   )

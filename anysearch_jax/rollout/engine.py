@@ -235,13 +235,12 @@ class JaxEngine:
       self._prefill_call(rows)
 
   def _copy(self, pairs: Sequence[tuple[_Slot, _Slot]]) -> None:
-    for batch in _batches(pairs, self._config.prefill_lanes):
-      padding = [self._scratch] * (self._config.prefill_lanes - len(batch))
-      sources = [source.index for source, _ in batch] + padding
-      targets = [target.index for _, target in batch] + padding
-      self._store = kv_store.copy(
-        self._store, np.array(sources), np.array(targets)
-      )
+    lanes = self._config.prefill_lanes
+    for batch in _batches(pairs, lanes):
+      rows = np.full((2, lanes), self._scratch)
+      for i, (source, target) in enumerate(batch):
+        rows[:, i] = source.index, target.index
+      self._store = kv_store.copy(self._store, *rows)
 
   def _prefill_call(self, turns: Sequence[_Turn]) -> None:
     """One chunk of each turn, grouped by bucket."""
@@ -307,8 +306,7 @@ class JaxEngine:
   ) -> kv_store.Decoded:
     lanes = self._config.lanes[bucket]
     rows = np.full(lanes, self._scratch)
-    columns = np.zeros((4, lanes), np.int32)
-    tokens, starts, limits, sampled = columns
+    tokens, starts, limits, sampled = np.zeros((4, lanes), np.int32)
     addresses = np.zeros((lanes, 5), np.uint32)
     for i, turn in enumerate(batch):
       request = turn.request

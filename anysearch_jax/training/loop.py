@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import curriculum, records, types
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout import driver, sampling
+from anysearch_jax.rollout import driver, episode, sampling
 from anysearch_jax.rollout import engine as engine_lib
 from anysearch_jax.training import (
   checkpoint,
@@ -75,8 +76,8 @@ class Trainer:
     questions: the training stream; rollout r takes its r-th `config.questions`
       of them, from the start again when it ends.
     retriever: answers the searches.
-    folder: of the run; exists. Gets `metrics.jsonl`, `tensorboard/`,
-      `checkpoints/`, `trajectories/` and, at the end, `policy/` (a Hugging
+    folder: of the run; exists. Gets `prompts.json`, `metrics.jsonl`,
+      `tensorboard/`, `checkpoints/`, `trajectories/` and, at the end, `policy/` (a Hugging
       Face folder).
     clock: seconds.
   """
@@ -120,6 +121,7 @@ class Trainer:
       seed=config.seed,
     )
     (folder / "trajectories").mkdir(exist_ok=True)
+    self._write_prompts()
 
   def run(self, on_event: Callable[[Event], None] = lambda event: None) -> None:
     """Trains to the end, from the folder's latest checkpoint if it has one.
@@ -147,6 +149,21 @@ class Trainer:
     hf.save(
       self._folder / "policy", self._policy._replace(params=self._state.params)
     )
+
+  def _write_prompts(self) -> None:
+    """Stores both prompts as the policy reads them, for one question."""
+    rendered = {
+      name: episode.prompt(
+        self._questions[0],
+        budget=self._config.curriculum.max_budget,
+        scaffold=scaffold,
+        config=self._config.episode,
+        codec=self._policy.tokenizer,
+      )[0]
+      for name, scaffold in (("scaffold", True), ("plain", False))
+    }
+    path = self._folder / "prompts.json"
+    path.write_text(json.dumps(rendered, indent=2) + "\n")
 
   def _resume(self, checkpoints: checkpoint.Checkpoints) -> int:
     """Takes up the latest checkpoint; the rollout to start with."""
@@ -261,7 +278,10 @@ class Trainer:
           f"are in {path}."
         )
       steps.append(values)
-    return {
+    # Before the first step the policy is the one that sampled: the gap is
+    # what separates the engine's numerics from the trainer's.
+    gap = float(steps[0]["loss/logp_difference_max"])
+    return {"policy/engine_gap_max": gap} | {
       name: float(
         (np.max if name.endswith("_max") else np.mean)([v[name] for v in steps])
       )
