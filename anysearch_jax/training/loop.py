@@ -77,8 +77,8 @@ class Trainer:
       of them, from the start again when it ends.
     retriever: answers the searches.
     folder: of the run; exists. Gets `prompts.json`, `metrics.jsonl`,
-      `tensorboard/`, `checkpoints/`, `trajectories/` and, at the end, `policy/` (a Hugging
-      Face folder).
+      `tensorboard/`, `checkpoints/`, `trajectories/` and, at the end,
+      `policy/` (a Hugging Face folder).
     clock: seconds.
   """
 
