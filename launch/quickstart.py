@@ -31,6 +31,8 @@ _METHODS = {
   "no_tool_reward": (_MAIN, ("--config.reward.gamma_mode=off",)),
   "search_r1": ("configs/quickstart_search_r1.py", ()),
 }
+# The longest training starts first, so that none runs alone at the end.
+_ORDER = ("search_r1", "anysearch", "no_tool_reward")
 _LABELS = {
   "anysearch": "AnySearch",
   "no_tool_reward": "No tool reward",
@@ -64,7 +66,8 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
   seeds = (42, 43, 44) if full else (42,)
   trainings, evaluations = [], []
   for seed in seeds:
-    for method, (config, overrides) in _METHODS.items():
+    for method in _ORDER:
+      config, overrides = _METHODS[method]
       folder = root / f"{method}-{seed}"
       train = Job(
         f"train {method} {seed}",
