@@ -16,14 +16,19 @@ import pathlib
 import sys
 import time
 
+import numpy as np
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
+from anysearch_jax import types
 from launch import flags as launch_flags
 from launch import parts, progress
 
 # Common to every evaluated policy, so that all see the same questions.
 _QUESTION_SEED = 2024
+# Fewer questions than these are the first ones of them, so that evaluations of
+# different sizes can be paired.
+_POOL = {"train": 1000, "dev": 600, "held-out": 1000}
 
 
 def define_flags() -> None:
@@ -53,7 +58,7 @@ def main(argv) -> None:
   except ValueError as error:
     sys.exit(f"launch.evaluate: {error}")
   e = config.evaluation
-  questions = source.questions(flags.FLAGS.split, e.questions, _QUESTION_SEED)
+  questions = asked(source, flags.FLAGS.split, e.questions)
   folder = pathlib.Path(flags.FLAGS.output)
   folder.mkdir(parents=True, exist_ok=True)
   (folder / "config.json").write_text(
@@ -70,6 +75,15 @@ def main(argv) -> None:
     on_done=lambda done, _: line.tick(done),
   )
   print(f"episodes: {folder / 'episodes.jsonl'}")
+
+
+def asked(source: parts.Source, split: str, count: int) -> list[types.Question]:
+  """The split's questions; a smaller set is inside a larger one of the pool."""
+  pool = source.questions(split, max(count, _POOL[split]), _QUESTION_SEED)
+  order = np.random.Generator(np.random.PCG64(_QUESTION_SEED)).permutation(
+    len(pool)
+  )
+  return [pool[i] for i in order[:count]]
 
 
 if __name__ == "__main__":

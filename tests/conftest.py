@@ -36,7 +36,7 @@ def _real_tokenizer(name: str) -> tokenizer_lib.Tokenizer:
 
 @pytest.fixture(params=["qwen2.5", "qwen3", "llama3.1"])
 def real_tokenizer(request) -> tokenizer_lib.Tokenizer:
-  """The tokenizer of a supported family, `.family` its folder's name."""
+  """The tokenizer of each supported family; skips where there is none."""
   if not (_TOKENIZERS / request.param / "tokenizer.json").is_file():
     pytest.skip(
       f"no tokenizer in {_TOKENIZERS / request.param}; set "

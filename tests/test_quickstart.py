@@ -6,10 +6,11 @@ import io
 import pathlib
 import sys
 
+import numpy as np
 import pytest
 
 from launch import flags as launch_flags
-from launch import progress, quickstart, train
+from launch import evaluate, parts, progress, quickstart, train
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -47,6 +48,19 @@ def test_the_headline_contrast_has_a_thousand_questions():
   for name, arg in asked.items():
     few = "scaffold" in name or "warm start" in name
     assert arg.endswith("=300" if few else "=1000"), name
+
+
+def test_fewer_questions_are_inside_more_and_mixed_alike():
+  source = parts.source(launch_flags.load_config("configs/quickstart.py"))
+  many = evaluate.asked(source, "held-out", 1000)
+  few = evaluate.asked(source, "held-out", 300)
+  assert [q.id for q in few] == [q.id for q in many[:300]]
+  assert len({q.id for q in many}) == 1000
+
+  def hops(questions):
+    return np.mean([q.metadata["hops"] for q in questions])
+
+  assert abs(hops(few) - hops(many)) < 0.3
 
 
 def _job(tmp_path, name, code, after=()):
