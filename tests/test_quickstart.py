@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from launch import flags as launch_flags
 from launch import evaluate, parts, progress, quickstart, train
+from launch import flags as launch_flags
 
 
 @pytest.mark.parametrize("full", [False, True])

@@ -137,9 +137,9 @@ def expected(params, reference, trajectories):
   return metrics, grads
 
 
-def make(**kwargs):
+def make(*, tx=KEEP, **kwargs):
   loss = train_step.grpo_loss(A, OBJECTIVE, temperature=TEMPERATURE, **kwargs)
-  return train_step.make(loss, KEEP)
+  return train_step.make(loss, tx)
 
 
 @pytest.fixture(scope="module")
@@ -266,15 +266,16 @@ def test_a_step_that_is_not_finite_changes_nothing(
 def test_different_batches_are_one_trace_and_the_state_is_donated(
   params, reference, trajectories
 ):
-  fresh = make()
-  state = train_step.init(params, KEEP)
+  tx = train_step.optimizer(A, config_lib.OptimizerConfig())
+  fresh = make(tx=tx)
+  state = train_step.init(params, tx)
   for examples in (trajectories, trajectories[:2], trajectories[3:], []):
     old, (state, metrics) = (
       state,
       fresh(state, reference, batching.pack(examples, config=PACKED)),
     )
     assert metrics["finite"] == 1
-    assert all(p.is_deleted() for p in jax.tree.leaves(old.params))
+    assert all(x.is_deleted() for x in jax.tree.leaves(old))
   assert fresh._cache_size() == 1
   assert state.step == 4
   # `init` copied what it was given, which others may still use.
