@@ -138,10 +138,10 @@ class EngineConfig:
 class BatchConfig:
   """Packed training batches.
 
-  A trajectory goes to the shortest row length that holds it; each length has
-  its own micro-batches of `micro_batch_tokens` tokens, at most
-  `max_micro_batches` of them in an optimizer step. Only those that hold tokens
-  cost time.
+  A trajectory goes to the shortest row length (ascending) that holds it, or to
+  room left in a longer row; each length has its own micro-batches of
+  `micro_batch_tokens` tokens, at most `max_micro_batches` of them in an
+  optimizer step. Only those that hold tokens cost time.
   remat: recompute layers in the backward pass.
   """
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import transformers
 
+from anysearch_jax import protocol
+
 _LLAMA_DATE = "26 Jul 2024"
 
 
@@ -21,8 +23,8 @@ class Tokenizer:
   Attributes:
     end_of_turn_ids: ids that end a turn (generation_config's and the
       tokenizer's own).
-    control_tokens: strings of the special tokens, which must never be read
-      in a question or a passage.
+    control_tokens: strings of the added tokens but the protocol's tags;
+      they must never be read in a question or a passage.
     vocab_size: ids are below this number.
   """
 
@@ -37,11 +39,13 @@ class Tokenizer:
     if hf.eos_token_id is not None:
       ids.add(int(hf.eos_token_id))
     self.end_of_turn_ids = frozenset(ids)
+    # Added tokens become their own ids wherever their text stands. The
+    # protocol's tags are neutralised as tags, for every tokenizer alike.
     self.control_tokens = tuple(
       sorted(
         token.content
         for token in hf.added_tokens_decoder.values()
-        if token.special
+        if not protocol.TAG_PATTERN.fullmatch(token.content)
       )
     )
     self.vocab_size = len(hf)
@@ -74,7 +78,6 @@ class Tokenizer:
     """Text of ids, control tokens left out."""
     return self.hf.backend_tokenizer.decode(list(ids), skip_special_tokens=True)
 
-  @functools.lru_cache(maxsize=4096)  # noqa: B019  (one tokenizer a process)
   def render(self, content: str) -> tuple[str, list[int]]:
     """One user message through the chat template, generation prompt added.
 
@@ -84,15 +87,21 @@ class Tokenizer:
     Returns:
       The prompt text and its ids.
     """
+    text, ids = self._rendered(content)
+    return text, list(ids)
+
+  @functools.lru_cache(maxsize=4096)  # noqa: B019  (one tokenizer a process)
+  def _rendered(self, content: str) -> tuple[str, tuple[int, ...]]:
+    """The samples of a group ask for the same prompt."""
     if self.hf.chat_template is None:
-      return content, self.hf(content)["input_ids"]
+      return content, tuple(self.hf(content)["input_ids"])
     text = self.hf.apply_chat_template(
       [{"role": "user", "content": content}],
       tokenize=False,
       add_generation_prompt=True,
       date_string=_LLAMA_DATE,
     )
-    return text, self.encode(text)
+    return text, tuple(self.encode(text))
 
   def token_texts(self) -> list[str]:
     """For each id, its text where it is ASCII (bytes kept apart otherwise).

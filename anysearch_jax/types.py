@@ -104,10 +104,11 @@ class Trajectory:
   question: Question
   budget: int
   scaffold: bool
-  token_ids: np.ndarray
-  authors: np.ndarray
-  logps: np.ndarray
-  versions: np.ndarray
+  # Not in the repr: asyncio writes that of every finished task.
+  token_ids: np.ndarray = dataclasses.field(repr=False)
+  authors: np.ndarray = dataclasses.field(repr=False)
+  logps: np.ndarray = dataclasses.field(repr=False)
+  versions: np.ndarray = dataclasses.field(repr=False)
   spans: tuple[Span, ...]
   searches: int
   queries: tuple[str, ...]

@@ -135,7 +135,7 @@ def train_step(
     kl = torch.exp(gap) - gap - 1
     loss = (weight[:, 1:] * (0.001 * kl - surrogate)).sum()
     loss.backward()
-    total += float(loss)
+    total += loss.item()
   torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
   optimizer.step()
   return total

@@ -37,10 +37,12 @@ def get_config() -> config_lib.ExperimentConfig:
       prompts="world", max_generated=300, max_context=544
     ),
     engine=config_lib.EngineConfig(
-      slots=80, kv_buckets=(128, 256, 576), lanes=(32, 16, 16)
+      slots=80, kv_buckets=(128, 256, 576), lanes=(32, 16, 16), prefill_lanes=8
     ),
     batch=config_lib.BatchConfig(
-      row_lengths=(128, 256, 576), micro_batch_tokens=1152, max_micro_batches=32
+      row_lengths=(128, 192, 320, 576),
+      micro_batch_tokens=640,
+      max_micro_batches=48,
     ),
     evaluation=config_lib.EvaluationConfig(budgets=(0, 1, 2, 3, 5, 8)),
   )

@@ -70,12 +70,9 @@ def test_values_are_those_of_the_whole_softmax(params, inputs, temperature):
   np.testing.assert_allclose(entropy, -(np.exp(logp) * logp).sum(-1), atol=2e-6)
 
 
-@pytest.mark.parametrize("chunk", [1, 5])
-def test_chunks_change_nothing(params, inputs, chunk):
+def test_chunks_change_nothing(params, inputs):
   # 5 does not divide 12: the largest divisor below it, 4, is taken.
-  for found, whole in zip(
-    run(params, inputs, chunk=chunk), run(params, inputs)
-  ):
+  for found, whole in zip(run(params, inputs, chunk=5), run(params, inputs)):
     np.testing.assert_allclose(found, whole, atol=1e-6)
 
 

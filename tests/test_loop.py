@@ -172,6 +172,7 @@ def test_a_step_that_is_not_finite_stops_the_run(parts, tmp_path):
     ({"questions": 3, "group": 3}, "do not divide"),
     ({"sampling": config_lib.SamplingConfig(top_p=0.9)}, "top_p"),
     ({"batch": config_lib.BatchConfig(row_lengths=(64,))}, "row_lengths"),
+    ({"batch": config_lib.BatchConfig(row_lengths=(256, 128))}, "ascending"),
     (
       {"engine": config_lib.EngineConfig(kv_buckets=(64,), lanes=(8,))},
       "kv_buckets",

@@ -50,7 +50,7 @@ FAMILIES = {
     },
   ),
 }
-CASES = [(family, tied) for family in FAMILIES for tied in (True, False)]
+CASES = [("qwen2", False), ("qwen3", True), ("llama", False), ("llama", True)]
 
 
 def tiny_tokenizer() -> transformers.PreTrainedTokenizerFast:

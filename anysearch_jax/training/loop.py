@@ -54,6 +54,11 @@ def validate(config: config_lib.ExperimentConfig) -> None:
       f"trajectories do not divide into "
       f"{config.curriculum.steps_per_rollout} optimizer steps a rollout."
     )
+  if list(config.batch.row_lengths) != sorted(set(config.batch.row_lengths)):
+    raise ValueError(
+      f"batch.row_lengths: found {config.batch.row_lengths}, expected "
+      "ascending lengths."
+    )
   if config.episode.max_context > config.batch.row_lengths[-1] + 1:
     raise ValueError(
       f"episode.max_context {config.episode.max_context} exceeds the longest "
