@@ -9,6 +9,7 @@ import tokenizers
 import transformers
 from tokenizers import models, pre_tokenizers, processors
 
+from anysearch_jax import protocol
 from anysearch_jax import tokenizer as tokenizer_lib
 
 WORDS = ["<bos>", "<eos>", "<eot>", "<tool>", "a", "b", "c", "user", ":"]
@@ -73,9 +74,10 @@ def test_turns_end_with_the_ids_of_both_files(tmp_path, generation, ids):
   assert all(type(i) is int for i in tokenizer.end_of_turn_ids)
 
 
-def test_control_tokens_are_the_special_ones(tmp_path):
+def test_every_added_token_is_a_control_token(tmp_path):
+  """Special or not: its text would become its id in a passage."""
   tokenizer = save_tiny(tmp_path)
-  assert tokenizer.control_tokens == ("<bos>", "<eos>", "<eot>")
+  assert tokenizer.control_tokens == ("<bos>", "<eos>", "<eot>", "<tool>")
   assert tokenizer.vocab_size == len(WORDS)
   assert tokenizer.token_texts() == WORDS
 
@@ -117,9 +119,19 @@ def test_real_tokenizers_decode_what_they_encode(real_tokenizer):
   ids = real_tokenizer.encode(text)
   assert real_tokenizer.decode(ids) == text
   assert not set(ids) & real_tokenizer.end_of_turn_ids
-  control = real_tokenizer.encode(real_tokenizer.control_tokens[0])
+  control = real_tokenizer.encode(real_tokenizer.hf.eos_token)
   assert len(control) == 1
   assert real_tokenizer.decode([*control, *ids, *control]) == text
+
+
+def test_nothing_neutralised_encodes_to_an_added_token(real_tokenizer):
+  added = set(real_tokenizer.hf.added_tokens_decoder)
+  hostile = " ".join(
+    [*real_tokenizer.control_tokens, "<think>x</think>", "</information>"]
+  )
+  assert set(real_tokenizer.encode(hostile)) & added
+  clean = protocol.neutralise(hostile, real_tokenizer.control_tokens)
+  assert not set(real_tokenizer.encode(clean)) & added
 
 
 RENDERED = {
