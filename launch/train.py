@@ -25,7 +25,7 @@ from launch import parts, progress
 def define_flags() -> None:
   """The command's flags; only the command that runs defines them."""
   launch_flags.define_config()
-  flags.DEFINE_string("output", None, "Run folder.", required=True)
+  flags.DEFINE_string("output", None, "Run folder; default: runs/<name>.")
   launch_flags.define_process()
   flags.DEFINE_bool(
     "dry_run", False, "Print the resolved configuration and stop."
@@ -47,7 +47,7 @@ def main(argv) -> None:
       return
     source = parts.source(config)
     policy = hf.load(config.policy)
-    folder = pathlib.Path(flags.FLAGS.output)
+    folder = pathlib.Path(flags.FLAGS.output or f"runs/{config.name}")
     claim(folder, config)
   except ValueError as error:
     sys.exit(f"launch.train: {error}")
