@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,7 +69,8 @@ class JaxEngine:
     version: of `params`, recorded with every token.
     dtype: compute and cache type.
 
-  `counters` holds sampled and prefilled tokens, calls, and the lanes that
+  `counters` holds `sampled_tokens`, `prefilled_tokens`, `shared_tokens` (of
+  prompts that were copied), `prefill_calls`, `decode_calls`, and the lanes that
   decode calls offered and used (their ratio is the occupancy).
   """
 
@@ -112,18 +113,7 @@ class JaxEngine:
     self._queue: deque[_Turn] = deque()
     self._running: list[_Turn] = []
     self._server: asyncio.Task | None = None
-    self.counters = dict.fromkeys(
-      (
-        "sampled_tokens",
-        "prefilled_tokens",
-        "shared_tokens",
-        "prefill_calls",
-        "decode_calls",
-        "lanes_offered",
-        "lanes_used",
-      ),
-      0,
-    )
+    self.counters: Counter[str] = Counter()
 
   @property
   def max_context(self) -> int:
@@ -245,11 +235,7 @@ class JaxEngine:
   def _prefill_call(self, turns: Sequence[_Turn]) -> None:
     """One chunk of each turn, grouped by bucket."""
     lanes, chunk = self._config.prefill_lanes, self._config.prefill_chunk
-    by_bucket: dict[int, list[_Turn]] = {}
-    for turn in turns:
-      bucket = self._bucket(turn.slot.cached + chunk)
-      by_bucket.setdefault(bucket, []).append(turn)
-    for bucket, members in by_bucket.items():
+    for bucket, members in self._by_bucket(turns, chunk).items():
       for batch in _batches(members, lanes):
         rows = np.full(lanes, self._scratch)
         starts = np.zeros(lanes, np.int32)
@@ -275,11 +261,7 @@ class JaxEngine:
 
   def _decode(self) -> None:
     """One decode call for the bucket with the most turns to go on."""
-    steps = self._config.decode_steps
-    by_bucket: dict[int, list[_Turn]] = {}
-    for turn in self._running:
-      bucket = self._bucket(turn.slot.cached + steps)
-      by_bucket.setdefault(bucket, []).append(turn)
+    by_bucket = self._by_bucket(self._running, self._config.decode_steps)
     if not by_bucket:
       return
     lanes = self._config.lanes
@@ -367,10 +349,17 @@ class JaxEngine:
       )
     return True
 
-  def _bucket(self, length: int) -> int:
-    """Index of the shortest bucket of at least `length`."""
-    buckets = self._config.kv_buckets
-    return next(i for i, bucket in enumerate(buckets) if bucket >= length)
+  def _by_bucket(
+    self, turns: Sequence[_Turn], more: int
+  ) -> dict[int, list[_Turn]]:
+    """Turns by the shortest bucket that holds their cache and `more` tokens."""
+    out: dict[int, list[_Turn]] = {}
+    for turn in turns:
+      length = turn.slot.cached + more
+      buckets = enumerate(self._config.kv_buckets)
+      bucket = next(i for i, size in buckets if size >= length)
+      out.setdefault(bucket, []).append(turn)
+    return out
 
 
 def max_context(config: config_lib.EngineConfig) -> int:
