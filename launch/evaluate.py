@@ -11,6 +11,7 @@ what is measured.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import sys
@@ -48,13 +49,17 @@ def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   config = launch_flags.read_config()
+  # What is saved beside the episodes names the policy that played them.
+  config = dataclasses.replace(
+    config, policy=flags.FLAGS.policy or config.policy
+  )
   parts.setup_jax(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   from anysearch_jax.evaluation import harness
   from anysearch_jax.policy import hf
 
   try:
     source = parts.source(config)
-    policy = hf.load(flags.FLAGS.policy or config.policy)
+    policy = hf.load(config.policy)
   except ValueError as error:
     sys.exit(f"launch.evaluate: {error}")
   e = config.evaluation

@@ -5,7 +5,8 @@
 
 Every command is printed as it starts, so that it can be run by hand. Two run
 at a time, each on one thread; their own output goes to `<run>/logs/`. Stages
-that are done (their result stands) are not run again.
+that are done (their result stands) are not run again, whatever has changed
+since: remove the folder to start over.
 """
 
 from __future__ import annotations
@@ -188,8 +189,10 @@ def run(jobs: list[Job], logs: pathlib.Path, *, at_once: int) -> None:
   """
   logs.mkdir(parents=True, exist_ok=True)
   done = {job.name for job in jobs[:-1] if job.result.is_file()}
+  if done:
+    print(f"Results stand in {logs.parent}; remove it to start over.")
   for name in sorted(done):
-    print(f"already there: {name}", flush=True)
+    print(f"already there, not run again: {name}", flush=True)
   waiting = [job for job in jobs if job.name not in done]
   running: list[Running] = []
   try:

@@ -103,7 +103,9 @@ def test_what_is_done_is_not_run_again(tmp_path, plain_commands, capsys):
   ]
   jobs[0].result.touch()
   quickstart.run(jobs, tmp_path / "logs", at_once=1)
-  assert "already there: a" in capsys.readouterr().out
+  out = capsys.readouterr().out
+  assert "not run again: a" in out
+  assert f"Results stand in {tmp_path}; remove it" in out
 
 
 def test_a_failed_job_stops_the_rest_and_shows_why(tmp_path, plain_commands):
