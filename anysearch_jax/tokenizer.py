@@ -114,11 +114,13 @@ class Tokenizer:
 
 
 def _end_of_turn_ids(folder: pathlib.Path) -> list[int]:
-  """`eos_token_id` of generation_config.json: absent, one id or several."""
-  path = folder / "generation_config.json"
-  if not path.is_file():
-    return []
-  ids = json.loads(path.read_text()).get("eos_token_id")
-  if ids is None:
-    return []
-  return [ids] if isinstance(ids, int) else list(ids)
+  """`eos_token_id`, absent, one id or several: generation_config.json's, or
+  config.json's where that file is silent."""
+  for name in ("generation_config.json", "config.json"):
+    path = folder / name
+    ids = None
+    if path.is_file():
+      ids = json.loads(path.read_text()).get("eos_token_id")
+    if ids is not None:
+      return [ids] if isinstance(ids, int) else list(ids)
+  return []

@@ -1,25 +1,24 @@
-"""Parameter trees and safetensors files, by one two-way table.
+"""The parameter table: one row a weight, for every use of it.
 
 A row says where a parameter stands in our nested dict, its shape and logical
-axes, what the file calls it, and how the file's layout is rearranged:
+axes, what a checkpoint file calls it, and how the file's layout is rearranged:
 `ours = file.reshape(split).transpose(perm)`. A row whose name contains
-`{layer}` is stacked over layers on its first axis.
+`{layer}` is stacked over layers on its first axis. Initial values, shardings,
+loading and export all follow from the rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import pathlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-import ml_dtypes  # noqa: F401  (gives NumPy the bfloat16 of most files)
+import jax
 import numpy as np
-import safetensors
-import safetensors.numpy
 
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
+# Slices with start and stop, one an axis.
+Block = tuple[slice, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +50,11 @@ class Weight:
   def stacked(self) -> bool:
     return "{layer}" in self.name
 
+  @property
+  def layer_shape(self) -> tuple[int, ...]:
+    """Our shape of what one tensor of the file holds."""
+    return self.shape[1:] if self.stacked else self.shape
+
   def names(self) -> list[str]:
     """The tensors of the file that this row holds, in layer order."""
     if not self.stacked:
@@ -60,14 +64,46 @@ class Weight:
   def from_file(self, tensor: np.ndarray) -> np.ndarray:
     return tensor.reshape(self.split).transpose(self.perm)
 
-  def to_file(self, ours: np.ndarray) -> np.ndarray:
-    inverse = np.argsort(self.perm)
-    return np.ascontiguousarray(
-      ours.transpose(inverse).reshape(self.file_shape)
-    )
+  def to_file(self, ours):
+    """A layer of ours (NumPy or JAX) in the file's layout."""
+    inverse = tuple(int(i) for i in np.argsort(self.perm))
+    return ours.transpose(inverse).reshape(self.file_shape)
+
+  def read_block(
+    self, block: Block, read: Callable[[Block], np.ndarray]
+  ) -> np.ndarray:
+    """A block of ours, one layer, from a block of the file's tensor.
+
+    Args:
+      block: of `layer_shape`.
+      read: gives a block of the file's tensor. It is asked for no more than
+        the block, unless that cuts an axis which is not the outermost of its
+        file axis.
+
+    Returns:
+      A view of what was read.
+    """
+    wanted = [block[self.perm.index(j)] for j in range(len(self.perm))]
+    shape, asked, axis = list(self.split), [], 0
+    for size in self.file_shape:
+      start, held = axis, 1
+      while held < size:
+        held *= self.split[axis]
+        axis += 1
+      outer = next((j for j in range(start, axis) if self.split[j] > 1), None)
+      if outer is None:
+        asked.append(slice(0, size))
+        continue
+      width = size // self.split[outer]
+      cut = wanted[outer]
+      asked.append(slice(cut.start * width, cut.stop * width))
+      shape[outer] = cut.stop - cut.start
+      wanted[outer] = slice(None)
+    part = read(tuple(asked)).reshape(shape)
+    return part[tuple(wanted)].transpose(self.perm)
 
 
-def tree(rows: Sequence[Weight], leaf: Callable[[Weight], object]) -> dict:
+def tree(rows: Sequence[Weight], leaf: Callable[[Weight], Any]) -> dict:
   """The nested dict with `leaf(row)` at each row's path."""
   out: dict = {}
   for row in rows:
@@ -85,6 +121,25 @@ def get(params: Mapping, path: Sequence[str]):
   return params
 
 
+def tensors(rows: Sequence[Weight]) -> Iterator[tuple[str, Weight, int]]:
+  """(name, row, layer) of each tensor, the layers' one layer after another."""
+  stacked = [row for row in rows if row.stacked]
+  first = next((i for i, row in enumerate(rows) if row.stacked), len(rows))
+  for row in rows[:first]:
+    yield row.name, row, 0
+  for layer in range(stacked[0].shape[0] if stacked else 0):
+    for row in stacked:
+      yield row.name.format(layer=layer), row, layer
+  for row in rows[first:]:
+    if not row.stacked:
+      yield row.name, row, 0
+
+
+def count(rows: Sequence[Weight]) -> int:
+  """How many parameters the table has."""
+  return sum(math.prod(row.shape) for row in rows)
+
+
 def initialize(rows: Sequence[Weight], seed: int) -> dict:
   """Fresh float32 parameters, deterministic by seed."""
   rng = np.random.Generator(np.random.PCG64(seed))
@@ -97,101 +152,39 @@ def initialize(rows: Sequence[Weight], seed: int) -> dict:
   return tree(rows, leaf)
 
 
-def load(
-  folder: str | pathlib.Path,
+def shardings(
   rows: Sequence[Weight],
-  *,
-  ignored: Sequence[str] = (),
+  mesh: jax.sharding.Mesh,
+  rules: Mapping[str, str | None],
 ) -> dict:
-  """Reads a folder's safetensors into a nested dict of float32 arrays.
+  """The nested dict of each weight's `NamedSharding`.
 
   Args:
-    folder: holds `model.safetensors`, or shards with their index.
-    rows: the table; every tensor of the files must be in it.
-    ignored: names that may be there and are not read.
-
-  Raises:
-    ValueError: a missing, unknown or misshaped tensor, by name.
+    rows: the table.
+    mesh: any mesh.
+    rules: for every logical axis the mesh axis it is cut over, or None. An
+      axis that the mesh axis does not divide stays whole (kv heads below the
+      tensor parallelism, an odd vocabulary).
   """
-  folder = pathlib.Path(folder)
-  files = _files(folder)
-  found: dict[str, pathlib.Path] = {}
-  for path in files:
-    with safetensors.safe_open(path, framework="numpy") as handle:
-      for name in handle.keys():
-        if name in found:
-          raise ValueError(
-            f"{folder}: tensor {name!r} stands in {found[name].name} and in "
-            f"{path.name}; expected it once."
-          )
-        found[name] = path
-  wanted = {name for row in rows for name in row.names()}
-  missing = sorted(wanted - set(found))
-  unknown = sorted(set(found) - wanted - set(ignored))
-  if missing or unknown:
-    kind, names = ("lacks", missing) if missing else ("has unknown", unknown)
-    raise ValueError(
-      f"{folder}: {kind} tensor {names[0]!r} ({len(names)} in all); the "
-      "config.json beside it does not describe these weights."
-    )
-  handles = {
-    path: safetensors.safe_open(path, framework="numpy") for path in files
-  }
 
-  def read(row: Weight, name: str) -> np.ndarray:
-    tensor = handles[found[name]].get_tensor(name)
-    if tensor.shape != row.file_shape:
-      raise ValueError(
-        f"{folder}: tensor {name!r} has shape {tensor.shape}, expected "
-        f"{row.file_shape}."
-      )
-    return row.from_file(tensor.astype(np.float32))
-
-  def leaf(row: Weight) -> np.ndarray:
-    parts = [read(row, name) for name in row.names()]
-    return np.stack(parts) if row.stacked else parts[0]
+  def leaf(row: Weight) -> jax.sharding.NamedSharding:
+    spec = []
+    for axis, size in zip(row.axes, row.shape, strict=True):
+      over = rules[axis] if axis else None
+      divides = over is not None and size % mesh.shape[over] == 0
+      spec.append(over if divides else None)
+    return jax.sharding.NamedSharding(mesh, jax.P(*spec))
 
   return tree(rows, leaf)
 
 
-def save(
-  path: str | pathlib.Path,
-  params: Mapping,
-  rows: Sequence[Weight],
-  *,
-  dtype: np.dtype | type = np.float32,
-) -> None:
-  """Writes one safetensors file in the table's names, beside and renamed."""
-  path = pathlib.Path(path)
-  beside = path.with_name(path.name + ".writing")
-  safetensors.numpy.save_file(
-    dict(_tensors(params, rows, dtype)), beside, metadata={"format": "pt"}
-  )
-  beside.rename(path)
+def abstract(
+  rows: Sequence[Weight], shardings: Mapping | None, dtype: Any
+) -> dict:
+  """The nested dict of `jax.ShapeDtypeStruct`; nothing is allocated."""
 
+  def leaf(row: Weight) -> jax.ShapeDtypeStruct:
+    sharding = get(shardings, row.path) if shardings is not None else None
+    return jax.ShapeDtypeStruct(row.shape, dtype, sharding=sharding)
 
-def _tensors(
-  params: Mapping, rows: Sequence[Weight], dtype: np.dtype | type
-) -> Iterator[tuple[str, np.ndarray]]:
-  for row in rows:
-    ours = np.asarray(get(params, row.path))
-    for i, name in enumerate(row.names()):
-      yield name, row.to_file(ours[i] if row.stacked else ours).astype(dtype)
-
-
-def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-  """The folder's safetensors files, each of which exists."""
-  if (folder / INDEX_NAME).is_file():
-    index = json.loads((folder / INDEX_NAME).read_text())
-    files = [
-      folder / name for name in sorted(set(index["weight_map"].values()))
-    ]
-  else:
-    files = [folder / SINGLE_NAME]
-  for path in files:
-    if not path.is_file():
-      raise ValueError(
-        f"{path}: no such file; expected {SINGLE_NAME} or shards with "
-        f"{INDEX_NAME}."
-      )
-  return files
+  return tree(rows, leaf)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import os
 
-os.environ["JAX_PLATFORMS"] = "cpu"  # Before anything imports jax.
+# Before anything imports jax. Eight devices, for the tests of meshes; all else
+# runs on the first.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+  os.environ.get("XLA_FLAGS", "")
+  + " --xla_force_host_platform_device_count=8"
+)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import functools

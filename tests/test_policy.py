@@ -16,7 +16,7 @@ import tokenizers
 import transformers
 from tokenizers import models, pre_tokenizers
 
-from anysearch_jax import weights
+from anysearch_jax import tensor_files, weights
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import hf, table, transformer
 from anysearch_jax.training import logprobs
@@ -321,10 +321,10 @@ def test_saving_replaces_the_folder_whole(tiny):
 
 
 def test_a_tied_folder_may_hold_its_head_again(tiny):
-  path = tiny.folder / weights.SINGLE_NAME
+  path = tiny.folder / tensor_files.SINGLE_NAME
   untied = dataclasses.replace(tiny.policy.architecture, tied=False)
   head = np.zeros((VOCAB, 32), np.float32)
-  weights.save(path, tiny.policy.params | {"head": head}, table.rows(untied))
+  tensor_files.save(path.parent, tiny.policy.params | {"head": head}, table.rows(untied))
   assert "head" not in hf.load(tiny.folder).params
 
 

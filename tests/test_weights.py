@@ -16,7 +16,7 @@ import pytest
 import safetensors.numpy
 from hypothesis import strategies as st
 
-from anysearch_jax import weights
+from anysearch_jax import tensor_files, weights
 
 MATRIX = weights.Weight(
   path=("layers", "q"),
@@ -50,7 +50,7 @@ def tensors():
   }
 
 
-def write(folder, values, name=weights.SINGLE_NAME):
+def write(folder, values, name=tensor_files.SINGLE_NAME):
   safetensors.numpy.save_file(values, folder / name)
 
 
@@ -59,7 +59,7 @@ def write_shards(folder, shards):
   for i, values in enumerate(shards):
     write(folder, values, f"shard-{i}.safetensors")
     index |= dict.fromkeys(values, f"shard-{i}.safetensors")
-  (folder / weights.INDEX_NAME).write_text(json.dumps({"weight_map": index}))
+  (folder / tensor_files.INDEX_NAME).write_text(json.dumps({"weight_map": index}))
 
 
 def assert_is_table(params):
@@ -74,14 +74,14 @@ def assert_is_table(params):
 
 def test_a_file_is_read_into_the_nested_dict(tmp_path):
   write(tmp_path, tensors())
-  assert_is_table(weights.load(tmp_path, ROWS))
+  assert_is_table(tensor_files.load(tmp_path, ROWS))
 
 
 def test_shards_are_read_through_their_index(tmp_path):
   file = tensors()
   norm = {"norm.weight": file.pop("norm.weight")}
   write_shards(tmp_path, [file, norm])
-  assert_is_table(weights.load(tmp_path, ROWS))
+  assert_is_table(tensor_files.load(tmp_path, ROWS))
 
 
 def _without(name):
@@ -113,7 +113,7 @@ def _without(name):
 def test_what_is_not_the_table_is_refused(tmp_path, values, sentence):
   write(tmp_path, values)
   with pytest.raises(ValueError, match=sentence):
-    weights.load(tmp_path, ROWS)
+    tensor_files.load(tmp_path, ROWS)
 
 
 def test_a_tensor_in_two_shards_is_refused(tmp_path):
@@ -121,35 +121,35 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path):
   write_shards(tmp_path, [matrices, _without("model.layers.1.q.weight")])
   sentence = "stands in shard-0.safetensors and in shard-1.safetensors"
   with pytest.raises(ValueError, match=sentence):
-    weights.load(tmp_path, ROWS)
+    tensor_files.load(tmp_path, ROWS)
 
 
 def test_a_missing_file_is_refused(tmp_path):
   with pytest.raises(ValueError, match="model.safetensors: no such file"):
-    weights.load(tmp_path, ROWS)
+    tensor_files.load(tmp_path, ROWS)
   write_shards(tmp_path, [tensors()])
   (tmp_path / "shard-0.safetensors").unlink()
   with pytest.raises(ValueError, match="shard-0.safetensors: no such file"):
-    weights.load(tmp_path, ROWS)
+    tensor_files.load(tmp_path, ROWS)
 
 
 def test_an_ignored_tensor_may_be_there_and_may_be_absent(tmp_path):
   write(tmp_path, tensors() | {"extra": np.zeros(3, np.float32)})
-  assert_is_table(weights.load(tmp_path, ROWS, ignored=("extra",)))
+  assert_is_table(tensor_files.load(tmp_path, ROWS, ignored="extra"))
   write(tmp_path, tensors())
-  assert_is_table(weights.load(tmp_path, ROWS, ignored=("extra",)))
+  assert_is_table(tensor_files.load(tmp_path, ROWS, ignored="extra"))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_saving_then_loading_rounds_once_to_the_file_type(tmp_path, dtype):
   params = weights.initialize(ROWS, 3)
-  path = tmp_path / weights.SINGLE_NAME
-  weights.save(path, params, ROWS, dtype=dtype)
+  path = tmp_path / tensor_files.SINGLE_NAME
+  tensor_files.save(path.parent, params, ROWS, dtype=dtype)
   assert [p.name for p in tmp_path.iterdir()] == [path.name]
   assert all(
     x.dtype == dtype for x in safetensors.numpy.load_file(path).values()
   )
-  loaded = weights.load(tmp_path, ROWS)
+  loaded = tensor_files.load(tmp_path, ROWS)
   jax.tree.map(
     lambda ours, back: np.testing.assert_array_equal(
       ours.astype(dtype).astype(np.float32), back
@@ -160,9 +160,9 @@ def test_saving_then_loading_rounds_once_to_the_file_type(tmp_path, dtype):
 
 
 def test_bfloat16_is_read_where_jax_was_not_imported(tmp_path):
-  path = tmp_path / weights.SINGLE_NAME
-  weights.save(
-    path, weights.initialize(ROWS, 3), ROWS, dtype=ml_dtypes.bfloat16
+  path = tmp_path / tensor_files.SINGLE_NAME
+  tensor_files.save(
+    path.parent, weights.initialize(ROWS, 3), ROWS, dtype=ml_dtypes.bfloat16
   )
   code = (
     "import sys; from anysearch_jax import weights as w\n"

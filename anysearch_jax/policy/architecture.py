@@ -11,6 +11,36 @@ _FAMILIES = {
   "Qwen3ForCausalLM": "qwen3",
   "LlamaForCausalLM": "llama",
 }
+# What transformers takes where a config.json is silent.
+_DEFAULTS = {
+  "rms_norm_eps": 1e-6,
+  "tie_word_embeddings": False,
+  "max_position_embeddings": 32768,
+}
+_FAMILY_DEFAULTS = {
+  "qwen2": {"num_key_value_heads": 32},
+  "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
+  "llama": {"max_position_embeddings": 2048},
+}
+_SIZES = (
+  "vocab_size",
+  "hidden_size",
+  "num_hidden_layers",
+  "num_attention_heads",
+  "intermediate_size",
+)
+# Options that the decoder has in one setting only.
+_ONLY = {
+  "hidden_act": "silu",
+  "partial_rotary_factor": 1.0,
+  "quantization_config": None,
+}
+_LLAMA3_ROPE = (
+  "factor",
+  "low_freq_factor",
+  "high_freq_factor",
+  "original_max_position_embeddings",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +54,31 @@ class Llama3Rope:
 
 
 @dataclasses.dataclass(frozen=True)
+class Lora:
+  """Low-rank adapters (Hu et al. 2021): W + alpha / rank * A B, W frozen.
+
+  rank: r >= 1. targets: which of `q k v o gate up down` have one.
+  """
+
+  rank: int
+  alpha: float
+  targets: tuple[str, ...]
+
+  @property
+  def scale(self) -> float:
+    return self.alpha / self.rank
+
+
+@dataclasses.dataclass(frozen=True)
 class Architecture:
   """Sizes and switches of a decoder (legend of `types`).
 
-  kv_heads divides heads. qkv_bias: Qwen2's biases on q, k and v. qk_norm:
-  Qwen3's RMSNorm over each query and key head. tied: the head is the
-  embedding. max_context: tokens, for who serves the exported folder (servers
-  refuse longer requests); the decoder itself has no limit.
+  vocab_size: rows of the embedding, padding beyond the tokenizer's included.
+  kv_heads divides heads. qkv_bias, o_bias, mlp_bias: biases of these
+  projections. qk_norm: Qwen3's RMSNorm over each query and key head. tied: the
+  head is the embedding. max_context: tokens, for who serves the exported folder
+  (servers refuse longer requests); the decoder itself has no limit. lora: the
+  adapters beside the weights, if any.
   """
 
   family: str
@@ -45,16 +93,23 @@ class Architecture:
   rope_theta: float = 10_000.0
   rope_scaling: Llama3Rope | None = None
   qkv_bias: bool = False
+  o_bias: bool = False
+  mlp_bias: bool = False
   qk_norm: bool = False
   tied: bool = False
   max_context: int = 32768
+  lora: Lora | None = None
+
+  def without_lora(self) -> Architecture:
+    return dataclasses.replace(self, lora=None)
 
 
 def from_hf(hf: Mapping[str, Any]) -> Architecture:
-  """Reads a Hugging Face `config.json`, either dialect of RoPE settings.
+  """Reads a Hugging Face `config.json`, either dialect of its settings.
 
   Raises:
-    ValueError: an architecture or option that the decoder does not have.
+    ValueError: an architecture or option that the decoder does not have, or a
+      size that is missing, by name.
   """
   names = hf.get("architectures") or ["(none)"]
   family = _FAMILIES.get(names[0])
@@ -63,37 +118,59 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
       f"config.json: architecture {names[0]!r} is not supported; expected one "
       f"of {', '.join(_FAMILIES)}."
     )
-  if hf.get("hidden_act", "silu") != "silu":
+  hf = _DEFAULTS | _FAMILY_DEFAULTS[family] | hf
+  missing = [key for key in _SIZES if not isinstance(hf.get(key), int)]
+  if missing:
     raise ValueError(
-      f"config.json: hidden_act {hf['hidden_act']!r}, expected 'silu'."
+      f"config.json: {missing[0]} is {hf.get(missing[0])!r}, expected a number."
     )
-  if hf.get("use_sliding_window"):
+  for key, expected in _ONLY.items():
+    if hf.get(key, expected) != expected:
+      raise ValueError(
+        f"config.json: {key} {hf[key]!r} is not supported; expected "
+        f"{expected!r}."
+      )
+  if _slides(hf):
     raise ValueError("config.json: sliding-window attention is not supported.")
-  bias = bool(hf.get("attention_bias", False))
-  if family != "qwen2" and bias:
+  heads = hf["num_attention_heads"]
+  kv_heads = hf.get("num_key_value_heads") or heads
+  if heads % kv_heads:
     raise ValueError(
-      f"config.json: attention_bias is not supported for {family}."
+      f"config.json: {heads} attention heads do not divide over {kv_heads} "
+      "key-value heads."
     )
-  if hf.get("mlp_bias"):
-    raise ValueError("config.json: mlp_bias is not supported.")
   theta, scaling = _rope(hf)
+  # Qwen2 has no key for its biases.
+  bias = bool(hf.get("attention_bias")) and family != "qwen2"
   return Architecture(
     family=family,
     vocab_size=hf["vocab_size"],
     d_model=hf["hidden_size"],
     layers=hf["num_hidden_layers"],
-    heads=hf["num_attention_heads"],
-    kv_heads=hf.get("num_key_value_heads") or hf["num_attention_heads"],
-    head_dim=hf.get("head_dim")
-    or hf["hidden_size"] // hf["num_attention_heads"],
+    heads=heads,
+    kv_heads=kv_heads,
+    head_dim=hf.get("head_dim") or hf["hidden_size"] // heads,
     mlp_dim=hf["intermediate_size"],
-    norm_eps=hf.get("rms_norm_eps", 1e-6),
+    norm_eps=hf["rms_norm_eps"],
     rope_theta=theta,
     rope_scaling=scaling,
-    qkv_bias=family == "qwen2",
+    qkv_bias=family == "qwen2" or bias,
+    o_bias=bias,
+    mlp_bias=bool(hf.get("mlp_bias")) and family == "llama",
     qk_norm=family == "qwen3",
-    tied=bool(hf.get("tie_word_embeddings", False)),
-    max_context=hf.get("max_position_embeddings", 32768),
+    tied=bool(hf["tie_word_embeddings"]),
+    max_context=hf["max_position_embeddings"],
+  )
+
+
+def _slides(hf: Mapping[str, Any]) -> bool:
+  """Whether any layer's attention has a window (having its size is not it)."""
+  if hf.get("layer_types"):
+    return set(hf["layer_types"]) != {"full_attention"}
+  return bool(
+    hf.get("use_sliding_window")
+    and hf.get("sliding_window")
+    and hf.get("max_window_layers", 28) < hf["num_hidden_layers"]
   )
 
 
@@ -102,12 +179,19 @@ def _rope(hf: Mapping[str, Any]) -> tuple[float, Llama3Rope | None]:
   rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
   theta = rope.get("rope_theta") or hf.get("rope_theta") or 10_000.0
   kind = rope.get("rope_type") or rope.get("type") or "default"
+  if any(isinstance(value, Mapping) for value in rope.values()):
+    kind = "one for each layer type"
   if kind == "default":
     return float(theta), None
   if kind != "llama3":
     raise ValueError(
       f"config.json: RoPE type {kind!r} is not supported; expected 'default' "
       "or 'llama3'."
+    )
+  missing = [key for key in _LLAMA3_ROPE if key not in rope]
+  if missing:
+    raise ValueError(
+      f"config.json: the llama3 RoPE settings lack {', '.join(missing)}."
     )
   return float(theta), Llama3Rope(
     factor=float(rope["factor"]),
@@ -147,6 +231,7 @@ def to_hf(architecture: Architecture, **extra: Any) -> dict[str, Any]:
     "rope_theta": a.rope_theta,
     "max_position_embeddings": a.max_context,
     "tie_word_embeddings": a.tied,
-    "attention_bias": False,
+    "attention_bias": a.o_bias,
+    "mlp_bias": a.mlp_bias,
     **extra,
   }

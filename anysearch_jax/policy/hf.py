@@ -2,33 +2,93 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import shutil
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from anysearch_jax import tensor_files
 from anysearch_jax import tokenizer as tokenizer_lib
-from anysearch_jax import weights
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import table
+from anysearch_jax.policy import lora, sharding, table
+
+# Everything of a checkpoint but its weights and its card.
+_FILES = (
+  "config.json",
+  "generation_config.json",
+  "tokenizer*",
+  "special_tokens_map.json",
+  "added_tokens.json",
+  "vocab.json",
+  "merges.txt",
+  "chat_template*",
+  "LICENSE*",
+  "NOTICE*",
+  "USE_POLICY*",
+)
+# Buffers that old checkpoints hold and that follow from the config.
+_IGNORED = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
 
 
 class Policy(NamedTuple):
-  """What a folder holds: parameters (float32), sizes, tokenizer."""
+  """What a folder holds.
+
+  Attributes:
+    params: nested dict as `table.rows(architecture)` lays it out.
+    architecture: sizes and switches.
+    tokenizer: the text side.
+    source: folder of the configuration and tokenizer files that an export
+      copies; None writes them anew.
+  """
 
   params: dict[str, Any]
   architecture: architecture_lib.Architecture
   tokenizer: tokenizer_lib.Tokenizer
+  source: pathlib.Path | None = None
 
 
-def load(folder: str | pathlib.Path) -> Policy:
-  """Loads a Qwen2.5, Qwen3 or Llama-3.x folder.
+def load(
+  folder: str | pathlib.Path,
+  *,
+  mesh: jax.sharding.Mesh | None = None,
+  dtype: Any = jnp.float32,
+) -> Policy:
+  """Loads a Qwen2 / Qwen2.5, Qwen3 (dense) or Llama-3.x folder.
+
+  Each device reads what it holds; nothing is allocated before the folder is
+  known to be whole and supported.
+
+  Args:
+    folder: `config.json`, safetensors, fast tokenizer.
+    mesh: of `sharding.mesh`; None is the first device.
+    dtype: of the parameters.
 
   Raises:
     ValueError: what is missing or not supported, by name.
   """
+  folder = pathlib.Path(folder)
+  a, tokenizer = describe(folder)
+  params = tensor_files.load(
+    folder,
+    table.base_rows(a),
+    shardings=None if mesh is None else sharding.shardings(a, mesh),
+    dtype=dtype,
+    ignored=_IGNORED,
+    copies={"lm_head.weight": "model.embed_tokens.weight"} if a.tied else {},
+  )
+  return Policy(params, a, tokenizer, folder)
+
+
+def describe(
+  folder: str | pathlib.Path,
+) -> tuple[architecture_lib.Architecture, tokenizer_lib.Tokenizer]:
+  """All of a folder but its weights; raises as `load` does."""
   folder = pathlib.Path(folder)
   path = folder / "config.json"
   if not path.is_file():
@@ -36,37 +96,132 @@ def load(folder: str | pathlib.Path) -> Policy:
       f"{folder}: no config.json; expected a Hugging Face folder (the "
       "quickstart's is made by `python -m launch.warm_start`)."
     )
-  a = architecture_lib.from_hf(json.loads(path.read_text()))
-  ignored = ("lm_head.weight",) if a.tied else ()
-  params = weights.load(folder, table.rows(a), ignored=ignored)
-  return Policy(params, a, tokenizer_lib.Tokenizer.from_folder(folder))
+  try:
+    a = architecture_lib.from_hf(json.loads(path.read_text()))
+  except ValueError as error:
+    raise ValueError(f"{folder}: {error}") from error
+  tokenizer = tokenizer_lib.Tokenizer.from_folder(folder)
+  if tokenizer.vocab_size > a.vocab_size:
+    raise ValueError(
+      f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the "
+      f"embedding {a.vocab_size} rows; they are not of one model."
+    )
+  return a, tokenizer
 
 
 def save(
   folder: str | pathlib.Path,
   policy: Policy,
   *,
-  dtype: np.dtype | type = np.float32,
+  dtype: Any = np.float32,
+  shard_bytes: int = tensor_files.SHARD_BYTES,
+  texts: Mapping[str, str] | None = None,
 ) -> None:
-  """Writes a folder that `load` and transformers read; whole or not at all."""
+  """Writes a folder that `load` and transformers read; whole or not at all.
+
+  Adapters are added into the weights.
+
+  Args:
+    folder: replaced if it exists.
+    policy: on this process's devices.
+    dtype: of the weights in the files.
+    shard_bytes: most bytes a file.
+    texts: more files by their names, a model card for one.
+  """
+  params, a = lora.merge(policy.params, policy.architecture)
+  with appears_whole(folder) as beside:
+    save_files(beside, policy, dtype=dtype)
+    tensor_files.save(
+      beside, params, table.base_rows(a), dtype=dtype, shard_bytes=shard_bytes
+    )
+    for name, text in (texts or {}).items():
+      (beside / name).write_text(text)
+
+
+def save_files(
+  folder: str | pathlib.Path, policy: Policy, *, dtype: Any = np.float32
+) -> None:
+  """Writes configuration and tokenizer; `source`'s own where there is one."""
+  folder, name = pathlib.Path(folder), jnp.dtype(dtype).name
+  if policy.source is None:
+    hf = architecture_lib.to_hf(
+      policy.architecture,
+      dtype=name,
+      eos_token_id=sorted(policy.tokenizer.end_of_turn_ids),
+    )
+    policy.tokenizer.hf.save_pretrained(folder)
+    _write_json(
+      folder / "generation_config.json", {"eos_token_id": hf["eos_token_id"]}
+    )
+  else:
+    for pattern in _FILES:
+      for path in sorted(policy.source.glob(pattern)):
+        if path.is_file():
+          shutil.copyfile(path, folder / path.name)
+    hf = json.loads((policy.source / "config.json").read_text())
+    # The older dialect's key, where the folder speaks it.
+    hf["torch_dtype" if "torch_dtype" in hf else "dtype"] = name
+  _write_json(folder / "config.json", hf)
+
+
+def save_adapter(
+  folder: str | pathlib.Path, policy: Policy, *, base: str
+) -> None:
+  """Writes the adapters alone as a PEFT folder, in float32.
+
+  Args:
+    folder: replaced if it exists.
+    policy: with adapters.
+    base: name or path of the model that they are for.
+  """
+  a = policy.architecture
+  with appears_whole(folder) as beside:
+    tensor_files.save(
+      beside,
+      policy.params,
+      table.adapter_rows(a),
+      name="adapter_model.safetensors",
+    )
+    _write_json(
+      beside / "adapter_config.json",
+      {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": a.lora.rank,
+        "lora_alpha": a.lora.alpha,
+        "target_modules": [
+          p.module.split(".")[-1]
+          for p in table.projections(a)
+          if p.key in a.lora.targets
+        ],
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+      },
+    )
+
+
+@contextlib.contextmanager
+def appears_whole(folder: str | pathlib.Path) -> Iterator[pathlib.Path]:
+  """A folder to fill that takes the place of `folder` when all went well."""
   folder = pathlib.Path(folder)
   beside = folder.with_name(folder.name + ".writing")
-  shutil.rmtree(beside, ignore_errors=True)
+  replaced = folder.with_name(folder.name + ".replaced")
+  for left_over in (beside, replaced):
+    shutil.rmtree(left_over, ignore_errors=True)
   beside.mkdir(parents=True)
-  a = policy.architecture
-  hf = architecture_lib.to_hf(
-    a,
-    dtype=np.dtype(dtype).name,
-    eos_token_id=sorted(policy.tokenizer.end_of_turn_ids),
-  )
-  (beside / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
-  (beside / "generation_config.json").write_text(
-    json.dumps({"eos_token_id": hf["eos_token_id"]}, indent=2) + "\n"
-  )
-  policy.tokenizer.hf.save_pretrained(beside)
-  weights.save(
-    beside / weights.SINGLE_NAME, policy.params, table.rows(a), dtype=dtype
-  )
+  try:
+    yield beside
+  except BaseException:
+    shutil.rmtree(beside, ignore_errors=True)
+    raise
   if folder.exists():
-    shutil.rmtree(folder)
+    folder.rename(replaced)
   beside.rename(folder)
+  shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _write_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:
+  path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")

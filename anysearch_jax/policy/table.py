@@ -2,112 +2,58 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from anysearch_jax import weights
 from anysearch_jax.policy import architecture as architecture_lib
 
 LAYERS = "layers"
+# The adapters' files name their tensors after this (PEFT).
+ADAPTER_PREFIX = "base_model.model."
+
+# (size, logical axis).
+Axis = tuple[int, str | None]
+
+
+class Projection(NamedTuple):
+  """A matrix of a layer, from the axes it takes to those it gives."""
+
+  key: str
+  module: str
+  takes: Sequence[Axis]
+  gives: Sequence[Axis]
+  bias: bool
+  std: float
 
 
 def rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
-  """Every parameter of `a`: path, shape, logical axes, file name and layout."""
-  d, f, n, k, h = a.d_model, a.mlp_dim, a.heads, a.kv_heads, a.head_dim
-  table = [
-    weights.Weight(
-      path=("embed",),
-      shape=(a.vocab_size, d),
-      axes=("vocab", "model"),
-      name="model.embed_tokens.weight",
-      split=(a.vocab_size, d),
-      perm=(0, 1),
-      file_shape=(a.vocab_size, d),
-      init=0.02,
-    )
-  ]
+  """Every parameter of `a`, its adapters included."""
+  return base_rows(a) + adapter_rows(a)
 
-  def layer(path, shape, axes, name, *, split, perm, file_shape, init):
+
+def trainable_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
+  """What training changes: the adapters where there are any, else all."""
+  return adapter_rows(a) or base_rows(a)
+
+
+def base_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
+  """The weights of a Hugging Face checkpoint of `a`."""
+  d, h = a.d_model, a.head_dim
+  table = [_embedding(a, "embed", "model.embed_tokens")]
+  table.append(_norm(a, "attention_norm", d, "input_layernorm"))
+  for p in projections(a):
+    name = f"model.layers.{{layer}}.{p.module}"
     table.append(
-      weights.Weight(
-        path=(LAYERS, *path),
-        shape=(a.layers, *shape),
-        axes=("layers", *axes),
-        name="model.layers.{layer}." + name,
-        split=split,
-        perm=perm,
-        file_shape=file_shape,
-        init=init,
-      )
+      _matrix(a, p.key, f"{name}.weight", p.takes, p.gives, init=p.std)
     )
-
-  def norm(path, size, name):
-    layer(
-      path,
-      (size,),
-      (None,),
-      name,
-      split=(size,),
-      perm=(0,),
-      file_shape=(size,),
-      init=None,
-    )
-
-  residual_std = 0.02 / (2 * a.layers) ** 0.5
-  norm(("attention_norm",), d, "input_layernorm.weight")
-  for part, count, axis in (("q", n, "heads"), ("k", k, "kv"), ("v", k, "kv")):
-    layer(
-      (part,),
-      (d, count, h),
-      ("model", axis, "head_dim"),
-      f"self_attn.{part}_proj.weight",
-      split=(count, h, d),
-      perm=(2, 0, 1),
-      file_shape=(count * h, d),
-      init=0.02,
-    )
-    if a.qkv_bias:
-      layer(
-        (part + "_bias",),
-        (count, h),
-        (axis, "head_dim"),
-        f"self_attn.{part}_proj.bias",
-        split=(count, h),
-        perm=(0, 1),
-        file_shape=(count * h,),
-        init=0.0,
-      )
-    if a.qk_norm and part != "v":
-      norm((part + "_norm",), h, f"self_attn.{part}_norm.weight")
-  layer(
-    ("o",),
-    (n, h, d),
-    ("heads", "head_dim", "model"),
-    "self_attn.o_proj.weight",
-    split=(d, n, h),
-    perm=(1, 2, 0),
-    file_shape=(d, n * h),
-    init=residual_std,
-  )
-  norm(("mlp_norm",), d, "post_attention_layernorm.weight")
-  for part in ("gate", "up"):
-    layer(
-      (part,),
-      (d, f),
-      ("model", "mlp"),
-      f"mlp.{part}_proj.weight",
-      split=(f, d),
-      perm=(1, 0),
-      file_shape=(f, d),
-      init=0.02,
-    )
-  layer(
-    ("down",),
-    (f, d),
-    ("mlp", "model"),
-    "mlp.down_proj.weight",
-    split=(d, f),
-    perm=(1, 0),
-    file_shape=(d, f),
-    init=residual_std,
-  )
+    if p.bias:
+      table.append(_bias(a, p.key + "_bias", f"{name}.bias", p.gives))
+  if a.qk_norm:
+    table.append(_norm(a, "q_norm", h, "self_attn.q_norm"))
+    table.append(_norm(a, "k_norm", h, "self_attn.k_norm"))
+  table.append(_norm(a, "mlp_norm", d, "post_attention_layernorm"))
   table.append(
     weights.Weight(
       path=("norm",),
@@ -121,16 +67,126 @@ def rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
     )
   )
   if not a.tied:
-    table.append(
-      weights.Weight(
-        path=("head",),
-        shape=(a.vocab_size, d),
-        axes=("vocab", "model"),
-        name="lm_head.weight",
-        split=(a.vocab_size, d),
-        perm=(0, 1),
-        file_shape=(a.vocab_size, d),
-        init=0.02,
-      )
-    )
+    table.append(_embedding(a, "head", "lm_head"))
   return table
+
+
+def adapter_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
+  """The low-rank factors beside the weights: A (`_lora_a`) and B (`_lora_b`).
+
+  B starts at zero, so that a fresh adapter changes nothing.
+  """
+  if a.lora is None:
+    return []
+  rank: Sequence[Axis] = ((a.lora.rank, None),)
+  table = []
+  for p in projections(a):
+    if p.key not in a.lora.targets:
+      continue
+    name = f"{ADAPTER_PREFIX}model.layers.{{layer}}.{p.module}.lora_"
+    # The spread of PEFT's uniform start.
+    std = (3 * math.prod(size for size, _ in p.takes)) ** -0.5
+    table += [
+      _matrix(a, p.key + "_lora_a", f"{name}A.weight", p.takes, rank, init=std),
+      _matrix(a, p.key + "_lora_b", f"{name}B.weight", rank, p.gives, init=0.0),
+    ]
+  return table
+
+
+def projections(a: architecture_lib.Architecture) -> list[Projection]:
+  """The seven matrices of a layer."""
+  model, mlp = (a.d_model, "model"), (a.mlp_dim, "mlp")
+  heads = ((a.heads, "heads"), (a.head_dim, "head_dim"))
+  kv = ((a.kv_heads, "kv_heads"), (a.head_dim, "head_dim"))
+  std = 0.02
+  residual_std = std / (2 * a.layers) ** 0.5
+
+  def attention(key, takes, gives, bias, std):
+    return Projection(key, f"self_attn.{key}_proj", takes, gives, bias, std)
+
+  def feed_forward(key, takes, gives, std):
+    return Projection(
+      key, f"mlp.{key}_proj", (takes,), (gives,), a.mlp_bias, std
+    )
+
+  return [
+    attention("q", (model,), heads, a.qkv_bias, std),
+    attention("k", (model,), kv, a.qkv_bias, std),
+    attention("v", (model,), kv, a.qkv_bias, std),
+    attention("o", heads, (model,), a.o_bias, residual_std),
+    feed_forward("gate", model, mlp, std),
+    feed_forward("up", model, mlp, std),
+    feed_forward("down", mlp, model, residual_std),
+  ]
+
+
+def _matrix(
+  a: architecture_lib.Architecture,
+  key: str,
+  name: str,
+  takes: Sequence[Axis],
+  gives: Sequence[Axis],
+  *,
+  init: float,
+) -> weights.Weight:
+  """Ours is `[L, *takes, *gives]`, the file's is `[prod gives, prod takes]`."""
+  ours, file = (*takes, *gives), (*gives, *takes)
+  given = len(gives)
+  sizes = [math.prod(size for size, _ in side) for side in (gives, takes)]
+  return weights.Weight(
+    path=(LAYERS, key),
+    shape=(a.layers, *(size for size, _ in ours)),
+    axes=("layers", *(axis for _, axis in ours)),
+    name=name,
+    split=tuple(size for size, _ in file),
+    perm=(*range(given, len(file)), *range(given)),
+    file_shape=tuple(sizes),
+    init=init,
+  )
+
+
+def _bias(
+  a: architecture_lib.Architecture, key: str, name: str, gives: Sequence[Axis]
+) -> weights.Weight:
+  shape = tuple(size for size, _ in gives)
+  return weights.Weight(
+    path=(LAYERS, key),
+    shape=(a.layers, *shape),
+    axes=("layers", *(axis for _, axis in gives)),
+    name=name,
+    split=shape,
+    perm=tuple(range(len(shape))),
+    file_shape=(math.prod(shape),),
+    init=0.0,
+  )
+
+
+def _norm(
+  a: architecture_lib.Architecture, key: str, size: int, module: str
+) -> weights.Weight:
+  return weights.Weight(
+    path=(LAYERS, key),
+    shape=(a.layers, size),
+    axes=("layers", None),
+    name=f"model.layers.{{layer}}.{module}.weight",
+    split=(size,),
+    perm=(0,),
+    file_shape=(size,),
+    init=None,
+  )
+
+
+def _embedding(
+  a: architecture_lib.Architecture, key: str, module: str
+) -> weights.Weight:
+  shape = (a.vocab_size, a.d_model)
+  return weights.Weight(
+    path=(key,),
+    shape=shape,
+    axes=("vocab", "model"),
+    name=f"{module}.weight",
+    split=shape,
+    perm=(0, 1),
+    file_shape=shape,
+    init=0.02,
+  )

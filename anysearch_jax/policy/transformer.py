@@ -68,14 +68,23 @@ class Block(nn.Module):
   ) -> tuple[jax.Array, LayerCache | None]:
     a, w = self.a, self._weights()
 
-    def project(name: str, x: jax.Array) -> jax.Array:
-      y = jnp.einsum("btd,dnh->btnh", x, w[name].astype(x.dtype))
-      if a.qkv_bias:
-        y += w[name + "_bias"].astype(x.dtype)
+    def project(key: str, x: jax.Array, axes: int = 1) -> jax.Array:
+      """Contracts the last `axes` axes of x; adapter and bias where they are."""
+
+      def times(x: jax.Array, key: str, axes: int) -> jax.Array:
+        return jnp.tensordot(x, w[key].astype(x.dtype), axes)
+
+      y = times(x, key, axes)
+      if a.lora is not None and key in a.lora.targets:
+        low = times(x, key + "_lora_a", axes)
+        y += a.lora.scale * times(low, key + "_lora_b", 1)
+      if key + "_bias" in w:
+        y += w[key + "_bias"].astype(x.dtype)
       return y
 
     y = rms_norm(x, w["attention_norm"], a.norm_eps)
-    q, k, v = (project(name, y) for name in ("q", "k", "v"))
+    # [B, T, D] to [B, T, N or K, H].
+    q, k, v = (project(key, y) for key in ("q", "k", "v"))
     if a.qk_norm:
       q = rms_norm(q, w["q_norm"], a.norm_eps)
       k = rms_norm(k, w["k_norm"], a.norm_eps)
@@ -85,15 +94,12 @@ class Block(nn.Module):
       cache = LayerCache(write(cache.k, k, starts), write(cache.v, v, starts))
       k, v = cache
     out = attention.attend(q, k.astype(q.dtype), v.astype(q.dtype), mask)
-    x += jnp.einsum("btnh,nhd->btd", out, w["o"].astype(x.dtype))
+    x += project("o", out, axes=2)
 
     y = rms_norm(x, w["mlp_norm"], a.norm_eps)
     # [B, T] as one axis: XLA's CPU matmul is twice as fast on it.
     y = y.reshape(-1, a.d_model)
-    gate = jnp.einsum("td,df->tf", y, w["gate"].astype(x.dtype))
-    up = jnp.einsum("td,df->tf", y, w["up"].astype(x.dtype))
-    hidden = nn.silu(gate) * up
-    y = jnp.einsum("tf,fd->td", hidden, w["down"].astype(x.dtype))
+    y = project("down", nn.silu(project("gate", y)) * project("up", y))
     x += y.reshape(x.shape)
     return x, cache
 

@@ -1,0 +1,77 @@
+"""Low-rank adapters (Hu et al. 2021): beside the weights, or added into them.
+
+An architecture with `lora` has two more parameters for each target; the
+decoder adds `scale * x A B` to what the frozen weight gives.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from anysearch_jax import weights
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import table, transformer
+
+TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+def validate(lora: architecture_lib.Lora) -> None:
+  """Raises ValueError with a sentence for settings that make no adapter."""
+  if lora.rank < 1:
+    raise ValueError(f"lora.rank: found {lora.rank}, expected 1 or more.")
+  unknown = [t for t in lora.targets if t not in TARGETS]
+  if unknown or len(set(lora.targets)) < max(1, len(lora.targets)):
+    raise ValueError(
+      f"lora.targets: found {', '.join(lora.targets) or 'none'}; expected some "
+      f"of {', '.join(TARGETS)}, each once."
+    )
+
+
+def initialize(
+  a: architecture_lib.Architecture, seed: int
+) -> transformer.Params:
+  """Fresh float32 adapters, deterministic by seed; they change nothing yet."""
+  return weights.initialize(table.adapter_rows(a), seed)
+
+
+def combine(
+  base: transformer.Params, adapters: transformer.Params
+) -> transformer.Params:
+  """The whole parameter dict of an architecture with adapters."""
+  layers = base[table.LAYERS] | adapters[table.LAYERS]
+  return base | {table.LAYERS: layers}
+
+
+def merge(
+  params: transformer.Params, a: architecture_lib.Architecture
+) -> tuple[transformer.Params, architecture_lib.Architecture]:
+  """Float32 weights with the adapters added, and their architecture.
+
+  Without adapters both are handed back as they are.
+  """
+  if a.lora is None:
+    return params, a
+  layers, plain = params[table.LAYERS], a.without_lora()
+  kept = {
+    row.path[-1]: layers[row.path[-1]]
+    for row in table.base_rows(plain)
+    if row.stacked
+  }
+  for key in a.lora.targets:
+    kept[key] = _added(
+      kept[key], layers[key + "_lora_a"], layers[key + "_lora_b"], a.lora.scale
+    )
+  return params | {table.LAYERS: kept}, plain
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _added(
+  weight: jax.Array, lora_a: jax.Array, lora_b: jax.Array, scale: float
+) -> jax.Array:
+  product = jax.vmap(functools.partial(jnp.tensordot, axes=1))(
+    lora_a.astype(jnp.float32), lora_b.astype(jnp.float32)
+  )
+  return weight.astype(jnp.float32) + scale * product

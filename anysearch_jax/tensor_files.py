@@ -1,0 +1,314 @@
+"""Folders of safetensors in and out of a parameter table's arrays.
+
+Loading goes straight to the devices: each reads the blocks that it holds, one
+tensor at a time, so the host needs little beyond the arrays themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from anysearch_jax import weights
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+SHARD_BYTES = 5 * 10**9
+
+_DTYPES = ("F64", "F32", "F16", "BF16")
+_COMPARED_ROWS = 4096
+
+
+class Tensor(NamedTuple):
+  """What a file's header says of a tensor."""
+
+  name: str
+  path: pathlib.Path
+  shape: tuple[int, ...]
+  dtype: str
+
+
+def load(
+  folder: str | pathlib.Path,
+  rows: Sequence[weights.Weight],
+  *,
+  shardings: Mapping | None = None,
+  dtype: Any = jnp.float32,
+  ignored: str = "",
+  copies: Mapping[str, str] | None = None,
+) -> dict:
+  """Reads a folder's safetensors into a nested dict of JAX arrays.
+
+  Everything is checked by the headers before anything is allocated.
+
+  Args:
+    folder: holds `model.safetensors`, or shards with their index.
+    rows: the table; every tensor of the files must be in it.
+    shardings: nested dict as the table lays it out; None is the first device.
+    dtype: of the arrays, whatever the files hold.
+    ignored: a regular expression of names that may be there and are not read.
+    copies: names that may be there as copies of another tensor.
+
+  Raises:
+    ValueError: a missing, unknown or misshaped tensor, a type that is not a
+      plain float, a damaged file, or a copy that is not one, by name.
+  """
+  found = headers(folder)
+  copies = {k: v for k, v in (copies or {}).items() if k in found}
+  _check(folder, found, rows, ignored, copies)
+  for name, original in copies.items():
+    _check_copy(folder, found, name, original)
+  device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+  def leaf(row: weights.Weight) -> jax.Array:
+    sharding = device if shardings is None else weights.get(shardings, row.path)
+    return _load_row(row, found, sharding, dtype)
+
+  return weights.tree(rows, leaf)
+
+
+def headers(folder: str | pathlib.Path) -> dict[str, Tensor]:
+  """What the headers of a folder's safetensors say, by tensor name.
+
+  Raises:
+    ValueError: no such file, a damaged one, a tensor in two of them.
+  """
+  folder = pathlib.Path(folder)
+  found: dict[str, Tensor] = {}
+  for path in _files(folder):
+    try:
+      with safetensors.safe_open(path, framework="numpy") as handle:
+        for name in handle.keys():
+          if name in found:
+            raise ValueError(
+              f"{folder}: tensor {name!r} stands in {found[name].path.name} "
+              f"and in {path.name}; expected it once."
+            )
+          part = handle.get_slice(name)
+          found[name] = Tensor(
+            name, path, tuple(part.get_shape()), part.get_dtype()
+          )
+    except safetensors.SafetensorError as error:
+      raise ValueError(
+        f"{path}: not a whole safetensors file ({error}); copy it again."
+      ) from error
+  return found
+
+
+def save(
+  folder: str | pathlib.Path,
+  params: Mapping,
+  rows: Sequence[weights.Weight],
+  *,
+  dtype: Any = np.float32,
+  shard_bytes: int = SHARD_BYTES,
+  name: str = SINGLE_NAME,
+) -> None:
+  """Writes a folder's safetensors in the table's names.
+
+  One file where all fits into one shard, else shards with their index. The
+  host holds a shard at a time.
+
+  Args:
+    folder: exists.
+    params: arrays of NumPy or JAX, on any mesh of this process's devices.
+    rows: the table.
+    dtype: of the file; values are rounded to nearest even.
+    shard_bytes: most bytes a shard, unless one tensor has more.
+    name: of the single file; shards are numbered after it.
+  """
+  folder, dtype = pathlib.Path(folder), jnp.dtype(dtype)
+  shards: list[list[tuple[str, weights.Weight, int]]] = [[]]
+  total = size = 0
+  for entry in weights.tensors(rows):
+    bytes_ = int(np.prod(entry[1].file_shape)) * dtype.itemsize
+    if size and size + bytes_ > shard_bytes:
+      shards.append([])
+      size = 0
+    shards[-1].append(entry)
+    size += bytes_
+    total += bytes_
+  stem, count = name.removesuffix(".safetensors"), len(shards)
+  index = {}
+  for i, shard in enumerate(shards, start=1):
+    file = f"{stem}-{i:05d}-of-{count:05d}.safetensors" if count > 1 else name
+    safetensors.numpy.save_file(
+      {
+        key: _to_host(weights.get(params, row.path), row, layer, dtype)
+        for key, row, layer in shard
+      },
+      folder / file,
+      metadata={"format": "pt"},
+    )
+    index |= {key: file for key, _, _ in shard}
+  if count > 1:
+    text = json.dumps(
+      {"metadata": {"total_size": total}, "weight_map": index}, indent=2
+    )
+    (folder / f"{name}.index.json").write_text(text + "\n")
+
+
+def _load_row(
+  row: weights.Weight,
+  found: Mapping[str, Tensor],
+  sharding: jax.sharding.Sharding,
+  dtype: Any,
+) -> jax.Array:
+  if not row.stacked:
+    tensor = _place(row, found[row.name], sharding)
+    return jax.jit(
+      lambda x: x.astype(dtype), donate_argnums=0, out_shardings=sharding
+    )(tensor)
+  of_layer = sharding
+  if isinstance(sharding, jax.sharding.NamedSharding):
+    of_layer = jax.sharding.NamedSharding(
+      sharding.mesh, jax.P(*sharding.spec[1:])
+    )
+  put = jax.jit(
+    lambda stack, layer, i: jax.lax.dynamic_update_index_in_dim(
+      stack, layer.astype(stack.dtype), i, 0
+    ),
+    donate_argnums=0,
+    out_shardings=sharding,
+  )
+  stack = jnp.zeros(row.shape, dtype, device=sharding)
+  for i, name in enumerate(row.names()):
+    # Waiting here is what keeps the host from reading far ahead.
+    stack = put(stack, _place(row, found[name], of_layer), i)
+    stack.block_until_ready()
+  return stack
+
+
+def _place(
+  row: weights.Weight, tensor: Tensor, sharding: jax.sharding.Sharding
+) -> jax.Array:
+  """One tensor of the file in our layout and its own type, sharded."""
+  shape = row.layer_shape
+  read: dict[tuple, np.ndarray] = {}
+  arrays = []
+  for device, index in sharding.addressable_devices_indices_map(shape).items():
+    ends = tuple(
+      cut.indices(size)[:2] for cut, size in zip(index, shape, strict=True)
+    )
+    if ends not in read:
+      block = tuple(slice(*end) for end in ends)
+      read[ends] = row.read_block(block, functools.partial(_read, tensor))
+    arrays.append(jax.device_put(read[ends], device))
+  return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
+
+
+def _read(tensor: Tensor, block: weights.Block) -> np.ndarray:
+  # Opened anew each time: closing gives the mapped pages back.
+  with safetensors.safe_open(tensor.path, framework="numpy") as handle:
+    whole = tuple(slice(0, size) for size in tensor.shape)
+    if block == whole:
+      return handle.get_tensor(tensor.name)
+    return handle.get_slice(tensor.name)[block]
+
+
+def _to_host(
+  array: Any, row: weights.Weight, layer: int, dtype: np.dtype
+) -> np.ndarray:
+  """One tensor of the file, contiguous."""
+  if isinstance(array, jax.Array):
+    return np.asarray(_file_tensor(array, layer, row, dtype))
+  part = np.asarray(array[layer] if row.stacked else array)
+  return np.ascontiguousarray(row.to_file(part).astype(dtype))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _file_tensor(
+  array: jax.Array, layer: int, row: weights.Weight, dtype: np.dtype
+) -> jax.Array:
+  if row.stacked:
+    array = jax.lax.dynamic_index_in_dim(array, layer, keepdims=False)
+  return row.to_file(array.astype(dtype))
+
+
+def _check(
+  folder: str | pathlib.Path,
+  found: Mapping[str, Tensor],
+  rows: Sequence[weights.Weight],
+  ignored: str,
+  copies: Mapping[str, str],
+) -> None:
+  """Every tensor once, with its shape, as a plain float; or a sentence."""
+  wanted = {name: row for row in rows for name in row.names()}
+  missing = sorted(set(wanted) - set(found))
+  unknown = sorted(
+    name
+    for name in set(found) - set(wanted) - set(copies)
+    if not re.fullmatch(ignored, name)
+  )
+  if missing or unknown:
+    kind, names = ("lacks", missing) if missing else ("has unknown", unknown)
+    raise ValueError(
+      f"{folder}: {kind} tensor {names[0]!r} ({len(names)} in all); the "
+      "config.json beside it does not describe these weights."
+    )
+  for name, row in wanted.items():
+    tensor = found[name]
+    if tensor.shape != row.file_shape:
+      raise ValueError(
+        f"{folder}: tensor {name!r} has shape {tensor.shape}, expected "
+        f"{row.file_shape}."
+      )
+    if tensor.dtype not in _DTYPES:
+      raise ValueError(
+        f"{folder}: tensor {name!r} is of type {tensor.dtype}, expected one "
+        f"of {', '.join(_DTYPES)}; quantised weights are not supported."
+      )
+
+
+def _check_copy(
+  folder: str | pathlib.Path,
+  found: Mapping[str, Tensor],
+  name: str,
+  original: str,
+) -> None:
+  copy, first = found[name], found[original]
+  same = copy.shape == first.shape
+  for start in range(0, first.shape[0] if same else 0, _COMPARED_ROWS):
+    stop = min(start + _COMPARED_ROWS, first.shape[0])
+    block = (slice(start, stop), *(slice(0, n) for n in first.shape[1:]))
+    same = same and np.array_equal(_read(copy, block), _read(first, block))
+  if not same:
+    raise ValueError(
+      f"{folder}: tensor {name!r} differs from {original!r}, which "
+      "config.json says is the same (tie_word_embeddings); correct that value "
+      "or remove the tensor that does not count."
+    )
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+  """The folder's safetensors files, each of which exists."""
+  single, index = folder / SINGLE_NAME, folder / INDEX_NAME
+  files = [single]
+  if index.is_file() and not single.is_file():
+    names = json.loads(index.read_text())["weight_map"].values()
+    files = [folder / name for name in sorted(set(names))]
+  for path in files:
+    if path.is_file():
+      continue
+    others = sorted(p.name for p in folder.glob("*.bin"))
+    hint = (
+      f" Found {others[0]}: load it once with transformers and write it "
+      "again with save_pretrained."
+      if others
+      else ""
+    )
+    raise ValueError(
+      f"{path}: no such file; expected {SINGLE_NAME} or shards with "
+      f"{INDEX_NAME}.{hint}"
+    )
+  return files
