@@ -152,6 +152,19 @@ class BatchConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class LoraConfig:
+  """Low-rank adapters instead of training every weight; rank 0 is off.
+
+  alpha: the adapters' output counts alpha / rank. targets: which of `q k v o
+  gate up down` have one.
+  """
+
+  rank: int = 0
+  alpha: float = 32.0
+  targets: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+@dataclasses.dataclass(frozen=True)
 class DataConfig:
   """Where questions and passages come from.
 
@@ -194,6 +207,21 @@ class EvaluationConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+  """Which checkpoints stay, and what is exported at the end.
+
+  keep_last: the newest ones. keep_best: besides, those with the largest
+    `best_metric` (a name in metrics.jsonl) in the rollout that they end.
+  export_dtype: of the weights in `policy/`: `float32`, `bfloat16`, `float16`.
+  """
+
+  keep_last: int = 2
+  keep_best: int = 0
+  best_metric: str = "reward/em"
+  export_dtype: str = "bfloat16"
+
+
+@dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
   """Everything a run needs; saved whole as `config.json` in its folder.
 
@@ -215,8 +243,10 @@ class ExperimentConfig:
   sampling: SamplingConfig = SamplingConfig()
   engine: EngineConfig = EngineConfig()
   batch: BatchConfig = BatchConfig()
+  lora: LoraConfig = LoraConfig()
   data: DataConfig = DataConfig()
   warm_start: WarmStartConfig = WarmStartConfig()
+  checkpoint: CheckpointConfig = CheckpointConfig()
   evaluation: EvaluationConfig = EvaluationConfig()
 
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
-import safetensors.numpy
 
 from anysearch_jax import weights
 
@@ -25,8 +26,11 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 SHARD_BYTES = 5 * 10**9
 
+# Types that are written, by the files' names for them.
+SAVED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _DTYPES = ("F64", "F32", "F16", "BF16")
 _COMPARED_ROWS = 4096
+_READ_DEADLINE_S = 600.0  # For one tensor, however slow the disk.
 
 
 class Tensor(NamedTuple):
@@ -70,11 +74,15 @@ def load(
     _check_copy(folder, found, name, original)
   device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
-  def leaf(row: weights.Weight) -> jax.Array:
-    sharding = device if shardings is None else weights.get(shardings, row.path)
-    return _load_row(row, found, sharding, dtype)
+  def of(row: weights.Weight) -> jax.sharding.Sharding:
+    return device if shardings is None else weights.get(shardings, row.path)
 
-  return weights.tree(rows, leaf)
+  placed = _ahead(
+    functools.partial(_place, row, found[name], of(row))
+    for row in rows
+    for name in row.names()
+  )
+  return weights.tree(rows, lambda row: _assemble(row, placed, of(row), dtype))
 
 
 def headers(folder: str | pathlib.Path) -> dict[str, Tensor]:
@@ -117,39 +125,37 @@ def save(
   """Writes a folder's safetensors in the table's names.
 
   One file where all fits into one shard, else shards with their index. The
-  host holds a shard at a time.
+  host holds one tensor at a time.
 
   Args:
     folder: exists.
     params: arrays of NumPy or JAX, on any mesh of this process's devices.
     rows: the table.
-    dtype: of the file; values are rounded to nearest even.
+    dtype: of the files, one of `SAVED`; values are rounded to nearest even.
     shard_bytes: most bytes a shard, unless one tensor has more.
     name: of the single file; shards are numbered after it.
+
+  Raises:
+    ValueError: another dtype.
   """
   folder, dtype = pathlib.Path(folder), jnp.dtype(dtype)
+  if dtype.name not in SAVED:
+    raise ValueError(f"dtype {dtype.name}: expected one of {', '.join(SAVED)}.")
   shards: list[list[tuple[str, weights.Weight, int]]] = [[]]
   total = size = 0
   for entry in weights.tensors(rows):
-    bytes_ = int(np.prod(entry[1].file_shape)) * dtype.itemsize
-    if size and size + bytes_ > shard_bytes:
+    length = _bytes(entry[1], dtype)
+    if size and size + length > shard_bytes:
       shards.append([])
       size = 0
     shards[-1].append(entry)
-    size += bytes_
-    total += bytes_
+    size += length
+    total += length
   stem, count = name.removesuffix(".safetensors"), len(shards)
   index = {}
   for i, shard in enumerate(shards, start=1):
     file = f"{stem}-{i:05d}-of-{count:05d}.safetensors" if count > 1 else name
-    safetensors.numpy.save_file(
-      {
-        key: _to_host(weights.get(params, row.path), row, layer, dtype)
-        for key, row, layer in shard
-      },
-      folder / file,
-      metadata={"format": "pt"},
-    )
+    _write(folder / file, params, shard, dtype)
     index |= {key: file for key, _, _ in shard}
   if count > 1:
     text = json.dumps(
@@ -158,35 +164,82 @@ def save(
     (folder / f"{name}.index.json").write_text(text + "\n")
 
 
-def _load_row(
+def _write(
+  path: pathlib.Path,
+  params: Mapping,
+  entries: Sequence[tuple[str, weights.Weight, int]],
+  dtype: np.dtype,
+) -> None:
+  """A safetensors file, one tensor after the other.
+
+  The library's own writer wants all of them in memory. The format: the header's
+  length as 8 bytes, the header as JSON padded to 8 bytes, the tensors' bytes.
+  """
+  header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+  end = 0
+  for name, row, _ in entries:
+    start, end = end, end + _bytes(row, dtype)
+    header[name] = {
+      "dtype": SAVED[dtype.name],
+      "shape": row.file_shape,
+      "data_offsets": (start, end),
+    }
+  text = json.dumps(header, separators=(",", ":")).encode()
+  text += b" " * (-len(text) % 8)
+  with path.open("wb") as file:
+    file.write(len(text).to_bytes(8, "little") + text)
+    for _, row, layer in entries:
+      array = weights.get(params, row.path)
+      file.write(_to_host(array, row, layer, dtype).reshape(-1).view(np.uint8))
+
+
+def _bytes(row: weights.Weight, dtype: np.dtype) -> int:
+  return math.prod(row.file_shape) * dtype.itemsize
+
+
+def _ahead(
+  calls: Iterable[Callable[[], jax.Array]],
+) -> Iterator[jax.Array]:
+  """The calls' results in order; the next call runs while one is used."""
+  with futures.ThreadPoolExecutor(1) as pool:
+    running = None
+    for call in calls:
+      started = pool.submit(call)
+      if running is not None:
+        yield running.result(timeout=_READ_DEADLINE_S)
+      running = started
+    if running is not None:
+      yield running.result(timeout=_READ_DEADLINE_S)
+
+
+def _assemble(
   row: weights.Weight,
-  found: Mapping[str, Tensor],
+  placed: Iterator[jax.Array],
   sharding: jax.sharding.Sharding,
   dtype: Any,
 ) -> jax.Array:
+  """The row's array from its tensors, the next ones of `placed`."""
   if not row.stacked:
-    tensor = _place(row, found[row.name], sharding)
-    return jax.jit(
+    cast = jax.jit(
       lambda x: x.astype(dtype), donate_argnums=0, out_shardings=sharding
-    )(tensor)
-  of_layer = sharding
-  if isinstance(sharding, jax.sharding.NamedSharding):
-    of_layer = jax.sharding.NamedSharding(
-      sharding.mesh, jax.P(*sharding.spec[1:])
     )
-  put = jax.jit(
-    lambda stack, layer, i: jax.lax.dynamic_update_index_in_dim(
-      stack, layer.astype(stack.dtype), i, 0
-    ),
-    donate_argnums=0,
-    out_shardings=sharding,
-  )
+    return cast(next(placed))
+  put = jax.jit(_put, donate_argnums=0, out_shardings=sharding)
   stack = jnp.zeros(row.shape, dtype, device=sharding)
-  for i, name in enumerate(row.names()):
+  for i in range(row.shape[0]):
     # Waiting here is what keeps the host from reading far ahead.
-    stack = put(stack, _place(row, found[name], of_layer), i)
-    stack.block_until_ready()
+    stack = put(stack, next(placed), i).block_until_ready()
   return stack
+
+
+def _put(stack: jax.Array, layer: jax.Array, i: jax.Array) -> jax.Array:
+  # As bits: XLA on CPUs would widen a whole bfloat16 stack to write a layer.
+  bits = jnp.dtype(f"uint{8 * stack.dtype.itemsize}")
+  view = functools.partial(jax.lax.bitcast_convert_type, new_dtype=bits)
+  written = jax.lax.dynamic_update_index_in_dim(
+    view(stack), view(layer.astype(stack.dtype)), i, 0
+  )
+  return jax.lax.bitcast_convert_type(written, stack.dtype)
 
 
 def _place(
@@ -194,6 +247,10 @@ def _place(
 ) -> jax.Array:
   """One tensor of the file in our layout and its own type, sharded."""
   shape = row.layer_shape
+  if row.stacked and isinstance(sharding, jax.sharding.NamedSharding):
+    sharding = jax.sharding.NamedSharding(
+      sharding.mesh, jax.P(*sharding.spec[1:])
+    )
   read: dict[tuple, np.ndarray] = {}
   arrays = []
   for device, index in sharding.addressable_devices_indices_map(shape).items():
@@ -221,18 +278,18 @@ def _to_host(
 ) -> np.ndarray:
   """One tensor of the file, contiguous."""
   if isinstance(array, jax.Array):
-    return np.asarray(_file_tensor(array, layer, row, dtype))
-  part = np.asarray(array[layer] if row.stacked else array)
-  return np.ascontiguousarray(row.to_file(part).astype(dtype))
+    ours = np.asarray(_rounded(array, layer if row.stacked else None, dtype))
+  else:
+    ours = np.asarray(array[layer] if row.stacked else array).astype(dtype)
+  return np.ascontiguousarray(row.to_file(ours))
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _file_tensor(
-  array: jax.Array, layer: int, row: weights.Weight, dtype: np.dtype
-) -> jax.Array:
-  if row.stacked:
+@functools.partial(jax.jit, static_argnums=2)
+def _rounded(array: jax.Array, layer: int | None, dtype: np.dtype) -> jax.Array:
+  """On the device, so that half the bytes cross to the host."""
+  if layer is not None:
     array = jax.lax.dynamic_index_in_dim(array, layer, keepdims=False)
-  return row.to_file(array.astype(dtype))
+  return array.astype(dtype)
 
 
 def _check(
@@ -295,7 +352,12 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
   single, index = folder / SINGLE_NAME, folder / INDEX_NAME
   files = [single]
   if index.is_file() and not single.is_file():
-    names = json.loads(index.read_text())["weight_map"].values()
+    try:
+      names = json.loads(index.read_text())["weight_map"].values()
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+      raise ValueError(
+        f"{index}: no JSON object with a weight_map; copy it again."
+      ) from error
     files = [folder / name for name in sorted(set(names))]
   for path in files:
     if path.is_file():

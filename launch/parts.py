@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import importlib.metadata
+import json
 import os
 import pathlib
 from collections.abc import Sequence
@@ -38,6 +41,31 @@ def source(config: config_lib.ExperimentConfig) -> Source:
     )
   world = world_lib.World(world_lib.WorldConfig(seed=config.data.world_seed))
   return Source(world, lexical.LexicalRetriever(world.corpus))
+
+
+def provenance(
+  config: config_lib.ExperimentConfig,
+  source: Source,
+  questions: Sequence[types.Question],
+) -> dict[str, dict[str, object]]:
+  """What a run learns from, by its hashes, and what it runs on."""
+  digest = hashlib.sha256()
+  for q in questions:
+    text = json.dumps([q.id, q.text, *q.golden_answers])
+    digest.update(text.encode() + b"\n")
+  return {
+    "questions": {
+      "source": config.data.source,
+      "split": config.data.split,
+      "count": len(questions),
+      "sha256": digest.hexdigest(),
+    },
+    "retriever": source.retriever.identity(questions[0].corpus),
+    "packages": {
+      name: importlib.metadata.version(name)
+      for name in ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
+    },
+  }
 
 
 def setup_jax(*, threads: int, cache: str) -> None:

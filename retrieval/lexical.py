@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -80,6 +81,27 @@ class LexicalRetriever:
       ValueError: `k` below 1, or an unknown corpus.
     """
     return self._cached(query, k, corpus)
+
+  def identity(self, corpus: str = "") -> dict[str, Any]:
+    """What answers come from: the method's settings, the corpus by its hash.
+
+    `sha256` is of the passages' titles and texts in order.
+    """
+    passages = self._passages(corpus)
+    digest = hashlib.sha256()
+    for passage in passages:
+      for text in (passage.title, passage.text):
+        data = text.encode()
+        # Lengths keep "ab" + "c" and "a" + "bc" apart.
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return {
+      "kind": "bm25",
+      **self._parameters,
+      "title_weight": self._title_weight,
+      "corpus": corpus,
+      "passages": len(passages),
+      "sha256": digest.hexdigest(),
+    }
 
   def cache_info(self):
     """Hits, misses, limit and size of the answers kept, by these names."""

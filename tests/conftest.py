@@ -8,8 +8,7 @@ import os
 # runs on the first.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
-  os.environ.get("XLA_FLAGS", "")
-  + " --xla_force_host_platform_device_count=8"
+  os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -33,6 +32,18 @@ def torch():
     "torch",
     reason="oracle tests need torch==2.13.0 (requirements-test.txt)",
   )
+
+
+@pytest.fixture(scope="session")
+def make_pair(torch, tmp_path_factory):
+  """Each of `random_models.CASES` on both sides, made once."""
+  from bench import pairs
+
+  @functools.cache
+  def make(case: str, **sizes):
+    return pairs.Pair.random(case, tmp_path_factory.mktemp(case), **sizes)
+
+  return make
 
 
 @functools.cache

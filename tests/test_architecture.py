@@ -1,19 +1,17 @@
-"""Hugging Face configs in and out, the table's sizes, rotary and attention."""
+"""Hugging Face configs in and out, and the table's names and sizes."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
-import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+import transformers
 
 from anysearch_jax import weights
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import attention, table, transformer
+from anysearch_jax.policy import lora, table, transformer
 
 QWEN2_7B = {
   "architectures": ["Qwen2ForCausalLM"],
@@ -108,12 +106,51 @@ def test_families_differ_in_the_fields_that_name_the_difference():
   assert qwen2.rope_scaling is None and qwen3.rope_scaling is None
 
 
+def of_transformers(config):
+  """The same settings, complete, in the dialect of transformers 5."""
+  prefix = config["architectures"][0].removesuffix("ForCausalLM")
+  return getattr(transformers, prefix + "Config")(**config).to_dict()
+
+
 @pytest.mark.parametrize("config", PUBLISHED)
-def test_both_dialects_of_rope_read_alike(config):
-  new = {k: v for k, v in config.items() if not k.startswith("rope_")}
-  scaling = config.get("rope_scaling") or {"rope_type": "default"}
-  new["rope_parameters"] = scaling | {"rope_theta": config["rope_theta"]}
-  assert architecture_lib.from_hf(new) == architecture_lib.from_hf(config)
+def test_both_dialects_read_alike(config):
+  new = of_transformers(config)
+  assert new.keys().isdisjoint({"rope_theta", "rope_scaling", "torch_dtype"})
+  a = architecture_lib.from_hf(config)
+  assert architecture_lib.from_hf(new) == a
+  older = config.get("rope_scaling")
+  if older:
+    older = {k: v for k, v in older.items() if k != "rope_type"}
+    older["type"] = "llama3"
+    assert architecture_lib.from_hf(config | {"rope_scaling": older}) == a
+
+
+@pytest.mark.parametrize("config", PUBLISHED)
+def test_what_a_config_leaves_out_is_what_transformers_takes(config):
+  sizes = ("vocab_size", "hidden_size", "intermediate_size")
+  bare = {
+    "architectures": config["architectures"],
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+  } | {key: config[key] // 32 * 32 for key in sizes}
+  full = architecture_lib.from_hf(of_transformers(bare))
+  assert architecture_lib.from_hf(bare) == full
+
+
+def test_a_rope_key_added_to_the_newer_dialect_counts_as_in_transformers():
+  """Model cards tell their readers to add `rope_scaling` for long context."""
+  new = {
+    k: v for k, v in QWEN3_4B.items() if k not in ("rope_theta", "rope_scaling")
+  }
+  new["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6}
+  assert architecture_lib.from_hf(new).rope_theta == 1e6
+  yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
+  with pytest.raises(ValueError, match="RoPE type 'yarn' is not supported"):
+    architecture_lib.from_hf(new | {"rope_scaling": yarn})
+
+
+SLIDING = {"use_sliding_window": True, "sliding_window": 4096}
+ROPE_REFUSAL = "RoPE type {!r} is not supported; expected 'default' or 'llama3'"
 
 
 @pytest.mark.parametrize(
@@ -125,21 +162,100 @@ def test_both_dialects_of_rope_read_alike(config):
       "'GPT2LMHeadModel' is not supported; expected one of Qwen2ForCausalLM",
     ),
     (QWEN2_7B, {"architectures": None}, r"architecture '\(none\)'"),
-    (QWEN2_7B, {"hidden_act": "gelu"}, "hidden_act 'gelu', expected 'silu'"),
-    (QWEN2_7B, {"use_sliding_window": True}, "sliding-window attention"),
-    (QWEN3_4B, {"attention_bias": True}, "attention_bias .* for qwen3"),
-    (LLAMA3_8B, {"attention_bias": True}, "attention_bias .* for llama"),
-    (LLAMA3_8B, {"mlp_bias": True}, "mlp_bias is not supported"),
+    *(
+      (QWEN3_4B, {"architectures": [name]}, f"{name!r} is not supported")
+      for name in (
+        "Qwen3MoeForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "MistralForCausalLM",
+        "Qwen2ForSequenceClassification",
+        "Llama4ForConditionalGeneration",
+      )
+    ),
+    (QWEN2_7B, {"hidden_act": "gelu"}, "hidden_act 'gelu' .*expected 'silu'"),
+    (QWEN2_7B, SLIDING | {"max_window_layers": 27}, "sliding-window attention"),
+    (
+      # Its size is left out: transformers takes 4096.
+      {k: v for k, v in QWEN2_7B.items() if k != "sliding_window"},
+      {"use_sliding_window": True, "max_window_layers": 0},
+      "sliding-window attention",
+    ),
+    (
+      QWEN3_4B,
+      {"layer_types": ["full_attention"] * 35 + ["sliding_attention"]},
+      "sliding-window attention",
+    ),
+    *(
+      (QWEN2_7B, {key: {name: kind, "factor": 4.0}}, ROPE_REFUSAL.format(kind))
+      for key in ("rope_scaling", "rope_parameters")
+      for name, kind in [
+        ("type", "yarn"),
+        ("rope_type", "linear"),
+        ("rope_type", "dynamic"),
+        ("rope_type", "longrope"),
+      ]
+    ),
+    (
+      LLAMA3_8B,
+      {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+      "llama3 RoPE settings lack low_freq_factor, high_freq_factor, original",
+    ),
+    (
+      QWEN3_4B,
+      {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+      "RoPE type 'one for each layer type' is not supported",
+    ),
+    (QWEN3_4B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is"),
+    (
+      QWEN3_4B,
+      {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.25}},
+      "partial_rotary_factor 0.25 is not supported; expected 1.0",
+    ),
+    (
+      LLAMA3_8B,
+      {"quantization_config": {"quant_method": "fp8"}},
+      "quantization_config .*'fp8'.* is not supported",
+    ),
+    (QWEN2_7B, {"hidden_size": None}, "hidden_size is None, expected a number"),
+    (QWEN2_7B, {"num_hidden_layers": "28"}, "num_hidden_layers is '28'"),
     (
       QWEN2_7B,
-      {"rope_scaling": {"type": "yarn", "factor": 4.0}},
-      "RoPE type 'yarn' is not supported; expected 'default' or 'llama3'",
+      {"num_key_value_heads": 5},
+      "28 attention heads do not divide over 5 key-value heads",
     ),
   ],
 )
 def test_what_the_decoder_does_not_have_is_refused(base, change, sentence):
   with pytest.raises(ValueError, match=sentence):
     architecture_lib.from_hf(base | change)
+
+
+@pytest.mark.parametrize(
+  ("base", "change"),
+  [
+    (QWEN2_7B, {"use_sliding_window": False, "sliding_window": 4096}),
+    (QWEN2_7B, {"use_sliding_window": True, "sliding_window": None}),
+    (QWEN2_7B, SLIDING | {"max_window_layers": 28}),
+    (QWEN2_7B, SLIDING | {"layer_types": ["full_attention"] * 28}),
+    (QWEN3_4B, {"partial_rotary_factor": 1.0, "quantization_config": None}),
+    (QWEN3_4B, {"rope_scaling": {"rope_type": "default"}}),
+    (LLAMA3_8B, {"head_dim": 128, "pretraining_tp": 1}),
+  ],
+)
+def test_an_option_that_changes_nothing_is_accepted(base, change):
+  changed = architecture_lib.from_hf(base | change)
+  assert changed == architecture_lib.from_hf(base)
+
+
+def test_biases_are_where_each_family_has_them():
+  asked = {"attention_bias": True, "mlp_bias": True}
+  qwen2, qwen3, llama = (
+    architecture_lib.from_hf(config | asked) for config in PUBLISHED
+  )
+  # Qwen2 has its own and no key for them.
+  assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.mlp_bias) == (True, False, False)
+  assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.mlp_bias) == (True, True, False)
+  assert (llama.qkv_bias, llama.o_bias, llama.mlp_bias) == (True, True, True)
 
 
 TINY = dict(
@@ -155,7 +271,15 @@ TINY = dict(
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
-  "switches", [{}, {"qkv_bias": True}, {"qk_norm": True}]
+  "switches",
+  [
+    {},
+    {"qkv_bias": True},
+    {"qkv_bias": True, "o_bias": True, "mlp_bias": True},
+    {"qk_norm": True},
+    {"lora": architecture_lib.Lora(2, 4.0, lora.TARGETS)},
+    {"lora": architecture_lib.Lora(2, 4.0, ("v", "down"))},
+  ],
 )
 def test_the_table_is_what_the_modules_declare_each_once(switches, tied):
   a = architecture_lib.Architecture("llama", tied=tied, **switches, **TINY)
@@ -171,104 +295,3 @@ def test_the_table_is_what_the_modules_declare_each_once(switches, tied):
   assert jax.tree.map(lambda x: x.shape, declared) == weights.tree(
     rows, lambda row: row.shape
   )
-
-
-def test_unscaled_frequencies_are_powers_of_theta():
-  a = architecture_lib.Architecture(
-    "qwen2", **TINY | {"head_dim": 8}, rope_theta=10_000.0
-  )
-  np.testing.assert_allclose(
-    attention.inverse_frequencies(a), [1.0, 0.1, 0.01, 0.001], rtol=1e-6
-  )
-
-
-def test_llama3_scaling_keeps_short_divides_long_and_blends_between():
-  rope = architecture_lib.Llama3Rope(8.0, 1.0, 4.0, 8192)
-  a = architecture_lib.Architecture(
-    "llama",
-    **TINY | {"head_dim": 128},
-    rope_theta=500_000.0,
-    rope_scaling=rope,
-  )
-  plain = attention.inverse_frequencies(
-    dataclasses.replace(a, rope_scaling=None)
-  )
-  scaled = attention.inverse_frequencies(a)
-  seen = set()
-  for before, after in zip(plain.tolist(), scaled.tolist()):
-    wavelength = 2 * math.pi / before
-    if wavelength < 8192 / 4:
-      kind, expected = "short", before
-    elif wavelength > 8192 / 1:
-      kind, expected = "long", before / 8
-    else:
-      smooth = (8192 / wavelength - 1) / (4 - 1)
-      kind, expected = "between", (1 - smooth) * before / 8 + smooth * before
-    seen.add(kind)
-    assert after == pytest.approx(expected, rel=1e-6)
-  assert seen == {"short", "between", "long"}
-
-
-def test_rotation_is_multiplication_by_a_complex_phase():
-  a = architecture_lib.Architecture("qwen2", **TINY | {"head_dim": 8})
-  rng = np.random.default_rng(0)
-  x = rng.normal(size=(2, 3, 4, 8)).astype(np.float32)
-  positions = np.array([[0, 1, 2], [7, 100, 3]])
-  phase = np.exp(1j * positions[..., None] * attention.inverse_frequencies(a))[
-    :, :, None
-  ]
-  turned = (x[..., :4] + 1j * x[..., 4:]) * phase
-  found = attention.rotate(
-    jnp.asarray(x), *attention.rotary(a, jnp.asarray(positions))
-  )
-  expected = np.concatenate([turned.real, turned.imag], -1)
-  np.testing.assert_allclose(found, expected, atol=2e-5)
-
-
-def test_segments_see_themselves_and_back():
-  found = attention.segment_mask(jnp.array([[1, 1, 2, 2, 0]]))[0]
-  expected = [
-    [1, 0, 0, 0, 0],
-    [1, 1, 0, 0, 0],
-    [0, 0, 1, 0, 0],
-    [0, 0, 1, 1, 0],
-    [0, 0, 0, 0, 1],
-  ]
-  np.testing.assert_array_equal(found, np.array(expected, bool))
-
-
-class AttendTest(chex.TestCase):
-  @chex.variants(with_jit=True, without_jit=True)
-  def test_equals_the_written_out_sum(self):
-    rng = np.random.default_rng(0)
-    b, t, s, n, k, h = 2, 3, 5, 4, 2, 6
-    q = rng.normal(size=(b, t, n, h)).astype(np.float32)
-    keys = rng.normal(size=(b, k, s, h)).astype(np.float32)
-    values = rng.normal(size=(b, k, s, h)).astype(np.float32)
-    mask = rng.random((b, t, s)) < 0.6
-    mask[..., 0] = True
-    found = self.variant(attention.attend)(q, keys, values, mask)
-    for i, j, head in np.ndindex(b, t, n):
-      kv = head // (n // k)
-      seen = np.flatnonzero(mask[i, j])
-      score = keys[i, kv, seen] @ q[i, j, head].astype(np.float64) / h**0.5
-      p = np.exp(score - score.max())
-      expected = p @ values[i, kv, seen] / p.sum()
-      np.testing.assert_allclose(found[i, j, head], expected, atol=2e-6)
-
-  def test_a_query_that_sees_nothing_gives_numbers(self):
-    x = jnp.ones((1, 1, 2, 4))
-    kv = jnp.ones((1, 1, 3, 4))
-    out = attention.attend(x, kv, kv, jnp.zeros((1, 1, 3), bool))
-    assert np.isfinite(out).all()
-
-
-def test_rms_norm_is_computed_in_float32():
-  x = np.linspace(-300, 300, 64).reshape(2, 32)
-  scale = np.linspace(0.5, 2, 32).astype(np.float32)
-  expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * scale
-  found = transformer.rms_norm(jnp.asarray(x, jnp.float32), scale, 1e-6)
-  np.testing.assert_allclose(found, expected, rtol=1e-5)
-  half = transformer.rms_norm(jnp.asarray(x, jnp.float16), scale, 1e-6)
-  assert half.dtype == jnp.float16  # 300**2 overflows it; the norm does not.
-  np.testing.assert_allclose(half, expected, rtol=2e-3)

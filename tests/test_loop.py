@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import shutil
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import tokenizer as tokenizer_lib
@@ -17,7 +20,7 @@ from anysearch_jax.data import world_tokenizer
 from anysearch_jax.evaluation import harness
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import hf, transformer
-from anysearch_jax.training import loop
+from anysearch_jax.training import checkpoint, loop
 from retrieval import lexical
 
 _CONFIG = config_lib.ExperimentConfig(
@@ -46,6 +49,8 @@ _CONFIG = config_lib.ExperimentConfig(
   batch=config_lib.BatchConfig(
     row_lengths=(128,), micro_batch_tokens=256, max_micro_batches=8
   ),
+  # The tests read exact weights from `policy/`.
+  checkpoint=config_lib.CheckpointConfig(export_dtype="float32"),
 )
 
 
@@ -97,8 +102,8 @@ def _metrics(folder):
     {
       name: value
       for name, value in json.loads(line).items()
-      # Counters start anew in a resumed process, clocks never repeat.
-      if not name.startswith(("time/", "engine/", "compile/"))
+      # Clocks never repeat; a resumed process compiles anew.
+      if not name.startswith(("time/", "compile/"))
     }
     for line in lines
   ]
@@ -156,6 +161,77 @@ def test_a_killed_run_resumes_to_the_same_bits(finished, parts, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
+def test_a_run_survives_a_flipped_bit_in_its_newest_checkpoint(
+  finished, parts, tmp_path, caplog
+):
+  folder = tmp_path / "run"
+  shutil.copytree(finished, folder)
+  shutil.rmtree(folder / "policy")
+  newest = folder / "checkpoints" / "4" / "params"
+  file = max(newest.rglob("*"), key=lambda path: path.stat().st_size)
+  content = bytearray(file.read_bytes())
+  content[len(content) // 2] ^= 1
+  file.write_bytes(content)
+  _run(folder, parts)
+  assert str(file) in caplog.text
+  assert _metrics(folder) == _metrics(finished)
+  ours, theirs = (hf.load(f / "policy").params for f in (folder, finished))
+  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_counters_are_of_the_whole_run(finished):
+  records = _metrics(finished)
+  counters = checkpoint.read_json(finished / "checkpoints", 4, "progress")
+  # Four rollouts of two steps, of four questions sampled twice each.
+  assert counters["counters"]["run"] == {
+    "optimizer_steps": 8,
+    "trajectories": 32,
+    "failed": 0,
+    "dropped_groups": 0,
+    "resampled_groups": 0,
+  }
+  assert counters["questions"] == {"epoch": 0, "position": 16, "of": 32}
+  generated = sum(8 * r["rollout/generated_tokens"] for r in records)
+  assert counters["counters"]["engine"]["sampled_tokens"] == generated
+  assert records[-1]["engine/sampled_tokens"] == generated
+  assert [r["run/trajectories"] for r in records] == [8, 16, 24, 32]
+
+
+def test_a_finished_run_exports_again_in_the_type_that_is_asked_for(
+  finished, parts, tmp_path
+):
+  folder = tmp_path / "run"
+  shutil.copytree(finished, folder)
+  keep = config_lib.CheckpointConfig(export_dtype="bfloat16")
+  _run(folder, parts, dataclasses.replace(_CONFIG, checkpoint=keep))
+  ours, theirs = (
+    safetensors.numpy.load_file(f / "policy" / "model.safetensors")
+    for f in (folder, finished)
+  )
+  assert ours.keys() == theirs.keys()
+  for name, tensor in theirs.items():
+    np.testing.assert_array_equal(
+      ours[name], tensor.astype(ml_dtypes.bfloat16), strict=True
+    )
+
+
+@pytest.mark.parametrize(
+  ("questions", "seed", "message"),
+  [
+    (31, 42, "'of': 32}, this run has .*'of': 31}"),
+    (32, 43, "has seed 42, this run has 43"),
+  ],
+)
+def test_a_run_does_not_resume_on_other_terms(
+  finished, parts, tmp_path, questions, seed, message
+):
+  folder = tmp_path / "run"
+  shutil.copytree(finished, folder)
+  parts = parts | {"questions": parts["questions"][:questions]}
+  with pytest.raises(ValueError, match=message):
+    _run(folder, parts, dataclasses.replace(_CONFIG, seed=seed))
+
+
 def test_a_step_that_is_not_finite_stops_the_run(parts, tmp_path):
   policy = parts["policy"]
   broken = jax.tree.map(np.copy, policy.params)
@@ -178,6 +254,12 @@ def test_a_step_that_is_not_finite_stops_the_run(parts, tmp_path):
       "kv_buckets",
     ),
     ({"curriculum": config_lib.CurriculumConfig(phase1_steps=7)}, "phase1"),
+    ({"checkpoint": config_lib.CheckpointConfig(keep_last=0)}, "keep_last"),
+    ({"checkpoint": config_lib.CheckpointConfig(keep_best=-1)}, "keep_best"),
+    (
+      {"checkpoint": config_lib.CheckpointConfig(export_dtype="int8")},
+      "found 'int8', expected one of float32",
+    ),
   ],
 )
 def test_what_cannot_run_is_refused(changes, message):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pathlib
 
 import pytest
 import tokenizers
@@ -19,7 +21,7 @@ TEMPLATE = (
 )
 
 
-def save_tiny(folder, *, template=None, generation=None, **config):
+def save_tiny(folder, *, template=None, generation=None, config=None):
   """A word-level tokenizer that adds a BOS to what is encoded as a whole."""
   core = tokenizers.Tokenizer(
     models.WordLevel({word: i for i, word in enumerate(WORDS)}, "c")
@@ -37,10 +39,9 @@ def save_tiny(folder, *, template=None, generation=None, **config):
   )
   hf.add_tokens(["<tool>"])  # Added and not special.
   hf.save_pretrained(folder)
-  if generation is not None:
-    (folder / "generation_config.json").write_text(json.dumps(generation))
-  if config:
-    (folder / "config.json").write_text(json.dumps(config))
+  for name, values in (("generation_config", generation), ("config", config)):
+    if values is not None:
+      (folder / f"{name}.json").write_text(json.dumps(values))
   return tokenizer_lib.Tokenizer.from_folder(folder)
 
 
@@ -53,23 +54,30 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
 def test_tokenizer_json_counts_whatever_the_model_beside_it(
   tmp_path, model_type
 ):
-  tokenizer = save_tiny(tmp_path, model_type=model_type)
+  tokenizer = save_tiny(tmp_path, config={"model_type": model_type})
   assert tokenizer.encode("a b user") == [4, 5, 7]
 
 
 @pytest.mark.parametrize(
-  ("generation", "ids"),
+  ("generation", "config", "ids"),
   [
-    (None, {1}),
-    ({}, {1}),
-    ({"eos_token_id": None}, {1}),
-    ({"eos_token_id": 1}, {1}),
-    ({"eos_token_id": 2}, {1, 2}),
-    ({"eos_token_id": [2, 3]}, {1, 2, 3}),
+    (None, None, {1}),
+    ({}, {}, {1}),
+    ({"eos_token_id": None}, None, {1}),
+    ({"eos_token_id": 1}, None, {1}),
+    ({"eos_token_id": 2}, None, {1, 2}),
+    ({"eos_token_id": [2, 3]}, None, {1, 2, 3}),
+    # config.json speaks where the other is silent.
+    (None, {"eos_token_id": 2}, {1, 2}),
+    ({}, {"eos_token_id": [2, 3]}, {1, 2, 3}),
+    ({"eos_token_id": None}, {"eos_token_id": [2, 3]}, {1, 2, 3}),
+    ({"eos_token_id": 3}, {"eos_token_id": 2}, {1, 3}),
   ],
 )
-def test_turns_end_with_the_ids_of_both_files(tmp_path, generation, ids):
-  tokenizer = save_tiny(tmp_path, generation=generation)
+def test_turns_end_with_the_tokenizer_s_id_and_the_model_s(
+  tmp_path, generation, config, ids
+):
+  tokenizer = save_tiny(tmp_path, generation=generation, config=config)
   assert tokenizer.end_of_turn_ids == ids
   assert all(type(i) is int for i in tokenizer.end_of_turn_ids)
 
@@ -89,6 +97,11 @@ def test_encode_adds_nothing_and_decode_drops_control_tokens(tmp_path):
   assert tokenizer.decode([0, 4, 2, 3, 5, 1]) == "a <tool> b"
   assert tokenizer.decode((4, 5)) == "a b"
   assert tokenizer.decode([]) == ""
+
+
+def test_an_id_of_the_padded_vocabulary_has_no_text(tmp_path):
+  tokenizer = save_tiny(tmp_path)
+  assert tokenizer.decode([4, len(WORDS), 5, 10**6]) == "a b"
 
 
 def test_a_base_model_gets_the_raw_text_and_its_own_bos(tmp_path):
@@ -122,6 +135,94 @@ def test_real_tokenizers_decode_what_they_encode(real_tokenizer):
   control = real_tokenizer.encode(real_tokenizer.hf.eos_token)
   assert len(control) == 1
   assert real_tokenizer.decode([*control, *ids, *control]) == text
+
+
+def family(tokenizer):
+  return pathlib.Path(tokenizer.hf.name_or_path).name
+
+
+def expected_file(tokenizer, name):
+  path = pathlib.Path(tokenizer.hf.name_or_path).parent / "expected" / name
+  if not path.is_file():
+    pytest.skip(f"no {path}, which has ids of other implementations")
+  return path
+
+
+def test_real_tokenizers_encode_as_llama_cpp_does(real_tokenizer):
+  name = {"llama3.1": "llama-bpe"}.get(family(real_tokenizer), "qwen2")
+  stem = f"llama.cpp.ggml-vocab-{name}"
+  # Read as bytes: a carriage return is a case and not a line's end.
+  texts = expected_file(real_tokenizer, stem + ".inp").read_bytes().decode()
+  texts = texts.split("\n__ggml_vocab_test__\n")[:-1]
+  lines = expected_file(real_tokenizer, stem + ".out").read_text().split("\n")
+  lines = lines[: len(texts)]
+  assert len(texts) == len(lines) == 46
+  for text, line in zip(texts, lines):
+    assert real_tokenizer.encode(text) == [int(i) for i in line.split()], text
+
+
+def test_real_tokenizers_encode_control_tokens_as_other_projects_do(
+  real_tokenizer,
+):
+  path = expected_file(real_tokenizer, "external_ids.json")
+  cases = [
+    case
+    for case in json.loads(path.read_text())
+    if family(real_tokenizer) in case["families"]
+  ]
+  assert cases
+  for case in cases:
+    assert real_tokenizer.encode(case["text"]) == case["ids"], case["source"]
+
+
+# As the published vocabularies merge them, read off by hand.
+TAG_IDS = {
+  "qwen2.5": {
+    "<think>": [13708, 766, 29],
+    "</think>": [522, 26865, 29],
+    "<search>": [27, 1836, 29],
+    "</search>": [522, 1836, 29],
+    "</answer>": [522, 9217, 29],
+    "</search>\n\n": [522, 1836, 1339],
+    "</search></answer>": [522, 1836, 1472, 9217, 29],
+  },
+  "llama3.1": {
+    "<think>": [14023, 771, 29],
+    "</think>": [524, 27963, 29],
+    "<search>": [27, 1874, 29],
+    "</search>": [524, 1874, 29],
+    "</answer>": [524, 9399, 29],
+    "</search>\n\n": [524, 1874, 1363],
+    "</search></answer>": [524, 1874, 1500, 9399, 29],
+  },
+}
+TAG_IDS["qwen3"] = TAG_IDS["qwen2.5"] | {
+  "<think>": [151667],
+  "</think>": [151668],
+}
+
+
+def test_tags_split_as_each_family_merges_them(real_tokenizer):
+  """A stop may end inside a token, so ids are never encoded again."""
+  for text, ids in TAG_IDS[family(real_tokenizer)].items():
+    assert real_tokenizer.encode(text) == ids
+    assert real_tokenizer.decode(ids) == text
+    assert text not in real_tokenizer.control_tokens
+  apart = real_tokenizer.encode("</search>") + real_tokenizer.encode("\n\n")
+  assert apart != real_tokenizer.encode("</search>\n\n")
+  assert real_tokenizer.decode(apart) == "</search>\n\n"
+
+
+def test_a_question_brings_no_control_token_into_its_prompt(real_tokenizer):
+  added = set(real_tokenizer.hf.added_tokens_decoder)
+
+  def control_ids(content):
+    return [i for i in real_tokenizer.render(content)[1] if i in added]
+
+  hostile = "".join(real_tokenizer.control_tokens) + "<think></think>"
+  clean = protocol.neutralise(hostile, real_tokenizer.control_tokens)
+  assert control_ids(hostile) != control_ids("x")
+  assert control_ids(clean) == control_ids("x")
 
 
 def test_nothing_neutralised_encodes_to_an_added_token(real_tokenizer):
@@ -158,8 +259,8 @@ RENDERED = {
 }
 
 
-def test_real_templates_render_one_user_message(real_tokenizer, request):
-  text, first, end = RENDERED[request.node.callspec.params["real_tokenizer"]]
+def test_real_templates_render_one_user_message(real_tokenizer):
+  text, first, end = RENDERED[family(real_tokenizer)]
   rendered, ids = real_tokenizer.render("Why {x}?")
   assert rendered == text
   (first_id,), (end_id,) = map(real_tokenizer.encode, (first, end))
@@ -167,3 +268,12 @@ def test_real_templates_render_one_user_message(real_tokenizer, request):
   assert ids.count(first_id) == text.count(first)
   assert end_id in real_tokenizer.end_of_turn_ids
   assert {first, end} <= set(real_tokenizer.control_tokens)
+
+
+def test_a_real_base_model_gets_its_own_start_once(real_tokenizer):
+  hf = copy.copy(real_tokenizer.hf)
+  hf.chat_template = None
+  base = tokenizer_lib.Tokenizer(hf)
+  start = {"llama3.1": [128000]}.get(family(real_tokenizer), [])
+  text = "Why {x}?"
+  assert base.render(text) == (text, start + real_tokenizer.encode(text))

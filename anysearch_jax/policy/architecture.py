@@ -124,12 +124,15 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     raise ValueError(
       f"config.json: {missing[0]} is {hf.get(missing[0])!r}, expected a number."
     )
+  # transformers reads the older key first.
+  rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
   for key, expected in _ONLY.items():
-    if hf.get(key, expected) != expected:
-      raise ValueError(
-        f"config.json: {key} {hf[key]!r} is not supported; expected "
-        f"{expected!r}."
-      )
+    for value in (hf.get(key), rope.get(key)):
+      if value not in (None, expected):
+        raise ValueError(
+          f"config.json: {key} {value!r} is not supported; expected "
+          f"{expected!r}."
+        )
   if _slides(hf):
     raise ValueError("config.json: sliding-window attention is not supported.")
   heads = hf["num_attention_heads"]
@@ -139,7 +142,7 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
       f"config.json: {heads} attention heads do not divide over {kv_heads} "
       "key-value heads."
     )
-  theta, scaling = _rope(hf)
+  theta, scaling = _rope(rope, hf.get("rope_theta"))
   # Qwen2 has no key for its biases.
   bias = bool(hf.get("attention_bias")) and family != "qwen2"
   return Architecture(
@@ -169,15 +172,16 @@ def _slides(hf: Mapping[str, Any]) -> bool:
     return set(hf["layer_types"]) != {"full_attention"}
   return bool(
     hf.get("use_sliding_window")
-    and hf.get("sliding_window")
+    and hf.get("sliding_window", 4096)
     and hf.get("max_window_layers", 28) < hf["num_hidden_layers"]
   )
 
 
-def _rope(hf: Mapping[str, Any]) -> tuple[float, Llama3Rope | None]:
+def _rope(
+  rope: Mapping[str, Any], older_theta: float | None
+) -> tuple[float, Llama3Rope | None]:
   """theta and scaling, from `rope_parameters` or the older pair of keys."""
-  rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
-  theta = rope.get("rope_theta") or hf.get("rope_theta") or 10_000.0
+  theta = rope.get("rope_theta") or older_theta or 10_000.0
   kind = rope.get("rope_type") or rope.get("type") or "default"
   if any(isinstance(value, Mapping) for value in rope.values()):
     kind = "one for each layer type"

@@ -69,7 +69,7 @@ class Block(nn.Module):
     a, w = self.a, self._weights()
 
     def project(key: str, x: jax.Array, axes: int = 1) -> jax.Array:
-      """Contracts the last `axes` axes of x; adapter and bias where they are."""
+      """Contracts the last `axes` axes of x; adds adapter and bias if any."""
 
       def times(x: jax.Array, key: str, axes: int) -> jax.Array:
         return jnp.tensordot(x, w[key].astype(x.dtype), axes)

@@ -1,64 +1,343 @@
-"""Checkpoints: train state and curriculum, at rollout boundaries.
+"""Checkpoints at rollout boundaries, which say when they are damaged.
 
-Everything else that a resumed run needs is addressed by the rollout number
-(questions, budgets, random draws), so these two are the whole state.
+A checkpoint is a folder named by the rollout to run next. Orbax writes it
+beside and renames it; before that it gets a manifest of its files, because
+Orbax restores flipped bits without a word and takes a truncated checkpoint
+for the latest. Its items:
+
+    params       the policy's trained arrays, alone so that they can be exported
+    optimizer    optimizer state and steps taken
+    curriculum   windows, counts, step, key
+    progress     JSON: rollout, seed, cursor of the questions, counters
+    config       JSON: the whole configuration
+    metrics      JSON: the quality that `keep_best` compares
+
+A run owns its checkpoints through `Checkpoints`. Whoever else reads them asks
+`sound` for one and takes items out of it by `read` and `read_json`; that
+changes nothing in the folder.
 """
 
 from __future__ import annotations
 
+import copy
+import math
+import operator
 import pathlib
-from typing import NamedTuple
+import shutil
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from absl import logging
+from jax.experimental import multihost_utils
 
+from anysearch_jax import config as config_lib
 from anysearch_jax import curriculum as curriculum_lib
-from anysearch_jax.training import train_step
+from anysearch_jax.training import manifest, train_step
+
+_TEMPORARY = ocp.path.atomicity_types.TMP_DIR_SUFFIX
+_DAMAGED = "damaged"
+_EXPORT_DTYPES = ("float32", "bfloat16", "float16")
+# Orbax writes these at the rename, after the manifest; they enter it later. A
+# killed run leaves them out: they hold times, and nothing restores from them.
+_LATE = ("_CHECKPOINT_METADATA", "commit_success.txt")
+
+
+class DamagedError(RuntimeError):
+  """No checkpoint that may be used is as it was written."""
 
 
 class Saved(NamedTuple):
-  """What a checkpoint holds; `rollout` is the next one to run."""
+  """What a run goes on from; `rollout` is the next one to run.
+
+  progress: plain values (JSON), the run's own.
+  """
 
   rollout: int
   state: train_step.TrainState
   curriculum: curriculum_lib.CurriculumState
+  progress: dict[str, Any]
+
+
+def validate(config: config_lib.CheckpointConfig) -> None:
+  """Refuses what cannot be kept or exported.
+
+  Raises:
+    ValueError: what was found, what was expected.
+  """
+  for name, least in (("keep_last", 1), ("keep_best", 0)):
+    if (value := getattr(config, name)) < least:
+      raise ValueError(
+        f"checkpoint.{name}: found {value}, expected at least {least}."
+      )
+  if config.export_dtype not in _EXPORT_DTYPES:
+    raise ValueError(
+      f"checkpoint.export_dtype: found {config.export_dtype!r}, expected one "
+      f"of {', '.join(_EXPORT_DTYPES)}."
+    )
+
+
+def quality(
+  metrics: Mapping[str, float], *, config: config_lib.CheckpointConfig
+) -> float:
+  """What `keep_best` compares; a value that is not finite is the worst.
+
+  Args:
+    metrics: of one rollout.
+    config: `best_metric` names one of them.
+
+  Raises:
+    ValueError: `best_metric` does not.
+  """
+  if config.best_metric not in metrics:
+    raise ValueError(
+      f"checkpoint.best_metric: found {config.best_metric!r}, expected one of "
+      f"{', '.join(sorted(metrics))}."
+    )
+  value = float(metrics[config.best_metric])
+  return value if math.isfinite(value) else -math.inf
 
 
 class Checkpoints:
-  """Orbax checkpoints of a run; use as a context manager."""
+  """The checkpoints of one run; use as a context manager.
 
-  def __init__(self, folder: str | pathlib.Path, *, keep: int = 2):
+  Opening removes what a killed save left over and verifies every checkpoint.
+  Damaged ones are reported and moved to `damaged/`, so that the run can save
+  them again.
+
+  Args:
+    folder: of the checkpoints; made if it is not there.
+    config: the run's; `config.checkpoint` says what is kept.
+
+  Raises:
+    DamagedError: there are checkpoints and none is sound.
+  """
+
+  def __init__(
+    self,
+    folder: str | pathlib.Path,
+    *,
+    config: config_lib.ExperimentConfig,
+  ):
+    self._folder = pathlib.Path(folder).absolute()
+    self._config = config
+    self._rollout = 0
+    self._listed: manifest.Entries = {}
+    if jax.process_index() == 0:
+      _tidy(self._folder)
+    multihost_utils.sync_global_devices("checkpoints are tidy")
+    keep, quality_of = config.checkpoint, operator.itemgetter("quality")
+    policies = ocp.checkpoint_managers
     self._manager = ocp.CheckpointManager(
-      pathlib.Path(folder).absolute(),
-      options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True),
+      self._folder,
+      options=ocp.CheckpointManagerOptions(
+        best_fn=quality_of,
+        preservation_policy=policies.AnyPreservationPolicy(
+          [
+            policies.LatestN(keep.keep_last),
+            policies.BestN(get_metric_fn=quality_of, n=keep.keep_best),
+          ]
+        ),
+        async_options=ocp.AsyncOptions(post_finalization_callback=self._seal),
+      ),
     )
 
-  def save(self, saved: Saved) -> None:
-    """Writes in the background; the arrays are copied before it returns."""
+  def save(self, saved: Saved, quality: float) -> None:
+    """Writes in the background; the arrays are copied before it returns.
+
+    Args:
+      saved: what to write.
+      quality: what `keep_best` compares; the larger, the better.
+    """
+    self._finish()
+    self._rollout = saved.rollout
     self._manager.save(
       saved.rollout,
+      metrics={"quality": quality},
       args=ocp.args.Composite(
-        state=ocp.args.StandardSave(saved.state),
-        curriculum=ocp.args.StandardSave(saved.curriculum),
+        **{
+          item: ocp.args.StandardSave(tree)
+          for item, tree in _trees(saved).items()
+        },
+        # Turned into text only in the background.
+        progress=ocp.args.JsonSave(copy.deepcopy(saved.progress)),
+        config=ocp.args.JsonSave(config_lib.to_dict(self._config)),
       ),
+      # Without it a checkpoint that is already there would be skipped.
+      force=True,
     )
 
   def restore(self, like: Saved) -> Saved | None:
-    """The latest checkpoint, shaped and sharded as `like`; None without one."""
-    rollout = self._manager.latest_step()
-    if rollout is None:
+    """The newest checkpoint; None without one.
+
+    Args:
+      like: state and curriculum of the shapes, types and shardings to restore
+        to (arrays or `jax.ShapeDtypeStruct`); the rest is not looked at.
+
+    Raises:
+      ValueError: the checkpoint holds arrays of other names or shapes.
+    """
+    found = rollouts(self._folder)
+    if not found:
       return None
-    restored = self._manager.restore(
-      rollout,
-      args=ocp.args.Composite(
-        state=ocp.args.StandardRestore(like.state),
-        curriculum=ocp.args.StandardRestore(like.curriculum),
-      ),
+    trees = {
+      item: read(self._folder, found[-1], item, tree)
+      for item, tree in _trees(like).items()
+    }
+    return Saved(
+      found[-1],
+      train_step.TrainState(trees["params"], **trees["optimizer"]),
+      trees["curriculum"],
+      read_json(self._folder, found[-1], "progress"),
     )
-    return Saved(rollout, restored["state"], restored["curriculum"])
 
   def __enter__(self) -> Checkpoints:
     return self
 
   def __exit__(self, *unused) -> None:
+    try:
+      self._finish()
+    finally:
+      self._manager.close()
+
+  def _seal(self) -> None:
+    """Writes the manifest; Orbax calls it on process 0 before the rename."""
+    self._listed = manifest.write(
+      self._folder / f"{self._rollout}{_TEMPORARY}", late=_LATE
+    )
+
+  def _finish(self) -> None:
+    """Waits for the save under way and lists what its rename added."""
     self._manager.wait_until_finished()
-    self._manager.close()
+    if self._listed:
+      manifest.write(self._folder / str(self._rollout), self._listed)
+      self._listed = {}
+
+
+def rollouts(folder: str | pathlib.Path) -> list[int]:
+  """The checkpoints of a folder, sound or not, the newest last."""
+  return sorted(
+    int(path.name)
+    for path in pathlib.Path(folder).glob("[0-9]*")
+    if path.name.isdigit()
+  )
+
+
+def sound(folder: str | pathlib.Path, rollout: int | None = None) -> int:
+  """Finds a checkpoint that is as it was written, and reports those passed.
+
+  Args:
+    folder: of the checkpoints.
+    rollout: the only one that will do; None is the newest sound one.
+
+  Raises:
+    FileNotFoundError: there is no such checkpoint.
+    DamagedError: it is damaged, or all are.
+  """
+  found = rollouts(folder)
+  wanted = [r for r in found if rollout in (None, r)]
+  if not wanted:
+    raise FileNotFoundError(
+      f"{folder}: found checkpoints {found}, expected "
+      f"{'one' if rollout is None else rollout}."
+    )
+  damages = []
+  for candidate in reversed(wanted):
+    damage = _damage(folder, candidate)
+    if not damage:
+      return candidate
+    damages.append(damage)
+    logging.warning("A damaged checkpoint is passed over: %s", damage)
+  raise DamagedError(f"No checkpoint to read is sound: {' '.join(damages)}")
+
+
+def read(folder: str | pathlib.Path, rollout: int, item: str, like: Any) -> Any:
+  """The arrays of one item.
+
+  Args:
+    folder: of the checkpoints.
+    rollout: one that is `sound`.
+    item: `params`, `optimizer` or `curriculum`.
+    like: its tree; the leaves (arrays or `jax.ShapeDtypeStruct`) give shape,
+      type and sharding, which need not be the sharding it was saved with.
+
+  Raises:
+    ValueError: the first array that differs in name, shape or type.
+  """
+  path = pathlib.Path(folder).absolute() / str(rollout) / item
+  metadata = ocp.StandardCheckpointHandler().metadata(path)
+  found, expected = _leaves(metadata.tree), _leaves(like)
+  for name in [*expected, *found]:
+    if found.get(name) != expected.get(name):
+      raise ValueError(
+        f"{path}: {name} is {found.get(name, 'not there')}, expected "
+        f"{expected.get(name, 'no such array')}; the checkpoint is of another "
+        "policy or optimizer."
+      )
+  with ocp.StandardCheckpointer() as reader:
+    return reader.restore(path, like)
+
+
+def read_json(
+  folder: str | pathlib.Path, rollout: int, item: str
+) -> dict[str, Any]:
+  """The values of one item, `progress` or `config`."""
+  path = pathlib.Path(folder).absolute() / str(rollout) / item
+  with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
+    return reader.restore(path)
+
+
+def _trees(saved: Saved) -> dict[str, Any]:
+  """The items that are arrays."""
+  state = saved.state
+  return {
+    "params": state.params,
+    "optimizer": {"opt_state": state.opt_state, "step": state.step},
+    "curriculum": saved.curriculum,
+  }
+
+
+def _leaves(tree: Any) -> dict[str, str]:
+  return {
+    jax.tree_util.keystr(path, simple=True, separator="/"): (
+      f"{jnp.dtype(leaf.dtype).name}{list(leaf.shape)}"
+    )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+def _damage(folder: str | pathlib.Path, rollout: int) -> str:
+  return manifest.damage(pathlib.Path(folder) / str(rollout), late=_LATE)
+
+
+def _tidy(folder: pathlib.Path) -> None:
+  """Leaves sound checkpoints only; damaged ones are reported and set aside."""
+  for left_over in folder.glob(f"*{_TEMPORARY}*"):
+    shutil.rmtree(left_over)
+  damages = {r: _damage(folder, r) for r in rollouts(folder)}
+  # Nothing moves without a sound one: the next start would see an empty
+  # folder and begin anew.
+  if damages and all(damages.values()):
+    raise DamagedError(
+      f"No checkpoint in {folder} is sound: {' '.join(damages.values())} "
+      "Bring one back from a copy, or remove the folder to start over."
+    )
+  for rollout, damage in damages.items():
+    if damage:
+      aside = _free(folder / _DAMAGED / str(rollout))
+      aside.parent.mkdir(exist_ok=True)
+      (folder / str(rollout)).rename(aside)
+      logging.warning(
+        "A damaged checkpoint is moved to %s and not used: %s", aside, damage
+      )
+
+
+def _free(path: pathlib.Path) -> pathlib.Path:
+  """`path`, or the first of `path.1`, `path.2`, ... that is not there."""
+  number, free = 0, path
+  while free.exists():
+    number += 1
+    free = path.with_name(f"{path.name}.{number}")
+  return free

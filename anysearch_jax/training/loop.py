@@ -7,6 +7,7 @@ import dataclasses
 import json
 import pathlib
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import jax
@@ -47,6 +48,7 @@ def validate(config: config_lib.ExperimentConfig) -> None:
   """
   curriculum.validate(config.curriculum)
   sampling.validate_training(config.sampling)
+  checkpoint.validate(config.checkpoint)
   trajectories = config.questions * config.group
   if trajectories % config.curriculum.steps_per_rollout:
     raise ValueError(
@@ -125,34 +127,42 @@ class Trainer:
       sampling=config.sampling,
       seed=config.seed,
     )
+    # Of the whole run, whatever it was resumed from.
+    self._counters = {"run": Counter(), "engine": self._engine.counters}
     (folder / "trajectories").mkdir(exist_ok=True)
     self._write_prompts()
 
   def run(self, on_event: Callable[[Event], None] = lambda event: None) -> None:
-    """Trains to the end, from the folder's latest checkpoint if it has one.
+    """Trains to the end, from the newest sound checkpoint if there is one.
 
     Raises:
       NotFiniteError: a step was not finite; its rollout is dumped.
+      checkpoint.DamagedError: there are checkpoints and none is sound.
+      ValueError: the checkpoint is of a run with another seed, other questions
+        or another policy, or `checkpoint.best_metric` is not a metric.
     """
     config, c = self._config, self._config.curriculum
     rollouts = c.total_steps // c.steps_per_rollout
     with (
       metrics.Writer(self._folder) as writer,
-      checkpoint.Checkpoints(self._folder / "checkpoints") as checkpoints,
+      checkpoint.Checkpoints(
+        self._folder / "checkpoints", config=config
+      ) as checkpoints,
     ):
       first = self._resume(checkpoints)
       writer.keep_before(first)
       for rollout in range(first, rollouts):
         values, scored = self._rollout(rollout)
         writer.write(values["step"], values)
+        quality = checkpoint.quality(values, config=config.checkpoint)
         if (rollout + 1) % config.save_every == 0 or rollout == rollouts - 1:
           self._record(f"rollout-{rollout:05d}", scored)
-          checkpoints.save(
-            checkpoint.Saved(rollout + 1, self._state, self._curriculum)
-          )
+          checkpoints.save(self._saved(rollout + 1), quality)
         on_event(Event(rollout, rollouts, values))
     hf.save(
-      self._folder / "policy", self._policy._replace(params=self._state.params)
+      self._folder / "policy",
+      self._policy._replace(params=self._state.params),
+      dtype=jnp.dtype(config.checkpoint.export_dtype),
     )
 
   def _write_prompts(self) -> None:
@@ -170,14 +180,39 @@ class Trainer:
     path = self._folder / "prompts.json"
     path.write_text(json.dumps(rendered, indent=2) + "\n")
 
-  def _resume(self, checkpoints: checkpoint.Checkpoints) -> int:
-    """Takes up the latest checkpoint; the rollout to start with."""
-    saved = checkpoints.restore(
-      checkpoint.Saved(0, self._state, self._curriculum)
+  def _saved(self, rollout: int) -> checkpoint.Saved:
+    """The run as it stands before `rollout`."""
+    epoch, position = divmod(
+      rollout * self._config.questions, len(self._questions)
     )
+    progress = {
+      "rollout": rollout,
+      "seed": self._config.seed,
+      "questions": {
+        "epoch": epoch,
+        "position": position,
+        "of": len(self._questions),
+      },
+      "counters": {group: dict(c) for group, c in self._counters.items()},
+    }
+    return checkpoint.Saved(rollout, self._state, self._curriculum, progress)
+
+  def _resume(self, checkpoints: checkpoint.Checkpoints) -> int:
+    """Takes up the newest checkpoint; the rollout to start with."""
+    saved = checkpoints.restore(self._saved(0))
     if saved is None:
       return 0
+    expected = self._saved(saved.rollout).progress
+    for name in ("rollout", "seed", "questions"):
+      if saved.progress[name] != expected[name]:
+        raise ValueError(
+          f"The checkpoint of rollout {saved.rollout} has {name} "
+          f"{saved.progress[name]}, this run has {expected[name]}; resume with "
+          "what the run began with, or name another folder."
+        )
     self._state, self._curriculum = saved.state, saved.curriculum
+    for group, counts in saved.progress["counters"].items():
+      self._counters[group].update(counts)
     self._engine.set_params(self._state.params, saved.rollout)
     return saved.rollout
 
@@ -203,6 +238,14 @@ class Trainer:
       scored.valid.reshape(-1),
       config=c,
     )
+    samplings = self._config.questions + sampled.resampled
+    self._counters["run"].update(
+      optimizer_steps=c.steps_per_rollout,
+      trajectories=samplings * self._config.group,
+      failed=sampled.failed,
+      dropped_groups=sampled.dropped,
+      resampled_groups=sampled.resampled,
+    )
     step = rollout * c.steps_per_rollout
     values = {
       "rollout": rollout,
@@ -215,7 +258,11 @@ class Trainer:
       "rollout/failed": sampled.failed,
       "rollout/dropped_groups": sampled.dropped,
       "rollout/resampled_groups": sampled.resampled,
-      **{f"engine/{k}": v for k, v in self._engine.counters.items()},
+      **{
+        f"{group}/{name}": count
+        for group, counts in self._counters.items()
+        for name, count in counts.items()
+      },
       "compile/train_step": self._step._cache_size(),
       "time/rollout": generated - started,
       "time/train": self._clock() - generated,

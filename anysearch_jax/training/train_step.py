@@ -18,7 +18,7 @@ import optax
 from anysearch_jax import config as config_lib
 from anysearch_jax import objective, weights
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import table, transformer
+from anysearch_jax.policy import lora, table, transformer
 from anysearch_jax.training import batching, logprobs
 
 # (params, reference, micro-batch) -> (loss, additive metrics).
@@ -29,7 +29,10 @@ LossFn = Callable[
 
 
 class TrainState(NamedTuple):
-  """What a step changes: float32 masters, optimizer state, steps taken."""
+  """What a step changes: float32 masters, optimizer state, steps taken.
+
+  `params` are the adapters alone where the architecture has them.
+  """
 
   params: transformer.Params
   opt_state: optax.OptState
@@ -49,7 +52,9 @@ def optimizer(
     config: rates; `max_grad_norm` 0 is no clipping.
     schedule: learning rate by step, instead of the constant one.
   """
-  matrices = weights.tree(table.rows(a), lambda row: len(row.file_shape) > 1)
+  matrices = weights.tree(
+    table.trainable_rows(a), lambda row: len(row.file_shape) > 1
+  )
   adamw = optax.adamw(
     schedule or config.learning_rate,
     b1=config.b1,
@@ -79,16 +84,21 @@ def grpo_loss(
   dtype: Any = jnp.float32,
   remat: bool = False,
 ) -> LossFn:
-  """The GRPO loss of a micro-batch (paper appendix "GRPO Objective")."""
+  """The GRPO loss of a micro-batch (paper appendix "GRPO Objective").
+
+  With adapters, `params` are these alone and `reference` is also the frozen
+  base that they stand beside.
+  """
   score = functools.partial(
     logprobs.token_logprobs, temperature=temperature, dtype=dtype
   )
 
   def loss_fn(params, reference, rows):
     inputs = (rows.tokens, rows.targets, rows.positions, rows.segment_ids)
-    logp, entropy = score(params, a, *inputs, remat=remat)
+    policy = params if a.lora is None else lora.combine(reference, params)
+    logp, entropy = score(policy, a, *inputs, remat=remat)
     if config.kl_coefficient:
-      reference_logp, _ = score(reference, a, *inputs)
+      reference_logp, _ = score(reference, a.without_lora(), *inputs)
       reference_logp = jax.lax.stop_gradient(reference_logp)
     else:
       reference_logp = jax.lax.stop_gradient(logp)

@@ -1,0 +1,240 @@
+"""Loading, export and checkpoints of a real size, beside transformers.
+
+    python -m bench.loading [--size=1.5b] [--state=0.5b] [--pairs=3]
+
+Makes a random checkpoint of the size of Qwen2.5-1.5B (3 GB, bfloat16, in
+--folder, removed at the end) and loads it in fresh processes by turns: here and
+with `transformers.from_pretrained`, to float32 and to bfloat16, from a warm page
+cache. Prints seconds, peak memory of the process, ratios; then the export of
+the loaded policy, and how long a checkpoint of a train state (parameters and
+Adam's moments) blocks, takes, and takes to restore.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from absl import app, flags
+
+_SIZE = flags.DEFINE_enum("size", "1.5b", ["0.5b", "1.5b"], "Loaded, exported.")
+_STATE = flags.DEFINE_enum("state", "0.5b", ["0.5b", "1.5b"], "Checkpointed.")
+_PAIRS = flags.DEFINE_integer("pairs", 3, "Pairs of measurements.")
+_FOLDER = flags.DEFINE_string("folder", "", "For gigabytes; default: temporary.")
+# What a child process does: name, then its arguments.
+_CHILD = flags.DEFINE_list("child", [], "Internal.")
+
+# Qwen2.5's published sizes.
+_SIZES = {
+  "0.5b": {
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+  },
+  "1.5b": {
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+  },
+}
+_DEADLINE_S = 1800
+
+
+def main(argv) -> None:
+  del argv
+  if _CHILD.value:
+    name, *arguments = _CHILD.value
+    print(json.dumps(_CHILDREN[name](*arguments)))
+    return
+  root = pathlib.Path(tempfile.mkdtemp(dir=_FOLDER.value or None))
+  try:
+    measure(root)
+  finally:
+    shutil.rmtree(root)
+
+
+def measure(root: pathlib.Path) -> None:
+  source = root / "source"
+  made = child("make", _SIZE.value, source)
+  print(
+    f"checkpoint: {made['parameters'] / 1e9:.2f} G parameters, "
+    f"{made['bytes'] / 1e9:.2f} GB in {made['files']} files"
+  )
+  print(f"{'':<24}{'ours':>10}{'transformers':>14}{'ratio':>9}")
+  for dtype, width in (("float32", 4), ("bfloat16", 2)):
+    ours, theirs = [], []
+    for _ in range(_PAIRS.value):
+      ours.append(child("ours", source, dtype))
+      theirs.append(child("theirs", source, dtype))
+    arrays = made["parameters"] * width
+    show(f"load {dtype}, s", "seconds", ours, theirs)
+    show(f"  peak, GB (arrays {arrays / 1e9:.2f})", "peak_gb", ours, theirs)
+  exported = child("export", source, root / "export")
+  print(
+    f"export to bfloat16: {exported['seconds']:.1f} s, "
+    f"{exported['bytes'] / exported['seconds'] / 1e9:.2f} GB/s, "
+    f"{exported['files']} files"
+  )
+  shutil.rmtree(root / "export")
+  shutil.rmtree(source)
+  state = child("checkpoint", _STATE.value, root / "checkpoints")
+  print(
+    f"checkpoint of {state['bytes'] / 1e9:.2f} GB ({_STATE.value}, float32 "
+    f"parameters and moments): save blocks {state['blocked']:.1f} s, done "
+    f"after {state['saved']:.1f} s, restored in {state['restored']:.1f} s"
+  )
+
+
+def show(name: str, key: str, ours: list, theirs: list) -> None:
+  a, b = (statistics.median(m[key] for m in side) for side in (ours, theirs))
+  ratio = statistics.median(
+    x[key] / y[key] for x, y in zip(ours, theirs, strict=True)
+  )
+  print(f"{name:<24}{a:>10.2f}{b:>14.2f}{ratio:>8.2f}x")
+
+
+def child(name: str, *arguments: object) -> dict:
+  """Runs one measurement in a process of its own."""
+  command = [sys.executable, "-m", "bench.loading"]
+  command.append(f"--child={','.join(map(str, [name, *arguments]))}")
+  done = subprocess.run(
+    command, capture_output=True, text=True, timeout=_DEADLINE_S, check=False
+  )
+  if done.returncode:
+    sys.exit(f"{name} failed:\n{done.stderr[-2000:]}")
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+def config(size: str) -> dict:
+  return _SIZES[size] | {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "vocab_size": 151_936,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+  }
+
+
+def make(size: str, folder: str) -> dict:
+  """A random checkpoint with a tokenizer of a few words."""
+  import jax.numpy as jnp
+  import ml_dtypes
+  import numpy as np
+  import tokenizers
+  import transformers
+  from tokenizers import models
+
+  from anysearch_jax import tensor_files, weights
+  from anysearch_jax.policy import architecture, table
+
+  path = pathlib.Path(folder)
+  path.mkdir()
+  (path / "config.json").write_text(json.dumps(config(size)))
+  inner = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, "a"))
+  transformers.PreTrainedTokenizerFast(tokenizer_object=inner).save_pretrained(
+    path
+  )
+  rows = table.base_rows(architecture.from_hf(config(size)))
+  noise = np.random.default_rng(0).normal(size=1 << 20)
+  noise = (0.02 * noise).astype(ml_dtypes.bfloat16)
+  tensor_files.save(
+    path,
+    weights.tree(rows, lambda row: np.resize(noise, row.shape)),
+    rows,
+    dtype=jnp.bfloat16,
+    shard_bytes=2 * 10**9,
+  )
+  return {"parameters": weights.count(rows), **_size_of(path)}
+
+
+def ours(folder: str, dtype: str) -> dict:
+  from launch import parts
+
+  parts.setup_jax(threads=0, cache=".jax_cache")  # As every command does.
+  import jax
+  import jax.numpy as jnp
+
+  from anysearch_jax.policy import hf
+
+  _warm(folder)
+  jnp.zeros(1).block_until_ready()
+  started = time.perf_counter()
+  policy = hf.load(folder, dtype=jnp.dtype(dtype))
+  jax.block_until_ready(policy.params)
+  return _measured(started)
+
+
+def theirs(folder: str, dtype: str) -> dict:
+  import torch
+  import transformers
+
+  _warm(folder)
+  started = time.perf_counter()
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+    folder, dtype=getattr(torch, dtype)
+  )
+  # Its arrays may be maps of the file: touching them is part of loading.
+  for parameter in model.parameters():
+    parameter.sum()
+  return _measured(started)
+
+
+def export(source: str, folder: str) -> dict:
+  import jax
+  import jax.numpy as jnp
+
+  from anysearch_jax.policy import hf
+
+  policy = hf.load(source)
+  jax.block_until_ready(policy.params)
+  started = time.perf_counter()
+  hf.save(folder, policy, dtype=jnp.bfloat16)
+  return _measured(started) | _size_of(pathlib.Path(folder))
+
+
+def checkpoint(size: str, folder: str) -> dict:
+  raise NotImplementedError
+
+
+def _warm(folder: str) -> None:
+  for path in pathlib.Path(folder).glob("*.safetensors"):
+    with path.open("rb") as file:
+      while file.read(1 << 24):
+        pass
+
+
+def _measured(started: float) -> dict:
+  seconds = time.perf_counter() - started
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  return {"seconds": seconds, "peak_gb": peak * 1024 / 1e9}
+
+
+def _size_of(folder: pathlib.Path) -> dict:
+  sizes = [p.stat().st_size for p in folder.glob("*.safetensors")]
+  return {"bytes": sum(sizes), "files": len(sizes)}
+
+
+_CHILDREN = {
+  "make": make,
+  "ours": ours,
+  "theirs": theirs,
+  "export": export,
+  "checkpoint": checkpoint,
+}
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,146 @@
+"""One model on both sides: transformers' in torch, and ours."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from anysearch_jax import weights
+from anysearch_jax.policy import hf, table, transformer
+from anysearch_jax.training import logprobs
+from bench import random_models
+
+
+class Pair:
+  """Logits and gradients of one model from both sides.
+
+  Attributes:
+    model: of transformers, in float32.
+    policy: of ours, with the same weights; adapters are allowed.
+  """
+
+  def __init__(self, model: torch.nn.Module, policy: hf.Policy):
+    self.model, self.policy = model, policy
+
+  @classmethod
+  def random(cls, case: str, folder: pathlib.Path, **sizes: Any) -> Pair:
+    """A model of `random_models.CASES`, read back from its folder."""
+    model = random_models.make(case, folder, **sizes)
+    return cls(model, hf.load(folder))
+
+  def ours(
+    self,
+    tokens: np.ndarray,
+    positions: np.ndarray | None = None,
+    segment_ids: np.ndarray | None = None,
+    *,
+    params: transformer.Params | None = None,
+    dtype: Any = jnp.float32,
+  ) -> np.ndarray:
+    """Float32 logits `[B, T, V]`; whole rows and the policy's own parameters
+    where nothing else is said."""
+    params = self.policy.params if params is None else params
+    if positions is None:
+      _, positions, segment_ids = random_models.one_segment(tokens)
+    run = self._compiled(jnp.dtype(dtype))
+    return np.asarray(run(params, tokens, positions, segment_ids))
+
+  @functools.cache  # noqa: B019  (a pair lives as long as what it measures)
+  def _compiled(self, dtype):
+    a = self.policy.architecture
+
+    @jax.jit
+    def run(params, *row):
+      hidden = transformer.forward(params, a, *row, dtype=dtype)
+      return transformer.logits(params, hidden)
+
+    return run
+
+  def theirs(
+    self, tokens: np.ndarray, *, dtype: torch.dtype = torch.float32, **inputs
+  ) -> np.ndarray:
+    """Float32 logits `[B, T, V]`; `inputs` go to the model."""
+    model = self.model
+    if dtype != torch.float32:
+      model = copy.deepcopy(model).to(dtype)
+    with torch.no_grad():
+      inputs = {k: torch.tensor(v) for k, v in inputs.items()}
+      return model(torch.tensor(tokens), **inputs).logits.float().numpy()
+
+  def gradients(
+    self, sequence: np.ndarray, **options: Any
+  ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Gradients of a weighted sum of the tokens' log-probabilities.
+
+    Args:
+      sequence: int `[B, T + 1]`; every token but the first is predicted.
+      options: of `logprobs.token_logprobs`.
+
+    Yields:
+      Name, ours and theirs for each tensor that training changes, both in the
+      file's layout.
+    """
+    a = self.policy.architecture
+    weight = np.random.default_rng(6).normal(size=sequence[:, 1:].shape)
+    weight = weight.astype(np.float32)
+    tokens, targets = sequence[:, :-1], sequence[:, 1:]
+    rows = table.trainable_rows(a)
+
+    @jax.jit
+    @jax.grad
+    def ours(changed, params):
+      logp, _ = logprobs.token_logprobs(
+        _replaced(params, changed),
+        a,
+        tokens,
+        targets,
+        *random_models.one_segment(tokens)[1:],
+        **options,
+      )
+      return jnp.sum(weight * logp)
+
+    params = self.policy.params
+    changed = weights.tree(rows, lambda row: weights.get(params, row.path))
+    found = ours(changed, params)
+
+    logp = self.model(torch.tensor(tokens)).logits.log_softmax(-1)
+    picked = logp.gather(-1, torch.tensor(targets)[..., None])[..., 0]
+    named = {
+      # PEFT puts an adapter's name before `weight`.
+      name.replace(".default.weight", ".weight"): parameter
+      for name, parameter in self.model.named_parameters()
+      if parameter.requires_grad
+    }
+    theirs = dict(
+      zip(
+        named,
+        torch.autograd.grad(
+          (picked * torch.tensor(weight)).sum(), list(named.values())
+        ),
+      )
+    )
+    assert theirs.keys() == {name for name, _, _ in weights.tensors(rows)}
+    for name, row, layer in weights.tensors(rows):
+      leaf = np.asarray(weights.get(found, row.path))
+      file = row.to_file(leaf[layer] if row.stacked else leaf)
+      yield name, file, theirs[name].numpy()
+
+
+def _replaced(params: transformer.Params, changed: transformer.Params):
+  layers = params[table.LAYERS] | changed.get(table.LAYERS, {})
+  return params | changed | {table.LAYERS: layers}
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+  """In float64."""
+  logits = np.asarray(logits, np.float64)
+  logits = logits - logits.max(-1, keepdims=True)
+  return logits - np.log(np.exp(logits).sum(-1, keepdims=True))

@@ -1,0 +1,126 @@
+"""Small random models of every supported kind, made with transformers.
+
+Every value is drawn, biases and norm scales too, large enough that a wrong
+position, mask or layout moves the logits.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tokenizers
+import transformers
+from tokenizers import models, pre_tokenizers
+
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import transformer
+
+TOKENS = 61  # of the tokenizer; a padded embedding has more rows.
+ORIGINAL_CONTEXT = 32  # of the llama3 RoPE scaling; longer rows are scaled.
+
+_SIZES = {
+  "vocab_size": TOKENS,
+  "hidden_size": 32,
+  "intermediate_size": 48,
+  "num_hidden_layers": 2,
+  "num_attention_heads": 4,
+  "num_key_value_heads": 2,
+  "max_position_embeddings": 512,
+}
+_QWEN2: dict[str, Any] = {"rope_theta": 1e6}
+_QWEN3: dict[str, Any] = {"head_dim": 16, "rope_theta": 1e6}
+_LLAMA: dict[str, Any] = {
+  "rms_norm_eps": 1e-5,
+  "rope_parameters": {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": ORIGINAL_CONTEXT,
+  },
+}
+_TIED = {"tie_word_embeddings": True}
+# Name to the prefix of transformers' classes and the settings.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+  "qwen2": ("Qwen2", _QWEN2 | {"vocab_size": TOKENS + 11}),
+  "qwen2-tied": ("Qwen2", _QWEN2 | _TIED),
+  "qwen3": ("Qwen3", _QWEN3),
+  "qwen3-tied": ("Qwen3", _QWEN3 | _TIED),
+  "qwen3-biased": ("Qwen3", _QWEN3 | {"attention_bias": True}),
+  "llama": ("Llama", _LLAMA),
+  "llama-tied": ("Llama", _LLAMA | _TIED),
+  "llama-biased": (
+    "Llama",
+    _LLAMA | {"attention_bias": True, "mlp_bias": True, "head_dim": 16},
+  ),
+}
+
+
+def config(case: str, **sizes: Any) -> transformers.PreTrainedConfig:
+  """The configuration of a case; `sizes` take the place of its settings."""
+  prefix, settings = CASES[case]
+  return getattr(transformers, prefix + "Config")(
+    architectures=[prefix + "ForCausalLM"], **_SIZES | settings | sizes
+  )
+
+
+def architecture(case: str, **sizes: Any) -> architecture_lib.Architecture:
+  """What our decoder makes of the configuration; needs no torch."""
+  return architecture_lib.from_hf(config(case, **sizes).to_dict())
+
+
+def params(a: architecture_lib.Architecture) -> transformer.Params:
+  """Float32 parameters of ours, none of them as it would be born."""
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda p: jnp.asarray(p + 0.15 * rng.normal(size=p.shape), jnp.float32),
+    transformer.initialize(a, 0),
+  )
+
+
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
+  """Words `w0` to `w58`, then `<eos>` and `<pad>`."""
+  words = {f"w{i}": i for i in range(TOKENS - 2)}
+  special = {"<eos>": TOKENS - 2, "<pad>": TOKENS - 1}
+  inner = tokenizers.Tokenizer(models.WordLevel(words | special, "w0"))
+  inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+  return transformers.PreTrainedTokenizerFast(
+    tokenizer_object=inner, eos_token="<eos>", pad_token="<pad>"
+  )
+
+
+def make(
+  case: str, folder: pathlib.Path, *, seed: int = 0, **sizes: Any
+) -> transformers.PreTrainedModel:
+  """A float32 torch model of a case, saved in `folder` with a tokenizer."""
+  import torch
+
+  prefix, _ = CASES[case]
+  model = getattr(transformers, prefix + "ForCausalLM")(config(case, **sizes))
+  model = model.float().eval()
+  generator = torch.Generator().manual_seed(seed)
+  with torch.no_grad():
+    for parameter in model.parameters():
+      noise = torch.randn(parameter.shape, generator=generator)
+      parameter.copy_(0.15 * noise + (parameter.dim() == 1))
+  model.save_pretrained(folder)
+  tokenizer().save_pretrained(folder)
+  return model
+
+
+def random_tokens(shape: tuple[int, int], below: int = TOKENS) -> np.ndarray:
+  """Ids `[B, T]`, the same for the same arguments."""
+  return np.random.default_rng(5).integers(0, below, shape)
+
+
+def one_segment(
+  tokens: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Tokens, positions and segment ids of rows that are one segment each."""
+  positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+  return tokens, positions, np.ones_like(tokens)

@@ -1,0 +1,175 @@
+"""Hugging Face folders in: what loads, and what is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from anysearch_jax import tensor_files
+from anysearch_jax import tokenizer as tokenizer_lib
+from anysearch_jax.policy import hf, table
+from bench import random_models
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def tiny(tmp_path):
+  """A policy born here, saved in `folder`; its head is its embedding."""
+  a = random_models.architecture("qwen2-tied")
+  tokenizer = tokenizer_lib.Tokenizer(
+    random_models.tokenizer(), end_of_turn_ids=[3]
+  )
+  policy = hf.Policy(random_models.params(a), a, tokenizer)
+  hf.save(tmp_path / "policy", policy)
+  return types.SimpleNamespace(folder=tmp_path / "policy", policy=policy)
+
+
+@pytest.fixture
+def nothing_loads(monkeypatch):
+  """A refusal must come before anything is allocated."""
+
+  def fail(*args):
+    raise AssertionError("a parameter was allocated")
+
+  monkeypatch.setattr(tensor_files, "_place", fail)
+
+
+def change_config(folder, **values):
+  path = folder / "config.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def add_tensors(folder, **values):
+  path = folder / tensor_files.SINGLE_NAME
+  safetensors.numpy.save_file(safetensors.numpy.load_file(path) | values, path)
+
+
+def test_a_saved_folder_loads_as_it_was(tiny):
+  loaded = hf.load(tiny.folder)
+  jax.tree.map(np.testing.assert_array_equal, loaded.params, tiny.policy.params)
+  assert loaded.architecture == tiny.policy.architecture
+  assert loaded.tokenizer.end_of_turn_ids == {3, random_models.TOKENS - 2}
+  assert loaded.tokenizer.encode("w5 w9") == [5, 9]
+  assert loaded.source == tiny.folder
+
+
+@pytest.mark.parametrize("case", random_models.CASES)
+def test_every_kind_of_policy_is_saved_and_loaded(tmp_path, case):
+  a = random_models.architecture(case)
+  tokenizer = tokenizer_lib.Tokenizer(random_models.tokenizer())
+  policy = hf.Policy(random_models.params(a), a, tokenizer)
+  hf.save(tmp_path, policy)
+  loaded = hf.load(tmp_path)
+  assert loaded.architecture == a
+  jax.tree.map(np.testing.assert_array_equal, loaded.params, policy.params)
+
+
+def test_a_tied_folder_may_hold_its_head_again(tiny):
+  untied = dataclasses.replace(tiny.policy.architecture, tied=False)
+  params = tiny.policy.params
+  with_head = params | {"head": params["embed"]}
+  tensor_files.save(tiny.folder, with_head, table.base_rows(untied))
+  assert "head" not in hf.load(tiny.folder).params
+
+
+def test_a_tied_folder_with_another_head_is_refused(tiny, nothing_loads):
+  head = np.array(tiny.policy.params["embed"])
+  head[-1, -1] += 1e-5
+  add_tensors(tiny.folder, **{"lm_head.weight": head})
+  with pytest.raises(ValueError, match=r"'lm_head.weight' differs .*tie_word"):
+    hf.load(tiny.folder)
+
+
+def test_buffers_of_old_checkpoints_are_not_read(tiny):
+  name = "model.layers.1.self_attn.rotary_emb.inv_freq"
+  add_tensors(tiny.folder, **{name: np.ones(4, np.float32)})
+  loaded = hf.load(tiny.folder)
+  jax.tree.map(np.testing.assert_array_equal, loaded.params, tiny.policy.params)
+
+
+def test_the_embedding_may_have_more_rows_than_the_tokenizer(tmp_path):
+  a = random_models.architecture("qwen2")
+  assert a.vocab_size > random_models.TOKENS
+  tokenizer = tokenizer_lib.Tokenizer(random_models.tokenizer())
+  hf.save(tmp_path, hf.Policy(random_models.params(a), a, tokenizer))
+  loaded = hf.load(tmp_path)
+  assert loaded.params["embed"].shape[0] == a.vocab_size
+  assert loaded.tokenizer.vocab_size == random_models.TOKENS
+
+
+def test_the_embedding_may_not_have_fewer(tmp_path, nothing_loads):
+  a = random_models.architecture("qwen2", vocab_size=random_models.TOKENS - 1)
+  tokenizer = tokenizer_lib.Tokenizer(random_models.tokenizer())
+  hf.save(tmp_path, hf.Policy(random_models.params(a), a, tokenizer))
+  with pytest.raises(ValueError, match="has 61 tokens, the embedding 60 rows"):
+    hf.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("name", "sentence"),
+  [
+    ("config.json", "no config.json; expected a Hugging Face folder"),
+    ("tokenizer.json", "no tokenizer.json; expected a Hugging Face folder"),
+    ("model.safetensors", "model.safetensors: no such file"),
+  ],
+)
+def test_a_folder_without_a_part_is_refused(
+  tiny, nothing_loads, name, sentence
+):
+  (tiny.folder / name).unlink()
+  with pytest.raises(ValueError, match=sentence):
+    hf.load(tiny.folder)
+
+
+def test_a_folder_without_one_of_its_shards_is_refused(tiny, nothing_loads):
+  hf.save(tiny.folder, tiny.policy, shard_bytes=20_000)
+  shard = sorted(tiny.folder.glob("model-*.safetensors"))[1]
+  shard.unlink()
+  with pytest.raises(ValueError, match=f"{shard.name}: no such file"):
+    hf.load(tiny.folder)
+
+
+def test_a_folder_of_pickled_weights_is_refused(tiny, nothing_loads):
+  weights = tiny.folder / "model.safetensors"
+  weights.rename(tiny.folder / "pytorch_model.bin")
+  with pytest.raises(ValueError, match="Found pytorch_model.bin: load it once"):
+    hf.load(tiny.folder)
+
+
+@pytest.mark.parametrize(
+  ("change", "sentence"),
+  [
+    (
+      {"architectures": ["Qwen3MoeForCausalLM"]},
+      "'Qwen3MoeForCausalLM' is not",
+    ),
+    ({"use_sliding_window": True, "max_window_layers": 1}, "sliding-window"),
+    ({"rope_scaling": {"type": "yarn"}}, "RoPE type 'yarn' is not supported"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config .* is not"),
+    # Weights of another model than the config's.
+    ({"tie_word_embeddings": False}, "lacks tensor 'lm_head.weight'"),
+    ({"num_hidden_layers": 1}, "unknown tensor 'model.layers.1"),
+    ({"intermediate_size": 64}, r"has shape \(48, 32\), expected \(64, 32\)"),
+    ({"architectures": ["LlamaForCausalLM"]}, "unknown tensor .*bias"),
+  ],
+)
+def test_what_the_config_says_wrong_is_refused_with_the_folder_s_name(
+  tiny, nothing_loads, change, sentence
+):
+  change_config(tiny.folder, **change)
+  with pytest.raises(ValueError, match=f"policy: .*{sentence}"):
+    hf.load(tiny.folder)
+
+
+def test_a_damaged_config_is_refused(tiny, nothing_loads):
+  path = tiny.folder / "config.json"
+  path.write_text(path.read_text()[:-9])
+  with pytest.raises(ValueError, match="policy"):
+    hf.load(tiny.folder)
