@@ -44,5 +44,7 @@ def get_config() -> config_lib.ExperimentConfig:
       micro_batch_tokens=640,
       max_micro_batches=48,
     ),
+    # Small enough to keep whole.
+    checkpoint=config_lib.CheckpointConfig(export_dtype="float32"),
     evaluation=config_lib.EvaluationConfig(budgets=(0, 1, 2, 3, 5, 8)),
   )

@@ -3,9 +3,10 @@
     python -m launch.train --config=configs/quickstart.py \
         --output=runs/quickstart/anysearch
 
-The run folder gets config.json, metrics.jsonl, tensorboard/, checkpoints/,
-trajectories/ and policy/ (the trained policy as a Hugging Face folder). The
-same command again resumes from the latest checkpoint.
+The run folder gets config.json, provenance.json, source/, prompts.json,
+metrics.jsonl, tensorboard/, checkpoints/, trajectories/ and policy/ (the
+trained policy as a Hugging Face folder). The same command again resumes from
+the newest checkpoint that is not damaged.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def main(argv) -> None:
   config = launch_flags.read_config()
   parts.setup_jax(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   from anysearch_jax.policy import hf
-  from anysearch_jax.training import loop
+  from anysearch_jax.training import checkpoint, loop
 
   try:
     loop.validate(config)
@@ -48,14 +49,15 @@ def main(argv) -> None:
     source = parts.source(config)
     policy = hf.load(config.policy)
     folder = pathlib.Path(flags.FLAGS.output or f"runs/{config.name}")
+    c = config.curriculum
+    rollouts = c.total_steps // c.steps_per_rollout
+    questions = source.questions(
+      config.data.split, rollouts * config.questions, config.seed
+    )
     claim(folder, config)
+    note(folder, parts.provenance(config, source, questions))
   except ValueError as error:
     sys.exit(f"launch.train: {error}")
-  c = config.curriculum
-  rollouts = c.total_steps // c.steps_per_rollout
-  questions = source.questions(
-    config.data.split, rollouts * config.questions, config.seed
-  )
   trainer = loop.Trainer(
     config,
     policy=policy,
@@ -64,14 +66,21 @@ def main(argv) -> None:
     folder=folder,
   )
   line = progress.Line(rollouts, unit="rollout", clock=time.monotonic)
-  trainer.run(
-    lambda event: line.tick(
-      event.rollout + 1,
-      "phase {phase} em {reward/em:.2f} format {reward/format:.2f} "
-      "searches {rollout/searches:.2f} reward {reward/total:.2f} "
-      "entropy {policy/entropy:.2f}".format(**event.values),
+  try:
+    trainer.run(
+      lambda event: line.tick(
+        event.rollout + 1,
+        "phase {phase} em {reward/em:.2f} format {reward/format:.2f} "
+        "searches {rollout/searches:.2f} reward {reward/total:.2f} "
+        "entropy {policy/entropy:.2f}".format(**event.values),
+      )
     )
-  )
+  except (
+    checkpoint.DamagedError,
+    checkpoint.MismatchError,
+    loop.NotFiniteError,
+  ) as error:
+    sys.exit(f"launch.train: {error}")
   print(f"trained policy: {folder / 'policy'}")
 
 
@@ -105,6 +114,26 @@ def claim(folder: pathlib.Path, config: config_lib.ExperimentConfig) -> None:
       "the folder to start over."
     )
   path.write_text(text)
+
+
+def note(folder: pathlib.Path, provenance: dict) -> None:
+  """Writes what the run learns from, or checks that it is still the same.
+
+  Raises:
+    ValueError: other questions or another corpus than the run began with.
+  """
+  path = folder / "provenance.json"
+  if not path.is_file():
+    path.write_text(json.dumps(provenance, indent=2) + "\n")
+    return
+  began = json.loads(path.read_text())
+  for name in ("questions", "retriever"):
+    if began[name] != provenance[name]:
+      raise ValueError(
+        f"{path}: the run began with {name} {began[name]}, now they are "
+        f"{provenance[name]}; name another --output, or bring the old ones "
+        "back."
+      )
 
 
 if __name__ == "__main__":

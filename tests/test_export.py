@@ -81,7 +81,7 @@ def test_transformers_reads_an_export_of_a_policy_born_here(torch, tmp_path):
   hf.save(tmp_path, policy)
   model = read_by_transformers(tmp_path)
   assert model.config.max_position_embeddings == 512
-  assert model.config.eos_token_id == random_models.TOKENS - 2
+  assert model.config.eos_token_id == [random_models.TOKENS - 2]
   assert model.generation_config.eos_token_id == [random_models.TOKENS - 2]
   tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
   assert tokenizer("w5 w9")["input_ids"] == [5, 9]

@@ -229,6 +229,14 @@ def test_saving_then_loading_rounds_once_to_the_file_type(
   )
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.int8, "float8_e4m3fn"])
+def test_types_that_no_export_has_are_refused(tmp_path, dtype):
+  params = weights.initialize(ROWS, 3)
+  with pytest.raises(ValueError, match="expected one of float32, float16, bfl"):
+    tensor_files.save(tmp_path, params, ROWS, dtype=dtype)
+  assert not list(tmp_path.iterdir())
+
+
 # A matrix has 192 bytes, the vector 24.
 @pytest.mark.parametrize(
   ("shard_bytes", "held"),

@@ -21,6 +21,7 @@ def render(
   base_model: str,
   rollout: int,
   dtype: str,
+  evaluated_dtype: str = "",
   prompt: str = "",
   rows: Sequence[metrics.Row] = (),
   resamples: int = 10_000,
@@ -34,6 +35,7 @@ def render(
     base_model: name of the model that training began with, "" if unknown.
     rollout: rollouts trained.
     dtype: of the exported weights.
+    evaluated_dtype: of the weights that were evaluated, "" for the same.
     prompt: one prompt as the policy reads it.
     rows: evaluations of this very policy.
     resamples: of the bootstrap behind TP's intervals.
@@ -74,6 +76,8 @@ def render(
     fence = "`" * (4 if "```" in prompt else 3)
     parts += ["## Prompt", f"{fence}\n{prompt}\n{fence}"]
   parts += ["## Evaluation", *(_evaluation(row, resamples) for row in rows)]
+  if rows and evaluated_dtype not in ("", dtype):
+    parts.append(f"Measured with the weights in {evaluated_dtype}.")
   if not rows:
     parts.append("This policy was not evaluated when it was exported.")
   parts += [

@@ -139,28 +139,33 @@ def save(
 
 
 def save_files(
-  folder: str | pathlib.Path, policy: Policy, *, dtype: Any = np.float32
+  folder: str | pathlib.Path, policy: Policy, *, dtype: Any = None
 ) -> None:
-  """Writes configuration and tokenizer; `source`'s own where there is one."""
-  folder, name = pathlib.Path(folder), jnp.dtype(dtype).name
+  """Writes configuration and tokenizer; `source`'s own where there is one.
+
+  Args:
+    folder: exists.
+    policy: its parameters are not looked at.
+    dtype: what config.json says of the weights; None is what it said.
+  """
+  folder = pathlib.Path(folder)
   if policy.source is None:
+    ids = sorted(policy.tokenizer.end_of_turn_ids)
     hf = architecture_lib.to_hf(
-      policy.architecture,
-      dtype=name,
-      eos_token_id=sorted(policy.tokenizer.end_of_turn_ids),
+      policy.architecture, dtype="float32", eos_token_id=ids
     )
     policy.tokenizer.hf.save_pretrained(folder)
-    _write_json(
-      folder / "generation_config.json", {"eos_token_id": hf["eos_token_id"]}
-    )
+    _write_json(folder / "generation_config.json", {"eos_token_id": ids})
   else:
     for pattern in _FILES:
       for path in sorted(policy.source.glob(pattern)):
         if path.is_file():
           shutil.copyfile(path, folder / path.name)
     hf = json.loads((policy.source / "config.json").read_text())
+  if dtype is not None:
     # The older dialect's key, where the folder speaks it.
-    hf["torch_dtype" if "torch_dtype" in hf else "dtype"] = name
+    key = "torch_dtype" if "torch_dtype" in hf else "dtype"
+    hf[key] = jnp.dtype(dtype).name
   _write_json(folder / "config.json", hf)
 
 

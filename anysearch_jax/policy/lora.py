@@ -6,11 +6,13 @@ decoder adds `scale * x A B` to what the frozen weight gives.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 
+from anysearch_jax import config as config_lib
 from anysearch_jax import weights
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import table, transformer
@@ -18,15 +20,31 @@ from anysearch_jax.policy import table, transformer
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
-def validate(lora: architecture_lib.Lora) -> None:
+def attach(
+  a: architecture_lib.Architecture, config: config_lib.LoraConfig
+) -> architecture_lib.Architecture:
+  """`a` with the adapters of a configuration; as it is where that has none.
+
+  Raises:
+    ValueError: settings that make no adapter.
+  """
+  validate(config)
+  if not config.rank:
+    return a
+  adapters = architecture_lib.Lora(config.rank, config.alpha, config.targets)
+  return dataclasses.replace(a, lora=adapters)
+
+
+def validate(config: config_lib.LoraConfig) -> None:
   """Raises ValueError with a sentence for settings that make no adapter."""
-  if lora.rank < 1:
-    raise ValueError(f"lora.rank: found {lora.rank}, expected 1 or more.")
-  unknown = [t for t in lora.targets if t not in TARGETS]
-  if unknown or len(set(lora.targets)) < max(1, len(lora.targets)):
+  if config.rank < 0:
+    raise ValueError(f"lora.rank: found {config.rank}, expected 0 or more.")
+  unknown = set(config.targets) - set(TARGETS)
+  repeated = len(set(config.targets)) < len(config.targets)
+  if unknown or repeated or (config.rank and not config.targets):
     raise ValueError(
-      f"lora.targets: found {', '.join(lora.targets) or 'none'}; expected some "
-      f"of {', '.join(TARGETS)}, each once."
+      f"lora.targets: found {', '.join(config.targets) or 'none'}; expected "
+      f"some of {', '.join(TARGETS)}, each once."
     )
 
 

@@ -49,6 +49,10 @@ class DamagedError(RuntimeError):
   """No checkpoint that may be used is as it was written."""
 
 
+class MismatchError(ValueError):
+  """A checkpoint is of another run or policy than the one that reads it."""
+
+
 class Saved(NamedTuple):
   """What a run goes on from; `rollout` is the next one to run.
 
@@ -177,7 +181,7 @@ class Checkpoints:
         to (arrays or `jax.ShapeDtypeStruct`); the rest is not looked at.
 
     Raises:
-      ValueError: the checkpoint holds arrays of other names or shapes.
+      MismatchError: the checkpoint holds arrays of other names or shapes.
     """
     found = rollouts(self._folder)
     if not found:
@@ -264,14 +268,14 @@ def read(folder: str | pathlib.Path, rollout: int, item: str, like: Any) -> Any:
       type and sharding, which need not be the sharding it was saved with.
 
   Raises:
-    ValueError: the first array that differs in name, shape or type.
+    MismatchError: the first array that differs in name, shape or type.
   """
   path = pathlib.Path(folder).absolute() / str(rollout) / item
   metadata = ocp.StandardCheckpointHandler().metadata(path)
   found, expected = _leaves(metadata.tree), _leaves(like)
   for name in [*expected, *found]:
     if found.get(name) != expected.get(name):
-      raise ValueError(
+      raise MismatchError(
         f"{path}: {name} is {found.get(name, 'not there')}, expected "
         f"{expected.get(name, 'no such array')}; the checkpoint is of another "
         "policy or optimizer."

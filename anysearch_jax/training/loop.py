@@ -16,7 +16,7 @@ import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import curriculum, records, types
-from anysearch_jax.policy import hf
+from anysearch_jax.policy import hf, lora, transformer
 from anysearch_jax.rollout import driver, episode, sampling
 from anysearch_jax.rollout import engine as engine_lib
 from anysearch_jax.training import (
@@ -49,6 +49,7 @@ def validate(config: config_lib.ExperimentConfig) -> None:
   curriculum.validate(config.curriculum)
   sampling.validate_training(config.sampling)
   checkpoint.validate(config.checkpoint)
+  lora.validate(config.lora)
   trajectories = config.questions * config.group
   if trajectories % config.curriculum.steps_per_rollout:
     raise ValueError(
@@ -83,9 +84,10 @@ class Trainer:
     questions: the training stream; rollout r takes its r-th `config.questions`
       of them, from the start again when it ends.
     retriever: answers the searches.
-    folder: of the run; exists. Gets `prompts.json`, `metrics.jsonl`,
-      `tensorboard/`, `checkpoints/`, `trajectories/` and, at the end,
-      `policy/` (a Hugging Face folder).
+    folder: of the run; exists. Gets `source/` (what an export copies of the
+      start), `prompts.json`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`,
+      `trajectories/` and, at the end, `policy/` (a Hugging Face folder) and,
+      with adapters, `adapter/` (a PEFT folder).
     clock: seconds.
   """
 
@@ -105,10 +107,13 @@ class Trainer:
     self._retriever = retriever
     self._folder = folder
     self._clock = clock
-    a = policy.architecture
+    self._a = a = lora.attach(policy.architecture, config.lora)
     tx = train_step.optimizer(a, config.optimizer)
     self._reference = jax.tree.map(jnp.asarray, policy.params)
-    self._state = train_step.init(policy.params, tx)
+    trained = (
+      policy.params if a.lora is None else lora.initialize(a, config.seed)
+    )
+    self._state = train_step.init(trained, tx)
     self._step = train_step.make(
       train_step.grpo_loss(
         a,
@@ -120,7 +125,7 @@ class Trainer:
     )
     self._curriculum = curriculum.init(config.curriculum, config.seed)
     self._engine = engine_lib.JaxEngine(
-      self._reference,
+      self._reference if a.lora is None else self._params(),
       a,
       policy.tokenizer,
       config=config.engine,
@@ -130,6 +135,7 @@ class Trainer:
     # Of the whole run, whatever it was resumed from.
     self._counters = {"run": Counter(), "engine": self._engine.counters}
     (folder / "trajectories").mkdir(exist_ok=True)
+    self._write_source()
     self._write_prompts()
 
   def run(self, on_event: Callable[[Event], None] = lambda event: None) -> None:
@@ -138,8 +144,9 @@ class Trainer:
     Raises:
       NotFiniteError: a step was not finite; its rollout is dumped.
       checkpoint.DamagedError: there are checkpoints and none is sound.
-      ValueError: the checkpoint is of a run with another seed, other questions
-        or another policy, or `checkpoint.best_metric` is not a metric.
+      checkpoint.MismatchError: the checkpoint is of a run with another seed,
+        other questions or another policy.
+      ValueError: `checkpoint.best_metric` is not a metric.
     """
     config, c = self._config, self._config.curriculum
     rollouts = c.total_steps // c.steps_per_rollout
@@ -159,11 +166,33 @@ class Trainer:
           self._record(f"rollout-{rollout:05d}", scored)
           checkpoints.save(self._saved(rollout + 1), quality)
         on_event(Event(rollout, rollouts, values))
-    hf.save(
-      self._folder / "policy",
-      self._policy._replace(params=self._state.params),
-      dtype=jnp.dtype(config.checkpoint.export_dtype),
+    self._write_policy()
+
+  def _params(self) -> transformer.Params:
+    """All of the policy's parameters as they stand."""
+    if self._a.lora is None:
+      return self._state.params
+    return lora.combine(self._reference, self._state.params)
+
+  def _write_source(self) -> None:
+    """Keeps what an export needs of the start, wherever that came from."""
+    folder = self._folder / "source"
+    if not folder.is_dir():
+      with hf.appears_whole(folder) as beside:
+        hf.save_files(beside, self._policy)
+
+  def _write_policy(self) -> None:
+    trained = self._policy._replace(
+      params=self._params(),
+      architecture=self._a,
+      source=self._folder / "source",
     )
+    dtype = self._config.checkpoint.export_dtype
+    hf.save(self._folder / "policy", trained, dtype=dtype)
+    if self._a.lora is not None:
+      hf.save_adapter(
+        self._folder / "adapter", trained, base=self._config.policy
+      )
 
   def _write_prompts(self) -> None:
     """Stores both prompts as the policy reads them, for one question."""
@@ -205,7 +234,7 @@ class Trainer:
     expected = self._saved(saved.rollout).progress
     for name in ("rollout", "seed", "questions"):
       if saved.progress[name] != expected[name]:
-        raise ValueError(
+        raise checkpoint.MismatchError(
           f"The checkpoint of rollout {saved.rollout} has {name} "
           f"{saved.progress[name]}, this run has {expected[name]}; resume with "
           "what the run began with, or name another folder."
@@ -213,7 +242,7 @@ class Trainer:
     self._state, self._curriculum = saved.state, saved.curriculum
     for group, counts in saved.progress["counters"].items():
       self._counters[group].update(counts)
-    self._engine.set_params(self._state.params, saved.rollout)
+    self._engine.set_params(self._params(), saved.rollout)
     return saved.rollout
 
   def _rollout(
@@ -230,7 +259,7 @@ class Trainer:
     generated = self._clock()
     scored = self._score(sampled, np.asarray(assignment.budgets))
     stepped = self._optimize(rollout, scored)
-    self._engine.set_params(self._state.params, rollout + 1)
+    self._engine.set_params(self._params(), rollout + 1)
     self._curriculum = curriculum.record(
       self._curriculum,
       np.repeat(scored.budgets, self._config.group),

@@ -1,0 +1,104 @@
+"""Our decoder's numbers beside those of transformers, family by family.
+
+    python -m bench.parity [--hf=DIR] [--tokens=288]
+
+Prints for small random models of every supported kind, or for the one in DIR,
+how far logits and log-probabilities of the whole vocabulary lie apart: largest
+and mean in float32, mean where both sides compute in bfloat16; and the largest
+difference of a gradient, relative to its tensor's largest value (random models
+only). Both sides hold DIR in memory, in float32.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+from collections.abc import Iterator
+
+from absl import app, flags
+
+from launch import parts
+
+_HF = flags.DEFINE_string("hf", "", "Folder of a real model to compare.")
+_TOKENS = flags.DEFINE_integer("tokens", 288, "Length of the compared rows.")
+_THREADS = flags.DEFINE_integer("threads", 0, "CPU threads; 0 is all.")
+_COLUMNS = (
+  "max |dlogit|",
+  "mean",
+  "max |dlogp|",
+  "mean",
+  "bf16 mean |dlogp|",
+  "max rel dgrad",
+)
+# What the tests hold the random models to.
+_BOUNDS = ("1e-04", "", "5e-05", "", "5e-02", "3e-05")
+
+
+def main(argv) -> None:
+  del argv
+  parts.setup_jax(threads=_THREADS.value, cache=".jax_cache")
+
+  rows = _real(_HF.value) if _HF.value else _random()
+  _show("", _COLUMNS)
+  for name, numbers in rows:
+    _show(name, [f"{number:.1e}" for number in numbers])
+  _show("bounds", _BOUNDS)
+
+
+def _random() -> Iterator[tuple[str, list[float]]]:
+  from bench import pairs, random_models
+
+  for case in random_models.CASES:
+    with tempfile.TemporaryDirectory() as folder:
+      pair = pairs.Pair.random(case, pathlib.Path(folder))
+    tokens = random_models.random_tokens((4, _TOKENS.value))
+    gradients = [
+      abs(ours - theirs).max() / abs(theirs).max()
+      for _, ours, theirs in pair.gradients(tokens[:2, :49])
+    ]
+    yield case, [*_forward(pair, tokens), max(gradients)]
+
+
+def _real(folder: str) -> Iterator[tuple[str, list[float]]]:
+  import torch
+  import transformers
+
+  from anysearch_jax.policy import hf
+  from bench import pairs, random_models
+
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+    folder, dtype=torch.float32
+  )
+  policy = hf.load(folder)
+  tokens = random_models.random_tokens(
+    (1, _TOKENS.value), policy.tokenizer.vocab_size
+  )
+  pair = pairs.Pair(model.eval(), policy)
+  yield pathlib.Path(folder).name, _forward(pair, tokens)
+
+
+def _forward(pair, tokens) -> list[float]:
+  """The five columns of logits and log-probabilities."""
+  import jax.numpy as jnp
+  import torch
+
+  from bench import pairs
+
+  ours, theirs = pair.ours(tokens), pair.theirs(tokens)
+  logit = abs(ours - theirs)
+  logp = abs(pairs.log_softmax(ours) - pairs.log_softmax(theirs))
+  half = abs(
+    pairs.log_softmax(pair.ours(tokens, dtype=jnp.bfloat16))
+    - pairs.log_softmax(pair.theirs(tokens, dtype=torch.bfloat16))
+  )
+  return [logit.max(), logit.mean(), logp.max(), logp.mean(), half.mean()]
+
+
+def _show(name: str, cells) -> None:
+  widths = [max(len(column) + 2, 9) for column in _COLUMNS]
+  line = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths))
+  print(f"{name:<20}{line}", flush=True)
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,104 @@
+"""Exports a training run's policy as a Hugging Face folder.
+
+    python -m launch.export_hf --checkpoint=runs/x/checkpoints --output=DIR
+
+Writes sharded safetensors, the configuration, tokenizer and chat template that
+training began with, and a model card made from the run. transformers, SGLang
+and vLLM load the folder. It appears whole or not at all. Adapters (LoRA) are
+added into the weights of the policy that training began with;
+`--adapter=DIR` writes them as a PEFT folder too.
+
+Everything is held in float32 on the devices at hand; where these are too
+small, set JAX_PLATFORMS=cpu.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import sys
+
+from absl import app, flags
+
+from launch import flags as launch_flags
+from launch import parts
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def define_flags() -> None:
+  """The command's flags; only the command that runs defines them."""
+  flags.DEFINE_string(
+    "checkpoint", None, "A run's folder, or its checkpoints/.", required=True
+  )
+  flags.DEFINE_string("output", None, "Folder to write.", required=True)
+  flags.DEFINE_integer("rollout", None, "Checkpoint; default: newest sound.")
+  flags.DEFINE_enum(
+    "dtype", "bfloat16", ["bfloat16", "float16", "float32"], "Of the weights."
+  )
+  flags.DEFINE_string("max_shard_size", "5GB", "Most bytes a file.")
+  flags.DEFINE_string(
+    "base", "", "Starting policy of a LoRA run; default: as configured."
+  )
+  flags.DEFINE_string("adapter", "", "Also write a LoRA run's PEFT folder.")
+  flags.DEFINE_bool("overwrite", False, "Replace folders that exist.")
+  launch_flags.define_process()
+
+
+def main(argv) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+  f = flags.FLAGS
+  parts.setup_jax(threads=f.threads, cache=f.cache)
+  from anysearch_jax import export
+  from anysearch_jax.policy import hf
+  from anysearch_jax.training import checkpoint
+
+  run = pathlib.Path(f.checkpoint)
+  if run.name == "checkpoints":
+    run = run.parent
+  try:
+    shard_bytes = size(f.max_shard_size)
+    for folder in filter(None, (f.output, f.adapter)):
+      if pathlib.Path(folder).exists() and not f.overwrite:
+        raise ValueError(
+          f"{folder} exists; name another folder, or pass --overwrite."
+        )
+    rollout, config, policy = export.load_policy(
+      run, rollout=f.rollout, base=f.base
+    )
+    if f.adapter and policy.architecture.lora is None:
+      raise ValueError(f"--adapter: {run} was trained without adapters.")
+    if f.adapter:
+      hf.save_adapter(f.adapter, policy, base=f.base or config.policy)
+    hf.save(
+      f.output,
+      policy,
+      dtype=f.dtype,
+      shard_bytes=shard_bytes,
+      texts={
+        "README.md": export.card(run, config, rollout=rollout, dtype=f.dtype)
+      },
+    )
+  except (ValueError, FileNotFoundError, checkpoint.DamagedError) as error:
+    sys.exit(f"launch.export_hf: {error}")
+  print(f"policy after {rollout} rollouts: {f.output}")
+
+
+def size(text: str) -> int:
+  """Bytes of "5GB", "200MB", "1000".
+
+  Raises:
+    ValueError: anything else.
+  """
+  match = re.fullmatch(r"(\d+)\s*([KMG]B)?", text.strip().upper())
+  if not match or not int(match[1]):
+    raise ValueError(
+      f"--max_shard_size={text}: expected a size as 5GB, 200MB or 1000."
+    )
+  return int(match[1]) * _UNITS[match[2] or ""]
+
+
+if __name__ == "__main__":
+  define_flags()
+  launch_flags.run(main)
