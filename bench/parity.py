@@ -4,9 +4,10 @@
 
 Prints for small random models of every supported kind, or for the one in DIR,
 how far logits and log-probabilities of the whole vocabulary lie apart: largest
-and mean in float32, mean where both sides compute in bfloat16; and the largest
-difference of a gradient, relative to its tensor's largest value (random models
-only). Both sides hold DIR in memory, in float32.
+and mean in float32; mean where both sides compute in bfloat16, and where each
+does, from transformers in float32; and the largest difference of a gradient,
+relative to its tensor's largest value (random models only). Both sides hold DIR
+in memory, in float32.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ _COLUMNS = (
   "mean",
   "max |dlogp|",
   "mean",
-  "bf16 mean |dlogp|",
+  "bf16 |dlogp|",
+  "ours-fp32",
+  "theirs-fp32",
   "max rel dgrad",
 )
 # What the tests hold the random models to.
-_BOUNDS = ("1e-04", "", "5e-05", "", "5e-02", "3e-05")
+_BOUNDS = ("1e-04", "", "5e-05", "", "5e-02", "", "", "3e-05")
 
 
 def main(argv) -> None:
@@ -78,7 +81,7 @@ def _real(folder: str) -> Iterator[tuple[str, list[float]]]:
 
 
 def _forward(pair, tokens) -> list[float]:
-  """The five columns of logits and log-probabilities."""
+  """All columns but that of the gradients."""
   import jax.numpy as jnp
   import torch
 
@@ -86,12 +89,24 @@ def _forward(pair, tokens) -> list[float]:
 
   ours, theirs = pair.ours(tokens), pair.theirs(tokens)
   logit = abs(ours - theirs)
-  logp = abs(pairs.log_softmax(ours) - pairs.log_softmax(theirs))
-  half = abs(
-    pairs.log_softmax(pair.ours(tokens, dtype=jnp.bfloat16))
-    - pairs.log_softmax(pair.theirs(tokens, dtype=torch.bfloat16))
+  ours_logp, logp, ours_half, half = map(
+    pairs.log_softmax,
+    (
+      ours,
+      theirs,
+      pair.ours(tokens, dtype=jnp.bfloat16),
+      pair.theirs(tokens, dtype=torch.bfloat16),
+    ),
   )
-  return [logit.max(), logit.mean(), logp.max(), logp.mean(), half.mean()]
+  return [
+    logit.max(),
+    logit.mean(),
+    abs(ours_logp - logp).max(),
+    abs(ours_logp - logp).mean(),
+    abs(ours_half - half).mean(),
+    abs(ours_half - logp).mean(),
+    abs(half - logp).mean(),
+  ]
 
 
 def _show(name: str, cells) -> None:

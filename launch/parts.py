@@ -60,7 +60,9 @@ def provenance(
       "count": len(questions),
       "sha256": digest.hexdigest(),
     },
-    "retriever": source.retriever.identity(questions[0].corpus),
+    "retriever": source.retriever.identity(
+      sorted({q.corpus for q in questions})
+    ),
     "packages": {
       name: importlib.metadata.version(name)
       for name in ("jax", "flax", "optax", "orbax-checkpoint", "transformers")

@@ -82,15 +82,16 @@ class LexicalRetriever:
     """
     return self._cached(query, k, corpus)
 
-  def identity(self, corpus: str = "") -> dict[str, Any]:
-    """What answers come from: the method's settings, the corpus by its hash.
+  def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
+    """What answers come from: the method's settings, the corpora by their hash.
 
     `sha256` is of the passages' titles and texts in order.
     """
-    passages = self._passages(corpus)
-    digest = hashlib.sha256()
-    for passage in passages:
-      for text in (passage.title, passage.text):
+    digest, count = hashlib.sha256(), 0
+    for corpus in corpora:
+      passages = self._passages(corpus)
+      count += len(passages)
+      for text in (t for p in passages for t in (p.title, p.text)):
         data = text.encode()
         # Lengths keep "ab" + "c" and "a" + "bc" apart.
         digest.update(len(data).to_bytes(8, "little") + data)
@@ -98,8 +99,8 @@ class LexicalRetriever:
       "kind": "bm25",
       **self._parameters,
       "title_weight": self._title_weight,
-      "corpus": corpus,
-      "passages": len(passages),
+      "corpora": len(corpora),
+      "passages": count,
       "sha256": digest.hexdigest(),
     }
 

@@ -17,6 +17,7 @@ import pathlib
 
 import pytest
 
+from anysearch_jax import tensor_files
 from anysearch_jax import tokenizer as tokenizer_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -32,6 +33,16 @@ def torch():
     "torch",
     reason="oracle tests need torch==2.13.0 (requirements-test.txt)",
   )
+
+
+@pytest.fixture
+def nothing_loads(monkeypatch):
+  """A refusal must come before anything is allocated."""
+
+  def fail(*args):
+    raise AssertionError("a parameter was allocated")
+
+  monkeypatch.setattr(tensor_files, "_place", fail)
 
 
 @pytest.fixture(scope="session")

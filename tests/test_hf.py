@@ -31,16 +31,6 @@ def tiny(tmp_path):
   return types.SimpleNamespace(folder=tmp_path / "policy", policy=policy)
 
 
-@pytest.fixture
-def nothing_loads(monkeypatch):
-  """A refusal must come before anything is allocated."""
-
-  def fail(*args):
-    raise AssertionError("a parameter was allocated")
-
-  monkeypatch.setattr(tensor_files, "_place", fail)
-
-
 def change_config(folder, **values):
   path = folder / "config.json"
   path.write_text(json.dumps(json.loads(path.read_text()) | values))

@@ -4,96 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pathlib
 import shutil
 
 import jax
 import ml_dtypes
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
+import small_run
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import tokenizer as tokenizer_lib
-from anysearch_jax.data import world as world_lib
-from anysearch_jax.data import world_tokenizer
 from anysearch_jax.evaluation import harness
-from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import hf, transformer
+from anysearch_jax.policy import hf
 from anysearch_jax.training import checkpoint, loop
-from retrieval import lexical
-
-_CONFIG = config_lib.ExperimentConfig(
-  questions=4,
-  group=2,
-  save_every=2,
-  curriculum=config_lib.CurriculumConfig(
-    max_budget=2,
-    phase1_steps=4,
-    total_steps=8,
-    steps_per_rollout=2,
-    window=4,
-  ),
-  optimizer=config_lib.OptimizerConfig(learning_rate=1e-3),
-  episode=config_lib.EpisodeConfig(
-    prompts="world", max_generated=24, max_context=110
-  ),
-  engine=config_lib.EngineConfig(
-    slots=8,
-    kv_buckets=(128,),
-    lanes=(8,),
-    prefill_lanes=4,
-    prefill_chunk=16,
-    decode_steps=8,
-  ),
-  batch=config_lib.BatchConfig(
-    row_lengths=(128,), micro_batch_tokens=256, max_micro_batches=8
-  ),
-  # The tests read exact weights from `policy/`.
-  checkpoint=config_lib.CheckpointConfig(export_dtype="float32"),
-)
 
 
 @pytest.fixture(scope="module")
 def parts():
-  world = world_lib.World()
-  codec = tokenizer_lib.Tokenizer(world_tokenizer.build_tokenizer(world))
-  a = architecture_lib.Architecture(
-    family="qwen3",
-    vocab_size=codec.vocab_size,
-    d_model=16,
-    layers=1,
-    heads=2,
-    kv_heads=1,
-    head_dim=8,
-    mlp_dim=16,
-    qk_norm=True,
-    tied=True,
-  )
-  return {
-    "policy": hf.Policy(transformer.initialize(a, 0), a, codec),
-    "questions": world.questions("train", 32, 0),
-    "retriever": lexical.LexicalRetriever(world.corpus),
-  }
-
-
-def _run(folder: pathlib.Path, parts, config=_CONFIG, *, rollouts=None):
-  """Trains; stops as a kill would after `rollouts` of them."""
-
-  class KilledError(Exception):
-    pass
-
-  def on_event(event):
-    if rollouts is not None and event.rollout + 1 == rollouts:
-      raise KilledError
-
-  folder.mkdir(exist_ok=True)
-  loop.validate(config)
-  trainer = loop.Trainer(config, folder=folder, **parts)
-  try:
-    trainer.run(on_event)
-  except KilledError:
-    pass
+  return small_run.parts()
 
 
 def _metrics(folder):
@@ -112,7 +41,7 @@ def _metrics(folder):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, parts):
   folder = tmp_path_factory.mktemp("run")
-  _run(folder, parts)
+  small_run.train(folder, parts)
   return folder
 
 
@@ -153,9 +82,9 @@ def test_training_moves_the_policy(finished, parts):
 
 def test_a_killed_run_resumes_to_the_same_bits(finished, parts, tmp_path):
   folder = tmp_path / "run"
-  _run(folder, parts, rollouts=3)  # The checkpoint is of rollout 2.
+  small_run.train(folder, parts, rollouts=3)  # The checkpoint is of rollout 2.
   assert len(_metrics(folder)) == 3
-  _run(folder, parts)
+  small_run.train(folder, parts)
   assert _metrics(folder) == _metrics(finished)
   ours, theirs = (hf.load(f / "policy").params for f in (folder, finished))
   jax.tree.map(np.testing.assert_array_equal, ours, theirs)
@@ -172,7 +101,7 @@ def test_a_run_survives_a_flipped_bit_in_its_newest_checkpoint(
   content = bytearray(file.read_bytes())
   content[len(content) // 2] ^= 1
   file.write_bytes(content)
-  _run(folder, parts)
+  small_run.train(folder, parts)
   assert str(file) in caplog.text
   assert _metrics(folder) == _metrics(finished)
   ours, theirs = (hf.load(f / "policy").params for f in (folder, finished))
@@ -203,7 +132,9 @@ def test_a_finished_run_exports_again_in_the_type_that_is_asked_for(
   folder = tmp_path / "run"
   shutil.copytree(finished, folder)
   keep = config_lib.CheckpointConfig(export_dtype="bfloat16")
-  _run(folder, parts, dataclasses.replace(_CONFIG, checkpoint=keep))
+  small_run.train(
+    folder, parts, dataclasses.replace(small_run.CONFIG, checkpoint=keep)
+  )
   ours, theirs = (
     safetensors.numpy.load_file(f / "policy" / "model.safetensors")
     for f in (folder, finished)
@@ -229,7 +160,9 @@ def test_a_run_does_not_resume_on_other_terms(
   shutil.copytree(finished, folder)
   parts = parts | {"questions": parts["questions"][:questions]}
   with pytest.raises(ValueError, match=message):
-    _run(folder, parts, dataclasses.replace(_CONFIG, seed=seed))
+    small_run.train(
+      folder, parts, dataclasses.replace(small_run.CONFIG, seed=seed)
+    )
 
 
 def test_a_step_that_is_not_finite_stops_the_run(parts, tmp_path):
@@ -237,14 +170,107 @@ def test_a_step_that_is_not_finite_stops_the_run(parts, tmp_path):
   broken = jax.tree.map(np.copy, policy.params)
   broken["norm"][0] = np.nan
   with pytest.raises(loop.NotFiniteError, match="not-finite-0"):
-    _run(tmp_path, parts | {"policy": policy._replace(params=broken)})
+    small_run.train(
+      tmp_path, parts | {"policy": policy._replace(params=broken)}
+    )
   dumped = tmp_path / "trajectories" / "not-finite-0.jsonl"
   assert len(dumped.read_text().splitlines()) == 4
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory, parts):
+  """A run that trains adapters on three of the projections."""
+  folder = tmp_path_factory.mktemp("adapted")
+  small_run.train(folder, parts, ADAPTED)
+  return folder
+
+
+ADAPTED = dataclasses.replace(
+  small_run.CONFIG,
+  lora=config_lib.LoraConfig(rank=2, alpha=6.0, targets=("q", "o", "down")),
+)
+
+
+def _adapters(folder):
+  flat = safetensors.numpy.load_file(folder / "adapter_model.safetensors")
+  prefix = "base_model.model.model.layers.0."
+  return {name.removeprefix(prefix): x for name, x in flat.items()}
+
+
+def test_adapters_alone_are_trained(adapted, parts):
+  adapters = _adapters(adapted / "adapter")
+  assert sorted(adapters) == [
+    f"{module}.lora_{factor}.weight"
+    for module in ("mlp.down_proj", "self_attn.o_proj", "self_attn.q_proj")
+    for factor in "AB"
+  ]
+  assert all(np.abs(x).min() > 0 for x in adapters.values())
+  exported = safetensors.numpy.load_file(
+    adapted / "policy" / "model.safetensors"
+  )
+  began = parts["policy"].params
+  np.testing.assert_array_equal(
+    exported["model.embed_tokens.weight"], began["embed"]
+  )
+  layer = {k: np.asarray(v[0], np.float64) for k, v in began["layers"].items()}
+  files = {
+    "self_attn.q_proj": layer["q"].reshape(16, 16).T,
+    "self_attn.o_proj": layer["o"].reshape(16, 16).T,
+    "mlp.down_proj": layer["down"].T,
+    "self_attn.v_proj": layer["v"].reshape(16, 8).T,
+    "mlp.gate_proj": layer["gate"].T,
+  }
+  for module, weight in files.items():
+    if f"{module}.lora_A.weight" in adapters:
+      a, b = (
+        adapters[f"{module}.lora_{f}.weight"].astype(np.float64) for f in "AB"
+      )
+      weight = weight + 6.0 / 2 * b @ a
+    np.testing.assert_allclose(
+      exported[f"model.layers.0.{module}.weight"], weight, rtol=0, atol=1e-7
+    )
+
+
+def test_adapters_are_sampled_and_scored_by_one_forward(adapted):
+  records = _metrics(adapted)
+  assert len(records) == 4
+  assert all(r["policy/engine_gap_max"] < 1e-5 for r in records)
+  # The reference is the base without adapters, which they leave in time.
+  assert records[0]["loss/kl"] < records[-1]["loss/kl"]
+
+
+def test_a_checkpoint_holds_the_adapters_and_their_moments(adapted):
+  folder = adapted / "checkpoints" / "4"
+  shapes = [
+    leaf.shape
+    for item in ("params", "optimizer")
+    for leaf in jax.tree.leaves(
+      ocp.StandardCheckpointHandler().metadata(folder / item).tree
+    )
+  ]
+  assert shapes
+  assert all(2 in shape for shape in shapes if shape)
+
+
+def test_a_killed_run_of_adapters_resumes_to_the_same_bits(
+  adapted, parts, tmp_path
+):
+  folder = tmp_path / "run"
+  small_run.train(folder, parts, ADAPTED, rollouts=3)
+  small_run.train(folder, parts, ADAPTED)
+  assert _metrics(folder) == _metrics(adapted)
+  ours, theirs = (_adapters(f / "adapter") for f in (folder, adapted))
+  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
+    ({"lora": config_lib.LoraConfig(rank=-1)}, "lora.rank: found -1"),
+    (
+      {"lora": config_lib.LoraConfig(rank=2, targets=("q", "embed"))},
+      "found q, embed; expected some of q, k, v",
+    ),
     ({"questions": 3, "group": 3}, "do not divide"),
     ({"sampling": config_lib.SamplingConfig(top_p=0.9)}, "top_p"),
     ({"batch": config_lib.BatchConfig(row_lengths=(64,))}, "row_lengths"),
@@ -264,12 +290,12 @@ def test_a_step_that_is_not_finite_stops_the_run(parts, tmp_path):
 )
 def test_what_cannot_run_is_refused(changes, message):
   with pytest.raises(ValueError, match=message):
-    loop.validate(dataclasses.replace(_CONFIG, **changes))
+    loop.validate(dataclasses.replace(small_run.CONFIG, **changes))
 
 
 def test_the_harness_plays_every_cell_once(parts, tmp_path):
   config = dataclasses.replace(
-    _CONFIG,
+    small_run.CONFIG,
     evaluation=config_lib.EvaluationConfig(budgets=(0, 2), seeds=(1, 2)),
   )
   ticks = []

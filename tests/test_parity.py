@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import transformers
 
+from anysearch_jax.policy import hf
 from bench import random_models
 
 pairs = pytest.importorskip(
@@ -118,3 +122,17 @@ def test_the_llama_cases_reach_far_beyond_the_original_context(make_pair):
   """Else their parity would not show that scaling is applied."""
   a = make_pair("llama").policy.architecture
   assert a.rope_scaling.original_context * 8 < TOKENS
+
+
+def test_the_shipped_policy_is_the_same_trained_model_in_transformers(torch):
+  folder = pathlib.Path(__file__).parent.parent / "configs/quickstart_policy"
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+    folder, dtype=torch.float32
+  ).eval()
+  shipped = pairs.Pair(model, hf.load(folder))
+  tokens = random_models.random_tokens(
+    (ROWS, TOKENS), shipped.policy.tokenizer.vocab_size
+  )
+  theirs = shipped.theirs(tokens)
+  assert np.abs(theirs).max() > 10  # Trained, unlike the others.
+  np.testing.assert_allclose(shipped.ours(tokens), theirs, rtol=0, atol=1e-4)

@@ -82,10 +82,9 @@ def render(
     parts.append("This policy was not evaluated when it was exported.")
   parts += [
     "## Limits",
-    "The policy was trained with the retriever and corpus above and with "
-    f"budgets of {_budgets(c)}; other ones are not covered by what is measured "
-    "here. It repeats what passages say, right or wrong. The base model's "
-    "licence applies to it.",
+    "The policy learned with the retriever, corpus and budgets above. Others "
+    "are covered by what is measured here or not at all. It repeats what "
+    "passages say, right or wrong. The base model's licence applies.",
   ]
   return "\n\n".join(parts) + "\n"
 
