@@ -16,14 +16,65 @@ import jax
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import weights
+from anysearch_jax import tensor_files, weights
 from anysearch_jax.evaluation import metrics, model_card, report
 from anysearch_jax.policy import hf, lora, sharding, table
 from anysearch_jax.training import checkpoint
 
 
+def write(
+  run: str | pathlib.Path,
+  output: str | pathlib.Path,
+  *,
+  rollout: int | None = None,
+  dtype: str = "bfloat16",
+  shard_bytes: int = tensor_files.SHARD_BYTES,
+  base: str | pathlib.Path = "",
+  adapter: str | pathlib.Path = "",
+  overwrite: bool = False,
+) -> int:
+  """Exports a run's policy, its adapters merged, with a model card.
+
+  Args:
+    run, rollout, base: as for `load_policy`.
+    output: folder to write.
+    dtype: of the weights: bfloat16, float16 or float32.
+    shard_bytes: most bytes a file.
+    adapter: folder to write the adapters to as PEFT reads them, "" for none.
+    overwrite: replace folders that exist.
+
+  Returns:
+    The rollouts that the policy was trained.
+
+  Raises:
+    As `load_policy`, and ValueError for a folder that exists, or for an
+    adapter folder where the run has no adapters.
+  """
+  run = pathlib.Path(run)
+  for folder in filter(None, (output, adapter)):
+    if pathlib.Path(folder).exists() and not overwrite:
+      raise ValueError(f"{folder} exists; name another, or overwrite it.")
+  rollout, config, policy = load_policy(run, rollout=rollout, base=base)
+  if adapter:
+    if policy.architecture.lora is None:
+      raise ValueError(f"{run} has no adapters to write to {adapter}.")
+    hf.save_adapter(adapter, policy, base=str(base or config.policy))
+  text = card(run, config, rollout=rollout, dtype=dtype)
+  hf.save(
+    output,
+    policy,
+    dtype=dtype,
+    shard_bytes=shard_bytes,
+    texts={"README.md": text},
+  )
+  return rollout
+
+
 def load_policy(
-  run: str | pathlib.Path, *, rollout: int | None = None, base: str = ""
+  run: str | pathlib.Path,
+  *,
+  rollout: int | None = None,
+  base: str | pathlib.Path = "",
 ) -> tuple[int, config_lib.ExperimentConfig, hf.Policy]:
   """The policy of a checkpoint, over all of this process's devices.
 

@@ -51,34 +51,21 @@ def main(argv) -> None:
   f = flags.FLAGS
   parts.setup_jax(threads=f.threads, cache=f.cache)
   from anysearch_jax import export
-  from anysearch_jax.policy import hf
   from anysearch_jax.training import checkpoint
 
   run = pathlib.Path(f.checkpoint)
   if run.name == "checkpoints":
     run = run.parent
   try:
-    shard_bytes = size(f.max_shard_size)
-    for folder in filter(None, (f.output, f.adapter)):
-      if pathlib.Path(folder).exists() and not f.overwrite:
-        raise ValueError(
-          f"{folder} exists; name another folder, or pass --overwrite."
-        )
-    rollout, config, policy = export.load_policy(
-      run, rollout=f.rollout, base=f.base
-    )
-    if f.adapter and policy.architecture.lora is None:
-      raise ValueError(f"--adapter: {run} was trained without adapters.")
-    if f.adapter:
-      hf.save_adapter(f.adapter, policy, base=f.base or config.policy)
-    hf.save(
+    rollout = export.write(
+      run,
       f.output,
-      policy,
+      rollout=f.rollout,
       dtype=f.dtype,
-      shard_bytes=shard_bytes,
-      texts={
-        "README.md": export.card(run, config, rollout=rollout, dtype=f.dtype)
-      },
+      shard_bytes=size(f.max_shard_size),
+      base=f.base,
+      adapter=f.adapter,
+      overwrite=f.overwrite,
     )
   except (ValueError, FileNotFoundError, checkpoint.DamagedError) as error:
     sys.exit(f"launch.export_hf: {error}")

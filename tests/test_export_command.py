@@ -1,0 +1,252 @@
+"""From a training run to a folder that others load, by the command."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small_run
+import study
+import transformers
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import export, tensor_files
+from anysearch_jax.policy import hf, transformer
+from anysearch_jax.training import checkpoint
+from launch import export_hf as command
+
+BASE = "base"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+  """Two runs from one base folder: of every weight, and of adapters."""
+  root = tmp_path_factory.mktemp("runs")
+  parts = small_run.parts()
+  hf.save(root / BASE, parts["policy"])
+  (root / BASE / "LICENSE").write_text("do as you like")
+  parts["policy"] = hf.load(root / BASE)
+  config = dataclasses.replace(small_run.CONFIG, policy=str(root / BASE))
+  small_run.train(root / "full", parts, config)
+  small_run.train(
+    root / "adapted",
+    parts,
+    dataclasses.replace(config, lora=config_lib.LoraConfig(rank=2)),
+  )
+  return root
+
+
+def weights_of(folder) -> dict[str, np.ndarray]:
+  return {
+    name: np.asarray(tensor_files._read(t, tuple(slice(0, n) for n in t.shape)))
+    for name, t in tensor_files.headers(folder).items()
+  }
+
+
+def masters(run, rollout) -> dict:
+  """The checkpoint's params as they were saved."""
+  policy = hf.load(run / "policy")
+  like = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+    policy.params,
+  )
+  return checkpoint.read(run / "checkpoints", rollout, "params", like)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("rollout", [2, 4])
+def test_the_export_is_the_masters_rounded_once(runs, tmp_path, dtype, rollout):
+  out = tmp_path / "out"
+  written = export.write(
+    runs / "full", out, rollout=rollout, dtype=dtype, shard_bytes=5000
+  )
+  assert written == rollout
+  assert json.loads((out / "config.json").read_text())["dtype"] == dtype
+  assert len(list(out.glob("*.safetensors"))) > 1
+  jax.tree.map(
+    lambda found, master: np.testing.assert_array_equal(
+      found, np.asarray(master).astype(jnp.dtype(dtype)).astype(np.float32)
+    ),
+    hf.load(out).params,
+    masters(runs / "full", rollout),
+  )
+  assert (out / "LICENSE").read_text() == "do as you like"
+  for name in ("tokenizer.json", "chat_template.jinja"):
+    assert (out / name).read_bytes() == (runs / BASE / name).read_bytes()
+
+
+def test_rollouts_differ_and_the_newest_is_the_default(runs, tmp_path):
+  assert export.write(runs / "full", tmp_path / "new") == 4
+  export.write(runs / "full", tmp_path / "old", rollout=2)
+  new, old = (weights_of(tmp_path / name) for name in ("new", "old"))
+  assert any((new[name] != old[name]).any() for name in new)
+
+
+def test_transformers_reads_it_whole(torch, runs, tmp_path):
+  export.write(runs / "full", tmp_path / "out", shard_bytes=5000)
+  _, report = transformers.AutoModelForCausalLM.from_pretrained(
+    tmp_path / "out", output_loading_info=True
+  )
+  for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+    assert not report[kind], kind
+
+
+def test_adapters_are_merged_and_written_apart(runs, tmp_path):
+  out, adapter = tmp_path / "out", tmp_path / "adapter"
+  export.write(runs / "adapted", out, dtype="float32", adapter=adapter)
+  ours, of_run = weights_of(out), weights_of(runs / "adapted" / "policy")
+  assert ours.keys() == of_run.keys()
+  for name, value in of_run.items():
+    # The sums are of another order on more devices.
+    np.testing.assert_allclose(ours[name], value, rtol=0, atol=1e-8)
+  name = "adapter_model.safetensors"
+  assert (adapter / name).read_bytes() == (
+    runs / "adapted" / "adapter" / name
+  ).read_bytes()
+  config = json.loads((adapter / "adapter_config.json").read_text())
+  assert config["base_model_name_or_path"] == str(runs / BASE)
+
+
+def test_a_moved_base_is_named(runs, tmp_path):
+  shutil.move(runs / BASE, runs / "moved")
+  try:
+    with pytest.raises(ValueError, match=f"{BASE}: no config.json"):
+      export.write(runs / "adapted", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    export.write(runs / "adapted", tmp_path / "out", base=runs / "moved")
+    # Nothing of it is needed where every weight was trained.
+    export.write(runs / "full", tmp_path / "full")
+  finally:
+    shutil.move(runs / "moved", runs / BASE)
+
+
+def test_another_base_is_refused(runs, tmp_path):
+  other = dataclasses.replace(
+    small_run.parts()["policy"].architecture, mlp_dim=24
+  )
+  policy = small_run.parts()["policy"]
+  hf.save(
+    tmp_path / "other",
+    policy._replace(
+      params=transformer.initialize(other, 0), architecture=other
+    ),
+  )
+  with pytest.raises(ValueError, match="not the policy that .* began with"):
+    export.write(runs / "adapted", tmp_path / "out", base=tmp_path / "other")
+
+
+def test_a_damaged_checkpoint_is_passed_over(runs, tmp_path, caplog):
+  run = tmp_path / "run"
+  shutil.copytree(runs / "full", run)
+  victim = next((run / "checkpoints" / "4" / "params" / "d").iterdir())
+  victim.write_bytes(victim.read_bytes()[:-1])
+  before = sorted(run.rglob("*"))
+  assert export.write(run, tmp_path / "out") == 2
+  assert str(victim) in caplog.text
+  assert sorted(run.rglob("*")) == before
+  with pytest.raises(checkpoint.DamagedError, match="No checkpoint to read"):
+    export.write(run, tmp_path / "again", rollout=4)
+  with pytest.raises(FileNotFoundError, match=r"found checkpoints \[2, 4\]"):
+    export.write(run, tmp_path / "again", rollout=3)
+  assert not (tmp_path / "again").exists()
+
+
+def test_what_exists_is_kept_unless_told_otherwise(runs, tmp_path):
+  (tmp_path / "out").mkdir()
+  (tmp_path / "out" / "mine").write_text("kept")
+  with pytest.raises(ValueError, match="out exists; name another"):
+    export.write(runs / "full", tmp_path / "out")
+  assert (tmp_path / "out" / "mine").read_text() == "kept"
+  export.write(runs / "full", tmp_path / "out", overwrite=True)
+  assert not (tmp_path / "out" / "mine").exists()
+
+
+@pytest.mark.parametrize(
+  ("run", "adapter", "message"),
+  [
+    ("nowhere", "", "no source/; expected the folder of a training run"),
+    ("full", "adapter", "has no adapters to write"),
+  ],
+)
+def test_what_cannot_be_exported_is_refused(
+  runs, tmp_path, run, adapter, message
+):
+  with pytest.raises(ValueError, match=message):
+    export.write(
+      runs / run, tmp_path / "out", adapter=adapter and tmp_path / adapter
+    )
+  assert not list(tmp_path.iterdir())
+
+
+def save_evaluation(folder, policy):
+  study.save_row(study.row("x", questions=20, budgets=(0, 2)), folder)
+  (folder / "config.json").write_text(json.dumps({"policy": str(policy)}))
+
+
+def test_the_card_tells_the_run_and_its_own_evaluations(runs, tmp_path):
+  run = tmp_path / "run"
+  shutil.copytree(runs / "full", run)
+  save_evaluation(run / "evaluation" / "plain", run / "policy")
+  save_evaluation(run / "evaluation" / "start", runs / BASE)
+  (run / "provenance.json").write_text(
+    json.dumps({"retriever": {"kind": "bm25", "sha256": "abc"}})
+  )
+  export.write(run, tmp_path / "out")
+  card = (tmp_path / "out" / "README.md").read_text()
+  assert "| rollouts | 4 of 4 |" in card
+  assert f"| base model | {BASE} |" in card
+  assert "| corpus and retriever | kind bm25, sha256 abc |" in card
+  assert "| questions | not recorded |" in card
+  assert "**plain**" in card
+  assert "**start**" not in card
+  assert "Measured with the weights in float32." in card
+  prompts = json.loads((run / "prompts.json").read_text())
+  assert prompts["plain"] in card
+  export.write(run, tmp_path / "early", rollout=2)
+  card = (tmp_path / "early" / "README.md").read_text()
+  assert "| rollouts | 2 of 4 |" in card
+  assert "was not evaluated" in card
+
+
+@pytest.mark.parametrize(
+  ("text", "expected"),
+  [("5GB", 5 * 10**9), ("200 mb", 2 * 10**8), ("7KB", 7000), ("12", 12)],
+)
+def test_sizes_are_read(text, expected):
+  assert command.size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "GB", "0", "-1", "1.5GB", "5TB"])
+def test_other_sizes_are_refused(text):
+  with pytest.raises(ValueError, match="expected a size as 5GB"):
+    command.size(text)
+
+
+def test_the_command_takes_the_checkpoints_folder(runs, tmp_path):
+  def run_command(*arguments):
+    return subprocess.run(
+      [sys.executable, "-m", "launch.export_hf", "--cache=", *arguments],
+      cwd=pathlib.Path(__file__).resolve().parent.parent,
+      capture_output=True,
+      text=True,
+      timeout=120,
+      check=False,
+    )
+
+  arguments = (
+    f"--checkpoint={runs / 'full' / 'checkpoints'}",
+    f"--output={tmp_path / 'out'}",
+  )
+  done = run_command(*arguments)
+  assert done.stdout == f"policy after 4 rollouts: {tmp_path / 'out'}\n"
+  done = run_command(*arguments)
+  assert done.returncode == 1
+  assert "exists; name another, or overwrite it" in done.stderr
