@@ -45,8 +45,7 @@ class Pair:
     params: transformer.Params | None = None,
     dtype: Any = jnp.float32,
   ) -> np.ndarray:
-    """Float32 logits `[B, T, V]`; whole rows and the policy's own parameters
-    where nothing else is said."""
+    """Float32 logits `[B, T, V]`; by default whole rows, own parameters."""
     params = self.policy.params if params is None else params
     if positions is None:
       _, positions, segment_ids = random_models.one_segment(tokens)

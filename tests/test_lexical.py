@@ -150,3 +150,20 @@ def test_errors_are_sentences():
     retriever("kel: born").lookup("kel", 3, "wiki")
   with pytest.raises(ValueError, match="Found k=0"):
     retriever("kel: born").lookup("kel", 0)
+
+
+def test_an_identity_is_of_the_settings_and_every_passage():
+  one = retriever("a: b c", "d: e")
+  identity = one.identity()
+  assert identity == one.identity()
+  assert (identity["kind"], identity["passages"]) == ("bm25", 2)
+  others = [
+    retriever("a: b c", "d: f"),
+    retriever("a: b c"),
+    retriever("d: e", "a: b c"),
+    retriever("a b: c", "d: e"),
+    retriever("a: b c", "d: e", k1=1.0),
+    retriever("a: b c", "d: e", title_weight=1),
+  ]
+  assert all(other.identity() != identity for other in others)
+  assert one.identity(("", ""))["passages"] == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import jax
@@ -48,17 +49,18 @@ def born_here(case="llama-biased", settings=ALL):
   return adapted(hf.Policy(random_models.params(a), a, tokenizer), settings)
 
 
-@pytest.fixture(params=CASES, ids=lambda c: c[0])
-def pair(request, peft, make_pair, tmp_path):
+@pytest.fixture(scope="module", params=CASES, ids=lambda c: c[0])
+def pair(request, peft, make_pair, tmp_path_factory):
   """Our adapted policy, and PEFT's reading of its adapter folder."""
   from bench import pairs
 
   case, settings = request.param
   base = make_pair(case).policy
   policy = adapted(base, settings)
-  hf.save_adapter(tmp_path / "adapter", policy, base=str(base.source))
+  folder = tmp_path_factory.mktemp("adapter")
+  hf.save_adapter(folder, policy, base=str(base.source))
   model = peft.AutoPeftModelForCausalLM.from_pretrained(
-    tmp_path / "adapter", is_trainable=True
+    folder, is_trainable=True
   )
   return pairs.Pair(model, policy)
 
@@ -108,7 +110,7 @@ def test_a_merged_export_is_what_peft_merges(torch, pair, tmp_path):
   np.testing.assert_allclose(pair.ours(tokens), theirs, rtol=0, atol=1e-4)
 
   ours = reloaded.state_dict()
-  merged = pair.model.merge_and_unload().state_dict()
+  merged = copy.deepcopy(pair.model).merge_and_unload().state_dict()
   assert ours.keys() == merged.keys()
   for name, value in merged.items():
     torch.testing.assert_close(ours[name], value, rtol=0, atol=1e-6)

@@ -1,0 +1,55 @@
+"""What a run notes at its start, and that it goes on with nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from anysearch_jax import config as config_lib
+from launch import parts, train
+
+CONFIG = config_lib.ExperimentConfig()
+
+
+@pytest.fixture(scope="module")
+def source():
+  return parts.source(CONFIG)
+
+
+def test_questions_and_passages_are_known_by_their_hashes(source):
+  questions = source.questions("train", 20, 1)
+  noted = parts.provenance(CONFIG, source, questions)
+  assert noted == parts.provenance(CONFIG, source, questions)
+  assert noted["questions"]["count"] == 20
+  assert noted["retriever"]["kind"] == "bm25"
+  assert noted["packages"]["jax"]
+  json.dumps(noted)
+  changed = [dataclasses.replace(questions[0], golden_answers=("x",))]
+  for others in (questions[:19], questions[::-1], [*changed, *questions[1:]]):
+    other = parts.provenance(CONFIG, source, others)
+    assert other["questions"]["sha256"] != noted["questions"]["sha256"]
+  elsewhere = parts.source(
+    dataclasses.replace(CONFIG, data=config_lib.DataConfig(world_seed=1))
+  )
+  other = parts.provenance(CONFIG, elsewhere, questions)
+  assert other["retriever"]["sha256"] != noted["retriever"]["sha256"]
+
+
+def test_a_run_goes_on_with_what_it_began_with(tmp_path):
+  noted = {
+    "questions": {"sha256": "a"},
+    "retriever": {"sha256": "b"},
+    "packages": {"jax": "1"},
+  }
+  train.note(tmp_path, noted)
+  path = tmp_path / "provenance.json"
+  assert json.loads(path.read_text()) == noted
+  # Another version may go on; the run's first one stays noted.
+  train.note(tmp_path, noted | {"packages": {"jax": "2"}})
+  assert json.loads(path.read_text()) == noted
+  for name in ("questions", "retriever"):
+    with pytest.raises(ValueError, match=f"began with {name} .*'sha256'"):
+      train.note(tmp_path, noted | {name: {"sha256": "other"}})
+  assert json.loads(path.read_text()) == noted
