@@ -156,12 +156,14 @@ class LoraConfig:
   """Low-rank adapters instead of training every weight; rank 0 is off.
 
   alpha: the adapters' output counts alpha / rank. targets: which of `q k v o
-  gate up down` have one.
+  gate up down` have one. base_dtype: float32 or bfloat16, of the frozen weights
+  beside them; bfloat16 loses nothing where their files hold that.
   """
 
   rank: int = 0
   alpha: float = 32.0
   targets: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down")
+  base_dtype: str = "float32"
 
 
 @dataclasses.dataclass(frozen=True)

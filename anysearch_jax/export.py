@@ -85,7 +85,8 @@ def load_policy(
       one that the run names. Unused without adapters.
 
   Returns:
-    rollouts trained, the run's configuration, the policy in float32.
+    rollouts trained, the run's configuration, the policy (trained arrays in
+    float32, a frozen base as the run held it).
 
   Raises:
     ValueError: a folder that is not a run's, or a base of other sizes.
@@ -112,7 +113,9 @@ def load_policy(
   )
   params = checkpoint.read(folder, rollout, "params", like)
   if a.lora is not None:
-    beside = hf.load(base or config.policy, mesh=mesh)
+    beside = hf.load(
+      base or config.policy, mesh=mesh, dtype=lora.base_dtype(config.lora)
+    )
     if beside.architecture != a.without_lora():
       raise ValueError(
         f"{base or config.policy}: not the policy that {run} began with; name "

@@ -38,7 +38,7 @@ def main(argv) -> None:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   config = launch_flags.read_config()
   parts.setup_jax(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
-  from anysearch_jax.policy import hf
+  from anysearch_jax.policy import hf, lora
   from anysearch_jax.training import checkpoint, loop
 
   try:
@@ -47,7 +47,7 @@ def main(argv) -> None:
       print(describe(config))
       return
     source = parts.source(config)
-    policy = hf.load(config.policy)
+    policy = hf.load(config.policy, dtype=lora.base_dtype(config.lora))
     folder = pathlib.Path(flags.FLAGS.output or f"runs/{config.name}")
     c = config.curriculum
     rollouts = c.total_steps // c.steps_per_rollout

@@ -7,6 +7,7 @@ import json
 import shutil
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
@@ -15,6 +16,7 @@ import safetensors.numpy
 import small_run
 
 from anysearch_jax import config as config_lib
+from anysearch_jax import weights
 from anysearch_jax.evaluation import harness
 from anysearch_jax.policy import hf
 from anysearch_jax.training import checkpoint, loop
@@ -263,9 +265,27 @@ def test_a_killed_run_of_adapters_resumes_to_the_same_bits(
   jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
+def test_a_bfloat16_base_is_kept_as_it_is(parts, tmp_path):
+  policy = parts["policy"]
+  base = jax.tree.map(lambda p: jnp.asarray(p, jnp.bfloat16), policy.params)
+  config = dataclasses.replace(
+    ADAPTED, lora=dataclasses.replace(ADAPTED.lora, base_dtype="bfloat16")
+  )
+  parts = parts | {"policy": policy._replace(params=base)}
+  small_run.train(tmp_path, parts, config)
+  assert all(r["policy/engine_gap_max"] < 1e-5 for r in _metrics(tmp_path))
+  exported = hf.load(tmp_path / "policy").params
+  for path in (("embed",), ("norm",), ("layers", "v"), ("layers", "gate")):
+    np.testing.assert_array_equal(
+      weights.get(exported, path), weights.get(base, path).astype(jnp.float32)
+    )
+  assert (exported["layers"]["q"] != base["layers"]["q"]).any()
+
+
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
+    ({"lora": config_lib.LoraConfig(base_dtype="int8")}, "lora.base_dtype"),
     ({"lora": config_lib.LoraConfig(rank=-1)}, "lora.rank: found -1"),
     (
       {"lora": config_lib.LoraConfig(rank=2, targets=("q", "embed"))},

@@ -46,6 +46,16 @@ def validate(config: config_lib.LoraConfig) -> None:
       f"lora.targets: found {', '.join(config.targets) or 'none'}; expected "
       f"some of {', '.join(TARGETS)}, each once."
     )
+  if config.base_dtype not in ("float32", "bfloat16"):
+    raise ValueError(
+      f"lora.base_dtype: found {config.base_dtype!r}, expected float32 or "
+      "bfloat16."
+    )
+
+
+def base_dtype(config: config_lib.LoraConfig) -> str:
+  """What the starting policy is loaded as: trained weights are float32."""
+  return config.base_dtype if config.rank else "float32"
 
 
 def initialize(
