@@ -1,7 +1,7 @@
 """Folders of safetensors in and out of a parameter table's arrays.
 
-Loading goes straight to the devices: each reads the blocks that it holds, one
-tensor at a time, so the host needs little beyond the arrays themselves.
+Loading goes straight to the devices: each reads the blocks that it holds, a
+tensor and the next at a time, so the host needs little beyond the arrays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHARD_BYTES = 5 * 10**9
 SAVED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _DTYPES = ("F64", "F32", "F16", "BF16")
 _COMPARED_ROWS = 4096
-_READ_DEADLINE_S = 600.0  # For one tensor, however slow the disk.
+_DEADLINE_S = 600.0  # For one tensor, however slow the disk.
 
 
 class Tensor(NamedTuple):
@@ -125,7 +125,7 @@ def save(
   """Writes a folder's safetensors in the table's names.
 
   One file where all fits into one shard, else shards with their index. The
-  host holds one tensor at a time.
+  host holds two tensors at a time.
 
   Args:
     folder: exists.
@@ -188,28 +188,30 @@ def _write(
   text += b" " * (-len(text) % 8)
   with path.open("wb") as file:
     file.write(len(text).to_bytes(8, "little") + text)
-    for _, row, layer in entries:
-      array = weights.get(params, row.path)
-      file.write(_to_host(array, row, layer, dtype).reshape(-1).view(np.uint8))
+    for tensor in _ahead(
+      functools.partial(
+        _to_host, weights.get(params, row.path), row, layer, dtype
+      )
+      for _, row, layer in entries
+    ):
+      file.write(tensor.reshape(-1).view(np.uint8))
 
 
 def _bytes(row: weights.Weight, dtype: np.dtype) -> int:
   return math.prod(row.file_shape) * dtype.itemsize
 
 
-def _ahead(
-  calls: Iterable[Callable[[], jax.Array]],
-) -> Iterator[jax.Array]:
+def _ahead(calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
   """The calls' results in order; the next call runs while one is used."""
   with futures.ThreadPoolExecutor(1) as pool:
     running = None
     for call in calls:
       started = pool.submit(call)
       if running is not None:
-        yield running.result(timeout=_READ_DEADLINE_S)
+        yield running.result(timeout=_DEADLINE_S)
       running = started
     if running is not None:
-      yield running.result(timeout=_READ_DEADLINE_S)
+      yield running.result(timeout=_DEADLINE_S)
 
 
 def _assemble(

@@ -81,13 +81,12 @@ def measure(root: pathlib.Path) -> None:
     arrays = made["parameters"] * width
     show(f"load {dtype}, s", "seconds", ours, theirs)
     show(f"  peak, GB (arrays {arrays / 1e9:.2f})", "peak_gb", ours, theirs)
-  exported = child("export", source, root / "export")
-  print(
-    f"export to bfloat16: {exported['seconds']:.1f} s, "
-    f"{exported['bytes'] / exported['seconds'] / 1e9:.2f} GB/s, "
-    f"{exported['files']} files"
-  )
-  shutil.rmtree(root / "export")
+  ours, theirs = [], []
+  for _ in range(_PAIRS.value):
+    for side, name in ((ours, "export"), (theirs, "their_export")):
+      side.append(child(name, source, root / "export"))
+      shutil.rmtree(root / "export")
+  show("export bfloat16, s", "seconds", ours, theirs)
   shutil.rmtree(source)
   state = child("checkpoint", _STATE.value, root / "checkpoints")
   print(
@@ -195,6 +194,9 @@ def theirs(folder: str, dtype: str) -> dict:
 
 
 def export(source: str, folder: str) -> dict:
+  from launch import parts
+
+  parts.setup_jax(threads=0, cache=".jax_cache")
   import jax
   import jax.numpy as jnp
 
@@ -204,7 +206,19 @@ def export(source: str, folder: str) -> dict:
   jax.block_until_ready(policy.params)
   started = time.perf_counter()
   hf.save(folder, policy, dtype=jnp.bfloat16)
-  return _measured(started) | _size_of(pathlib.Path(folder))
+  return _measured(started)
+
+
+def their_export(source: str, folder: str) -> dict:
+  import torch
+  import transformers
+
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+    source, dtype=torch.float32
+  )
+  started = time.perf_counter()
+  model.to(torch.bfloat16).save_pretrained(folder)
+  return _measured(started)
 
 
 def checkpoint(size: str, folder: str) -> dict:
@@ -286,6 +300,7 @@ _CHILDREN = {
   "ours": ours,
   "theirs": theirs,
   "export": export,
+  "their_export": their_export,
   "checkpoint": checkpoint,
 }
 
