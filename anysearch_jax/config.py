@@ -227,13 +227,16 @@ class CheckpointConfig:
 class ExperimentConfig:
   """Everything a run needs; saved whole as `config.json` in its folder.
 
-  policy: a Hugging Face folder. questions x group trajectories a rollout.
+  policy: a Hugging Face folder. compute_dtype: bfloat16 or float32, of sampling
+  and training; trained weights and moments are float32. questions x group
+  trajectories a rollout.
   save_every: rollouts between checkpoints (and recorded trajectories).
   """
 
   name: str = "anysearch"
   seed: int = 42
   policy: str = ""
+  compute_dtype: str = "bfloat16"
   questions: int = 512
   group: int = 5
   save_every: int = 20

@@ -30,6 +30,7 @@ def write(
   dtype: str = "bfloat16",
   shard_bytes: int = tensor_files.SHARD_BYTES,
   base: str | pathlib.Path = "",
+  base_model: str = "",
   adapter: str | pathlib.Path = "",
   overwrite: bool = False,
 ) -> int:
@@ -40,26 +41,32 @@ def write(
     output: folder to write.
     dtype: of the weights: bfloat16, float16 or float32.
     shard_bytes: most bytes a file.
+    base_model: the hub's name of the starting policy, for the card; "" is the
+      name of its folder.
     adapter: folder to write the adapters to as PEFT reads them, "" for none.
-    overwrite: replace folders that exist.
+    overwrite: replace earlier exports.
 
   Returns:
     The rollouts that the policy was trained.
 
   Raises:
-    As `load_policy`, and ValueError for a folder that exists, or for an
-    adapter folder where the run has no adapters.
+    As `load_policy`, and ValueError for folders that must not be written, or
+    for an adapter folder where the run has no adapters.
   """
   run = pathlib.Path(run)
-  for folder in filter(None, (output, adapter)):
-    if pathlib.Path(folder).exists() and not overwrite:
-      raise ValueError(f"{folder} exists; name another, or overwrite it.")
-  rollout, config, policy = load_policy(run, rollout=rollout, base=base)
-  if adapter:
-    if policy.architecture.lora is None:
-      raise ValueError(f"{run} has no adapters to write to {adapter}.")
-    hf.save_adapter(adapter, policy, base=str(base or config.policy))
-  text = card(run, config, rollout=rollout, dtype=dtype)
+  rollout, config = _checkpoint(run, rollout)
+  start = base or config.policy
+  _check_targets(run, start, output, adapter, overwrite)
+  if adapter and not config.lora.rank:
+    raise ValueError(f"{run} has no adapters to write to {adapter}.")
+  text = card(
+    run,
+    config,
+    base_model=base_model or pathlib.Path(start).name,
+    rollout=rollout,
+    dtype=dtype,
+  )
+  _, _, policy = load_policy(run, rollout=rollout, base=base)
   hf.save(
     output,
     policy,
@@ -67,6 +74,8 @@ def write(
     shard_bytes=shard_bytes,
     texts={"README.md": text},
   )
+  if adapter:
+    hf.save_adapter(adapter, policy, base=base_model or str(start))
   return rollout
 
 
@@ -89,82 +98,137 @@ def load_policy(
     float32, a frozen base as the run held it).
 
   Raises:
-    ValueError: a folder that is not a run's, or a base of other sizes.
+    ValueError: a folder that is not a run's, or a base that is not the run's.
     FileNotFoundError: no such checkpoint.
     checkpoint.DamagedError: it is damaged, or all are.
   """
   run = pathlib.Path(run)
-  folder, source = run / "checkpoints", run / "source"
-  if not source.is_dir():
-    raise ValueError(
-      f"{run}: no {source.name}/; expected the folder of a training run."
-    )
-  rollout = checkpoint.sound(folder, rollout)
-  config = config_lib.from_dict(
-    config_lib.ExperimentConfig,
-    checkpoint.read_json(folder, rollout, "config"),
-  )
-  a, tokenizer = hf.describe(source)
+  rollout, config = _checkpoint(run, rollout)
+  a, tokenizer = hf.describe(run / "source")
   a = lora.attach(a, config.lora)
   mesh = sharding.mesh(fsdp=jax.local_device_count())
   rows = table.trainable_rows(a)
   like = weights.abstract(
     rows, weights.shardings(rows, mesh, sharding.RULES), jnp.float32
   )
-  params = checkpoint.read(folder, rollout, "params", like)
+  params = checkpoint.read(run / "checkpoints", rollout, "params", like)
   if a.lora is not None:
-    beside = hf.load(
-      base or config.policy, mesh=mesh, dtype=lora.base_dtype(config.lora)
+    base = base or config.policy
+    _check_base(run, base)
+    frozen = hf.load(base, mesh=mesh, dtype=lora.base_dtype(config.lora)).params
+    params = lora.combine(frozen, params)
+  return rollout, config, hf.Policy(params, a, tokenizer, run / "source")
+
+
+def _checkpoint(
+  run: pathlib.Path, rollout: int | None
+) -> tuple[int, config_lib.ExperimentConfig]:
+  """The sound checkpoint to read, and its run's configuration."""
+  if not (run / "source").is_dir():
+    raise ValueError(
+      f"{run}: no source/; expected the folder of a training run."
     )
-    if beside.architecture != a.without_lora():
+  rollout = checkpoint.sound(run / "checkpoints", rollout)
+  values = checkpoint.read_json(run / "checkpoints", rollout, "config")
+  return rollout, config_lib.from_dict(config_lib.ExperimentConfig, values)
+
+
+def _check_base(run: pathlib.Path, base: str | pathlib.Path) -> None:
+  """Adapters mean nothing beside other weights than their own."""
+  if not pathlib.Path(base).is_dir():
+    raise ValueError(
+      f"{base}: no such folder; {run} trained adapters, whose export needs the "
+      "policy that it began with. Name its folder with --base."
+    )
+  noted = _json(run / "provenance.json").get("policy", {}).get("sha256")
+  if noted and noted != tensor_files.digest(base):
+    raise ValueError(
+      f"{base}: its weights are not those that {run} began with (another "
+      "SHA-256); name that folder with --base."
+    )
+
+
+def _check_targets(
+  run: pathlib.Path,
+  start: str | pathlib.Path,
+  output: str | pathlib.Path,
+  adapter: str | pathlib.Path,
+  overwrite: bool,
+) -> None:
+  """Nothing but an earlier export is ever replaced."""
+  folders = [pathlib.Path(f).resolve() for f in (output, adapter) if str(f)]
+  if len(folders) == 2 and (
+    folders[0].is_relative_to(folders[1])
+    or folders[1].is_relative_to(folders[0])
+  ):
+    raise ValueError(
+      f"{output} and {adapter}: expected two folders, neither in the other."
+    )
+  for folder in folders:
+    if not folder.exists():
+      continue
+    if not overwrite:
+      raise ValueError(f"{folder} exists; name another, or overwrite it.")
+    kept = (
+      folder.parent == run.resolve() or folder == pathlib.Path(start).resolve()
+    )
+    if kept or not any(folder.glob("*.safetensors")):
       raise ValueError(
-        f"{base or config.policy}: not the policy that {run} began with; name "
-        "its folder."
+        f"{folder} is no earlier export and is not replaced; name another "
+        "folder."
       )
-    params = lora.combine(beside.params, params)
-  return rollout, config, hf.Policy(params, a, tokenizer, source)
 
 
 def card(
   run: str | pathlib.Path,
   config: config_lib.ExperimentConfig,
   *,
+  base_model: str,
   rollout: int,
   dtype: str,
 ) -> str:
   """The model card of a run's policy after `rollout` rollouts.
 
-  Evaluations count where they are of this policy: of the run's own `policy/`,
+  Evaluations count where they noted the weights of the run's own `policy/`,
   which is the last rollout's.
   """
   run = pathlib.Path(run)
   c = config.curriculum
   last = rollout == c.total_steps // c.steps_per_rollout
-  rows = _evaluations(run) if last else []
-  source = _json(run / "source" / "config.json")
   return model_card.render(
     config=config_lib.to_dict(config),
     provenance=_json(run / "provenance.json"),
-    base_model=source.get("_name_or_path") or pathlib.Path(config.policy).name,
+    base_model=base_model,
     rollout=rollout,
     dtype=dtype,
     evaluated_dtype=config.checkpoint.export_dtype,
     prompt=_json(run / "prompts.json").get("plain", ""),
-    rows=rows,
+    rows=_evaluations(run) if last else [],
   )
 
 
 def _evaluations(run: pathlib.Path) -> list[metrics.Row]:
   """The run's evaluations of its own policy, by name."""
-  rows = []
-  for folder in sorted((run / "evaluation").glob("*")):
-    evaluated = _json(folder / "config.json").get("policy", "")
-    if (folder / "episodes.jsonl").is_file() and (
-      pathlib.Path(evaluated).resolve() == (run / "policy").resolve()
-    ):
-      rows.append(report.load_row(folder.name, folder))
-  return rows
+  folders = [
+    folder
+    for folder in sorted((run / "evaluation").glob("*"))
+    if (folder / "episodes.jsonl").is_file()
+  ]
+  if not folders or not (run / "policy").is_dir():
+    return []
+  own = tensor_files.digest(run / "policy")
+  return [
+    report.load_row(folder.name, folder)
+    for folder in folders
+    if _json(folder / "provenance.json").get("policy", {}).get("sha256") == own
+  ]
 
 
 def _json(path: pathlib.Path) -> Mapping[str, Any]:
-  return json.loads(path.read_text()) if path.is_file() else {}
+  """What a run noted there; nothing where it did not."""
+  if not path.is_file():
+    return {}
+  try:
+    return dict(json.loads(path.read_text()))
+  except (ValueError, TypeError) as error:
+    raise ValueError(f"{path}: not a JSON object ({error}).") from error

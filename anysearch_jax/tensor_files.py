@@ -7,6 +7,7 @@ tensor and the next at a time, so the host needs little beyond the arrays.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import math
 import pathlib
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
-from anysearch_jax import weights
+from anysearch_jax import json_files, weights
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -30,7 +31,7 @@ SHARD_BYTES = 5 * 10**9
 SAVED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _DTYPES = ("F64", "F32", "F16", "BF16")
 _COMPARED_ROWS = 4096
-_DEADLINE_S = 600.0  # For one tensor, however slow the disk.
+_HASHED_AT_ONCE = 4
 
 
 class Tensor(NamedTuple):
@@ -113,6 +114,22 @@ def headers(folder: str | pathlib.Path) -> dict[str, Tensor]:
   return found
 
 
+def digest(folder: str | pathlib.Path) -> str:
+  """SHA-256 of a folder's safetensors, whatever they are called.
+
+  Raises:
+    ValueError: there are none.
+  """
+  with futures.ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
+    digests = list(pool.map(_digest, _files(pathlib.Path(folder))))
+  return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _digest(path: pathlib.Path) -> str:
+  with path.open("rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def save(
   folder: str | pathlib.Path,
   params: Mapping,
@@ -121,6 +138,7 @@ def save(
   dtype: Any = np.float32,
   shard_bytes: int = SHARD_BYTES,
   name: str = SINGLE_NAME,
+  layer_of: Callable[[weights.Weight, int], Any] | None = None,
 ) -> None:
   """Writes a folder's safetensors in the table's names.
 
@@ -134,6 +152,8 @@ def save(
     dtype: of the files, one of `SAVED`; values are rounded to nearest even.
     shard_bytes: most bytes a shard, unless one tensor has more.
     name: of the single file; shards are numbered after it.
+    layer_of: what a row's layer holds, in our layout, where that is not what
+      stands in `params`.
 
   Raises:
     ValueError: another dtype.
@@ -155,7 +175,12 @@ def save(
   index = {}
   for i, shard in enumerate(shards, start=1):
     file = f"{stem}-{i:05d}-of-{count:05d}.safetensors" if count > 1 else name
-    _write(folder / file, params, shard, dtype)
+    _write(
+      folder / file,
+      shard,
+      layer_of or functools.partial(weights.layer, params),
+      dtype,
+    )
     index |= {key: file for key, _, _ in shard}
   if count > 1:
     text = json.dumps(
@@ -166,8 +191,8 @@ def save(
 
 def _write(
   path: pathlib.Path,
-  params: Mapping,
   entries: Sequence[tuple[str, weights.Weight, int]],
+  layer_of: Callable[[weights.Weight, int], Any],
   dtype: np.dtype,
 ) -> None:
   """A safetensors file, one tensor after the other.
@@ -189,9 +214,7 @@ def _write(
   with path.open("wb") as file:
     file.write(len(text).to_bytes(8, "little") + text)
     for tensor in _ahead(
-      functools.partial(
-        _to_host, weights.get(params, row.path), row, layer, dtype
-      )
+      functools.partial(_to_host, layer_of, row, layer, dtype)
       for _, row, layer in entries
     ):
       file.write(tensor.reshape(-1).view(np.uint8))
@@ -208,10 +231,10 @@ def _ahead(calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
     for call in calls:
       started = pool.submit(call)
       if running is not None:
-        yield running.result(timeout=_DEADLINE_S)
+        yield running.result()
       running = started
     if running is not None:
-      yield running.result(timeout=_DEADLINE_S)
+      yield running.result()
 
 
 def _assemble(
@@ -276,22 +299,15 @@ def _read(tensor: Tensor, block: weights.Block) -> np.ndarray:
 
 
 def _to_host(
-  array: Any, row: weights.Weight, layer: int, dtype: np.dtype
+  layer_of: Callable[[weights.Weight, int], Any],
+  row: weights.Weight,
+  layer: int,
+  dtype: np.dtype,
 ) -> np.ndarray:
   """One tensor of the file, contiguous."""
-  if isinstance(array, jax.Array):
-    ours = np.asarray(_rounded(array, layer if row.stacked else None, dtype))
-  else:
-    ours = np.asarray(array[layer] if row.stacked else array).astype(dtype)
+  # Rounded where it is, so that half the bytes cross to the host.
+  ours = np.asarray(layer_of(row, layer).astype(dtype))
   return np.ascontiguousarray(row.to_file(ours))
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _rounded(array: jax.Array, layer: int | None, dtype: np.dtype) -> jax.Array:
-  """On the device, so that half the bytes cross to the host."""
-  if layer is not None:
-    array = jax.lax.dynamic_index_in_dim(array, layer, keepdims=False)
-  return array.astype(dtype)
 
 
 def _check(
@@ -355,12 +371,13 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
   files = [single]
   if index.is_file() and not single.is_file():
     try:
-      names = json.loads(index.read_text())["weight_map"].values()
+      names = json_files.read(index)["weight_map"].values()
+      files = [folder / name for name in sorted(set(names))]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
       raise ValueError(
-        f"{index}: no JSON object with a weight_map; copy it again."
+        f"{index}: no JSON object with a weight_map of file names; copy it "
+        "again."
       ) from error
-    files = [folder / name for name in sorted(set(names))]
   for path in files:
     if path.is_file():
       continue

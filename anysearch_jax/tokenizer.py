@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
 import pathlib
 from collections.abc import Sequence
 
 import transformers
 
-from anysearch_jax import protocol
+from anysearch_jax import json_files, protocol
 
 _LLAMA_DATE = "26 Jul 2024"
 
@@ -55,7 +54,7 @@ class Tokenizer:
     """Reads a Hugging Face folder.
 
     Raises:
-      ValueError: the folder holds no tokenizer.
+      ValueError: the folder holds no tokenizer, or a damaged one.
     """
     folder = pathlib.Path(folder)
     if not (folder / "tokenizer.json").is_file():
@@ -65,9 +64,18 @@ class Tokenizer:
       )
     # Not AutoTokenizer: for a Qwen config.json it builds a byte-level BPE from
     # the vocabulary, whatever kind of tokenizer tokenizer.json describes.
-    hf = transformers.PreTrainedTokenizerFast.from_pretrained(
-      folder, local_files_only=True
-    )
+    try:
+      hf = transformers.PreTrainedTokenizerFast.from_pretrained(
+        folder, local_files_only=True
+      )
+    # The libraries raise whatever a damaged file leads to, bare Exceptions too.
+    except Exception as error:
+      for path in sorted(folder.glob("*token*.json")):
+        json_files.read(path)
+      raise ValueError(
+        f"{folder}: tokenizer.json and the files beside it are not a fast "
+        f"tokenizer's ({type(error).__name__}: {error}); copy them again."
+      ) from error
     return cls(hf, end_of_turn_ids=_end_of_turn_ids(folder))
 
   def encode(self, text: str) -> list[int]:
@@ -118,9 +126,14 @@ def _end_of_turn_ids(folder: pathlib.Path) -> list[int]:
   config.json's where that file is silent."""
   for name in ("generation_config.json", "config.json"):
     path = folder / name
-    ids = None
-    if path.is_file():
-      ids = json.loads(path.read_text()).get("eos_token_id")
-    if ids is not None:
-      return [ids] if isinstance(ids, int) else list(ids)
+    value = json_files.read(path).get("eos_token_id") if path.is_file() else None
+    if value is None:
+      continue
+    ids = value if isinstance(value, list) else [value]
+    if not all(type(i) is int and i >= 0 for i in ids):
+      raise ValueError(
+        f"{path}: eos_token_id is {value!r}, expected a token's id or a list "
+        "of ids."
+      )
+    return ids
   return []

@@ -121,6 +121,22 @@ def get(params: Mapping, path: Sequence[str]):
   return params
 
 
+def layer(params: Mapping, row: Weight, i: int):
+  """What one tensor of the file holds, in our layout (NumPy or JAX)."""
+  array = get(params, row.path)
+  return index(array, i) if row.stacked else array
+
+
+def index(array, i: int):
+  """`array[i]`, compiled once for all i where it is JAX's."""
+  return _index(array, i) if isinstance(array, jax.Array) else array[i]
+
+
+@jax.jit
+def _index(array: jax.Array, i: jax.Array) -> jax.Array:
+  return jax.lax.dynamic_index_in_dim(array, i, keepdims=False)
+
+
 def tensors(rows: Sequence[Weight]) -> Iterator[tuple[str, Weight, int]]:
   """(name, row, layer) of each tensor, the layers' one layer after another."""
   stacked = [row for row in rows if row.stacked]

@@ -23,6 +23,7 @@ def get_config() -> config_lib.ExperimentConfig:
   return config_lib.ExperimentConfig(
     name="quickstart",
     policy="configs/quickstart_policy",
+    compute_dtype="float32",
     questions=16,
     group=5,
     save_every=40,

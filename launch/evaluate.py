@@ -60,6 +60,7 @@ def main(argv) -> None:
   try:
     source = parts.source(config)
     policy = hf.load(config.policy)
+    played = {"policy": parts.policy(config.policy)}
   except ValueError as error:
     sys.exit(f"launch.evaluate: {error}")
   e = config.evaluation
@@ -69,6 +70,7 @@ def main(argv) -> None:
   (folder / "config.json").write_text(
     json.dumps(config_lib.to_dict(config), indent=2) + "\n"
   )
+  (folder / "provenance.json").write_text(json.dumps(played, indent=2) + "\n")
   total = len(e.budgets) * len(e.seeds) * len(questions)
   line = progress.Line(total, unit="episode", clock=time.monotonic)
   harness.evaluate(

@@ -3,12 +3,11 @@
     python -m launch.export_hf --checkpoint=runs/x/checkpoints --output=DIR
 
 Writes sharded safetensors, the configuration, tokenizer and chat template that
-training began with, and a model card made from the run. transformers, SGLang
-and vLLM load the folder. It appears whole or not at all. Adapters (LoRA) are
-added into the weights of the policy that training began with;
-`--adapter=DIR` writes them as a PEFT folder too.
+training began with, and a model card made from the run. The folder appears
+whole or not at all. Adapters (LoRA) are added into the weights of the policy
+that training began with; `--adapter=DIR` writes them as a PEFT folder too.
 
-Everything is held in float32 on the devices at hand; where these are too
+What was trained is held in float32 on the devices at hand; where these are too
 small, set JAX_PLATFORMS=cpu.
 """
 
@@ -40,8 +39,11 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "base", "", "Starting policy of a LoRA run; default: as configured."
   )
+  flags.DEFINE_string(
+    "base_model", "", "The starting policy's name on the hub, for the card."
+  )
   flags.DEFINE_string("adapter", "", "Also write a LoRA run's PEFT folder.")
-  flags.DEFINE_bool("overwrite", False, "Replace folders that exist.")
+  flags.DEFINE_bool("overwrite", False, "Replace earlier exports.")
   launch_flags.define_process()
 
 
@@ -64,6 +66,7 @@ def main(argv) -> None:
       dtype=f.dtype,
       shard_bytes=size(f.max_shard_size),
       base=f.base,
+      base_model=f.base_model,
       adapter=f.adapter,
       overwrite=f.overwrite,
     )

@@ -143,6 +143,8 @@ def _literal(hint: Any, text: str) -> Any:
   """`text` as a Python literal where the type asks for one."""
   if hint is str:
     return text
+  if typing.get_args(hint)[:1] == (str,) and not text.startswith(("(", "[")):
+    return tuple(filter(None, text.split(",")))
   try:
     value = ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
   except (ValueError, SyntaxError):

@@ -48,12 +48,13 @@ def provenance(
   source: Source,
   questions: Sequence[types.Question],
 ) -> dict[str, dict[str, object]]:
-  """What a run learns from, by its hashes, and what it runs on."""
+  """What a run begins with, by its hashes, and what it runs on."""
   digest = hashlib.sha256()
   for q in questions:
     text = json.dumps([q.id, q.text, *q.golden_answers])
     digest.update(text.encode() + b"\n")
   return {
+    "policy": policy(config.policy),
     "questions": {
       "source": config.data.source,
       "split": config.data.split,
@@ -68,6 +69,13 @@ def provenance(
       for name in ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
     },
   }
+
+
+def policy(folder: str) -> dict[str, object]:
+  """A policy by its weights, wherever they stand."""
+  from anysearch_jax import tensor_files  # Imports JAX.
+
+  return {"folder": folder, "sha256": tensor_files.digest(folder)}
 
 
 def setup_jax(*, threads: int, cache: str) -> None:

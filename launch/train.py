@@ -4,9 +4,9 @@
         --output=runs/quickstart/anysearch
 
 The run folder gets config.json, provenance.json, source/, prompts.json,
-metrics.jsonl, tensorboard/, checkpoints/, trajectories/ and policy/ (the
-trained policy as a Hugging Face folder). The same command again resumes from
-the newest checkpoint that is not damaged.
+metrics.jsonl, tensorboard/, checkpoints/, trajectories/, policy/ (the trained
+policy as a Hugging Face folder) and, of adapters, adapter/ (a PEFT folder). The
+same command again resumes from the newest checkpoint that is not damaged.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(argv) -> None:
       print(describe(config))
       return
     source = parts.source(config)
-    policy = hf.load(config.policy, dtype=lora.base_dtype(config.lora))
+    hf.describe(config.policy)  # Refuses before anything is claimed.
     folder = pathlib.Path(flags.FLAGS.output or f"runs/{config.name}")
     c = config.curriculum
     rollouts = c.total_steps // c.steps_per_rollout
@@ -56,15 +56,15 @@ def main(argv) -> None:
     )
     claim(folder, config)
     note(folder, parts.provenance(config, source, questions))
+    trainer = loop.Trainer(
+      config,
+      policy=hf.load(config.policy, dtype=lora.base_dtype(config.lora)),
+      questions=questions,
+      retriever=source.retriever,
+      folder=folder,
+    )
   except ValueError as error:
     sys.exit(f"launch.train: {error}")
-  trainer = loop.Trainer(
-    config,
-    policy=policy,
-    questions=questions,
-    retriever=source.retriever,
-    folder=folder,
-  )
   line = progress.Line(rollouts, unit="rollout", clock=time.monotonic)
   try:
     trainer.run(
@@ -78,6 +78,7 @@ def main(argv) -> None:
   except (
     checkpoint.DamagedError,
     checkpoint.MismatchError,
+    checkpoint.UnknownMetricError,
     loop.NotFiniteError,
   ) as error:
     sys.exit(f"launch.train: {error}")
@@ -120,19 +121,20 @@ def note(folder: pathlib.Path, provenance: dict) -> None:
   """Writes what the run learns from, or checks that it is still the same.
 
   Raises:
-    ValueError: other questions or another corpus than the run began with.
+    ValueError: another policy, other questions or another corpus than the run
+      began with.
   """
   path = folder / "provenance.json"
   if not path.is_file():
     path.write_text(json.dumps(provenance, indent=2) + "\n")
     return
   began = json.loads(path.read_text())
-  for name in ("questions", "retriever"):
+  for name in ("policy", "questions", "retriever"):
     if began[name] != provenance[name]:
       raise ValueError(
-        f"{path}: the run began with {name} {began[name]}, now they are "
-        f"{provenance[name]}; name another --output, or bring the old ones "
-        "back."
+        f"{path}: the run began with {name} {began[name]}, found "
+        f"{provenance[name]}; name another --output, or bring back what it "
+        "began with."
       )
 
 

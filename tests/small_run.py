@@ -15,6 +15,7 @@ from anysearch_jax.training import loop
 from retrieval import lexical
 
 CONFIG = config_lib.ExperimentConfig(
+  compute_dtype="float32",
   questions=4,
   group=2,
   save_every=2,

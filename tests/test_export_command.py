@@ -19,7 +19,7 @@ import transformers
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import export, tensor_files
-from anysearch_jax.policy import hf, transformer
+from anysearch_jax.policy import hf
 from anysearch_jax.training import checkpoint
 from launch import export_hf as command
 
@@ -118,7 +118,7 @@ def test_adapters_are_merged_and_written_apart(runs, tmp_path):
 def test_a_moved_base_is_named(runs, tmp_path):
   shutil.move(runs / BASE, runs / "moved")
   try:
-    with pytest.raises(ValueError, match=f"{BASE}: no config.json"):
+    with pytest.raises(ValueError, match=f"{BASE}: no such folder; .*--base"):
       export.write(runs / "adapted", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     export.write(runs / "adapted", tmp_path / "out", base=runs / "moved")
@@ -129,18 +129,15 @@ def test_a_moved_base_is_named(runs, tmp_path):
 
 
 def test_another_base_is_refused(runs, tmp_path):
-  other = dataclasses.replace(
-    small_run.parts()["policy"].architecture, mlp_dim=24
-  )
-  policy = small_run.parts()["policy"]
-  hf.save(
-    tmp_path / "other",
-    policy._replace(
-      params=transformer.initialize(other, 0), architecture=other
-    ),
-  )
-  with pytest.raises(ValueError, match="not the policy that .* began with"):
-    export.write(runs / "adapted", tmp_path / "out", base=tmp_path / "other")
+  run = tmp_path / "run"
+  shutil.copytree(runs / "adapted", run)
+  noted = {"policy": {"sha256": tensor_files.digest(runs / BASE)}}
+  (run / "provenance.json").write_text(json.dumps(noted))
+  export.write(run, tmp_path / "out")
+  # Of the same sizes: adapters would be added a second time.
+  with pytest.raises(ValueError, match="not those that .* began with"):
+    export.write(run, tmp_path / "again", base=run / "policy")
+  assert not (tmp_path / "again").exists()
 
 
 def test_a_damaged_checkpoint_is_passed_over(runs, tmp_path, caplog):
@@ -159,14 +156,38 @@ def test_a_damaged_checkpoint_is_passed_over(runs, tmp_path, caplog):
   assert not (tmp_path / "again").exists()
 
 
-def test_what_exists_is_kept_unless_told_otherwise(runs, tmp_path):
-  (tmp_path / "out").mkdir()
-  (tmp_path / "out" / "mine").write_text("kept")
+def test_an_earlier_export_is_replaced_when_asked(runs, tmp_path):
+  out = tmp_path / "out"
+  export.write(runs / "full", out, rollout=2)
   with pytest.raises(ValueError, match="out exists; name another"):
-    export.write(runs / "full", tmp_path / "out")
-  assert (tmp_path / "out" / "mine").read_text() == "kept"
-  export.write(runs / "full", tmp_path / "out", overwrite=True)
-  assert not (tmp_path / "out" / "mine").exists()
+    export.write(runs / "full", out)
+  assert "| rollouts | 2 of 4 |" in (out / "README.md").read_text()
+  export.write(runs / "full", out, overwrite=True)
+  assert "| rollouts | 4 of 4 |" in (out / "README.md").read_text()
+
+
+def test_nothing_else_is_ever_replaced(runs, tmp_path):
+  root = tmp_path / "root"
+  shutil.copytree(runs, root)
+  (root / "mine").mkdir()
+  (root / "mine" / "README.md").write_text("kept")
+  before = sorted(root.rglob("*"))
+  run = root / "adapted"
+  kept = [root, root / "mine", run, run / "checkpoints", run / "policy"]
+  for folder in [*kept, run / "adapter", root / BASE]:
+    for names in ({"output": folder}, {"adapter": folder}):
+      with pytest.raises(ValueError, match="is not replaced|neither in the"):
+        export.write(
+          run,
+          **({"output": root / "new"} | names),
+          base=root / BASE,
+          overwrite=True,
+        )
+  for names in (("x", "x"), ("x", "x/y"), ("x/y", "x")):
+    output, adapter = (root / name for name in names)
+    with pytest.raises(ValueError, match="neither in the other"):
+      export.write(run, output, adapter=adapter)
+  assert sorted(root.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
@@ -188,7 +209,8 @@ def test_what_cannot_be_exported_is_refused(
 
 def save_evaluation(folder, policy):
   study.save_row(study.row("x", questions=20, budgets=(0, 2)), folder)
-  (folder / "config.json").write_text(json.dumps({"policy": str(policy)}))
+  played = {"policy": {"sha256": tensor_files.digest(policy)}}
+  (folder / "provenance.json").write_text(json.dumps(played))
 
 
 def test_the_card_tells_the_run_and_its_own_evaluations(runs, tmp_path):
@@ -196,6 +218,10 @@ def test_the_card_tells_the_run_and_its_own_evaluations(runs, tmp_path):
   shutil.copytree(runs / "full", run)
   save_evaluation(run / "evaluation" / "plain", run / "policy")
   save_evaluation(run / "evaluation" / "start", runs / BASE)
+  study.save_row(
+    study.row("x", questions=20, budgets=(0, 2)),
+    run / "evaluation" / "unknown",
+  )
   (run / "provenance.json").write_text(
     json.dumps({"retriever": {"kind": "bm25", "sha256": "abc"}})
   )
@@ -206,7 +232,7 @@ def test_the_card_tells_the_run_and_its_own_evaluations(runs, tmp_path):
   assert "| corpus and retriever | kind bm25, sha256 abc |" in card
   assert "| questions | not recorded |" in card
   assert "**plain**" in card
-  assert "**start**" not in card
+  assert "**start**" not in card and "**unknown**" not in card
   assert "Measured with the weights in float32." in card
   prompts = json.loads((run / "prompts.json").read_text())
   assert prompts["plain"] in card

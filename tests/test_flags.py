@@ -38,6 +38,10 @@ def read(config, path):
     ("batch.row_lengths", "(8, 16)", (8, 16)),
     ("batch.row_lengths", "[8]", (8,)),
     ("batch.row_lengths", "8", (8,)),
+    ("lora.targets", "q,v", ("q", "v")),
+    ("lora.targets", "q", ("q",)),
+    ("lora.targets", "('q', 'v')", ("q", "v")),
+    ("lora.base_dtype", "bfloat16", "bfloat16"),
     ("evaluation.budgets", "()", ()),
   ],
 )

@@ -10,7 +10,7 @@ import pytest
 from anysearch_jax import config as config_lib
 from launch import parts, train
 
-CONFIG = config_lib.ExperimentConfig()
+CONFIG = config_lib.ExperimentConfig(policy="configs/quickstart_policy")
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,7 @@ def test_questions_and_passages_are_known_by_their_hashes(source):
   assert noted["questions"]["count"] == 20
   assert noted["retriever"]["kind"] == "bm25"
   assert noted["packages"]["jax"]
+  assert noted["policy"] == parts.policy(CONFIG.policy)
   json.dumps(noted)
   changed = [dataclasses.replace(questions[0], golden_answers=("x",))]
   for others in (questions[:19], questions[::-1], [*changed, *questions[1:]]):
@@ -39,6 +40,7 @@ def test_questions_and_passages_are_known_by_their_hashes(source):
 
 def test_a_run_goes_on_with_what_it_began_with(tmp_path):
   noted = {
+    "policy": {"sha256": "p"},
     "questions": {"sha256": "a"},
     "retriever": {"sha256": "b"},
     "packages": {"jax": "1"},
@@ -49,7 +51,7 @@ def test_a_run_goes_on_with_what_it_began_with(tmp_path):
   # Another version may go on; the run's first one stays noted.
   train.note(tmp_path, noted | {"packages": {"jax": "2"}})
   assert json.loads(path.read_text()) == noted
-  for name in ("questions", "retriever"):
+  for name in ("policy", "questions", "retriever"):
     with pytest.raises(ValueError, match=f"began with {name} .*'sha256'"):
       train.note(tmp_path, noted | {name: {"sha256": "other"}})
   assert json.loads(path.read_text()) == noted

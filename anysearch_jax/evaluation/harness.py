@@ -12,6 +12,8 @@ import itertools
 import pathlib
 from collections.abc import Callable, Sequence
 
+import jax.numpy as jnp
+
 from anysearch_jax import config as config_lib
 from anysearch_jax import records, types
 from anysearch_jax.policy import hf
@@ -50,6 +52,7 @@ def evaluate(
       config=config.engine,
       sampling=config.sampling,
       seed=seed,
+      dtype=jnp.dtype(config.compute_dtype),
     )
     for budget in e.budgets:
       finished = itertools.count(len(rows) + 1)

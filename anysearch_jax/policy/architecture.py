@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 _FAMILIES = {
   "Qwen2ForCausalLM": "qwen2",
@@ -16,31 +17,73 @@ _DEFAULTS = {
   "rms_norm_eps": 1e-6,
   "tie_word_embeddings": False,
   "max_position_embeddings": 32768,
+  "attention_bias": False,
+  "mlp_bias": False,
+  "use_sliding_window": False,
+  "sliding_window": 4096,
+  "max_window_layers": 28,
 }
 _FAMILY_DEFAULTS = {
   "qwen2": {"num_key_value_heads": 32},
   "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
   "llama": {"max_position_embeddings": 2048},
 }
-_SIZES = (
-  "vocab_size",
-  "hidden_size",
-  "num_hidden_layers",
-  "num_attention_heads",
-  "intermediate_size",
+
+
+class _Kind(NamedTuple):
+  """What a value must be. In JSON a number is never true or false."""
+
+  words: str
+  holds: Callable[[Any], bool]
+
+
+_INTEGER = _Kind("an integer", lambda x: type(x) is int)
+_SIZE = _Kind("a positive integer", lambda x: type(x) is int and x > 0)
+_NUMBER = _Kind(
+  "a positive number", lambda x: type(x) in (int, float) and 0 < x < math.inf
 )
+_SWITCH = _Kind("true or false", lambda x: type(x) is bool)
+_NAMES = _Kind(
+  "a list of names",
+  lambda x: isinstance(x, list) and all(isinstance(name, str) for name in x),
+)
+_OBJECT = _Kind("an object", lambda x: isinstance(x, Mapping))
+_KINDS = {
+  "vocab_size": _SIZE,
+  "hidden_size": _SIZE,
+  "num_hidden_layers": _SIZE,
+  "num_attention_heads": _SIZE,
+  "intermediate_size": _SIZE,
+  "max_position_embeddings": _SIZE,
+  "rms_norm_eps": _NUMBER,
+  "tie_word_embeddings": _SWITCH,
+  "attention_bias": _SWITCH,
+  "mlp_bias": _SWITCH,
+  "use_sliding_window": _SWITCH,
+  "max_window_layers": _INTEGER,
+}
+# These may be null, or absent, as well.
+_NULLABLE = {
+  "architectures": _NAMES,
+  "num_key_value_heads": _SIZE,
+  "head_dim": _SIZE,
+  "sliding_window": _INTEGER,
+  "layer_types": _NAMES,
+  "rope_scaling": _OBJECT,
+  "rope_parameters": _OBJECT,
+}
+_LLAMA3_ROPE = {
+  "factor": _NUMBER,
+  "low_freq_factor": _NUMBER,
+  "high_freq_factor": _NUMBER,
+  "original_max_position_embeddings": _SIZE,
+}
 # Options that the decoder has in one setting only.
 _ONLY = {
   "hidden_act": "silu",
   "partial_rotary_factor": 1.0,
   "quantization_config": None,
 }
-_LLAMA3_ROPE = (
-  "factor",
-  "low_freq_factor",
-  "high_freq_factor",
-  "original_max_position_embeddings",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +152,9 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
 
   Raises:
     ValueError: an architecture or option that the decoder does not have, or a
-      size that is missing, by name.
+      setting that is missing or of the wrong kind, by name.
   """
+  _check(hf, {k: v for k, v in _NULLABLE.items() if hf.get(k) is not None})
   names = hf.get("architectures") or ["(none)"]
   family = _FAMILIES.get(names[0])
   if family is None:
@@ -119,11 +163,7 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
       f"of {', '.join(_FAMILIES)}."
     )
   hf = _DEFAULTS | _FAMILY_DEFAULTS[family] | hf
-  missing = [key for key in _SIZES if not isinstance(hf.get(key), int)]
-  if missing:
-    raise ValueError(
-      f"config.json: {missing[0]} is {hf.get(missing[0])!r}, expected a number."
-    )
+  _check(hf, _KINDS)
   # transformers reads the older key first.
   rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
   for key, expected in _ONLY.items():
@@ -142,9 +182,15 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
       f"config.json: {heads} attention heads do not divide over {kv_heads} "
       "key-value heads."
     )
-  theta, scaling = _rope(rope, hf.get("rope_theta"))
+  head_dim = hf.get("head_dim") or hf["hidden_size"] // heads
+  if head_dim < 2 or head_dim % 2:
+    raise ValueError(
+      f"config.json: heads of {head_dim} (head_dim, or hidden_size over "
+      "num_attention_heads); expected an even size for the rotary positions."
+    )
+  theta, scaling = _rope(rope, hf)
   # Qwen2 has no key for its biases.
-  bias = bool(hf.get("attention_bias")) and family != "qwen2"
+  bias = hf["attention_bias"] and family != "qwen2"
   return Architecture(
     family=family,
     vocab_size=hf["vocab_size"],
@@ -152,18 +198,25 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     layers=hf["num_hidden_layers"],
     heads=heads,
     kv_heads=kv_heads,
-    head_dim=hf.get("head_dim") or hf["hidden_size"] // heads,
+    head_dim=head_dim,
     mlp_dim=hf["intermediate_size"],
     norm_eps=hf["rms_norm_eps"],
     rope_theta=theta,
     rope_scaling=scaling,
     qkv_bias=family == "qwen2" or bias,
     o_bias=bias,
-    mlp_bias=bool(hf.get("mlp_bias")) and family == "llama",
+    mlp_bias=hf["mlp_bias"] and family == "llama",
     qk_norm=family == "qwen3",
-    tied=bool(hf["tie_word_embeddings"]),
+    tied=hf["tie_word_embeddings"],
     max_context=hf["max_position_embeddings"],
   )
+
+
+def _check(values: Mapping[str, Any], kinds: Mapping[str, _Kind]) -> None:
+  for key, kind in kinds.items():
+    if key not in values or not kind.holds(values[key]):
+      found = repr(values[key]) if key in values else "missing"
+      raise ValueError(f"config.json: {key} is {found}, expected {kind.words}.")
 
 
 def _slides(hf: Mapping[str, Any]) -> bool:
@@ -171,37 +224,40 @@ def _slides(hf: Mapping[str, Any]) -> bool:
   if hf.get("layer_types"):
     return set(hf["layer_types"]) != {"full_attention"}
   return bool(
-    hf.get("use_sliding_window")
-    and hf.get("sliding_window", 4096)
-    and hf.get("max_window_layers", 28) < hf["num_hidden_layers"]
+    hf["use_sliding_window"]
+    and hf["sliding_window"]
+    and hf["max_window_layers"] < hf["num_hidden_layers"]
   )
 
 
 def _rope(
-  rope: Mapping[str, Any], older_theta: float | None
+  rope: Mapping[str, Any], hf: Mapping[str, Any]
 ) -> tuple[float, Llama3Rope | None]:
-  """theta and scaling, from `rope_parameters` or the older pair of keys."""
-  theta = rope.get("rope_theta") or older_theta or 10_000.0
+  """theta and scaling, from `rope` or else the keys beside it."""
+  rope = {"rope_theta": hf.get("rope_theta", 10_000.0)} | rope
   kind = rope.get("rope_type") or rope.get("type") or "default"
   if any(isinstance(value, Mapping) for value in rope.values()):
     kind = "one for each layer type"
-  if kind == "default":
-    return float(theta), None
-  if kind != "llama3":
+  if kind not in ("default", "llama3"):
     raise ValueError(
       f"config.json: RoPE type {kind!r} is not supported; expected 'default' "
       "or 'llama3'."
     )
-  missing = [key for key in _LLAMA3_ROPE if key not in rope]
-  if missing:
-    raise ValueError(
-      f"config.json: the llama3 RoPE settings lack {', '.join(missing)}."
-    )
-  return float(theta), Llama3Rope(
+  _check(rope, {"rope_theta": _NUMBER})
+  theta = float(rope["rope_theta"])
+  if kind == "default":
+    return theta, None
+  # transformers lets the key beside `rope` win, unlike that of theta, and
+  # takes the whole context where both are silent.
+  key = "original_max_position_embeddings"
+  rope = {key: hf["max_position_embeddings"]} | rope
+  rope[key] = hf.get(key, rope[key])
+  _check(rope, _LLAMA3_ROPE)
+  return theta, Llama3Rope(
     factor=float(rope["factor"]),
     low_freq_factor=float(rope["low_freq_factor"]),
     high_freq_factor=float(rope["high_freq_factor"]),
-    original_context=int(rope["original_max_position_embeddings"]),
+    original_context=rope[key],
   )
 
 

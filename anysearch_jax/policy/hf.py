@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import pathlib
 import shutil
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anysearch_jax import tensor_files
+from anysearch_jax import json_files, tensor_files
 from anysearch_jax import tokenizer as tokenizer_lib
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, sharding, table
@@ -96,8 +97,9 @@ def describe(
       f"{folder}: no config.json; expected a Hugging Face folder (the "
       "quickstart's is made by `python -m launch.warm_start`)."
     )
+  config = json_files.read(path)
   try:
-    a = architecture_lib.from_hf(json.loads(path.read_text()))
+    a = architecture_lib.from_hf(config)
   except ValueError as error:
     raise ValueError(f"{folder}: {error}") from error
   tokenizer = tokenizer_lib.Tokenizer.from_folder(folder)
@@ -105,6 +107,13 @@ def describe(
     raise ValueError(
       f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the "
       f"embedding {a.vocab_size} rows; they are not of one model."
+    )
+  last = max(tokenizer.end_of_turn_ids, default=0)
+  if last >= tokenizer.vocab_size:
+    raise ValueError(
+      f"{folder}: eos_token_id {last} of generation_config.json or config.json "
+      f"is none of the tokenizer's {tokenizer.vocab_size} tokens; expected a "
+      "smaller id."
     )
   return a, tokenizer
 
@@ -128,11 +137,16 @@ def save(
     shard_bytes: most bytes a file.
     texts: more files by their names, a model card for one.
   """
-  params, a = lora.merge(policy.params, policy.architecture)
+  a = policy.architecture
   with appears_whole(folder) as beside:
     save_files(beside, policy, dtype=dtype)
     tensor_files.save(
-      beside, params, table.base_rows(a), dtype=dtype, shard_bytes=shard_bytes
+      beside,
+      policy.params,
+      table.base_rows(a),
+      dtype=dtype,
+      shard_bytes=shard_bytes,
+      layer_of=functools.partial(lora.merged, policy.params, a),
     )
     for name, text in (texts or {}).items():
       (beside / name).write_text(text)
@@ -210,21 +224,33 @@ def save_adapter(
 
 @contextlib.contextmanager
 def appears_whole(folder: str | pathlib.Path) -> Iterator[pathlib.Path]:
-  """A folder to fill that takes the place of `folder` when all went well."""
-  folder = pathlib.Path(folder)
+  """A folder to fill that takes the place of `folder` when all went well.
+
+  Until then `folder` is as it was; a link to it stays one.
+
+  Raises:
+    ValueError: `folder` is a file.
+  """
+  folder = pathlib.Path(folder).resolve()
+  if folder.exists() and not folder.is_dir():
+    raise ValueError(f"{folder} is a file; expected a folder or nothing.")
   beside = folder.with_name(folder.name + ".writing")
   replaced = folder.with_name(folder.name + ".replaced")
+  if replaced.exists() and not folder.exists():
+    replaced.rename(folder)  # Killed between the two renames below.
   for left_over in (beside, replaced):
     shutil.rmtree(left_over, ignore_errors=True)
   beside.mkdir(parents=True)
   try:
     yield beside
+    if folder.exists():
+      folder.rename(replaced)
+    beside.rename(folder)
   except BaseException:
+    if replaced.exists() and not folder.exists():
+      replaced.rename(folder)
     shutil.rmtree(beside, ignore_errors=True)
     raise
-  if folder.exists():
-    folder.rename(replaced)
-  beside.rename(folder)
   shutil.rmtree(replaced, ignore_errors=True)
 
 

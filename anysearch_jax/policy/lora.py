@@ -39,6 +39,8 @@ def validate(config: config_lib.LoraConfig) -> None:
   """Raises ValueError with a sentence for settings that make no adapter."""
   if config.rank < 0:
     raise ValueError(f"lora.rank: found {config.rank}, expected 0 or more.")
+  if config.rank and config.alpha <= 0:
+    raise ValueError(f"lora.alpha: found {config.alpha}, expected above 0.")
   unknown = set(config.targets) - set(TARGETS)
   repeated = len(set(config.targets)) < len(config.targets)
   if unknown or repeated or (config.rank and not config.targets):
@@ -73,33 +75,28 @@ def combine(
   return base | {table.LAYERS: layers}
 
 
-def merge(
-  params: transformer.Params, a: architecture_lib.Architecture
-) -> tuple[transformer.Params, architecture_lib.Architecture]:
-  """Float32 weights with the adapters added, and their architecture.
-
-  Without adapters both are handed back as they are.
-  """
-  if a.lora is None:
-    return params, a
-  layers, plain = params[table.LAYERS], a.without_lora()
-  kept = {
-    row.path[-1]: layers[row.path[-1]]
-    for row in table.base_rows(plain)
-    if row.stacked
-  }
-  for key in a.lora.targets:
-    kept[key] = _added(
-      kept[key], layers[key + "_lora_a"], layers[key + "_lora_b"], a.lora.scale
-    )
-  return params | {table.LAYERS: kept}, plain
+def merged(
+  params: transformer.Params,
+  a: architecture_lib.Architecture,
+  row: weights.Weight,
+  layer: int,
+) -> jax.Array:
+  """A layer of a base row, with its adapter added in float32 if it has one."""
+  weight, key = weights.layer(params, row, layer), row.path[-1]
+  if a.lora is None or not row.stacked or key not in a.lora.targets:
+    return weight
+  factors = (
+    weights.index(params[table.LAYERS][f"{key}_lora_{factor}"], layer)
+    for factor in "ab"
+  )
+  return _added(weight, *factors, a.lora.scale)
 
 
 @functools.partial(jax.jit, static_argnums=3)
 def _added(
   weight: jax.Array, lora_a: jax.Array, lora_b: jax.Array, scale: float
 ) -> jax.Array:
-  product = jax.vmap(functools.partial(jnp.tensordot, axes=1))(
-    lora_a.astype(jnp.float32), lora_b.astype(jnp.float32)
+  product = jnp.tensordot(
+    lora_a.astype(jnp.float32), lora_b.astype(jnp.float32), 1
   )
   return weight.astype(jnp.float32) + scale * product

@@ -35,11 +35,11 @@ from jax.experimental import multihost_utils
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import curriculum as curriculum_lib
+from anysearch_jax import tensor_files
 from anysearch_jax.training import manifest, train_step
 
 _TEMPORARY = ocp.path.atomicity_types.TMP_DIR_SUFFIX
 _DAMAGED = "damaged"
-_EXPORT_DTYPES = ("float32", "bfloat16", "float16")
 # Orbax writes these at the rename, after the manifest; they enter it later. A
 # killed run leaves them out: they hold times, and nothing restores from them.
 _LATE = ("_CHECKPOINT_METADATA", "commit_success.txt")
@@ -51,6 +51,10 @@ class DamagedError(RuntimeError):
 
 class MismatchError(ValueError):
   """A checkpoint is of another run or policy than the one that reads it."""
+
+
+class UnknownMetricError(ValueError):
+  """`checkpoint.best_metric` names no metric of the run."""
 
 
 class Saved(NamedTuple):
@@ -76,10 +80,10 @@ def validate(config: config_lib.CheckpointConfig) -> None:
       raise ValueError(
         f"checkpoint.{name}: found {value}, expected at least {least}."
       )
-  if config.export_dtype not in _EXPORT_DTYPES:
+  if config.export_dtype not in tensor_files.SAVED:
     raise ValueError(
       f"checkpoint.export_dtype: found {config.export_dtype!r}, expected one "
-      f"of {', '.join(_EXPORT_DTYPES)}."
+      f"of {', '.join(tensor_files.SAVED)}."
     )
 
 
@@ -88,15 +92,19 @@ def quality(
 ) -> float:
   """What `keep_best` compares; a value that is not finite is the worst.
 
+  0 where nothing is compared.
+
   Args:
     metrics: of one rollout.
     config: `best_metric` names one of them.
 
   Raises:
-    ValueError: `best_metric` does not.
+    UnknownMetricError: `best_metric` does not.
   """
+  if not config.keep_best:
+    return 0.0
   if config.best_metric not in metrics:
-    raise ValueError(
+    raise UnknownMetricError(
       f"checkpoint.best_metric: found {config.best_metric!r}, expected one of "
       f"{', '.join(sorted(metrics))}."
     )
@@ -319,7 +327,8 @@ def _damage(folder: str | pathlib.Path, rollout: int) -> str:
 def _tidy(folder: pathlib.Path) -> None:
   """Leaves sound checkpoints only; damaged ones are reported and set aside."""
   for left_over in folder.glob(f"*{_TEMPORARY}*"):
-    shutil.rmtree(left_over)
+    if left_over.is_dir():
+      shutil.rmtree(left_over)
   damages = {r: _damage(folder, r) for r in rollouts(folder)}
   # Nothing moves without a sound one: the next start would see an empty
   # folder and begin anew.

@@ -50,6 +50,11 @@ def validate(config: config_lib.ExperimentConfig) -> None:
   sampling.validate_training(config.sampling)
   checkpoint.validate(config.checkpoint)
   lora.validate(config.lora)
+  if config.compute_dtype not in ("float32", "bfloat16"):
+    raise ValueError(
+      f"compute_dtype: found {config.compute_dtype!r}, expected float32 or "
+      "bfloat16."
+    )
   trajectories = config.questions * config.group
   if trajectories % config.curriculum.steps_per_rollout:
     raise ValueError(
@@ -119,6 +124,7 @@ class Trainer:
         a,
         config.objective,
         temperature=config.sampling.temperature,
+        dtype=jnp.dtype(config.compute_dtype),
         remat=config.batch.remat,
       ),
       tx,
@@ -131,6 +137,7 @@ class Trainer:
       config=config.engine,
       sampling=config.sampling,
       seed=config.seed,
+      dtype=jnp.dtype(config.compute_dtype),
     )
     # Of the whole run, whatever it was resumed from.
     self._counters = {"run": Counter(), "engine": self._engine.counters}
@@ -146,7 +153,7 @@ class Trainer:
       checkpoint.DamagedError: there are checkpoints and none is sound.
       checkpoint.MismatchError: the checkpoint is of a run with another seed,
         other questions or another policy.
-      ValueError: `checkpoint.best_metric` is not a metric.
+      checkpoint.UnknownMetricError: `checkpoint.best_metric` is not a metric.
     """
     config, c = self._config, self._config.curriculum
     rollouts = c.total_steps // c.steps_per_rollout
@@ -228,9 +235,18 @@ class Trainer:
 
   def _resume(self, checkpoints: checkpoint.Checkpoints) -> int:
     """Takes up the newest checkpoint; the rollout to start with."""
-    saved = checkpoints.restore(self._saved(0))
-    if saved is None:
+    like = self._saved(0)
+    if not checkpoint.rollouts(self._folder / "checkpoints"):
       return 0
+    # Only its shapes, so that two states are never held at once.
+    self._state, state = (
+      None,
+      jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+        self._state,
+      ),
+    )
+    saved = checkpoints.restore(like._replace(state=state))
     expected = self._saved(saved.rollout).progress
     for name in ("rollout", "seed", "questions"):
       if saved.progress[name] != expected[name]:
