@@ -126,7 +126,9 @@ def _end_of_turn_ids(folder: pathlib.Path) -> list[int]:
   config.json's where that file is silent."""
   for name in ("generation_config.json", "config.json"):
     path = folder / name
-    value = json_files.read(path).get("eos_token_id") if path.is_file() else None
+    if not path.is_file():
+      continue
+    value = json_files.read(path).get("eos_token_id")
     if value is None:
       continue
     ids = value if isinstance(value, list) else [value]

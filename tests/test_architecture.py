@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import transformers
 
 from anysearch_jax import weights
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import lora, table, transformer
+from anysearch_jax.policy import attention, lora, table, transformer
 
 QWEN2_7B = {
   "architectures": ["Qwen2ForCausalLM"],
@@ -109,6 +111,7 @@ def test_families_differ_in_the_fields_that_name_the_difference():
 def of_transformers(config):
   """The same settings, complete, in the dialect of transformers 5."""
   prefix = config["architectures"][0].removesuffix("ForCausalLM")
+  config = copy.deepcopy(config)  # transformers completes it in place.
   return getattr(transformers, prefix + "Config")(**config).to_dict()
 
 
@@ -147,6 +150,48 @@ def test_a_rope_key_added_to_the_newer_dialect_counts_as_in_transformers():
   yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
   with pytest.raises(ValueError, match="RoPE type 'yarn' is not supported"):
     architecture_lib.from_hf(new | {"rope_scaling": yarn})
+
+
+LLAMA3_ROPE = LLAMA3_8B["rope_scaling"]
+CONTEXT = "original_max_position_embeddings"
+
+
+def without(key, values):
+  return {k: v for k, v in values.items() if k != key}
+
+
+@pytest.mark.parametrize("dialect", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+  ("nested", "beside", "counts"),
+  [
+    ({CONTEXT: 8192}, {}, 8192),
+    ({}, {CONTEXT: 1024}, 1024),
+    ({CONTEXT: 8192}, {CONTEXT: 1024}, 1024),
+    ({}, {}, 131072),  # max_position_embeddings
+  ],
+)
+def test_llama3_frequencies_are_those_of_transformers_wherever_the_context_is(
+  torch, dialect, nested, beside, counts
+):
+  from transformers.models.llama import modeling_llama
+
+  rope = without(CONTEXT, LLAMA3_ROPE) | nested
+  config = without("rope_scaling", LLAMA3_8B) | {dialect: rope} | beside
+  a = architecture_lib.from_hf(config)
+  assert a.rope_scaling.original_context == counts
+  theirs = modeling_llama.LlamaRotaryEmbedding(
+    transformers.LlamaConfig.from_dict(config)
+  )
+  np.testing.assert_allclose(
+    attention.inverse_frequencies(a), theirs.inv_freq.numpy(), rtol=1e-5
+  )
+
+
+def test_theta_within_the_rope_settings_counts_before_the_one_beside_them():
+  beside = QWEN3_4B | {"rope_theta": None}
+  rope = {"rope_type": "default", "rope_theta": 5e6}
+  a = architecture_lib.from_hf(beside | {"rope_parameters": rope})
+  assert a.rope_theta == 5e6
 
 
 SLIDING = {"use_sliding_window": True, "sliding_window": 4096}
@@ -196,11 +241,6 @@ ROPE_REFUSAL = "RoPE type {!r} is not supported; expected 'default' or 'llama3'"
       ]
     ),
     (
-      LLAMA3_8B,
-      {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
-      "llama3 RoPE settings lack low_freq_factor, high_freq_factor, original",
-    ),
-    (
       QWEN3_4B,
       {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
       "RoPE type 'one for each layer type' is not supported",
@@ -216,18 +256,87 @@ ROPE_REFUSAL = "RoPE type {!r} is not supported; expected 'default' or 'llama3'"
       {"quantization_config": {"quant_method": "fp8"}},
       "quantization_config .*'fp8'.* is not supported",
     ),
-    (QWEN2_7B, {"hidden_size": None}, "hidden_size is None, expected a number"),
-    (QWEN2_7B, {"num_hidden_layers": "28"}, "num_hidden_layers is '28'"),
     (
       QWEN2_7B,
       {"num_key_value_heads": 5},
       "28 attention heads do not divide over 5 key-value heads",
     ),
+    (QWEN3_4B, {"head_dim": 7}, "heads of 7 .* expected an even size"),
+    (QWEN2_7B, {"hidden_size": 84}, "heads of 3 .* expected an even size"),
+    (QWEN2_7B, {"hidden_size": 8}, "heads of 0 .* expected an even size"),
   ],
 )
 def test_what_the_decoder_does_not_have_is_refused(base, change, sentence):
   with pytest.raises(ValueError, match=sentence):
     architecture_lib.from_hf(base | change)
+
+
+SIZE = "expected a positive integer"
+NUMBER = "expected a positive number"
+SWITCH = "expected true or false"
+NO_NUMBERS = [None, "1e-6", True, 0.0, -1e-6, math.nan, math.inf, [1e-6]]
+
+
+@pytest.mark.parametrize(
+  ("key", "value", "expected"),
+  [
+    *(
+      (key, value, SIZE)
+      for key in ("num_hidden_layers", "num_attention_heads", "vocab_size")
+      for value in (None, "28", 0, -1, True, 28.0, [28])
+    ),
+    *(("num_key_value_heads", value, SIZE) for value in ("1", 0, True, 4.0)),
+    *(("head_dim", value, SIZE) for value in ("64", 0, -2, 64.0)),
+    ("hidden_size", 0, SIZE),
+    ("intermediate_size", False, SIZE),
+    ("max_position_embeddings", None, SIZE),
+    *(("rms_norm_eps", value, NUMBER) for value in NO_NUMBERS),
+    *(("rope_theta", value, NUMBER) for value in NO_NUMBERS),
+    ("tie_word_embeddings", "false", SWITCH),
+    ("attention_bias", 0, SWITCH),
+    ("mlp_bias", "no", SWITCH),
+    ("use_sliding_window", 1, SWITCH),
+    ("max_window_layers", "28", "expected an integer"),
+    ("rope_parameters", [], "expected an object"),
+    ("rope_scaling", "llama3", "expected an object"),
+    ("layer_types", "full_attention", "expected a list of names"),
+    ("layer_types", [["full_attention"]], "expected a list of names"),
+    ("architectures", "LlamaForCausalLM", "expected a list of names"),
+    ("architectures", {"a": 1}, "expected a list of names"),
+  ],
+)
+def test_a_setting_of_the_wrong_kind_is_refused(key, value, expected):
+  with pytest.raises(ValueError) as refusal:
+    architecture_lib.from_hf(LLAMA3_8B | {key: value})
+  assert str(refusal.value) == f"config.json: {key} is {value!r}, {expected}."
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+  ("change", "sentence"),
+  [
+    ({"rope_theta": "500000"}, f"rope_theta is '500000', {NUMBER}"),
+    ({"factor": "8"}, f"factor is '8', {NUMBER}"),
+    ({"low_freq_factor": None}, f"low_freq_factor is None, {NUMBER}"),
+    ({"high_freq_factor": [4]}, rf"high_freq_factor is \[4\], {NUMBER}"),
+    ({CONTEXT: "8192"}, f"{CONTEXT} is '8192', {SIZE}"),
+    ({CONTEXT: 0}, f"{CONTEXT} is 0, {SIZE}"),
+  ],
+)
+def test_a_rope_setting_of_the_wrong_kind_is_refused(key, change, sentence):
+  config = without("rope_scaling", LLAMA3_8B)
+  with pytest.raises(ValueError, match=sentence):
+    architecture_lib.from_hf(config | {key: LLAMA3_ROPE | change})
+
+
+def test_what_is_missing_is_refused():
+  for key in ("vocab_size", "num_hidden_layers", "intermediate_size"):
+    with pytest.raises(ValueError, match=f"{key} is missing, {SIZE}"):
+      architecture_lib.from_hf(without(key, LLAMA3_8B))
+  for key in ("factor", "low_freq_factor", "high_freq_factor"):
+    rope = {"rope_scaling": without(key, LLAMA3_ROPE)}
+    with pytest.raises(ValueError, match=f"{key} is missing, {NUMBER}"):
+      architecture_lib.from_hf(LLAMA3_8B | rope)
 
 
 @pytest.mark.parametrize(
@@ -240,6 +349,7 @@ def test_what_the_decoder_does_not_have_is_refused(base, change, sentence):
     (QWEN3_4B, {"partial_rotary_factor": 1.0, "quantization_config": None}),
     (QWEN3_4B, {"rope_scaling": {"rope_type": "default"}}),
     (LLAMA3_8B, {"head_dim": 128, "pretraining_tp": 1}),
+    (LLAMA3_8B, {"head_dim": None}),
   ],
 )
 def test_an_option_that_changes_nothing_is_accepted(base, change):

@@ -293,13 +293,14 @@ def test_the_last_one_stays_until_the_next_is_complete(tmp_path, monkeypatch):
 
 
 def test_quality_is_a_metric_of_the_rollout():
-  config = config_lib.CheckpointConfig(best_metric="reward/total")
+  config = config_lib.CheckpointConfig(best_metric="reward/total", keep_best=1)
   metrics = {"reward/em": 0.5, "reward/total": 2}
   assert checkpoint.quality(metrics, config=config) == 2.0
   metrics["reward/total"] = float("nan")
   assert checkpoint.quality(metrics, config=config) == -math.inf
   with pytest.raises(ValueError, match="'reward/total', expected one of step"):
     checkpoint.quality({"step": 3}, config=config)
+  assert checkpoint.quality({}, config=config_lib.CheckpointConfig()) == 0.0
 
 
 def test_what_is_saved_are_the_values_at_the_call(tmp_path, monkeypatch):

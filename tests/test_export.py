@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 
 import jax
 import numpy as np
@@ -265,3 +266,54 @@ def test_what_a_killed_export_left_is_cleared_away(tmp_path):
   hf.save(tmp_path / "policy", born_here())
   assert [path.name for path in tmp_path.iterdir()] == ["policy"]
   assert not list((tmp_path / "policy").glob("model-*"))
+
+
+def test_an_export_killed_between_its_renames_loses_nothing(tmp_path):
+  folder, policy = tmp_path / "policy", born_here()
+  hf.save(folder, policy)
+  folder.rename(tmp_path / "policy.replaced")
+  with (
+    pytest.raises(KeyboardInterrupt),
+    hf.appears_whole(folder),
+  ):
+    raise KeyboardInterrupt
+  assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+  assert hf.load(folder).architecture == policy.architecture
+
+
+def test_an_export_that_cannot_take_its_place_gives_it_back(
+  tmp_path, monkeypatch
+):
+  folder, policy = tmp_path / "policy", born_here()
+  hf.save(folder, policy)
+  before = {path.name: path.read_bytes() for path in folder.iterdir()}
+  rename = pathlib.Path.rename
+
+  def refuse(path, target):
+    if path.name == "policy.writing":
+      raise OSError("device busy")
+    return rename(path, target)
+
+  monkeypatch.setattr(pathlib.Path, "rename", refuse)
+  with pytest.raises(OSError, match="device busy"):
+    hf.save(folder, policy)
+  after = {path.name: path.read_bytes() for path in folder.iterdir()}
+  assert after == before
+  assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+
+
+def test_a_link_stays_a_link_to_what_is_written(tmp_path):
+  (tmp_path / "real").mkdir()
+  (tmp_path / "link").symlink_to(tmp_path / "real")
+  for _ in range(2):
+    hf.save(tmp_path / "link", born_here())
+  assert (tmp_path / "link").readlink() == tmp_path / "real"
+  assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+  assert hf.load(tmp_path / "real").architecture == born_here().architecture
+
+
+def test_a_file_is_not_replaced_by_a_folder(tmp_path):
+  (tmp_path / "policy").write_text("mine")
+  with pytest.raises(ValueError, match="policy is a file; expected a folder"):
+    hf.save(tmp_path / "policy", born_here())
+  assert (tmp_path / "policy").read_text() == "mine"

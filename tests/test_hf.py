@@ -158,8 +158,71 @@ def test_what_the_config_says_wrong_is_refused_with_the_folder_s_name(
     hf.load(tiny.folder)
 
 
-def test_a_damaged_config_is_refused(tiny, nothing_loads):
-  path = tiny.folder / "config.json"
-  path.write_text(path.read_text()[:-9])
-  with pytest.raises(ValueError, match="policy"):
+@pytest.mark.parametrize(
+  ("change", "sentence"),
+  [
+    (
+      {"num_key_value_heads": "1"},
+      "num_key_value_heads is '1', expected",
+    ),
+    ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected a positive"),
+    (
+      {"rms_norm_eps": None},
+      "rms_norm_eps is None, expected a",
+    ),
+    ({"rope_parameters": []}, r"rope_parameters is \[\], expected an object"),
+  ],
+)
+def test_a_setting_of_the_wrong_kind_is_refused_with_the_file_s_name(
+  tiny, nothing_loads, change, sentence
+):
+  change_config(tiny.folder, **change)
+  with pytest.raises(ValueError, match=f"policy: config.json: {sentence}"):
+    hf.load(tiny.folder)
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+  ],
+)
+@pytest.mark.parametrize(
+  ("damage", "sentence"),
+  [
+    (lambda whole: whole[:-9], r"not a whole JSON file \(.*line \d+ column"),
+    (lambda whole: b"", r"not a whole JSON file \("),
+    (lambda whole: b'{"a": "\xff"}', r"not a whole JSON file \(.*utf-8"),
+    (lambda whole: b"[]", "found list, expected a JSON object"),
+    (lambda whole: b"null", "found NoneType, expected a JSON object"),
+  ],
+)
+def test_a_damaged_json_file_is_refused_by_name(
+  tiny, nothing_loads, name, damage, sentence
+):
+  path = tiny.folder / name
+  path.write_bytes(damage(path.read_bytes()))
+  with pytest.raises(ValueError, match=f"policy/{name}: {sentence}"):
+    hf.load(tiny.folder)
+
+
+@pytest.mark.parametrize("names", [{"a": 5}, {"a": ["b"]}, {"a": "b", "c": 5}])
+def test_an_index_of_what_are_no_file_names_is_refused(
+  tiny, nothing_loads, names
+):
+  (tiny.folder / "model.safetensors").unlink()
+  (tiny.folder / INDEX).write_text(json.dumps({"weight_map": names}))
+  with pytest.raises(ValueError, match=f"{INDEX}: no .* weight_map of file na"):
+    hf.load(tiny.folder)
+
+
+def test_a_turn_s_end_that_is_no_token_is_refused(tiny, nothing_loads):
+  path = tiny.folder / "generation_config.json"
+  path.write_text(json.dumps({"eos_token_id": [3, random_models.TOKENS - 1]}))
+  assert max(hf.describe(tiny.folder)[1].end_of_turn_ids) == 60
+  path.write_text(json.dumps({"eos_token_id": [3, random_models.TOKENS]}))
+  with pytest.raises(ValueError, match="policy: eos_token_id 61 .* 61 tokens"):
     hf.load(tiny.folder)

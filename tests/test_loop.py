@@ -265,6 +265,29 @@ def test_a_killed_run_of_adapters_resumes_to_the_same_bits(
   jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
+def test_a_run_may_compute_in_bfloat16(parts, tmp_path):
+  config = dataclasses.replace(
+    ADAPTED,
+    compute_dtype="bfloat16",
+    lora=dataclasses.replace(ADAPTED.lora, base_dtype="bfloat16"),
+  )
+  base = jax.tree.map(
+    lambda p: jnp.asarray(p, jnp.bfloat16), parts["policy"].params
+  )
+  small_run.train(
+    tmp_path, parts | {"policy": parts["policy"]._replace(params=base)}, config
+  )
+  records = _metrics(tmp_path)
+  assert len(records) == 4
+  gaps = [r["policy/engine_gap_max"] for r in records]
+  # More than float32 would leave, and no more than bfloat16 explains.
+  assert 1e-5 < max(gaps) < 0.1
+  assert records[-1]["loss/kl"] > 0
+  for adapter in _adapters(tmp_path / "adapter").values():
+    assert adapter.dtype == np.float32
+    assert np.abs(adapter).min() > 0
+
+
 def test_a_bfloat16_base_is_kept_as_it_is(parts, tmp_path):
   policy = parts["policy"]
   base = jax.tree.map(lambda p: jnp.asarray(p, jnp.bfloat16), policy.params)
@@ -286,6 +309,8 @@ def test_a_bfloat16_base_is_kept_as_it_is(parts, tmp_path):
   ("changes", "message"),
   [
     ({"lora": config_lib.LoraConfig(base_dtype="int8")}, "lora.base_dtype"),
+    ({"compute_dtype": "float16"}, "compute_dtype: found 'float16'"),
+    ({"lora": config_lib.LoraConfig(rank=1, alpha=0.0)}, "lora.alpha"),
     ({"lora": config_lib.LoraConfig(rank=-1)}, "lora.rank: found -1"),
     (
       {"lora": config_lib.LoraConfig(rank=2, targets=("q", "embed"))},

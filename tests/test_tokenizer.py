@@ -82,6 +82,70 @@ def test_turns_end_with_the_tokenizer_s_id_and_the_model_s(
   assert all(type(i) is int for i in tokenizer.end_of_turn_ids)
 
 
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize(
+  "value", ["12", True, -1, 1.0, [1, "2"], [True], [[1]], {"a": 1}]
+)
+def test_an_end_of_turn_that_is_no_id_is_refused(tmp_path, name, value):
+  save_tiny(tmp_path)
+  (tmp_path / name).write_text(json.dumps({"eos_token_id": value}))
+  with pytest.raises(ValueError) as refusal:
+    tokenizer_lib.Tokenizer.from_folder(tmp_path)
+  assert str(refusal.value) == (
+    f"{tmp_path / name}: eos_token_id is {value!r}, expected a token's id or a "
+    "list of ids."
+  )
+
+
+@pytest.mark.parametrize(
+  ("text", "sentence"),
+  [
+    ('{"model": ', r"not a whole JSON file \(Expecting value: line 1"),
+    ("", r"not a whole JSON file \("),
+    ("[]", "found list, expected a JSON object"),
+    ("null", "found NoneType, expected a JSON object"),
+  ],
+)
+@pytest.mark.parametrize(
+  "name",
+  [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "config.json",
+  ],
+)
+def test_a_file_that_holds_no_object_is_refused_by_name(
+  tmp_path, name, text, sentence
+):
+  save_tiny(tmp_path)
+  (tmp_path / name).write_text(text)
+  with pytest.raises(ValueError, match=f"/{name}: {sentence}"):
+    tokenizer_lib.Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("name", "text", "cause"),
+  [
+    ("tokenizer.json", "{}", "KeyError"),
+    # A bare Exception of the library in Rust.
+    ("tokenizer.json", '{"added_tokens": []}', "Exception: Model missing"),
+    ("tokenizer_config.json", '{"eos_token": 5}', "eos_token has to be either"),
+    ("added_tokens.json", '{"<x>": [1]}', "TypeError"),
+  ],
+)
+def test_an_object_that_is_no_tokenizer_is_refused_with_the_cause(
+  tmp_path, name, text, cause
+):
+  save_tiny(tmp_path)
+  (tmp_path / name).write_text(text)
+  sentence = f"{tmp_path}: tokenizer.json and .* not a fast tokenizer's .*"
+  with pytest.raises(ValueError, match=sentence + cause):
+    tokenizer_lib.Tokenizer.from_folder(tmp_path)
+
+
 def test_every_added_token_is_a_control_token(tmp_path):
   """Special or not: its text would become its id in a passage."""
   tokenizer = save_tiny(tmp_path)

@@ -67,7 +67,6 @@ _NULLABLE = {
   "architectures": _NAMES,
   "num_key_value_heads": _SIZE,
   "head_dim": _SIZE,
-  "sliding_window": _INTEGER,
   "layer_types": _NAMES,
   "rope_scaling": _OBJECT,
   "rope_parameters": _OBJECT,
