@@ -7,7 +7,6 @@ and tokenizer of the starting policy), `config.json`, `provenance.json`,
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import tensor_files, weights
+from anysearch_jax import json_files, tensor_files, weights
 from anysearch_jax.evaluation import metrics, model_card, report
 from anysearch_jax.policy import hf, lora, sharding, table
 from anysearch_jax.training import checkpoint
@@ -226,9 +225,4 @@ def _evaluations(run: pathlib.Path) -> list[metrics.Row]:
 
 def _json(path: pathlib.Path) -> Mapping[str, Any]:
   """What a run noted there; nothing where it did not."""
-  if not path.is_file():
-    return {}
-  try:
-    return dict(json.loads(path.read_text()))
-  except (ValueError, TypeError) as error:
-    raise ValueError(f"{path}: not a JSON object ({error}).") from error
+  return json_files.read(path) if path.is_file() else {}

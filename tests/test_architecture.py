@@ -108,6 +108,10 @@ def test_families_differ_in_the_fields_that_name_the_difference():
   assert qwen2.rope_scaling is None and qwen3.rope_scaling is None
 
 
+def without(key, values):
+  return {k: v for k, v in values.items() if k != key}
+
+
 def of_transformers(config):
   """The same settings, complete, in the dialect of transformers 5."""
   prefix = config["architectures"][0].removesuffix("ForCausalLM")
@@ -142,9 +146,7 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(config):
 
 def test_a_rope_key_added_to_the_newer_dialect_counts_as_in_transformers():
   """Model cards tell their readers to add `rope_scaling` for long context."""
-  new = {
-    k: v for k, v in QWEN3_4B.items() if k not in ("rope_theta", "rope_scaling")
-  }
+  new = without("rope_theta", without("rope_scaling", QWEN3_4B))
   new["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6}
   assert architecture_lib.from_hf(new).rope_theta == 1e6
   yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
@@ -154,10 +156,6 @@ def test_a_rope_key_added_to_the_newer_dialect_counts_as_in_transformers():
 
 LLAMA3_ROPE = LLAMA3_8B["rope_scaling"]
 CONTEXT = "original_max_position_embeddings"
-
-
-def without(key, values):
-  return {k: v for k, v in values.items() if k != key}
 
 
 @pytest.mark.parametrize("dialect", ["rope_scaling", "rope_parameters"])
@@ -187,13 +185,6 @@ def test_llama3_frequencies_are_those_of_transformers_wherever_the_context_is(
   )
 
 
-def test_theta_within_the_rope_settings_counts_before_the_one_beside_them():
-  beside = QWEN3_4B | {"rope_theta": None}
-  rope = {"rope_type": "default", "rope_theta": 5e6}
-  a = architecture_lib.from_hf(beside | {"rope_parameters": rope})
-  assert a.rope_theta == 5e6
-
-
 SLIDING = {"use_sliding_window": True, "sliding_window": 4096}
 ROPE_REFUSAL = "RoPE type {!r} is not supported; expected 'default' or 'llama3'"
 
@@ -221,7 +212,7 @@ ROPE_REFUSAL = "RoPE type {!r} is not supported; expected 'default' or 'llama3'"
     (QWEN2_7B, SLIDING | {"max_window_layers": 27}, "sliding-window attention"),
     (
       # Its size is left out: transformers takes 4096.
-      {k: v for k, v in QWEN2_7B.items() if k != "sliding_window"},
+      without("sliding_window", QWEN2_7B),
       {"use_sliding_window": True, "max_window_layers": 0},
       "sliding-window attention",
     ),
@@ -350,6 +341,8 @@ def test_what_is_missing_is_refused():
     (QWEN3_4B, {"rope_scaling": {"rope_type": "default"}}),
     (LLAMA3_8B, {"head_dim": 128, "pretraining_tp": 1}),
     (LLAMA3_8B, {"head_dim": None}),
+    # theta in the RoPE settings counts before the one beside them.
+    (QWEN3_4B, {"rope_parameters": {"rope_theta": 1e6}, "rope_theta": 5e6}),
   ],
 )
 def test_an_option_that_changes_nothing_is_accepted(base, change):

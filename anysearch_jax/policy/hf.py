@@ -175,7 +175,7 @@ def save_files(
       for path in sorted(policy.source.glob(pattern)):
         if path.is_file():
           shutil.copyfile(path, folder / path.name)
-    hf = json.loads((policy.source / "config.json").read_text())
+    hf = json_files.read(policy.source / "config.json")
   if dtype is not None:
     # The older dialect's key, where the folder speaks it.
     key = "torch_dtype" if "torch_dtype" in hf else "dtype"
