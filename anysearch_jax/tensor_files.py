@@ -143,7 +143,7 @@ def save(
   """Writes a folder's safetensors in the table's names.
 
   One file where all fits into one shard, else shards with their index. The
-  host holds two tensors at a time.
+  host holds a tensor and the next at a time.
 
   Args:
     folder: exists.
@@ -195,7 +195,7 @@ def _write(
   layer_of: Callable[[weights.Weight, int], Any],
   dtype: np.dtype,
 ) -> None:
-  """A safetensors file, one tensor after the other.
+  """A safetensors file, the next tensor made ready while one is written.
 
   The library's own writer wants all of them in memory. The format: the header's
   length as 8 bytes, the header as JSON padded to 8 bytes, the tensors' bytes.
@@ -211,13 +211,13 @@ def _write(
     }
   text = json.dumps(header, separators=(",", ":")).encode()
   text += b" " * (-len(text) % 8)
-  with path.open("wb") as file:
-    file.write(len(text).to_bytes(8, "little") + text)
-    for tensor in _ahead(
-      functools.partial(_to_host, layer_of, row, layer, dtype)
-      for _, row, layer in entries
-    ):
-      file.write(tensor.reshape(-1).view(np.uint8))
+  with path.open("wb") as file, futures.ThreadPoolExecutor(1) as pool:
+    writing = pool.submit(file.write, len(text).to_bytes(8, "little") + text)
+    for _, row, layer in entries:
+      tensor = _to_host(layer_of, row, layer, dtype)
+      writing.result()
+      writing = pool.submit(file.write, tensor.reshape(-1).view(np.uint8))
+    writing.result()
 
 
 def _bytes(row: weights.Weight, dtype: np.dtype) -> int:
