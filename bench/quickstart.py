@@ -100,7 +100,7 @@ def main(argv) -> None:
     ),
     tx,
   )
-  state = train_step.init(policy.params, tx)
+  state = jax.device_put(train_step.init(policy.params, tx), jax.devices()[0])
   reference = jax.tree.map(jax.numpy.asarray, policy.params)
   model, frozen = (
     theirs.model.train(),

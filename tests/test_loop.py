@@ -69,8 +69,10 @@ def test_a_run_leaves_what_it_promises(finished):
   assert len(lines.splitlines()) == 4
 
 
-def test_it_compiles_once(finished):
-  last = (finished / "metrics.jsonl").read_text().splitlines()[-1]
+@pytest.mark.parametrize("run", ["finished", "adapted", "loaded"])
+def test_it_compiles_once(run, request):
+  folder = request.getfixturevalue(run)
+  last = (folder / "metrics.jsonl").read_text().splitlines()[-1]
   assert json.loads(last)["compile/train_step"] == 1
 
 
@@ -180,9 +182,22 @@ def test_a_step_that_is_not_finite_stops_the_run(parts, tmp_path):
 
 
 @pytest.fixture(scope="module")
+def loaded(tmp_path_factory, parts):
+  """A run whose start was read from a folder, killed after two rollouts."""
+  folder = tmp_path_factory.mktemp("loaded")
+  hf.save(folder / "base", parts["policy"])
+  small_run.train(
+    folder, parts | {"policy": hf.load(folder / "base")}, rollouts=2
+  )
+  return folder
+
+
+@pytest.fixture(scope="module")
 def adapted(tmp_path_factory, parts):
   """A run that trains adapters on three of the projections."""
   folder = tmp_path_factory.mktemp("adapted")
+  hf.save(folder / "base", parts["policy"])
+  parts = parts | {"policy": hf.load(folder / "base")}
   small_run.train(folder, parts, ADAPTED)
   return folder
 

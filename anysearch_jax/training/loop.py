@@ -114,11 +114,14 @@ class Trainer:
     self._clock = clock
     self._a = a = lora.attach(policy.architecture, config.lora)
     tx = train_step.optimizer(a, config.optimizer)
-    self._reference = jax.tree.map(jnp.asarray, policy.params)
+    # Placed, so that the first step has the arguments of all others and no
+    # program is compiled twice.
+    device = jax.devices()[0]
+    self._reference = jax.device_put(policy.params, device)
     trained = (
       policy.params if a.lora is None else lora.initialize(a, config.seed)
     )
-    self._state = train_step.init(trained, tx)
+    self._state = jax.device_put(train_step.init(trained, tx), device)
     self._step = train_step.make(
       train_step.grpo_loss(
         a,
