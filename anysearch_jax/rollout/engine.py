@@ -96,8 +96,12 @@ class JaxEngine:
     self._version = version
     self._dtype = dtype
     self._scratch = config.slots
-    self._store = transformer.empty_caches(
-      architecture, config.slots + 1, config.kv_buckets[-1], dtype
+    # Placed as the calls hand it back, so that none is compiled twice.
+    self._store = jax.device_put(
+      transformer.empty_caches(
+        architecture, config.slots + 1, config.kv_buckets[-1], dtype
+      ),
+      jax.devices()[0],
     )
     self._halts = jnp.asarray(
       stops.halting_tokens(
