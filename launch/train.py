@@ -39,10 +39,10 @@ def main(argv) -> None:
   config = launch_flags.read_config()
   parts.setup_jax(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   from anysearch_jax.policy import hf, lora
-  from anysearch_jax.training import checkpoint, loop
+  from anysearch_jax.training import checkpoint, loop, validation
 
   try:
-    loop.validate(config)
+    validation.validate(config)
     if flags.FLAGS.dry_run:
       print(describe(config))
       return

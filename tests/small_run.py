@@ -11,7 +11,7 @@ from anysearch_jax.data import world as world_lib
 from anysearch_jax.data import world_tokenizer
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import hf, transformer
-from anysearch_jax.training import loop
+from anysearch_jax.training import loop, validation
 from retrieval import lexical
 
 CONFIG = config_lib.ExperimentConfig(
@@ -85,7 +85,7 @@ def train(folder: pathlib.Path, parts, config=CONFIG, *, rollouts=None):
       raise KilledError
 
   folder.mkdir(exist_ok=True)
-  loop.validate(config)
+  validation.validate(config)
   trainer = loop.Trainer(config, folder=folder, **parts)
   try:
     trainer.run(on_event)

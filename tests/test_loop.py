@@ -19,7 +19,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import weights
 from anysearch_jax.evaluation import harness
 from anysearch_jax.policy import hf
-from anysearch_jax.training import checkpoint, loop
+from anysearch_jax.training import checkpoint, loop, validation
 
 
 @pytest.fixture(scope="module")
@@ -350,7 +350,7 @@ def test_a_bfloat16_base_is_kept_as_it_is(parts, tmp_path):
 )
 def test_what_cannot_run_is_refused(changes, message):
   with pytest.raises(ValueError, match=message):
-    loop.validate(dataclasses.replace(small_run.CONFIG, **changes))
+    validation.validate(dataclasses.replace(small_run.CONFIG, **changes))
 
 
 def test_the_harness_plays_every_cell_once(parts, tmp_path):

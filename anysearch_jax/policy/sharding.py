@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax
 
 from anysearch_jax import weights
@@ -23,21 +21,15 @@ RULES = {
 }
 
 
-def mesh(
-  *,
-  data: int = 1,
-  fsdp: int = 1,
-  tensor: int = 1,
-  devices: Sequence[jax.Device] | None = None,
-) -> jax.sharding.Mesh:
-  """A mesh of `data * fsdp * tensor` devices, the first ones by default.
+def mesh(*, data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
+  """A mesh of the first `data * fsdp * tensor` devices.
 
   Raises:
     ValueError: there are fewer devices.
   """
   shape = (data, fsdp, tensor)
   wanted = data * fsdp * tensor
-  devices = jax.devices() if devices is None else devices
+  devices = jax.devices()
   if wanted > len(devices):
     raise ValueError(
       f"A mesh of data {data} x fsdp {fsdp} x tensor {tensor} needs {wanted} "

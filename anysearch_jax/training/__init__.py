@@ -5,6 +5,7 @@
 * `train_step`: one jitted, donated optimizer step.
 * `experience`: groups into rewards, advantages and batches.
 * `loop`: rollouts, steps, curriculum, metrics, checkpoints.
+* `validation`: which configurations can run.
 * `checkpoint`: what a run goes on from; `manifest`: its files by checksum.
 * `warm_start`: supervised demonstrations before it.
 * `metrics`: jsonl and TensorBoard.

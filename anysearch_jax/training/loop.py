@@ -17,7 +17,7 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import curriculum, records, types
 from anysearch_jax.policy import hf, lora, transformer
-from anysearch_jax.rollout import driver, episode, sampling
+from anysearch_jax.rollout import driver, episode
 from anysearch_jax.rollout import engine as engine_lib
 from anysearch_jax.training import (
   checkpoint,
@@ -40,51 +40,11 @@ class NotFiniteError(RuntimeError):
   """A loss or gradient was not finite; the step was not applied."""
 
 
-def validate(config: config_lib.ExperimentConfig) -> None:
-  """Refuses what cannot run before anything is allocated.
-
-  Raises:
-    ValueError: what was found, what was expected.
-  """
-  curriculum.validate(config.curriculum)
-  sampling.validate_training(config.sampling)
-  checkpoint.validate(config.checkpoint)
-  lora.validate(config.lora)
-  if config.compute_dtype not in ("float32", "bfloat16"):
-    raise ValueError(
-      f"compute_dtype: found {config.compute_dtype!r}, expected float32 or "
-      "bfloat16."
-    )
-  trajectories = config.questions * config.group
-  if trajectories % config.curriculum.steps_per_rollout:
-    raise ValueError(
-      f"{config.questions} questions x {config.group} samples = {trajectories} "
-      f"trajectories do not divide into "
-      f"{config.curriculum.steps_per_rollout} optimizer steps a rollout."
-    )
-  if list(config.batch.row_lengths) != sorted(set(config.batch.row_lengths)):
-    raise ValueError(
-      f"batch.row_lengths: found {config.batch.row_lengths}, expected "
-      "ascending lengths."
-    )
-  if config.episode.max_context > config.batch.row_lengths[-1] + 1:
-    raise ValueError(
-      f"episode.max_context {config.episode.max_context} exceeds the longest "
-      f"training row, batch.row_lengths[-1] {config.batch.row_lengths[-1]}."
-    )
-  longest = engine_lib.max_context(config.engine)
-  if config.episode.max_context > longest:
-    raise ValueError(
-      f"episode.max_context {config.episode.max_context} exceeds the engine's "
-      f"{longest}; raise the last of engine.kv_buckets."
-    )
-
-
 class Trainer:
   """One run's parts: what is sampled with, and what is stepped.
 
   Args:
-    config: the whole configuration; `validate` has passed.
+    config: the whole configuration; `validation.validate` has passed.
     policy: the start, which is also the reference of the KL term.
     questions: the training stream; rollout r takes its r-th `config.questions`
       of them, from the start again when it ends.
