@@ -62,8 +62,14 @@ class CurriculumConfig:
 class ObjectiveConfig:
   """GRPO objective (appendix "GRPO Optimization Objective").
 
-  kl_estimator: `k1`, `k2` or `k3`.
+  kl_estimator: `k1`, `k2` or `k3`; kl_coefficient 0 needs no reference.
   normalize_std: divide the advantage by the group's population std.
+  reduction: `sequence-mean` (the paper's: the mean over trajectories of each
+    one's token mean) or `token-mean` (over all model tokens of the step).
+  old_logp: what the importance ratio is taken to. `engine`: the log-probs that
+    sampled. `trainer`: the trainer's own before the rollout's first step.
+  importance_cap: with `trainer`, a token's policy loss is weighted by
+    min(pi_trainer / pi_engine, importance_cap); 0 is off.
   """
 
   clip_low: float = 0.2
@@ -72,6 +78,9 @@ class ObjectiveConfig:
   kl_estimator: str = "k3"
   advantage_epsilon: float = 1e-6
   normalize_std: bool = True
+  reduction: str = "sequence-mean"
+  old_logp: str = "engine"
+  importance_cap: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,15 +149,43 @@ class BatchConfig:
 
   A trajectory goes to the shortest row length (ascending) that holds it, or to
   room left in a longer row; each length has its own micro-batches of
-  `micro_batch_tokens` tokens, at most `max_micro_batches` of them in an
-  optimizer step. Only those that hold tokens cost time.
-  remat: recompute layers in the backward pass.
+  `micro_batch_tokens` tokens over all devices, at most `max_micro_batches` of
+  them in an optimizer step. Only those that hold tokens cost time.
+  remat: what the backward pass computes again in each layer: `none`, all but
+    the outputs of its matrix products (`dots`), all but attention's
+    (`attention`), or all (`full`).
+  attention: `xla`, `cudnn` (NVIDIA), `splash` (TPU) or `auto`, the best of them
+    that the device and the shapes allow.
+  attention_chunk, logprob_chunk: positions whose scores or logits are held at
+    a time.
   """
 
   row_lengths: tuple[int, ...] = (128, 256, 576)
   micro_batch_tokens: int = 2304
   max_micro_batches: int = 24
-  remat: bool = False
+  remat: str = "none"
+  attention: str = "auto"
+  attention_chunk: int = 512
+  logprob_chunk: int = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """Which devices train and sample, and how the policy is cut over them.
+
+  data, fsdp, tensor: sizes of the training mesh's axes, over all processes.
+  sequence_parallel: between blocks, positions are cut over `tensor`.
+  trainer, rollout: indices into each process's devices. Empty: training takes
+    the first ones, and sampling those of training. An engine cuts the policy
+    over all of its devices.
+  """
+
+  data: int = 1
+  fsdp: int = 1
+  tensor: int = 1
+  sequence_parallel: bool = False
+  trainer: tuple[int, ...] = ()
+  rollout: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,6 +285,7 @@ class ExperimentConfig:
   sampling: SamplingConfig = SamplingConfig()
   engine: EngineConfig = EngineConfig()
   batch: BatchConfig = BatchConfig()
+  mesh: MeshConfig = MeshConfig()
   lora: LoraConfig = LoraConfig()
   data: DataConfig = DataConfig()
   warm_start: WarmStartConfig = WarmStartConfig()
