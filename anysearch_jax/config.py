@@ -151,6 +151,7 @@ class BatchConfig:
   room left in a longer row; each length has its own micro-batches of
   `micro_batch_tokens` tokens over all devices, at most `max_micro_batches` of
   them in an optimizer step. Only those that hold tokens cost time.
+  max_segments: trajectories that one row holds at most.
   remat: what the backward pass computes again in each layer: `none`, all but
     the outputs of its matrix products (`dots`), all but attention's
     (`attention`), or all (`full`).
@@ -163,6 +164,7 @@ class BatchConfig:
   row_lengths: tuple[int, ...] = (128, 256, 576)
   micro_batch_tokens: int = 2304
   max_micro_batches: int = 24
+  max_segments: int = 64
   remat: str = "none"
   attention: str = "auto"
   attention_chunk: int = 512

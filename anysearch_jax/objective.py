@@ -2,36 +2,42 @@
 
 Advantages are group-relative. The loss is a weighted sum over tokens; with the
 weights of `token_weights` it is the paper's mean over trajectories of the mean
-over each one's model tokens. A sum neither knows nor cares which tokens share
-a row or a micro-batch, so packing and accumulation leave it as it is.
+over each one's model tokens, or the mean over all of them. A sum neither knows
+nor cares which tokens share a row or a micro-batch, so packing and accumulation
+leave it as it is.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from anysearch_jax import config as config_lib
 
 KL_ESTIMATORS = ("k1", "k2", "k3")
+REDUCTIONS = ("sequence-mean", "token-mean")
+OLD_LOGPS = ("engine", "trainer")
 
 
 class TokenTerms(NamedTuple):
   """Per-token terms of the objective, all of the shape of the tokens.
 
   policy_loss: the negated clipped surrogate. kl: the KL estimate, unweighted.
-  ratio: importance ratio to the behaviour policy. clipped: bool, the clip
-  holds the token, whose policy gradient is 0.
+  ratio: importance ratio to the old policy. clipped_low, clipped_high: bool,
+  that side of the clip holds the token, whose policy gradient is 0.
   """
 
   policy_loss: chex.Array
   kl: chex.Array
   ratio: chex.Array
-  clipped: chex.Array
+  clipped_low: chex.Array
+  clipped_high: chex.Array
 
 
 @functools.partial(jax.jit, static_argnames=("epsilon", "normalize_std"))
@@ -106,7 +112,7 @@ def kl_estimate(
 
 def token_terms(
   logp_t: chex.Array,
-  behaviour_logp_t: chex.Array,
+  old_logp_t: chex.Array,
   reference_logp_t: chex.Array,
   advantage_t: chex.Array,
   *,
@@ -118,7 +124,7 @@ def token_terms(
 
   Args:
     logp_t: float, log-probabilities under the policy being trained.
-    behaviour_logp_t: under the policy that sampled the token, equal shape.
+    old_logp_t: under the old policy, equal shape.
     reference_logp_t: under the reference policy, equal shape.
     advantage_t: the advantage of the token's trajectory, equal shape.
     config: clip range and KL estimator.
@@ -129,42 +135,54 @@ def token_terms(
   Raises:
     ValueError: an unknown `config.kl_estimator`.
   """
-  tokens = [logp_t, behaviour_logp_t, reference_logp_t, advantage_t]
+  tokens = [logp_t, old_logp_t, reference_logp_t, advantage_t]
   chex.assert_equal_shape(tokens)
   chex.assert_type(tokens, float)
-  ratio_t = jnp.exp(logp_t - behaviour_logp_t)
+  ratio_t = jnp.exp(logp_t - old_logp_t)
   low, high = 1 - config.clip_low, 1 + config.clip_high
-  clipped_t = ((advantage_t > 0) & (ratio_t > high)) | (
-    (advantage_t < 0) & (ratio_t < low)
-  )
+  clipped_low_t = (advantage_t < 0) & (ratio_t < low)
+  clipped_high_t = (advantage_t > 0) & (ratio_t > high)
   # The minimum as a choice: the gradient of `minimum` and `clip` at a tie is
   # halved, here it is that of the branch taken.
   bound_t = jnp.where(advantage_t > 0, high, low).astype(ratio_t.dtype)
+  clipped_t = clipped_low_t | clipped_high_t
   surrogate_t = jnp.where(clipped_t, bound_t, ratio_t) * advantage_t
   kl_t = kl_estimate(logp_t, reference_logp_t, estimator=config.kl_estimator)
-  return TokenTerms(-surrogate_t, kl_t, ratio_t, clipped_t)
+  return TokenTerms(-surrogate_t, kl_t, ratio_t, clipped_low_t, clipped_high_t)
 
 
 def token_weights(
-  model_mask: chex.Array, valid: chex.Array, *, num_valid: chex.Numeric
-) -> chex.Array:
-  """Weights that make a sum over tokens Eq. 12's double mean.
+  masks: Sequence[np.ndarray], *, reduction: str
+) -> list[np.ndarray]:
+  """Weights that make a sum over tokens the mean over an optimizer step.
 
   Args:
-    model_mask: bool `[B, T]`, one trajectory a row, True on model tokens.
-    valid: bool `[B]`, False for an episode that failed.
-    num_valid: valid trajectories of the whole optimizer step, over every
-      micro-batch and device.
+    masks: bool `[T]` of each valid trajectory of the whole step, over every
+      micro-batch and device; True on model tokens.
+    reduction: `sequence-mean`, Eq. 12's double mean: a model token weighs
+      1 / (|tau| * trajectories). `token-mean`: 1 / model tokens of the step.
 
   Returns:
-    float32 `[B, T]`, 1 / (|tau| num_valid) on the model tokens of valid rows.
+    float32 `[T]` each; 0 off the model's tokens.
+
+  Raises:
+    ValueError: an unknown reduction.
   """
-  chex.assert_rank([model_mask, valid], [2, 1])
-  chex.assert_equal_shape_prefix([model_mask, valid], 1)
-  chex.assert_type([model_mask, valid], bool)
-  lengths = jnp.sum(model_mask, -1, keepdims=True)
-  per_token = 1 / (jnp.maximum(lengths, 1) * jnp.maximum(num_valid, 1))
-  return jnp.where(model_mask & valid[:, None], per_token, 0)
+  counts = [int(np.sum(mask)) for mask in masks]
+  match reduction:
+    case "sequence-mean":
+      denominators = [count * len(masks) for count in counts]
+    case "token-mean":
+      denominators = [sum(counts)] * len(masks)
+    case _:
+      raise ValueError(
+        f"Found reduction {reduction!r}; expected one of "
+        f"{', '.join(REDUCTIONS)}."
+      )
+  return [
+    (mask / max(denominator, 1)).astype(np.float32)
+    for mask, denominator in zip(masks, denominators)
+  ]
 
 
 def grpo_loss(
@@ -174,11 +192,13 @@ def grpo_loss(
   advantage: chex.Array,
   weight: chex.Array,
   *,
+  old_logp: chex.Array | None = None,
   config: config_lib.ObjectiveConfig,
 ) -> tuple[chex.Array, dict[str, chex.Array]]:
   """The loss of a micro-batch: the negative of Eq. 12, to be minimised.
 
-    loss = sum weight (policy_loss + beta_KL kl)
+    loss = sum weight (importance policy_loss + beta_KL kl)
+    importance = min(pi_old / pi_behaviour, cap), 1 where the cap is 0
 
   Args:
     logp: float, log-probabilities under the policy being trained.
@@ -187,40 +207,64 @@ def grpo_loss(
     advantage: the advantage of each token's trajectory, equal shape.
     weight: see `token_weights`, equal shape. Where it is 0 the other arrays
       may hold anything, NaN included, and `logp` gets a gradient of exactly 0.
-    config: clip range, KL estimator and its coefficient.
+    old_logp: under the policy that the ratio is taken to, equal shape; None is
+      `behaviour_logp`. No gradient flows into either.
+    config: clip range, KL estimator and its coefficient, importance cap.
 
   Returns:
-    The scalar loss, and metrics: `policy_loss`, `kl`, `ratio`, `clip_fraction`
-    and `logp_difference` (|log pi - log pi_old|), means over the optimizer step
-    once summed over its micro-batches; and `logp_difference_max`, a maximum.
+    The scalar loss, and metrics. Means over the optimizer step once summed
+    over its micro-batches: `policy_loss`, `kl`, `ratio`, `clip_fraction` and
+    its two sides `clip_fraction_low` and `clip_fraction_high`,
+    `logp_difference` (|log pi - log pi_behaviour|), `behaviour_kl` (k3 estimate
+    of KL(behaviour || policy)) and, with a cap, `importance` and
+    `importance_capped` (the share of tokens that the cap holds). Maxima:
+    `ratio_max` and `logp_difference_max`.
 
   Raises:
     ValueError: an unknown `config.kl_estimator`.
   """
-  tokens = [logp, behaviour_logp, reference_logp, advantage, weight]
+  if old_logp is None:
+    old_logp = behaviour_logp
+  tokens = [logp, behaviour_logp, old_logp, reference_logp, advantage, weight]
   chex.assert_equal_shape(tokens)
   chex.assert_type(tokens, float)
   # Garbage is replaced before the maths, not only after it: the derivative of
   # a value that `where` drops is multiplied by 0, and 0 * inf is NaN.
   live = weight > 0
-  logp, behaviour_logp, reference_logp, advantage = (
+  logp, behaviour_logp, old_logp, reference_logp, advantage = (
     jnp.where(live, x, 0) for x in tokens[:-1]
   )
-  terms = token_terms(
-    logp, behaviour_logp, reference_logp, advantage, config=config
-  )
+  behaviour_logp, old_logp = jax.lax.stop_gradient((behaviour_logp, old_logp))
+  terms = token_terms(logp, old_logp, reference_logp, advantage, config=config)
 
   def mean(values: chex.Array) -> chex.Array:
     return jnp.sum(weight * values)
 
-  policy_loss, kl = mean(terms.policy_loss), mean(terms.kl)
+  def maximum(values: chex.Array) -> chex.Array:
+    return jnp.max(values, where=live, initial=0)
+
+  policy_loss, metrics = terms.policy_loss, {}
+  if config.importance_cap:
+    drift = jnp.exp(old_logp - behaviour_logp)
+    importance = jnp.minimum(drift, config.importance_cap)
+    policy_loss = importance * policy_loss
+    metrics = {
+      "importance": mean(importance),
+      "importance_capped": mean(drift > config.importance_cap),
+    }
+  policy_loss, kl = mean(policy_loss), mean(terms.kl)
+  low, high = mean(terms.clipped_low), mean(terms.clipped_high)
   difference = jnp.abs(logp - behaviour_logp)
-  metrics = {
+  metrics |= {
     "policy_loss": policy_loss,
     "kl": kl,
     "ratio": mean(terms.ratio),
-    "clip_fraction": mean(terms.clipped),
+    "ratio_max": maximum(terms.ratio),
+    "clip_fraction": low + high,
+    "clip_fraction_low": low,
+    "clip_fraction_high": high,
     "logp_difference": mean(difference),
-    "logp_difference_max": jnp.max(difference, initial=0),
+    "logp_difference_max": maximum(difference),
+    "behaviour_kl": mean(kl_estimate(behaviour_logp, logp, estimator="k3")),
   }
   return policy_loss + config.kl_coefficient * kl, metrics

@@ -183,15 +183,27 @@ def shardings(
       tensor parallelism, an odd vocabulary).
   """
 
-  def leaf(row: Weight) -> jax.sharding.NamedSharding:
-    spec = []
-    for axis, size in zip(row.axes, row.shape, strict=True):
-      over = rules[axis] if axis else None
-      divides = over is not None and size % mesh.shape[over] == 0
-      spec.append(over if divides else None)
-    return jax.sharding.NamedSharding(mesh, jax.P(*spec))
+  return tree(
+    rows,
+    lambda row: jax.sharding.NamedSharding(
+      mesh, spec(row.shape, row.axes, mesh, rules)
+    ),
+  )
 
-  return tree(rows, leaf)
+
+def spec(
+  shape: Sequence[int],
+  axes: Sequence[str | None],
+  mesh: jax.sharding.Mesh,
+  rules: Mapping[str, str | None],
+) -> jax.P:
+  """How an array with these logical axes is cut; see `shardings`."""
+  out = []
+  for axis, size in zip(axes, shape, strict=True):
+    over = rules[axis] if axis else None
+    divides = over is not None and size % mesh.shape[over] == 0
+    out.append(over if divides else None)
+  return jax.P(*out)
 
 
 def abstract(

@@ -58,7 +58,9 @@ class Pair:
 
     @jax.jit
     def run(params, *row):
-      hidden = transformer.forward(params, a, *row, dtype=dtype)
+      hidden = transformer.forward(
+        params, a, *row, compute=transformer.Compute(dtype)
+      )
       return transformer.logits(params, hidden)
 
     return run

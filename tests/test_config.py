@@ -13,7 +13,7 @@ CHANGED = config_lib.ExperimentConfig(
   name="x",
   questions=8,
   reward=config_lib.RewardConfig(gamma_mode="off", use_abs=False),
-  batch=config_lib.BatchConfig(row_lengths=(8, 16), remat=True),
+  batch=config_lib.BatchConfig(row_lengths=(8, 16), remat="full"),
   evaluation=config_lib.EvaluationConfig(budgets=(), seeds=(1, 2)),
 )
 
@@ -45,7 +45,7 @@ def test_missing_keys_take_the_defaults():
     ({"seed": 1.0}, r"config.seed: found 1.0 \(float\), expected int"),
     ({"seed": True}, r"config.seed: found True \(bool\), expected int"),
     ({"name": 7}, r"config.name: found 7 \(int\), expected str"),
-    ({"batch": {"remat": 1}}, r"batch.remat: found 1 \(int\), expected bool"),
+    ({"batch": {"remat": 1}}, r"batch.remat: found 1 \(int\), expected str"),
     ({"batch": {"row_lengths": 8}}, "row_lengths: found 8, expected a list"),
     (
       {"batch": {"row_lengths": [8, "9"]}},

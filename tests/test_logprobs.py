@@ -47,8 +47,9 @@ def inputs():
 
 @functools.partial(jax.jit, static_argnames=("chunk", "temperature"))
 def run(params, inputs, *, chunk=64, temperature=1.0):
+  compute = transformer.Compute(logprob_chunk=chunk)
   return logprobs.token_logprobs(
-    params, A, *inputs, chunk=chunk, temperature=temperature
+    params, A, *inputs, temperature=temperature, compute=compute
   )
 
 
@@ -81,7 +82,10 @@ def test_gradients_are_those_of_the_whole_softmax(params, inputs):
   weight = np.random.default_rng(2).normal(size=(B, T)) / (B * T)
 
   def loss(params):
-    logp, entropy = logprobs.token_logprobs(params, A, *inputs, chunk=4)
+    compute = transformer.Compute(logprob_chunk=4)
+    logp, entropy = logprobs.token_logprobs(
+      params, A, *inputs, compute=compute
+    )
     # Entropy is reported and not trained on: it must add no gradient.
     return jnp.sum(weight * logp) + jnp.sum(entropy)
 
@@ -124,7 +128,7 @@ def test_half_precision_compute_stays_near_and_answers_in_float32(
 ):
   logp, entropy = jax.jit(
     lambda params: logprobs.token_logprobs(
-      params, A, *inputs, dtype=jnp.bfloat16
+      params, A, *inputs, compute=transformer.Compute(jnp.bfloat16)
     )
   )(params)
   whole, _ = run(params, inputs)

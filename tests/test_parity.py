@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import transformers
 
-from anysearch_jax.policy import hf
+from anysearch_jax.policy import hf, transformer
 from bench import random_models
 
 pairs = pytest.importorskip(
@@ -115,7 +115,8 @@ def test_gradients_are_those_of_autograd(make_pair, case):
 def test_gradients_are_those_of_autograd_through_recomputed_layers(make_pair):
   # Deep enough that the layers are a loop and not unrolled.
   deep = make_pair("qwen2-tied", num_hidden_layers=5)
-  assert_same_gradients(deep, remat=True, chunk=16)
+  compute = transformer.Compute(remat="full", logprob_chunk=16)
+  assert_same_gradients(deep, compute=compute)
 
 
 def test_the_llama_cases_reach_far_beyond_the_original_context(make_pair):

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import jax
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 
+import jax
+import jax.numpy as jnp
+
+from anysearch_jax import config as config_lib
 from anysearch_jax import weights
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import table
 
 AXES = ("data", "fsdp", "tensor")
+# Rows of a batch are cut over both.
+BATCH = ("data", "fsdp")
 # Logical axes of the table to mesh axes.
 RULES = {
   "layers": None,
@@ -19,9 +27,17 @@ RULES = {
   "head_dim": None,
   "mlp": "tensor",
 }
+# The same while a layer computes: what fsdp cuts has been gathered.
+_GATHERED = RULES | {"model": None}
 
 
-def mesh(*, data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
+def mesh(
+  *,
+  data: int = 1,
+  fsdp: int = 1,
+  tensor: int = 1,
+  devices: Sequence[jax.Device] | None = None,
+) -> jax.sharding.Mesh:
   """A mesh of the first `data * fsdp * tensor` devices.
 
   Raises:
@@ -29,7 +45,7 @@ def mesh(*, data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
   """
   shape = (data, fsdp, tensor)
   wanted = data * fsdp * tensor
-  devices = jax.devices()
+  devices = jax.devices() if devices is None else devices
   if wanted > len(devices):
     raise ValueError(
       f"A mesh of data {data} x fsdp {fsdp} x tensor {tensor} needs {wanted} "
@@ -43,8 +59,194 @@ def mesh(*, data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
   )
 
 
+def training_mesh(
+  config: config_lib.MeshConfig, devices: Sequence[jax.Device] | None = None
+) -> jax.sharding.Mesh:
+  """The mesh that trains, over the devices of every process.
+
+  Raises:
+    ValueError: there are not as many devices as the axes ask for.
+  """
+  axes = {name: getattr(config, name) for name in AXES}
+  devices = jax.devices() if devices is None else devices
+  if not config.trainer:
+    return mesh(**axes, devices=devices)
+  chosen = [
+    device
+    for local in _by_process(devices)
+    for device in _pick(local, config.trainer, "mesh.trainer")
+  ]
+  if len(chosen) != config.data * config.fsdp * config.tensor:
+    raise ValueError(
+      f"mesh.trainer: found {len(chosen)} devices, expected data x fsdp x "
+      f"tensor = {config.data} x {config.fsdp} x {config.tensor}."
+    )
+  return mesh(**axes, devices=chosen)
+
+
+def rollout_mesh(
+  config: config_lib.MeshConfig, devices: Sequence[jax.Device] | None = None
+) -> jax.sharding.Mesh:
+  """The mesh that samples: this process's own devices, all on `tensor`.
+
+  Raises:
+    ValueError: a device that is not there.
+  """
+  if config.rollout:
+    local = jax.local_devices() if devices is None else devices
+    chosen = _pick(local, config.rollout, "mesh.rollout")
+  else:
+    trainer = training_mesh(config, devices)
+    chosen = [
+      d
+      for d in trainer.devices.flat
+      if devices is not None or d.process_index == jax.process_index()
+    ]
+  return mesh(tensor=len(chosen), devices=chosen)
+
+
+def _by_process(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
+  out: dict[int, list[jax.Device]] = {}
+  for device in devices:
+    out.setdefault(device.process_index, []).append(device)
+  return [out[process] for process in sorted(out)]
+
+
+def _pick(
+  devices: Sequence[jax.Device], indices: Sequence[int], name: str
+) -> list[jax.Device]:
+  if max(indices) >= len(devices):
+    raise ValueError(
+      f"{name}: found device {max(indices)}, but a process has {len(devices)} "
+      "devices, counted from 0."
+    )
+  return [devices[i] for i in indices]
+
+
 def shardings(
   a: architecture_lib.Architecture, mesh: jax.sharding.Mesh
 ) -> dict:
   """The nested dict of each parameter's sharding, adapters included."""
   return weights.shardings(table.rows(a), mesh, RULES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """Where activations stand on a mesh, and how weights come to them.
+
+  mesh: has the axes `AXES`.
+  sequence_parallel: between blocks, positions are cut over `tensor`.
+  """
+
+  mesh: jax.sharding.Mesh
+  sequence_parallel: bool = False
+
+  @property
+  def rules(self) -> dict[str, str | None]:
+    """`RULES`, and `between`: positions of hidden states between blocks."""
+    return RULES | {"between": "tensor" if self.sequence_parallel else None}
+
+  def table(self, shape: tuple[int, int]) -> jax.P:
+    """How an embedding or a head `[V, D]` is cut."""
+    return weights.spec(shape, ("vocab", "model"), self.mesh, RULES)
+
+  def spec(self, shape: Sequence[int], *axes: str | None) -> jax.P:
+    """Of an activation whose first axis is the batch.
+
+    Args:
+      shape: its sizes.
+      *axes: for each further axis a logical one of `rules`, or None. An axis
+        that does not divide stays whole.
+    """
+    out = [BATCH]
+    for axis, size in zip(axes, shape[1:], strict=True):
+      over = self.rules[axis] if axis else None
+      out.append(over if over and size % self.mesh.shape[over] == 0 else None)
+    return jax.P(*out)
+
+  def constrain(self, x: jax.Array, *axes: str | None) -> jax.Array:
+    """Has an activation stand as `spec` says."""
+    spec = self.spec(x.shape, *axes)
+    return jax.lax.with_sharding_constraint(
+      x, jax.sharding.NamedSharding(self.mesh, spec)
+    )
+
+  def gather(self, x: jax.Array, row: weights.Weight) -> jax.Array:
+    """One layer of a row, gathered over fsdp; its gradient is scattered."""
+    cut, gathered = (
+      jax.sharding.NamedSharding(
+        self.mesh,
+        weights.spec(row.shape[1:], row.axes[1:], self.mesh, rules),
+      )
+      for rules in (RULES, _GATHERED)
+    )
+    return x if cut == gathered else _gather(x, cut, gathered)
+
+  def over_heads(
+    self, attend: Callable, a: architecture_lib.Architecture
+  ) -> Callable:
+    """`attend(q, k, v, segment_ids)` with heads cut over `tensor`.
+
+    More devices than kv heads: each head is copied to those that share it.
+    """
+    tensor = self.mesh.shape["tensor"]
+    copies = max(1, tensor // a.kv_heads)
+
+    def cut(q, k, v, segment_ids):
+      k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v))
+      heads = jax.P(BATCH, None, "tensor", None)
+      return self.local(
+        attend, in_specs=(heads, heads, heads, jax.P(BATCH)), out_specs=heads
+      )(q, k, v, segment_ids)
+
+    return cut
+
+  def local(self, f: Callable, in_specs, out_specs) -> Callable:
+    """`f` on each device's part; collectives are `f`'s own."""
+    return jax.shard_map(
+      f,
+      mesh=self.mesh,
+      in_specs=in_specs,
+      out_specs=out_specs,
+      check_vma=False,
+    )
+
+
+def validate(
+  a: architecture_lib.Architecture, mesh: jax.sharding.Mesh
+) -> None:
+  """Refuses a mesh that this architecture cannot be computed on.
+
+  Raises:
+    ValueError: heads or the feed-forward width do not divide over `tensor`.
+  """
+  tensor = mesh.shape["tensor"]
+  for name in ("heads", "mlp_dim"):
+    if getattr(a, name) % tensor:
+      raise ValueError(
+        f"mesh.tensor: found {tensor}, expected a divisor of the policy's "
+        f"{name}, {getattr(a, name)}."
+      )
+  if a.kv_heads % tensor and tensor % a.kv_heads:
+    raise ValueError(
+      f"mesh.tensor: found {tensor}, expected a divisor or a multiple of the "
+      f"policy's kv_heads, {a.kv_heads}."
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gather(x, cut, gathered):
+  del cut
+  return jax.lax.with_sharding_constraint(x, gathered)
+
+
+def _gather_forward(x, cut, gathered):
+  return _gather(x, cut, gathered), None
+
+
+def _gather_backward(cut, gathered, residuals, g):
+  del gathered, residuals
+  return (jax.lax.with_sharding_constraint(g, cut),)
+
+
+_gather.defvjp(_gather_forward, _gather_backward)

@@ -1,13 +1,15 @@
 """The decoder as a thin, stateless Flax shell over a plain nested dict.
 
 `forward` is the whole sequence at once (training and scoring: one `nn.scan`
-over stacked layers, optional remat). `extend` appends tokens to per-layer KV
-caches (prefill and decode: the same block, unrolled). A test holds the two
-to 1e-5.
+over stacked layers), on one device or cut over a mesh. `extend` appends tokens
+to per-layer KV caches (prefill and decode: the same block, unrolled). A test
+holds the two to 1e-5.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import chex
@@ -17,11 +19,43 @@ import jax.numpy as jnp
 
 from anysearch_jax import weights
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import attention, table
+from anysearch_jax.policy import (
+  attention,
+  embedding,
+  self_attention,
+  sharding,
+  table,
+)
 
 Params = dict[str, Any]
 
+# What each remat policy keeps of a layer besides its input.
+REMAT = {
+  "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  "attention": self_attention.saves,
+  "full": jax.checkpoint_policies.nothing_saveable,
+}
 _UNROLLED_LAYERS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+  """How `forward` computes; none of it changes what.
+
+  dtype: of activations and matrix products; parameters keep theirs.
+  remat: `none`, or a key of `REMAT`, what the backward pass need not recompute.
+  attention, attention_chunk, max_segments: see `self_attention`.
+  logprob_chunk: positions of each row whose logits are held at a time.
+  layout: where activations stand on a mesh; None is one device.
+  """
+
+  dtype: Any = jnp.float32
+  remat: str = "none"
+  attention: str = "xla"
+  attention_chunk: int = 512
+  max_segments: int = 64
+  logprob_chunk: int = 512
+  layout: sharding.Layout | None = None
 
 
 class LayerCache(NamedTuple):
@@ -46,16 +80,35 @@ class Block(nn.Module):
   """
 
   a: architecture_lib.Architecture
+  compute: Compute = Compute()
 
-  def _weights(self) -> dict[str, jax.Array]:
+  def _weights(self, dtype: Any) -> dict[str, jax.Array]:
     """This layer's parameters, declared as the table names them."""
-    return {
-      row.path[-1]: self.param(
-        row.path[-1], nn.initializers.zeros_init(), row.shape[1:]
-      )
-      for row in table.rows(self.a)
-      if row.stacked
-    }
+    layout, out = self.compute.layout, {}
+    for row in table.rows(self.a):
+      if not row.stacked:
+        continue
+      key = row.path[-1]
+      weight = self.param(key, nn.initializers.zeros_init(), row.layer_shape)
+      # Scales of norms are float32, as norms are.
+      weight = weight if row.init is None else weight.astype(dtype)
+      out[key] = weight if layout is None else layout.gather(weight, row)
+    return out
+
+  def _attend(
+    self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array
+  ) -> jax.Array:
+    """Attention inside segments, each device its own rows and heads."""
+    c = self.compute
+    attend = functools.partial(
+      self_attention.self_attention,
+      implementation=c.attention,
+      chunk=c.attention_chunk,
+      max_segments=c.max_segments,
+    )
+    if c.layout is not None:
+      attend = c.layout.over_heads(attend, self.a)
+    return attend(q, k, v, segment_ids)
 
   @nn.compact
   def __call__(
@@ -66,43 +119,48 @@ class Block(nn.Module):
     cache: LayerCache | None = None,
     starts: jax.Array | None = None,
   ) -> tuple[jax.Array, LayerCache | None]:
-    a, w = self.a, self._weights()
+    """One layer; `mask` is the segment ids `[B, T]` where there is no cache."""
+    a, w = self.a, self._weights(x.dtype)
+    layout = self.compute.layout
+
+    def stands(x: jax.Array, *axes: str | None) -> jax.Array:
+      return x if layout is None else layout.constrain(x, *axes)
 
     def project(key: str, x: jax.Array, axes: int = 1) -> jax.Array:
       """Contracts the last `axes` axes of x; adds adapter and bias if any."""
-
-      def times(x: jax.Array, key: str, axes: int) -> jax.Array:
-        return jnp.tensordot(x, w[key].astype(x.dtype), axes)
-
-      y = times(x, key, axes)
+      y = jnp.tensordot(x, w[key], axes)
       if a.lora is not None and key in a.lora.targets:
-        low = times(x, key + "_lora_a", axes)
-        y += a.lora.scale * times(low, key + "_lora_b", 1)
+        low = jnp.tensordot(x, w[key + "_lora_a"], axes)
+        y += a.lora.scale * jnp.tensordot(low, w[key + "_lora_b"], 1)
       if key + "_bias" in w:
-        y += w[key + "_bias"].astype(x.dtype)
+        y += w[key + "_bias"]
       return y
 
-    y = rms_norm(x, w["attention_norm"], a.norm_eps)
+    y = stands(rms_norm(x, w["attention_norm"], a.norm_eps), None, None)
     # [B, T, D] to [B, T, N or K, H].
-    q, k, v = (project(key, y) for key in ("q", "k", "v"))
+    q, k, v = (
+      stands(project(key, y), None, axis, None)
+      for key, axis in (("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads"))
+    )
     if a.qk_norm:
       q = rms_norm(q, w["q_norm"], a.norm_eps)
       k = rms_norm(k, w["k_norm"], a.norm_eps)
     q, k = attention.rotate(q, *rotary), attention.rotate(k, *rotary)
-    k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
-    if cache is not None:
+    if cache is None:
+      out = self._attend(q, k, v, mask)
+    else:
+      k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
       cache = LayerCache(write(cache.k, k, starts), write(cache.v, v, starts))
-      k, v = cache
-    out = attention.attend(q, k.astype(q.dtype), v.astype(q.dtype), mask)
-    x += project("o", out, axes=2)
+      k, v = (x.astype(q.dtype) for x in cache)
+      out = attention.attend(q, k, v, mask)
+    x = stands(x + project("o", out, axes=2), "between", None)
 
-    y = rms_norm(x, w["mlp_norm"], a.norm_eps)
+    y = stands(rms_norm(x, w["mlp_norm"], a.norm_eps), None, None)
     # [B, T] as one axis: XLA's CPU matmul is twice as fast on it.
     y = y.reshape(-1, a.d_model)
     y = project("down", nn.silu(project("gate", y)) * project("up", y))
-    x += y.reshape(x.shape)
+    x = stands(x + y.reshape(x.shape), "between", None)
     return x, cache
-
 
 def write(cache: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
   """Writes `new` `[B, K, T, H]` into `cache` `[B, K, S, H]` at each start.
@@ -119,21 +177,16 @@ def write(cache: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
 
 
 class Transformer(nn.Module):
-  """Token ids to final hidden states; parameters as `table.rows` names them.
-
-  dtype: compute type; parameters keep theirs.
-  remat: recompute each layer in the backward pass.
-  """
+  """Token ids to final hidden states; parameters as `table.rows` names them."""
 
   a: architecture_lib.Architecture
-  dtype: Any = jnp.float32
-  remat: bool = False
+  compute: Compute = Compute()
 
   @nn.compact
   def __call__(
     self, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
   ) -> jax.Array:
-    a = self.a
+    a, c = self.a, self.compute
     chex.assert_equal_shape([tokens, positions, segment_ids])
     params = {
       row.path[0]: self.param(
@@ -142,7 +195,9 @@ class Transformer(nn.Module):
       for row in table.rows(a)
       if not row.stacked
     }
-    block = nn.remat(Block, prevent_cse=False) if self.remat else Block
+    block = Block
+    if c.remat != "none":
+      block = nn.remat(Block, prevent_cse=False, policy=REMAT[c.remat])
     layers = nn.scan(
       block,
       variable_axes={"params": 0},
@@ -151,10 +206,11 @@ class Transformer(nn.Module):
       length=a.layers,
       # A loop pays for itself in compile time on deep stacks only.
       unroll=a.layers if a.layers <= _UNROLLED_LAYERS else 1,
-    )(a, name=table.LAYERS)
-    x = params["embed"][tokens].astype(self.dtype)
-    rotary = attention.rotary(a, positions)
-    x, _ = layers(x, rotary, attention.segment_mask(segment_ids))
+    )(a, c, name=table.LAYERS)
+    x = embedding.lookup(
+      params["embed"], tokens, dtype=c.dtype, layout=c.layout
+    )
+    x, _ = layers(x, attention.rotary(a, positions), segment_ids)
     return rms_norm(x, params["norm"], a.norm_eps)
 
 
@@ -165,25 +221,23 @@ def forward(
   positions: jax.Array,
   segment_ids: jax.Array,
   *,
-  dtype: Any = jnp.float32,
-  remat: bool = False,
+  compute: Compute = Compute(),  # noqa: B008
 ) -> jax.Array:
   """Final hidden states of packed rows.
 
   Args:
     params: nested dict as `table.rows(a)` lays it out.
     a: the architecture.
-    tokens: int `[B, T]`.
+    tokens: int `[B, T]`; on a mesh, B is a multiple of data x fsdp.
     positions: int `[B, T]`, each segment's own, from 0.
     segment_ids: int `[B, T]`, >= 1; 0 is padding. Attention is causal and
       stays inside a segment.
-    dtype: compute type.
-    remat: recompute layers in the backward pass.
+    compute: how.
 
   Returns:
     `[B, T, D]`, normed: `logits` takes them to the vocabulary.
   """
-  model = Transformer(a, dtype=dtype, remat=remat)
+  model = Transformer(a, compute)
   variables = {
     "params": {k: v for k, v in params.items() if k != "head" or not a.tied}
   }
@@ -195,14 +249,19 @@ def head(params: Params) -> jax.Array:
   return params.get("head", params["embed"])
 
 
-def logits(params: Params, hidden: jax.Array) -> jax.Array:
+def project(hidden: jax.Array, head: jax.Array) -> jax.Array:
   """Float32 logits `[..., V]` of hidden states `[..., D]`."""
   return jnp.einsum(
     "...d,vd->...v",
     hidden,
-    head(params).astype(hidden.dtype),
+    head.astype(hidden.dtype),
     preferred_element_type=jnp.float32,
   )
+
+
+def logits(params: Params, hidden: jax.Array) -> jax.Array:
+  """`project` by the policy's own head."""
+  return project(hidden, head(params))
 
 
 def layer_params(params: Params, a: architecture_lib.Architecture) -> list:

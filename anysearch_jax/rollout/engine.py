@@ -23,7 +23,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import protocol, types
 from anysearch_jax import tokenizer as tokenizer_lib
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import transformer
+from anysearch_jax.policy import sharding, transformer
 from anysearch_jax.rollout import kv_store, stops
 
 # Episodes that were answered need this many turns of the event loop to search
@@ -68,6 +68,7 @@ class JaxEngine:
     seed: of every draw; `types.Address` does the rest.
     version: of `params`, recorded with every token.
     dtype: compute and cache type.
+    mesh: of `params`; kv heads are cut over its `tensor`. None: one device.
 
   `counters` holds `sampled_tokens`, `prefilled_tokens`, `shared_tokens` (of
   prompts that were copied), `prefill_calls`, `decode_calls`, and the lanes that
@@ -85,6 +86,7 @@ class JaxEngine:
     seed: int,
     version: int = 0,
     dtype: Any = jnp.float32,
+    mesh: jax.sharding.Mesh | None = None,
   ):
     _validate(config)
     self._params = params
@@ -96,12 +98,12 @@ class JaxEngine:
     self._version = version
     self._dtype = dtype
     self._scratch = config.slots
-    # Placed as the calls hand it back, so that none is compiled twice.
-    self._store = jax.device_put(
-      transformer.empty_caches(
-        architecture, config.slots + 1, config.kv_buckets[-1], dtype
-      ),
-      jax.devices()[0],
+    self._store = kv_store.empty(
+      architecture,
+      config.slots + 1,
+      config.kv_buckets[-1],
+      dtype,
+      mesh=sharding.mesh() if mesh is None else mesh,
     )
     self._halts = jnp.asarray(
       stops.halting_tokens(

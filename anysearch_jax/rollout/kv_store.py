@@ -30,6 +30,35 @@ class Decoded(NamedTuple):
   counts: jax.Array  # int32 [R]
 
 
+def empty(
+  a: architecture_lib.Architecture,
+  slots: int,
+  length: int,
+  dtype: Any,
+  *,
+  mesh: jax.sharding.Mesh,
+) -> Caches:
+  """A zeroed store, placed as the calls hand it back: none compiles twice.
+
+  Args:
+    a: the architecture.
+    slots: rows.
+    length: positions of each.
+    dtype: of keys and values.
+    mesh: of `sharding.AXES`.
+  """
+  make = functools.partial(transformer.empty_caches, a, slots, length, dtype)
+  return jax.jit(make, out_shardings=sharding(a, mesh))()
+
+
+def sharding(
+  a: architecture_lib.Architecture, mesh: jax.sharding.Mesh
+) -> jax.sharding.NamedSharding:
+  """Of every cache `[slots, K, S, H]`: kv heads over `tensor` if they divide."""
+  over = None if a.kv_heads % mesh.shape["tensor"] else "tensor"
+  return jax.sharding.NamedSharding(mesh, jax.P(None, over))
+
+
 def gather(store: Caches, rows: jax.Array, length: int) -> Caches:
   """The first `length` positions of some slots."""
   return jax.tree.map(lambda x: x[rows, :, :length], store)

@@ -8,10 +8,12 @@ how many micro-batches hold tokens is a number inside it.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from anysearch_jax import config as config_lib
@@ -27,19 +29,22 @@ class Example:
       model did not write it. The first token is no target.
     logps: float32 `[T]`, behaviour log-probabilities.
     advantage: of the whole sequence.
+    old_logps: float32 `[T]`, the trainer's own before the rollout's first
+      step; None stands for `logps`.
   """
 
   token_ids: np.ndarray
   weights: np.ndarray
   logps: np.ndarray
   advantage: float = 0.0
+  old_logps: np.ndarray | None = None
 
 
 class Rows(NamedTuple):
   """Micro-batches of one row length; all arrays are `[A, B, T]`.
 
   At index t stands the prediction of `targets[t]` from `tokens[..t]`:
-  `behaviour_logp`, `advantage` and `weight` belong to the target.
+  `behaviour_logp`, `old_logp`, `advantage` and `weight` belong to the target.
   """
 
   tokens: np.ndarray
@@ -47,6 +52,7 @@ class Rows(NamedTuple):
   positions: np.ndarray
   segment_ids: np.ndarray
   behaviour_logp: np.ndarray
+  old_logp: np.ndarray
   advantage: np.ndarray
   weight: np.ndarray
   used: np.ndarray  # int32 [], micro-batches that hold tokens.
@@ -54,115 +60,175 @@ class Rows(NamedTuple):
 
 TrainBatch = tuple[Rows, ...]
 
-_FIELDS = {
-  "tokens": np.int32,
-  "targets": np.int32,
-  "positions": np.int32,
-  "segment_ids": np.int32,
-  "behaviour_logp": np.float32,
-  "advantage": np.float32,
-  "weight": np.float32,
-}
+_DTYPES = Rows(*[np.int32] * 4, *[np.float32] * 4, np.int32)
+
+
+class Place(NamedTuple):
+  """Where the predictions of a sequence stand in a batch.
+
+  bucket: which of its `Rows`. row: over all micro-batches of the bucket.
+  start: the first index in the row. segment: its id there, from 1.
+  """
+
+  bucket: int
+  row: int
+  start: int
+  segment: int
+
+
+def rows_per_micro_batch(
+  length: int, *, config: config_lib.BatchConfig, multiple: int = 1
+) -> int:
+  """Rows of `length` in a micro-batch: `multiple` or several times that."""
+  rows = config.micro_batch_tokens // length
+  return max(multiple, rows // multiple * multiple)
+
+
+def abstract(
+  config: config_lib.BatchConfig, *, multiple: int = 1
+) -> TrainBatch:
+  """The shapes and dtypes that `pack` gives to every batch."""
+
+  def rows(length: int) -> Rows:
+    b = rows_per_micro_batch(length, config=config, multiple=multiple)
+    shape = (config.max_micro_batches, b, length)
+    shapes = Rows(*[shape] * 8, used=())
+    return Rows(*map(jax.ShapeDtypeStruct, shapes, _DTYPES))
+
+  return tuple(rows(length) for length in config.row_lengths)
 
 
 def pack(
-  sequences: Sequence[Example], *, config: config_lib.BatchConfig
+  sequences: Sequence[Example],
+  *,
+  config: config_lib.BatchConfig,
+  multiple: int = 1,
 ) -> TrainBatch:
   """Packs sequences, one `Rows` for each configured row length.
+
+  Args:
+    sequences: at least one token each.
+    config: the shapes, and how many segments a row may hold.
+    multiple: what the rows of a micro-batch divide by: the number of devices
+      that they are cut over.
 
   Raises:
     ValueError: a sequence longer than every row, or more micro-batches than
       the configuration allows.
   """
-  lengths = config.row_lengths
-  members: list[list[Example]] = [[] for _ in lengths]
-  for sequence in sequences:
+  batch = jax.tree.map(
+    lambda x: np.zeros(x.shape, x.dtype), abstract(config, multiple=multiple)
+  )
+  found = places(_sizes(sequences), config=config, multiple=multiple)
+  for sequence, place in zip(sequences, found, strict=True):
+    rows = batch[place.bucket]
+    a, b = divmod(place.row, rows.tokens.shape[1])
     size = len(sequence.token_ids) - 1
-    fitting = [i for i, length in enumerate(lengths) if length >= size]
-    if not fitting:
+    here = np.s_[a, b, place.start : place.start + size]
+    old_logps = sequence.old_logps
+    if old_logps is None:
+      old_logps = sequence.logps
+    rows.tokens[here] = sequence.token_ids[:-1]
+    rows.targets[here] = sequence.token_ids[1:]
+    rows.positions[here] = np.arange(size)
+    rows.segment_ids[here] = place.segment
+    rows.behaviour_logp[here] = sequence.logps[1:]
+    rows.old_logp[here] = old_logps[1:]
+    rows.advantage[here] = sequence.advantage
+    rows.weight[here] = sequence.weights[1:]
+    rows.used[()] = max(rows.used, a + 1)
+  return batch
+
+
+def unpack(
+  values: Sequence[np.ndarray],
+  sequences: Sequence[Example],
+  *,
+  config: config_lib.BatchConfig,
+  multiple: int = 1,
+) -> list[np.ndarray]:
+  """Values at the places of a batch, back to the sequences packed there.
+
+  Args:
+    values: `[A, B, T]` for each row length: one value a prediction.
+    sequences: what `pack` was given, with the same `config` and `multiple`.
+    config: as for `pack`.
+    multiple: as for `pack`.
+
+  Returns:
+    float32 `[T]` for each sequence, at the tokens predicted; the first is 0.
+  """
+  sizes = _sizes(sequences)
+  values = [np.asarray(x).reshape(-1, x.shape[-1]) for x in values]
+  out = [np.zeros(size + 1, np.float32) for size in sizes]
+  found = places(sizes, config=config, multiple=multiple)
+  for tokens, place in zip(out, found, strict=True):
+    row = values[place.bucket][place.row]
+    tokens[1:] = row[place.start : place.start + len(tokens) - 1]
+  return out
+
+
+@dataclasses.dataclass
+class _Row:
+  """How much of a row is taken."""
+
+  tokens: int = 0
+  segments: int = 0
+
+
+def places(
+  sizes: Sequence[int], *, config: config_lib.BatchConfig, multiple: int = 1
+) -> list[Place]:
+  """Where sequences of so many predictions go: first fit, longest first.
+
+  Raises:
+    ValueError: see `pack`.
+  """
+  lengths = config.row_lengths
+  waiting: list[list[int]] = [[] for _ in lengths]
+  # Equal lengths keep their order.
+  for n in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
+    if sizes[n] > lengths[-1]:
       raise ValueError(
-        f"A trajectory of {size + 1} tokens does not fit the longest training "
-        f"row of {lengths[-1]}; raise batch.row_lengths or lower "
+        f"A trajectory of {sizes[n] + 1} tokens does not fit the longest "
+        f"training row of {lengths[-1]}; raise batch.row_lengths or lower "
         "episode.max_context."
       )
-    members[fitting[0]].append(sequence)
-  packed = []
+    waiting[bisect.bisect_left(lengths, sizes[n])].append(n)
+  found: dict[int, Place] = {}
+
+  def put(n: int, bucket: int, rows: Sequence[_Row]) -> bool:
+    """Gives `n` the first of the rows that has room for it, if one has."""
+    for r, row in enumerate(rows):
+      fits = row.tokens + sizes[n] <= lengths[bucket]
+      if fits and row.segments < config.max_segments:
+        found[n] = Place(bucket, r, row.tokens, row.segments + 1)
+        row.tokens += sizes[n]
+        row.segments += 1
+        return True
+    return False
+
   # Longest rows first: what room their micro-batches have left takes shorter
   # sequences, which then need no rows of their own.
-  for i in reversed(range(len(lengths))):
-    rows, room = _first_fit(members[i], lengths[i])
-    b = max(1, config.micro_batch_tokens // lengths[i])
-    empty = -len(rows) % b
-    rows += [[] for _ in range(empty)]
-    room += [lengths[i]] * empty
-    for j in reversed(range(i)):
-      members[j] = _fill(members[j], rows, room)
-    packed.append(_pack_rows(rows, lengths[i], b, config))
-  return tuple(reversed(packed))
+  for bucket in reversed(range(len(lengths))):
+    rows: list[_Row] = []
+    for n in waiting[bucket]:
+      if not put(n, bucket, rows):
+        rows.append(_Row())
+        put(n, bucket, rows)
+    b = rows_per_micro_batch(lengths[bucket], config=config, multiple=multiple)
+    rows += [_Row() for _ in range(-len(rows) % b)]
+    if len(rows) > config.max_micro_batches * b:
+      raise ValueError(
+        f"An optimizer step needs {len(rows) // b} micro-batches of {b} rows x "
+        f"{lengths[bucket]} tokens, batch.max_micro_batches is "
+        f"{config.max_micro_batches}; raise it."
+      )
+    for shorter in reversed(waiting[:bucket]):
+      shorter[:] = [n for n in shorter if not put(n, bucket, rows)]
+  return [found[n] for n in range(len(sizes))]
 
 
-def _first_fit(
-  sequences: Sequence[Example], length: int
-) -> tuple[list[list[Example]], list[int]]:
-  """First-fit decreasing; the rows and the room left in each."""
-  rows: list[list[Example]] = []
-  room: list[int] = []
-  for sequence in _longest_first(sequences):
-    if _fill([sequence], rows, room):
-      rows.append([sequence])
-      room.append(length - (len(sequence.token_ids) - 1))
-  return rows, room
-
-
-def _fill(
-  sequences: Sequence[Example], rows: list[list[Example]], room: list[int]
-) -> list[Example]:
-  """Puts sequences where there is room, longest first; those left over."""
-  left = []
-  for sequence in _longest_first(sequences):
-    size = len(sequence.token_ids) - 1
-    row = next((r for r, free in enumerate(room) if free >= size), None)
-    if row is None:
-      left.append(sequence)
-    else:
-      rows[row].append(sequence)
-      room[row] -= size
-  return left
-
-
-def _longest_first(sequences: Sequence[Example]) -> list[Example]:
-  """Sorted by length; equal lengths keep their order."""
-  return sorted(sequences, key=lambda s: -len(s.token_ids))
-
-
-def _pack_rows(
-  rows: Sequence[Sequence[Example]],
-  length: int,
-  b: int,
-  config: config_lib.BatchConfig,
-) -> Rows:
-  """Writes packed rows into the arrays of their micro-batches of `b` rows."""
-  used = len(rows) // b
-  if used > config.max_micro_batches:
-    raise ValueError(
-      f"An optimizer step needs {used} micro-batches of {b} rows x {length} "
-      f"tokens, batch.max_micro_batches is {config.max_micro_batches}; raise "
-      "it."
-    )
-  shape = (config.max_micro_batches, b, length)
-  arrays = {name: np.zeros(shape, dtype) for name, dtype in _FIELDS.items()}
-  flat = {name: a.reshape(-1, length) for name, a in arrays.items()}
-  for r, members in enumerate(rows):
-    start = 0
-    for segment, sequence in enumerate(members, start=1):
-      size = len(sequence.token_ids) - 1
-      here = np.s_[r, start : start + size]
-      flat["tokens"][here] = sequence.token_ids[:-1]
-      flat["targets"][here] = sequence.token_ids[1:]
-      flat["positions"][here] = np.arange(size)
-      flat["segment_ids"][here] = segment
-      flat["behaviour_logp"][here] = sequence.logps[1:]
-      flat["advantage"][here] = sequence.advantage
-      flat["weight"][here] = sequence.weights[1:]
-      start += size
-  return Rows(**arrays, used=np.int32(used))
+def _sizes(sequences: Sequence[Example]) -> list[int]:
+  """Predictions of each: its first token is none."""
+  return [len(s.token_ids) - 1 for s in sequences]

@@ -18,6 +18,7 @@ class Experience(NamedTuple):
 
   groups: None where a group was dropped.
   budgets: int32 `[Q]`.
+  reduction: what a token weighs in a step, see `objective.token_weights`.
   """
 
   groups: list[types.Group | None]
@@ -27,6 +28,7 @@ class Experience(NamedTuple):
   format: np.ndarray
   rewards: rewards.Rewards
   advantages: np.ndarray
+  reduction: str
 
 
 def score(
@@ -44,7 +46,7 @@ def score(
     budgets: int `[Q]`, as assigned.
     group: trajectories a group.
     reward: weights and switches of the composite reward.
-    objective_config: how advantages are normalised.
+    objective_config: how advantages are normalised and tokens averaged.
   """
   shape = (len(groups), group)
   valid = np.zeros(shape, bool)
@@ -75,17 +77,34 @@ def score(
   )
   parts, advantages = jax.device_get((parts, advantages))
   return Experience(
-    list(groups), budgets, valid, em, format_, parts, advantages
+    list(groups),
+    budgets,
+    valid,
+    em,
+    format_,
+    parts,
+    advantages,
+    objective_config.reduction,
   )
 
 
 def batches(
-  experience: Experience, *, steps: int, config: config_lib.BatchConfig
+  experience: Experience,
+  *,
+  steps: int,
+  config: config_lib.BatchConfig,
+  multiple: int = 1,
 ) -> list[batching.TrainBatch]:
   """Cuts a rollout into equal consecutive optimizer steps.
 
   Trajectories stand in (question, sample) order; a group may straddle two
-  steps. In each step a token weighs 1 / (|tau| * valid trajectories).
+  steps. The mean that the weights make is over one step's trajectories.
+
+  Args:
+    experience: the rollout.
+    steps: how many.
+    config: shapes of the batches.
+    multiple: what the rows of a micro-batch divide by.
 
   Raises:
     ValueError: trajectories do not divide by steps.
@@ -99,7 +118,11 @@ def batches(
     )
   per_step = experience.valid.size // steps
   return [
-    batching.pack(examples(experience, start, start + per_step), config=config)
+    batching.pack(
+      examples(experience, start, start + per_step),
+      config=config,
+      multiple=multiple,
+    )
     for start in range(0, experience.valid.size, per_step)
   ]
 
@@ -107,28 +130,28 @@ def batches(
 def examples(
   experience: Experience, start: int = 0, stop: int | None = None
 ) -> list[batching.Example]:
-  """The valid trajectories with flat (question, sample) indices in a range."""
+  """The valid trajectories with flat (question, sample) indices in a range.
+
+  Their weights make a mean over all of them. One whose prompt left no room for
+  the model counts among them and is left out: it has nothing to train on.
+  """
   group = experience.valid.shape[1]
   indices = range(start, experience.valid.size if stop is None else stop)
   members = [divmod(i, group) for i in indices]
   members = [place for place in members if experience.valid[place]]
-  out = []
-  for q, g in members:
-    trajectory = experience.groups[q].trajectories[g]
-    mask = trajectory.authors == types.Author.MODEL
-    # A prompt that left no room: it counts, and has nothing to train on.
-    if not mask.any():
-      continue
-    weight = 1.0 / (mask.sum() * len(members))
-    out.append(
-      batching.Example(
-        trajectory.token_ids,
-        (mask * weight).astype(np.float32),
-        trajectory.logps,
-        float(experience.advantages[q, g]),
-      )
+  trajectories = [experience.groups[q].trajectories[g] for q, g in members]
+  masks = [t.authors == types.Author.MODEL for t in trajectories]
+  weights = objective.token_weights(masks, reduction=experience.reduction)
+  return [
+    batching.Example(
+      trajectory.token_ids,
+      weight,
+      trajectory.logps,
+      float(experience.advantages[place]),
     )
-  return out
+    for place, trajectory, weight in zip(members, trajectories, weights)
+    if weight.any()
+  ]
 
 
 def metrics(experience: Experience) -> dict[str, float]:

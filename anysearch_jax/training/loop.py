@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import config as config_lib
@@ -20,9 +19,11 @@ from anysearch_jax.policy import hf, lora, transformer
 from anysearch_jax.rollout import driver, episode
 from anysearch_jax.rollout import engine as engine_lib
 from anysearch_jax.training import (
+  batching,
   checkpoint,
   experience,
   metrics,
+  placement,
   train_step,
 )
 
@@ -67,40 +68,47 @@ class Trainer:
     clock: Callable[[], float] = time.monotonic,
   ):
     self._config = config
-    self._policy = policy
+    # Without its weights, which the state has from here on.
+    self._policy = policy._replace(params={})
     self._questions = questions
     self._retriever = retriever
     self._folder = folder
     self._clock = clock
     self._a = a = lora.attach(policy.architecture, config.lora)
+    self._placement = placed = placement.Placement.of(a, config)
+    compute = placement.compute(config, a, placed.trainer)
     tx = train_step.optimizer(a, config.optimizer)
-    # Placed, so that the first step has the arguments of all others and no
-    # program is compiled twice.
-    device = jax.devices()[0]
-    self._reference = jax.device_put(policy.params, device)
+    shardings = train_step.shardings(a, tx, placed.trainer)
     trained = (
       policy.params if a.lora is None else lora.initialize(a, config.seed)
     )
-    self._state = jax.device_put(train_step.init(trained, tx), device)
-    self._step = train_step.make(
-      train_step.grpo_loss(
-        a,
-        config.objective,
-        temperature=config.sampling.temperature,
-        dtype=jnp.dtype(config.compute_dtype),
-        remat=config.batch.remat,
-      ),
-      tx,
+    self._state = train_step.init(
+      jax.device_put(trained, shardings.params), tx, shardings
     )
+    self._reference = (
+      placed.frozen(policy.params)
+      if a.lora or config.objective.kl_coefficient
+      else None
+    )
+    self._base = placed.to_engine(self._reference) if a.lora else {}
+    how = {"temperature": config.sampling.temperature, "compute": compute}
+    one_step = config.curriculum.steps_per_rollout == 1
+    self._step = train_step.make(
+      train_step.grpo_loss(a, config.objective, on_policy=one_step, **how),
+      tx,
+      shardings,
+    )
+    self._score_batch = train_step.make_scorer(a, sharding=placed.rows, **how)
     self._curriculum = curriculum.init(config.curriculum, config.seed)
     self._engine = engine_lib.JaxEngine(
-      self._reference if a.lora is None else self._params(),
+      self._published(),
       a,
       policy.tokenizer,
       config=config.engine,
       sampling=config.sampling,
       seed=config.seed,
-      dtype=jnp.dtype(config.compute_dtype),
+      dtype=placed.dtype,
+      mesh=placed.rollout,
     )
     # Of the whole run, whatever it was resumed from.
     self._counters = {"run": Counter(), "engine": self._engine.counters}
@@ -143,6 +151,11 @@ class Trainer:
     if self._a.lora is None:
       return self._state.params
     return lora.combine(self._reference, self._state.params)
+
+  def _published(self) -> transformer.Params:
+    """The same for the engine."""
+    trained = self._placement.publish(self._state.params)
+    return lora.combine(self._base, trained) if self._a.lora else trained
 
   def _write_source(self) -> None:
     """Keeps what an export needs of the start, wherever that came from."""
@@ -221,7 +234,7 @@ class Trainer:
     self._state, self._curriculum = saved.state, saved.curriculum
     for group, counts in saved.progress["counters"].items():
       self._counters[group].update(counts)
-    self._engine.set_params(self._params(), saved.rollout)
+    self._engine.set_params(self._published(), saved.rollout)
     return saved.rollout
 
   def _rollout(
@@ -238,7 +251,7 @@ class Trainer:
     generated = self._clock()
     scored = self._score(sampled, np.asarray(assignment.budgets))
     stepped = self._optimize(rollout, scored)
-    self._engine.set_params(self._params(), rollout + 1)
+    self._engine.set_params(self._published(), rollout + 1)
     self._curriculum = curriculum.record(
       self._curriculum,
       np.repeat(scored.budgets, self._config.group),
@@ -318,16 +331,42 @@ class Trainer:
       objective_config=self._config.objective,
     )
 
+  def _batches(
+    self, scored: experience.Experience
+  ) -> list[batching.TrainBatch]:
+    """The batches of a rollout's optimizer steps, on the device.
+
+    Where the ratio is to the trainer's own log-probs, they are computed here;
+    a rollout of one step needs no pass, for they are those of that step.
+    """
+    steps = self._config.curriculum.steps_per_rollout
+    batches = [
+      self._placement.batch(batch)
+      for batch in experience.batches(
+        scored,
+        steps=steps,
+        config=self._config.batch,
+        multiple=self._placement.row_multiple,
+      )
+    ]
+    if self._config.objective.old_logp == "engine" or steps == 1:
+      return batches
+    return [
+      tuple(
+        rows._replace(old_logp=logp)
+        for rows, logp in zip(
+          batch, self._score_batch(self._state.params, self._reference, batch)
+        )
+      )
+      for batch in batches
+    ]
+
   def _optimize(
     self, rollout: int, scored: experience.Experience
   ) -> dict[str, float]:
     """The optimizer steps of a rollout, and their metrics."""
     steps = []
-    for batch in experience.batches(
-      scored,
-      steps=self._config.curriculum.steps_per_rollout,
-      config=self._config.batch,
-    ):
+    for batch in self._batches(scored):
       self._state, values = self._step(self._state, self._reference, batch)
       values = jax.device_get(values)
       if not values["finite"]:

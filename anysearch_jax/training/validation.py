@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from anysearch_jax import config as config_lib
-from anysearch_jax import curriculum
-from anysearch_jax.policy import lora
+from anysearch_jax import curriculum, objective
+from anysearch_jax.policy import lora, self_attention, transformer
 from anysearch_jax.rollout import engine as engine_lib
 from anysearch_jax.rollout import sampling
 from anysearch_jax.training import checkpoint
@@ -13,6 +15,8 @@ from anysearch_jax.training import checkpoint
 def validate(config: config_lib.ExperimentConfig) -> None:
   """Refuses what cannot run before anything is allocated.
 
+  Nothing here asks for devices: a plan is validated where there are none.
+
   Raises:
     ValueError: what was found, what was expected.
   """
@@ -20,22 +24,16 @@ def validate(config: config_lib.ExperimentConfig) -> None:
   sampling.validate_training(config.sampling)
   checkpoint.validate(config.checkpoint)
   lora.validate(config.lora)
-  if config.compute_dtype not in ("float32", "bfloat16"):
-    raise ValueError(
-      f"compute_dtype: found {config.compute_dtype!r}, expected float32 or "
-      "bfloat16."
-    )
+  _objective(config.objective)
+  _batch(config.batch)
+  _mesh(config.mesh, config.batch)
+  _one_of("compute_dtype", config.compute_dtype, ("float32", "bfloat16"))
   trajectories = config.questions * config.group
   if trajectories % config.curriculum.steps_per_rollout:
     raise ValueError(
       f"{config.questions} questions x {config.group} samples = {trajectories} "
       f"trajectories do not divide into "
       f"{config.curriculum.steps_per_rollout} optimizer steps a rollout."
-    )
-  if list(config.batch.row_lengths) != sorted(set(config.batch.row_lengths)):
-    raise ValueError(
-      f"batch.row_lengths: found {config.batch.row_lengths}, expected "
-      "ascending lengths."
     )
   if config.episode.max_context > config.batch.row_lengths[-1] + 1:
     raise ValueError(
@@ -47,4 +45,78 @@ def validate(config: config_lib.ExperimentConfig) -> None:
     raise ValueError(
       f"episode.max_context {config.episode.max_context} exceeds the engine's "
       f"{longest}; raise the last of engine.kv_buckets."
+    )
+
+
+def _one_of(name: str, found: str, known: Sequence[str]) -> None:
+  if found not in known:
+    raise ValueError(
+      f"{name}: found {found!r}, expected one of {', '.join(known)}."
+    )
+
+
+def _at_least(name: str, found: float, least: float) -> None:
+  # Said so that NaN is refused too.
+  if not found >= least:
+    raise ValueError(f"{name}: found {found}, expected at least {least}.")
+
+
+def _objective(c: config_lib.ObjectiveConfig) -> None:
+  _one_of("objective.kl_estimator", c.kl_estimator, objective.KL_ESTIMATORS)
+  _one_of("objective.reduction", c.reduction, objective.REDUCTIONS)
+  _one_of("objective.old_logp", c.old_logp, objective.OLD_LOGPS)
+  _at_least("objective.importance_cap", c.importance_cap, 0)
+  if c.importance_cap and c.old_logp == "engine":
+    raise ValueError(
+      f"objective.importance_cap: found {c.importance_cap} with old_logp "
+      "'engine', whose ratio already is to the policy that sampled; set "
+      "importance_cap 0 or old_logp 'trainer'."
+    )
+
+
+def _batch(c: config_lib.BatchConfig) -> None:
+  if not c.row_lengths or list(c.row_lengths) != sorted(set(c.row_lengths)):
+    raise ValueError(
+      f"batch.row_lengths: found {c.row_lengths}, expected ascending lengths."
+    )
+  _at_least("batch.row_lengths[0]", c.row_lengths[0], 1)
+  for name in (
+    "micro_batch_tokens",
+    "max_micro_batches",
+    "max_segments",
+    "attention_chunk",
+    "logprob_chunk",
+  ):
+    _at_least(f"batch.{name}", getattr(c, name), 1)
+  _one_of("batch.remat", c.remat, ("none", *transformer.REMAT))
+  _one_of(
+    "batch.attention",
+    c.attention,
+    ("auto", *self_attention.IMPLEMENTATIONS),
+  )
+
+
+def _mesh(c: config_lib.MeshConfig, batch: config_lib.BatchConfig) -> None:
+  for axis in ("data", "fsdp", "tensor"):
+    _at_least(f"mesh.{axis}", getattr(c, axis), 1)
+  uneven = [n for n in batch.row_lengths if n % c.tensor]
+  if c.sequence_parallel and uneven:
+    raise ValueError(
+      f"mesh.sequence_parallel: found a row of {uneven[0]} tokens in "
+      f"batch.row_lengths, expected multiples of mesh.tensor, {c.tensor}, over "
+      "which positions are cut."
+    )
+  for name in ("trainer", "rollout"):
+    indices = getattr(c, name)
+    if any(i < 0 for i in indices) or len(set(indices)) < len(indices):
+      raise ValueError(
+        f"mesh.{name}: found {indices}, expected indices of devices from 0, "
+        "each once."
+      )
+  devices = c.data * c.fsdp * c.tensor
+  if c.trainer and devices % len(c.trainer):
+    raise ValueError(
+      f"mesh.trainer: found {len(c.trainer)} devices of each process for a "
+      f"mesh of data {c.data} x fsdp {c.fsdp} x tensor {c.tensor} = {devices}; "
+      "expected a number that divides it."
     )

@@ -1,0 +1,169 @@
+"""Where a run's arrays stand: on the mesh that trains, on the one that samples.
+
+Training holds float32 masters, cut by the parameter table; the engine holds a
+copy in the compute type on its own devices, made anew after every rollout.
+Where both would be the same arrays, they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import weights
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import (
+  lora,
+  self_attention,
+  sharding,
+  table,
+  transformer,
+)
+from anysearch_jax.training import batching
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+  """Both meshes of a run, and what is moved onto them.
+
+  a: with its adapters.
+  dtype: of computation, and of weights that nothing trains.
+  trainer: over the devices of all processes. rollout: over this process's.
+  """
+
+  a: architecture_lib.Architecture
+  dtype: Any
+  trainer: jax.sharding.Mesh
+  rollout: jax.sharding.Mesh
+
+  @classmethod
+  def of(
+    cls,
+    a: architecture_lib.Architecture,
+    config: config_lib.ExperimentConfig,
+    devices: Sequence[jax.Device] | None = None,
+  ) -> Placement:
+    """The placement of a configuration on the devices that there are.
+
+    Raises:
+      ValueError: devices that are not there, or a policy that does not divide.
+    """
+    meshes = (
+      sharding.training_mesh(config.mesh, devices),
+      sharding.rollout_mesh(config.mesh, devices),
+    )
+    sharding.validate(a, meshes[0])
+    return cls(a, jnp.dtype(config.compute_dtype), *meshes)
+
+  @property
+  def row_multiple(self) -> int:
+    """What the rows of a micro-batch divide by."""
+    return self.trainer.shape["data"] * self.trainer.shape["fsdp"]
+
+  @property
+  def rows(self) -> jax.sharding.NamedSharding:
+    """Of a batch's arrays `[A, B, T]`."""
+    return jax.sharding.NamedSharding(
+      self.trainer, jax.P(None, sharding.BATCH, None)
+    )
+
+  def frozen(self, params: transformer.Params) -> transformer.Params:
+    """A reference or a base under adapters, on the mesh that trains."""
+    params = jax.device_put(
+      params, sharding.shardings(self.a.without_lora(), self.trainer)
+    )
+    return params if self.a.lora else self._cast(params)
+
+  def batch(self, batch: batching.TrainBatch) -> batching.TrainBatch:
+    """A batch cut over its rows; every process has all of it on the host."""
+    whole = jax.sharding.NamedSharding(self.trainer, jax.P())
+
+    def put(x: np.ndarray) -> jax.Array:
+      return jax.make_array_from_callback(
+        x.shape, self.rows if x.ndim else whole, lambda index: x[index]
+      )
+
+    return jax.tree.map(put, batch)
+
+  def publish(self, params: transformer.Params) -> transformer.Params:
+    """Trained weights as the engine reads them: a copy where it must be one."""
+    return self.to_engine(self._cast(params))
+
+  def to_engine(self, params: transformer.Params) -> transformer.Params:
+    """Weights of the training mesh on the engine's devices."""
+    wanted = sharding.shardings(self.a, self.rollout)
+    return jax.tree_util.tree_map_with_path(
+      lambda path, x: _moved(x, weights.get(wanted, [k.key for k in path])),
+      params,
+    )
+
+  def _cast(self, params: transformer.Params) -> transformer.Params:
+    """In the compute type, but for the scales of norms."""
+    scales = {row.path for row in table.rows(self.a) if row.init is None}
+    return jax.tree_util.tree_map_with_path(
+      lambda path, x: (
+        x if tuple(k.key for k in path) in scales else x.astype(self.dtype)
+      ),
+      params,
+    )
+
+
+def compute(
+  config: config_lib.ExperimentConfig,
+  a: architecture_lib.Architecture,
+  mesh: jax.sharding.Mesh,
+) -> transformer.Compute:
+  """How the policy is computed on a mesh.
+
+  Raises:
+    ValueError: `batch.attention` names what cannot run there.
+  """
+  c, device = config.batch, mesh.devices.flat[0]
+  capability = getattr(device, "compute_capability", None)
+  attention = {
+    self_attention.choose(
+      c.attention,
+      platform=device.platform,
+      head_dim=a.head_dim,
+      dtype=config.compute_dtype,
+      length=length,
+      compute_capability=None if capability is None else float(capability),
+    )
+    for length in c.row_lengths
+  }
+  return transformer.Compute(
+    dtype=jnp.dtype(config.compute_dtype),
+    remat=c.remat,
+    # One row length that needs XLA takes all others there.
+    attention="xla" if "xla" in attention else attention.pop(),
+    attention_chunk=c.attention_chunk,
+    max_segments=c.max_segments,
+    logprob_chunk=c.logprob_chunk,
+    layout=(
+      None
+      if mesh.size == 1
+      else sharding.Layout(mesh, config.mesh.sequence_parallel)
+    ),
+  )
+
+
+def _moved(x: jax.Array, wanted: jax.sharding.NamedSharding) -> jax.Array:
+  """`x` as `wanted` has it, which may be on other devices."""
+  if x.sharding.is_equivalent_to(wanted, x.ndim):
+    return x
+  if not x.is_fully_addressable:
+    whole = jax.sharding.NamedSharding(x.sharding.mesh, jax.P())
+    x = _replicated(whole)(x).addressable_data(0)
+  return jax.device_put(x, wanted)
+
+
+@functools.cache
+def _replicated(sharding: jax.sharding.NamedSharding):
+  return jax.jit(lambda x: x, out_shardings=sharding)

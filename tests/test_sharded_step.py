@@ -1,0 +1,135 @@
+"""The step over a mesh against the same step on one device."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import weights
+from anysearch_jax.policy import lora, sharding, table, transformer
+from anysearch_jax.training import batching, train_step
+from bench import random_models
+
+FAMILIES = ("qwen2", "qwen3-tied", "llama")
+# (data, fsdp, tensor, sequence parallelism).
+MESHES = {
+  "fsdp8": (1, 8, 1, False),
+  "fsdp4-tensor2": (1, 4, 2, False),
+  "fsdp4-tensor2-sequence": (1, 4, 2, True),
+  "data2-fsdp2-tensor2": (2, 2, 2, False),
+  "data2-fsdp2-tensor2-sequence": (2, 2, 2, True),
+}
+BATCH = config_lib.BatchConfig(
+  row_lengths=(16, 32), micro_batch_tokens=256, max_micro_batches=3
+)
+OBJECTIVE = config_lib.ObjectiveConfig(kl_coefficient=0.05)
+# Deep enough that the layers are a loop and not unrolled.
+SIZES = {"vocab_size": 64, "num_hidden_layers": 5}
+# Keeps the gradient it was last given as its state.
+KEEP = optax.trace(0.0)
+
+
+def architecture(case, **sizes):
+  return random_models.architecture(case, **SIZES | sizes)
+
+
+def batch(seed=0, trajectories=44):
+  """Off-policy trajectories that fill two lengths of rows."""
+  rng = np.random.default_rng(seed)
+  examples = []
+  for _ in range(trajectories):
+    size = int(rng.integers(4, 33))
+    mask = rng.random(size) < 0.7
+    mask[:2] = False, True
+    examples.append(
+      batching.Example(
+        token_ids=rng.integers(0, 61, size).astype(np.int32),
+        weights=(mask / mask.sum() / trajectories).astype(np.float32),
+        logps=(mask * rng.normal(-4, 0.5, size)).astype(np.float32),
+        advantage=float(rng.normal()),
+      )
+    )
+  return batching.pack(examples, config=BATCH, multiple=8)
+
+
+def layout_of(mesh):
+  *axes, sequence = mesh
+  mesh = sharding.mesh(**dict(zip(sharding.AXES, axes, strict=True)))
+  return sharding.Layout(mesh, sequence)
+
+
+def run(a, trained, reference, batches, *, layout=None, tx=KEEP, **compute):
+  """States and metrics after each batch, and the jitted step."""
+  compute = transformer.Compute(
+    layout=layout, attention_chunk=8, logprob_chunk=8, **compute
+  )
+  shardings = None
+  if layout is not None:
+    shardings = train_step.shardings(a, tx, layout.mesh)
+    reference = jax.device_put(
+      reference, sharding.shardings(a.without_lora(), layout.mesh)
+    )
+    trained = jax.device_put(trained, shardings.params)
+  loss = train_step.grpo_loss(a, OBJECTIVE, temperature=0.8, compute=compute)
+  step = train_step.make(loss, tx, shardings)
+  state, out = train_step.init(trained, tx, shardings), []
+  for rows in batches:
+    state, metrics = step(state, reference, rows)
+    out.append((jax.device_get(state), jax.device_get(metrics)))
+  return out, state, step
+
+
+@functools.cache
+def params_of(case, **sizes):
+  a = architecture(case, **sizes)
+  trained = random_models.params(a)
+  reference = jax.tree.map(lambda p: 0.9 * p, trained)
+  return a, trained, reference
+
+
+@functools.cache
+def on_one_device(case, **sizes):
+  (result,), _, _ = run(*params_of(case, **sizes), [batch()])
+  return result
+
+
+def assert_same(found, expected):
+  (state, metrics), (expected_state, expected_metrics) = found, expected
+  for name, value in expected_metrics.items():
+    np.testing.assert_allclose(
+      metrics[name], value, rtol=1e-6 if "loss/total" in name else 1e-5,
+      atol=1e-6, err_msg=name,
+    )
+  jax.tree_util.tree_map_with_path(
+    lambda path, g, whole: np.testing.assert_allclose(
+      g, whole, rtol=0, atol=1e-5 * np.abs(whole).max(), err_msg=str(path)
+    ),
+    state.opt_state.trace,
+    expected_state.opt_state.trace,
+  )
+  assert all(
+    np.abs(g).max() > 0 for g in jax.tree.leaves(expected_state.opt_state.trace)
+  )
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("case", FAMILIES)
+def test_a_mesh_gives_the_loss_and_gradients_of_one_device(case, mesh, capfd):
+  layout = layout_of(MESHES[mesh])
+  a, trained, reference = params_of(case)
+  batches = [batch(), batch(seed=1, trajectories=30)]
+  results, state, step = run(a, trained, reference, batches, layout=layout)
+  assert_same(results[0], on_one_device(case))
+  assert step._cache_size() == 1
+  jax.tree.map(
+    lambda x, wanted: x.sharding.is_equivalent_to(wanted, x.ndim) or pytest.fail(),
+    state,
+    train_step.shardings(a, KEEP, layout.mesh),
+  )
+  assert "full rematerialization" not in capfd.readouterr().err
