@@ -108,25 +108,37 @@ def surrogate_gradient(
   return 0.0 if held else ratio * advantage
 
 
+def importance(old, behaviour, c: config_lib.ObjectiveConfig):
+  """min(pi_old / pi_behaviour, cap) at one token; 1 where there is no cap."""
+  if not c.importance_cap:
+    return 1.0
+  return min(math.exp(old - behaviour), c.importance_cap)
+
+
 def loss(trajectories, c: config_lib.ObjectiveConfig):
   """-J over the valid trajectories of a step, and its token gradients.
 
-  Each trajectory is (logp, behaviour, reference, advantage): lists over its
-  model tokens, and a number.
+  Each trajectory is (logp, behaviour, old, reference, advantage): lists over
+  its model tokens, and a number.
   """
+  tokens = sum(len(logp) for logp, *_ in trajectories)
   total, gradients = 0.0, []
-  for logp, behaviour, reference, advantage in trajectories:
-    share = 1 / (len(trajectories) * max(len(logp), 1))
+  for logp, behaviour, old, reference, advantage in trajectories:
+    share = {
+      "sequence-mean": 1 / (len(trajectories) * max(len(logp), 1)),
+      "token-mean": 1 / max(tokens, 1),
+    }[c.reduction]
     gradients.append([])
-    for new, old, ref in zip(logp, behaviour, reference):
+    for new, sampled, start, ref in zip(logp, behaviour, old, reference):
+      kept = importance(start, sampled, c)
       total -= share * (
-        surrogate(new, old, advantage, c)
+        kept * surrogate(new, start, advantage, c)
         - c.kl_coefficient * kl(new, ref, c.kl_estimator)
       )
       gradients[-1].append(
         -share
         * (
-          surrogate_gradient(new, old, advantage, c)
+          kept * surrogate_gradient(new, start, advantage, c)
           - c.kl_coefficient * kl_gradient(new, ref, c.kl_estimator)
         )
       )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 
+import chex
 import hypothesis
 import jax
 import numpy as np
@@ -11,10 +14,16 @@ import pytest
 from hypothesis import strategies as st
 
 from anysearch_jax import config as config_lib
+from anysearch_jax import objective
 from anysearch_jax.training import batching
 
 CONFIG = config_lib.BatchConfig(
   row_lengths=(8, 20), micro_batch_tokens=40, max_micro_batches=30
+)
+
+
+LOSS = jax.jit(
+  functools.partial(objective.grpo_loss, config=config_lib.ObjectiveConfig())
 )
 
 
@@ -32,72 +41,152 @@ def examples(sizes):
   return [example(size, seed) for seed, size in enumerate(sizes)]
 
 
-def contents(token_ids, weights, logps, advantage):
-  """A sequence as a value; its first token is no target."""
-  return (
-    tuple(token_ids.tolist()),
-    tuple(weights[1:].tolist()),
-    tuple(logps[1:].tolist()),
-    advantage,
+def predictions(sequence):
+  """What a sequence asks of the policy, one value a prediction."""
+  old = sequence.logps if sequence.old_logps is None else sequence.old_logps
+  size = len(sequence.token_ids) - 1
+  return list(
+    zip(
+      sequence.token_ids[:-1].tolist(),
+      sequence.token_ids[1:].tolist(),
+      range(size),
+      sequence.logps[1:].tolist(),
+      old[1:].tolist(),
+      [sequence.advantage] * size,
+      sequence.weights[1:].tolist(),
+    )
   )
 
 
-def unpack(rows):
-  """Every segment as `contents`, in the order of micro-batch, row, place."""
+def segments(rows):
+  """Every segment as `predictions`, in the order of micro-batch, row, place."""
   out = []
   flat = {
     name: x.reshape(-1, x.shape[-1])
     for name, x in rows._asdict().items()
     if name != "used"
   }
-  for r in range(len(flat["tokens"])):
-    row = {name: x[r] for name, x in flat.items()}
-    for segment in range(1, row["segment_ids"].max() + 1):
-      here = np.flatnonzero(row["segment_ids"] == segment)
+  ids = flat.pop("segment_ids")
+  for x in flat.values():
+    assert not x[ids == 0].any()
+  for r in np.flatnonzero(ids.any(-1)):
+    for segment in range(1, ids[r].max() + 1):
+      here = np.flatnonzero(ids[r] == segment)
       np.testing.assert_array_equal(here, np.arange(here[0], here[-1] + 1))
-      np.testing.assert_array_equal(row["positions"][here], range(len(here)))
-      tokens, targets = row["tokens"][here], row["targets"][here]
-      np.testing.assert_array_equal(tokens[1:], targets[:-1])
-      (advantage,) = set(row["advantage"][here].tolist())
-      out.append(
-        contents(
-          np.concatenate([tokens, targets[-1:]]),
-          np.concatenate([[0], row["weight"][here]]),
-          np.concatenate([[0], row["behaviour_logp"][here]]),
-          advantage,
-        )
-      )
-    padding = row["segment_ids"] == 0
-    for x in row.values():
-      assert not x[padding].any()
+      out.append(list(zip(*(x[r, here].tolist() for x in flat.values()))))
   return out
 
 
 sizes_strategy = st.lists(st.integers(2, 21), max_size=40)
+configs = st.builds(
+  config_lib.BatchConfig,
+  row_lengths=st.sampled_from([(20,), (8, 20), (1, 5, 33)]),
+  micro_batch_tokens=st.integers(1, 100),
+  max_micro_batches=st.just(40),
+  max_segments=st.integers(1, 5),
+)
 
 
-@hypothesis.given(sizes_strategy)
-def test_every_sequence_is_packed_once_and_whole(sizes):
+@hypothesis.given(sizes_strategy, configs, st.integers(1, 4))
+def test_every_sequence_is_packed_once_and_whole(sizes, config, multiple):
   sequences = examples(sizes)
-  batch = batching.pack(sequences, config=CONFIG)
-  found = [packed for rows in batch for packed in unpack(rows)]
-  expected = [contents(*dataclasses.astuple(s)) for s in sequences]
+  batch = batching.pack(sequences, config=config, multiple=multiple)
+  found = [packed for rows in batch for packed in segments(rows)]
+  expected = [predictions(s) for s in sequences]
   assert sorted(found) == sorted(expected)
-
-
-@hypothesis.given(sizes_strategy)
-def test_shapes_are_the_configurations_and_used_counts_what_holds_tokens(sizes):
-  batch = batching.pack(examples(sizes), config=CONFIG)
-  for rows, (b, t) in zip(batch, [(5, 8), (2, 20)], strict=True):
-    for name, x in rows._asdict().items():
-      assert x.shape == (() if name == "used" else (30, b, t))
-    occupied = (rows.segment_ids > 0).any((1, 2))
-    np.testing.assert_array_equal(occupied, np.arange(30) < rows.used)
-  total = sum(float(rows.weight.sum(dtype=np.float64)) for rows in batch)
-  given = sum(
-    float(s.weights[1:].sum(dtype=np.float64)) for s in examples(sizes)
+  # No rounding: the sums are of the same numbers in another order.
+  weights = [x for rows in batch for x in rows.weight.ravel().tolist()]
+  assert math.fsum(weights) == math.fsum(
+    x for s in sequences for x in s.weights[1:].tolist()
   )
-  assert total == pytest.approx(given, rel=1e-6)
+
+
+@hypothesis.given(sizes_strategy, configs, st.integers(1, 4))
+def test_shapes_are_the_configurations_and_used_counts_what_holds_tokens(
+  sizes, config, multiple
+):
+  batch = batching.pack(examples(sizes), config=config, multiple=multiple)
+  abstract = batching.abstract(config, multiple=multiple)
+  chex.assert_trees_all_equal_shapes_and_dtypes(batch, abstract)
+  for rows, length in zip(batch, config.row_lengths, strict=True):
+    a, b, t = rows.tokens.shape
+    assert (a, t) == (40, length)
+    assert b % multiple == 0
+    assert b == multiple or b * t <= config.micro_batch_tokens
+    # One `multiple` of rows more would be too many.
+    assert (b + multiple) * t > config.micro_batch_tokens
+    assert rows.segment_ids.max() <= config.max_segments
+    occupied = (rows.segment_ids > 0).any((1, 2))
+    np.testing.assert_array_equal(occupied, np.arange(a) < rows.used)
+
+
+@hypothesis.given(sizes_strategy, configs, st.integers(1, 4))
+def test_values_find_their_way_back(sizes, config, multiple):
+  sequences = examples(sizes)
+  arguments = {"config": config, "multiple": multiple}
+  batch = batching.pack(sequences, **arguments)
+  # A value that knows which prediction it is of.
+  values = [1000.0 * rows.tokens + rows.targets for rows in batch]
+  found = batching.unpack(values, sequences, **arguments)
+  for sequence, tokens in zip(sequences, found, strict=True):
+    assert tokens.dtype == np.float32
+    ids = sequence.token_ids
+    np.testing.assert_array_equal(tokens[0], 0)
+    np.testing.assert_array_equal(tokens[1:], 1000 * ids[:-1] + ids[1:])
+
+
+def test_old_log_probs_go_out_and_come_back():
+  sizes = [9, 3, 21, 5, 14]
+  sequences = examples(sizes)
+  scored = batching.unpack(
+    [-rows.positions for rows in batching.pack(sequences, config=CONFIG)],
+    sequences,
+    config=CONFIG,
+  )
+  batch = batching.pack(
+    [
+      dataclasses.replace(sequence, old_logps=old)
+      for sequence, old in zip(sequences, scored)
+    ],
+    config=CONFIG,
+  )
+  plain = batching.pack(sequences, config=CONFIG)
+  for rows, without in zip(batch, plain, strict=True):
+    np.testing.assert_array_equal(rows.old_logp, -rows.positions)
+    np.testing.assert_array_equal(without.old_logp, without.behaviour_logp)
+    np.testing.assert_array_equal(rows.behaviour_logp, without.behaviour_logp)
+
+
+@pytest.mark.parametrize(
+  ("changes", "multiple"),
+  [
+    ({}, 1),
+    ({}, 4),
+    ({"max_segments": 1}, 2),
+    ({"row_lengths": (5, 9, 33), "max_segments": 2}, 3),
+  ],
+)
+def test_the_loss_does_not_depend_on_the_packing(changes, multiple):
+  sequences = examples([9, 3, 3, 21, 5, 5, 14, 2, 20, 8])
+
+  def loss(batch):
+    total = 0.0
+    for rows in batch:
+      # As a policy's: a function of the prediction, whatever else is near.
+      logp = -1 - np.sin(rows.tokens + 2 * rows.targets + 3 * rows.positions)
+      logp = logp.astype(np.float32)
+      rest = (rows.behaviour_logp, logp / 2, rows.advantage, rows.weight)
+      total += LOSS(logp, *rest)[0]
+    return float(total)
+
+  config = dataclasses.replace(CONFIG, **changes)
+  packed = loss(batching.pack(sequences, config=config, multiple=multiple))
+  alone = dataclasses.replace(
+    CONFIG, row_lengths=(20,), micro_batch_tokens=20, max_micro_batches=1
+  )
+  expected = [loss(batching.pack([s], config=alone)) for s in sequences]
+  assert abs(sum(expected)) > 1
+  assert packed == pytest.approx(sum(expected), rel=1e-5)
 
 
 def test_packing_is_a_function_of_its_arguments():
@@ -139,6 +228,36 @@ def test_a_small_case_by_hand():
   np.testing.assert_array_equal(rows.weight[0], weight)
   np.testing.assert_array_equal(rows.advantage[0], weight)
   np.testing.assert_array_equal(rows.behaviour_logp[0], np.negative(weight))
+
+
+def test_a_full_row_takes_no_more():
+  # Six of size 2 fit in a row of 20; two segments are all that it may hold.
+  config = dataclasses.replace(CONFIG, row_lengths=(20,), max_segments=2)
+  (rows,) = batching.pack(examples([3] * 5), config=config)
+  assert rows.used == 2
+  np.testing.assert_array_equal(
+    (rows.segment_ids > 0).sum(-1)[:2], [[4, 4], [2, 0]]
+  )
+
+
+@pytest.mark.parametrize(
+  ("length", "multiple", "rows"),
+  [
+    (8, 1, 5),
+    (8, 2, 4),
+    (8, 4, 4),
+    (8, 8, 8),
+    (20, 1, 2),
+    (41, 1, 1),
+    (41, 3, 3),
+  ],
+)
+def test_rows_of_a_micro_batch_by_hand(length, multiple, rows):
+  # Of 40 tokens; the least is a row for each device.
+  found = batching.rows_per_micro_batch(
+    length, config=CONFIG, multiple=multiple
+  )
+  assert found == rows
 
 
 def test_short_sequences_take_the_room_that_long_rows_leave():

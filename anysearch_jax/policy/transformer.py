@@ -124,6 +124,7 @@ class Block(nn.Module):
     layout = self.compute.layout
 
     def stands(x: jax.Array, *axes: str | None) -> jax.Array:
+      """Has x `[B, ...]` cut over its logical axes, where there is a mesh."""
       return x if layout is None else layout.constrain(x, *axes)
 
     def project(key: str, x: jax.Array, axes: int = 1) -> jax.Array:
@@ -153,14 +154,15 @@ class Block(nn.Module):
       cache = LayerCache(write(cache.k, k, starts), write(cache.v, v, starts))
       k, v = (x.astype(q.dtype) for x in cache)
       out = attention.attend(q, k, v, mask)
-    x = stands(x + project("o", out, axes=2), "between", None)
+    x += stands(project("o", out, axes=2), "between", None)
 
     y = stands(rms_norm(x, w["mlp_norm"], a.norm_eps), None, None)
-    # [B, T] as one axis: XLA's CPU matmul is twice as fast on it.
-    y = y.reshape(-1, a.d_model)
-    y = project("down", nn.silu(project("gate", y)) * project("up", y))
-    x = stands(x + y.reshape(x.shape), "between", None)
-    return x, cache
+    if layout is None:
+      # [B, T] as one axis: XLA's CPU matmul is twice as fast on it.
+      y = y.reshape(-1, a.d_model)
+    y = nn.silu(project("gate", y)) * project("up", y)
+    y = project("down", stands(y, None, "mlp")).reshape(x.shape)
+    return x + stands(y, "between", None), cache
 
 def write(cache: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
   """Writes `new` `[B, K, T, H]` into `cache` `[B, K, S, H]` at each start.

@@ -74,6 +74,11 @@ class Placement:
       self.trainer, jax.P(None, sharding.BATCH, None)
     )
 
+  @property
+  def whole(self) -> jax.sharding.NamedSharding:
+    """Of a value that every device that trains holds."""
+    return jax.sharding.NamedSharding(self.trainer, jax.P())
+
   def frozen(self, params: transformer.Params) -> transformer.Params:
     """A reference or a base under adapters, on the mesh that trains."""
     params = jax.device_put(
@@ -83,11 +88,10 @@ class Placement:
 
   def batch(self, batch: batching.TrainBatch) -> batching.TrainBatch:
     """A batch cut over its rows; every process has all of it on the host."""
-    whole = jax.sharding.NamedSharding(self.trainer, jax.P())
 
     def put(x: np.ndarray) -> jax.Array:
       return jax.make_array_from_callback(
-        x.shape, self.rows if x.ndim else whole, lambda index: x[index]
+        x.shape, self.rows if x.ndim else self.whole, lambda index: x[index]
       )
 
     return jax.tree.map(put, batch)

@@ -1,0 +1,171 @@
+"""A program compiled for a target, and what the compiler says of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import re
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from anysearch_jax.planning import (
+  collectives,
+  flops,
+  memory,
+  quiet,
+  targets,
+)
+from anysearch_jax.planning import program as program_lib
+from anysearch_jax.policy import deviceless
+
+_REPLICATED = "Involuntary full rematerialization"
+_SIZE = r"\(?([\d.]+)([KMGT]?)\)?"
+# What a TPU's compiler says of a program that is too large for its memory.
+_REFUSALS = (
+  re.compile(rf"required[^()]*{_SIZE} exceeds available HBM {_SIZE}"),
+  re.compile(rf"Used {_SIZE} of {_SIZE} hbm"),
+)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclasses.dataclass(frozen=True)
+class Compilation:
+  """What one program needs.
+
+  Attributes:
+    flops: of a call, over all devices.
+    traffic: collectives of a call by kind; None where it did not compile.
+    arguments, outputs, temporary: bytes a device; outputs are those that no
+      donated argument holds.
+    peak: bytes a device at the worst moment, or what a refusing compiler says.
+    refused: the compiler found it too large.
+    replications: arrays that the partitioner gave up on and gathered whole;
+      None where the compiler does not tell (TPU).
+    seconds: that compiling took.
+  """
+
+  flops: int
+  traffic: Mapping[str, collectives.Traffic] | None
+  arguments: int
+  outputs: int
+  temporary: int
+  peak: int
+  refused: bool
+  replications: int | None
+  seconds: float
+
+
+def compile(
+  program: program_lib.Program, target: targets.Target
+) -> Compilation:
+  """Compiles a program for devices that need not be there.
+
+  Args:
+    program: its abstract arguments lie on devices of `targets.devices`.
+    target: what those devices are.
+
+  Raises:
+    jax.errors.JaxRuntimeError: the compiler failed, for another reason than
+      memory.
+  """
+  started = time.monotonic()
+  platform = target.hardware.platform
+  with _lowering(target.hardware), tempfile.TemporaryDirectory() as folder:
+    traced = program.fn.trace(*program.args, **program.kwargs)
+    work = flops.count(traced.jaxpr, trips=program.trips)
+    refusal, compiled = None, None
+    with quiet.standard_error() as errors:
+      lowered = traced.lower(lowering_platforms=(platform,))
+      try:
+        compiled = lowered.compile(compiler_options=_options(platform, folder))
+      except jax.errors.JaxRuntimeError as error:
+        refusal = refused_bytes(str(error))
+        if refusal is None:
+          raise
+    text = _text(compiled, platform, folder) if compiled else None
+  seconds = time.monotonic() - started
+  replications = (
+    None if platform == "tpu" else errors.text.count(_REPLICATED)
+  )
+  if compiled is None:
+    arguments = memory.on_device((program.args, program.kwargs))
+    return Compilation(
+      flops=work,
+      traffic=None,
+      arguments=arguments,
+      outputs=0,
+      temporary=refusal - arguments,
+      peak=refusal,
+      refused=True,
+      replications=replications,
+      seconds=seconds,
+    )
+  analysis = compiled.memory_analysis()
+  arguments = analysis.argument_size_in_bytes
+  outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+  return Compilation(
+    flops=work,
+    traffic=collectives.count(text, trips=program.trips),
+    arguments=arguments,
+    outputs=outputs,
+    temporary=analysis.temp_size_in_bytes,
+    peak=_peak(analysis, platform),
+    refused=False,
+    replications=replications,
+    seconds=seconds,
+  )
+
+
+def refused_bytes(message: str) -> int | None:
+  """Bytes that a program needs, by the error that refuses it; else None."""
+  for pattern in _REFUSALS:
+    found = pattern.search(message)
+    if found:
+      return int(float(found[1]) * _UNITS[found[2]])
+  return None
+
+
+def _peak(analysis: Any, platform: str) -> int:
+  """Bytes at the worst moment; XLA's own figure leaves temporaries out on CPU.
+
+  Even so a CPU's is no guide: its products widen bfloat16 to float32.
+  """
+  if platform != "cpu":
+    return analysis.peak_memory_in_bytes
+  return (
+    analysis.argument_size_in_bytes
+    + analysis.output_size_in_bytes
+    - analysis.alias_size_in_bytes
+    + analysis.temp_size_in_bytes
+  )
+
+
+def _lowering(hardware: targets.Hardware) -> contextlib.AbstractContextManager:
+  if isinstance(hardware, targets.Gpu):
+    major, minor = hardware.capability
+    return deviceless.cudnn(major + minor / 10)
+  return contextlib.nullcontext()
+
+
+def _options(platform: str, folder: str) -> dict[str, Any]:
+  """A TPU program's text is dumped: reading it back may fail.
+
+  Its compiler is of another release than JAX and may write what JAX's parser
+  does not know.
+  """
+  if platform != "tpu":
+    return {}
+  return {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+
+
+def _text(compiled: Any, platform: str, folder: str) -> str:
+  if platform != "tpu":
+    return compiled.as_text()
+  dumps = pathlib.Path(folder).glob("*.after_optimizations.txt")
+  # Small modules beside the program's own are parts of it.
+  return max((path.read_text() for path in dumps), key=len)
