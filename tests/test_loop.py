@@ -232,8 +232,8 @@ def test_adapters_alone_are_trained(adapted, parts):
   layer = {k: np.asarray(v[0], np.float64) for k, v in began["layers"].items()}
   files = {
     "self_attn.q_proj": layer["q"].reshape(16, 16).T,
-    "self_attn.o_proj": layer["o"].reshape(16, 16).T,
-    "mlp.down_proj": layer["down"].T,
+    "self_attn.o_proj": layer["o"].reshape(16, 16),
+    "mlp.down_proj": layer["down"],
     "self_attn.v_proj": layer["v"].reshape(16, 8).T,
     "mlp.gate_proj": layer["gate"].T,
   }

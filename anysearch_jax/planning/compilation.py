@@ -89,9 +89,7 @@ def compile(
           raise
     text = _text(compiled, platform, folder) if compiled else None
   seconds = time.monotonic() - started
-  replications = (
-    None if platform == "tpu" else errors.text.count(_REPLICATED)
-  )
+  replications = None if platform == "tpu" else errors.text.count(_REPLICATED)
   if compiled is None:
     arguments = memory.on_device((program.args, program.kwargs))
     return Compilation(

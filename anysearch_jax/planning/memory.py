@@ -3,29 +3,58 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 
 from anysearch_jax.planning import program as program_lib
 
-GRADIENTS = "gradients"
-ACTIVATIONS = "activations"
-
 
 def on_device(tree: Any) -> int:
-  """Bytes of a tree of arrays on the device that holds most of it.
+  """Bytes that a device holds of a tree of arrays, which may be abstract.
 
-  Leaves may be abstract. Without a sharding an array is whole.
+  An array without a sharding is whole.
   """
-  leaves = [x for x in jax.tree.leaves(tree) if hasattr(x, "dtype")]
-  return sum(map(_shard_bytes, leaves))
+  return sum(map(_shard_bytes, jax.tree.leaves(tree)))
+
+
+def kinds(program: program_lib.Program) -> dict[str, int]:
+  """Bytes a device of each of a program's kinds, empty ones left out."""
+  found = {name: on_device(tree) for name, tree in program.kinds.items()}
+  return {name: size for name, size in found.items() if size}
+
+
+def held(
+  program: program_lib.Program, others: Iterable[program_lib.Program]
+) -> dict[str, int]:
+  """Bytes a device, by kind, of what stays there for other programs.
+
+  A kind that the program has itself counts as its own.
+  """
+  own, where = kinds(program), devices(program)
+  out: dict[str, int] = {}
+  for other in others:
+    if not where & devices(other):
+      continue
+    for name, size in kinds(other).items():
+      if name != program_lib.BATCH and name not in own:
+        out[name] = max(size, out.get(name, 0))
+  return out
+
+
+def devices(program: program_lib.Program) -> frozenset[jax.Device]:
+  """The devices that a program's arrays lie on."""
+  return frozenset().union(
+    *(
+      x.sharding.device_set
+      for x in jax.tree.leaves((program.args, dict(program.kinds)))
+      if getattr(x, "sharding", None) is not None
+    )
+  )
 
 
 def _shard_bytes(x: Any) -> int:
   sharding = getattr(x, "sharding", None)
   shape = sharding.shard_shape(x.shape) if sharding is not None else x.shape
-  if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-    return math.prod(shape) * jax.random.key_data(jax.random.key(0)).nbytes
   return math.prod(shape) * x.dtype.itemsize

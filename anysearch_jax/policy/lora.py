@@ -89,14 +89,22 @@ def merged(
     weights.index(params[table.LAYERS][f"{key}_lora_{factor}"], layer)
     for factor in "ab"
   )
-  return _added(weight, *factors, a.lora.scale)
+  (projection,) = (p for p in table.projections(a) if p.key == key)
+  return _added(weight, *factors, a.lora.scale, projection.gives_first)
 
 
-@functools.partial(jax.jit, static_argnums=3)
+@functools.partial(jax.jit, static_argnums=(3, 4))
 def _added(
-  weight: jax.Array, lora_a: jax.Array, lora_b: jax.Array, scale: float
+  weight: jax.Array,
+  lora_a: jax.Array,
+  lora_b: jax.Array,
+  scale: float,
+  gives_first: bool,
 ) -> jax.Array:
-  product = jnp.tensordot(
-    lora_a.astype(jnp.float32), lora_b.astype(jnp.float32), 1
+  lora_a, lora_b = lora_a.astype(jnp.float32), lora_b.astype(jnp.float32)
+  product = (
+    jnp.tensordot(lora_b, lora_a, (0, -1))
+    if gives_first
+    else jnp.tensordot(lora_a, lora_b, 1)
   )
   return weight.astype(jnp.float32) + scale * product

@@ -185,7 +185,7 @@ def _cudnn(
       f"x {t} tokens x {n} heads x {h} on a device. Lower "
       "batch.micro_batch_tokens."
     )
-  # JAX up to 0.10 scales the offsets of keys by the query heads (jax-ml/jax
+  # JAX 0.10 scales the offsets of keys by the query heads (jax-ml/jax
   # pull request 39521), which is right where there are as many.
   k, v = (jnp.repeat(x, n // x.shape[2], axis=2) for x in (k, v))
   # Padding is a segment as well: cuDNN leaves memory between segments as it

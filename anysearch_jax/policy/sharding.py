@@ -212,9 +212,7 @@ class Layout:
     )
 
 
-def validate(
-  a: architecture_lib.Architecture, mesh: jax.sharding.Mesh
-) -> None:
+def validate(a: architecture_lib.Architecture, mesh: jax.sharding.Mesh) -> None:
   """Refuses a mesh that this architecture cannot be computed on.
 
   Raises:

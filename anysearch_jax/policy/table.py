@@ -27,6 +27,12 @@ class Projection(NamedTuple):
   bias: bool
   std: float
 
+  @property
+  def gives_first(self) -> bool:
+    """Its matrix is `[*gives, *takes]`: what fsdp cuts is gathered in one
+    piece where it stands first, and GPUs copy it aside where it does not."""
+    return self.gives[0][1] == "model"
+
 
 def rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
   """Every parameter of `a`, its adapters included."""
@@ -46,7 +52,15 @@ def base_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
   for p in projections(a):
     name = f"model.layers.{{layer}}.{p.module}"
     table.append(
-      _matrix(a, p.key, f"{name}.weight", p.takes, p.gives, init=p.std)
+      _matrix(
+        a,
+        p.key,
+        f"{name}.weight",
+        p.takes,
+        p.gives,
+        init=p.std,
+        gives_first=p.gives_first,
+      )
     )
     if p.bias:
       table.append(_bias(a, p.key + "_bias", f"{name}.bias", p.gives))
@@ -128,10 +142,12 @@ def _matrix(
   gives: Sequence[Axis],
   *,
   init: float,
+  gives_first: bool = False,
 ) -> weights.Weight:
-  """Ours is `[L, *takes, *gives]`, the file's is `[prod gives, prod takes]`."""
-  ours, file = (*takes, *gives), (*gives, *takes)
-  given = len(gives)
+  """Ours is `[L, *takes, *gives]`, or the other way round as in the file."""
+  file = (*gives, *takes)
+  ours = file if gives_first else (*takes, *gives)
+  given = 0 if gives_first else len(gives)
   sizes = [math.prod(size for size, _ in side) for side in (gives, takes)]
   return weights.Weight(
     path=(LAYERS, key),

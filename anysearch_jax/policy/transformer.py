@@ -121,15 +121,19 @@ class Block(nn.Module):
   ) -> tuple[jax.Array, LayerCache | None]:
     """One layer; `mask` is the segment ids `[B, T]` where there is no cache."""
     a, w = self.a, self._weights(x.dtype)
+    projections = {p.key: p for p in table.projections(a)}
     layout = self.compute.layout
 
     def stands(x: jax.Array, *axes: str | None) -> jax.Array:
       """Has x `[B, ...]` cut over its logical axes, where there is a mesh."""
       return x if layout is None else layout.constrain(x, *axes)
 
-    def project(key: str, x: jax.Array, axes: int = 1) -> jax.Array:
-      """Contracts the last `axes` axes of x; adds adapter and bias if any."""
-      y = jnp.tensordot(x, w[key], axes)
+    def project(key: str, x: jax.Array) -> jax.Array:
+      """The projection of that name, its adapter and bias with it."""
+      p = projections[key]
+      axes = len(p.takes)
+      last = (tuple(range(-axes, 0)),) * 2
+      y = jnp.tensordot(x, w[key], last if p.gives_first else axes)
       if a.lora is not None and key in a.lora.targets:
         low = jnp.tensordot(x, w[key + "_lora_a"], axes)
         y += a.lora.scale * jnp.tensordot(low, w[key + "_lora_b"], 1)
@@ -154,7 +158,7 @@ class Block(nn.Module):
       cache = LayerCache(write(cache.k, k, starts), write(cache.v, v, starts))
       k, v = (x.astype(q.dtype) for x in cache)
       out = attention.attend(q, k, v, mask)
-    x += stands(project("o", out, axes=2), "between", None)
+    x += stands(project("o", out), "between", None)
 
     y = stands(rms_norm(x, w["mlp_norm"], a.norm_eps), None, None)
     if layout is None:
@@ -163,6 +167,7 @@ class Block(nn.Module):
     y = nn.silu(project("gate", y)) * project("up", y)
     y = project("down", stands(y, None, "mlp")).reshape(x.shape)
     return x + stands(y, "between", None), cache
+
 
 def write(cache: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
   """Writes `new` `[B, K, T, H]` into `cache` `[B, K, S, H]` at each start.

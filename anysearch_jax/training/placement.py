@@ -20,7 +20,6 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import weights
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import (
-  lora,
   self_attention,
   sharding,
   table,

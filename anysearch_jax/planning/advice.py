@@ -1,0 +1,150 @@
+"""What would make a plan fit, by hand: nothing is compiled for it.
+
+A change scales kinds of bytes. State divides by the devices that cut it,
+activations by the tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.planning import plan as plan_lib
+
+_TRAINED = ("masters", "moments", "gradients")
+_SEARCH = "--search compiles other micro-batches, recomputation and meshes."
+
+
+class Change(NamedTuple):
+  """What to set, and the factor on each kind of bytes of a program."""
+
+  words: str
+  factors: Callable[[plan_lib.Part], Mapping[str, float]]
+
+
+def of(plan: plan_lib.Plan, config: config_lib.ExperimentConfig) -> list[str]:
+  """Sentences: what is enough by itself, else two together; none if it fits."""
+  if plan.fits:
+    return []
+  changes = list(_changes(plan, config))
+  for together in (1, 2):
+    found = [
+      f"{' and '.join(c.words for c in some)}: about "
+      f"{plan_lib.gib(_most(plan, some))} GiB a device."
+      for some in itertools.combinations(changes, together)
+      if _most(plan, some) <= plan.target.capacity
+    ]
+    if found:
+      return [*found, _SEARCH]
+  return [
+    "No two changes that the planner knows are enough; a smaller policy or "
+    "larger devices are needed."
+  ]
+
+
+def _most(plan: plan_lib.Plan, changes: tuple[Change, ...]) -> float:
+  """Bytes of the largest program after some changes."""
+  return max(_after(part, changes) for part in plan.parts)
+
+
+def _after(part: plan_lib.Part, changes: tuple[Change, ...]) -> float:
+  kinds = _bytes(part)
+  for change in changes:
+    factors = change.factors(part)
+    kinds = {kind: factors.get(kind, 1) * n for kind, n in kinds.items()}
+  # What no kind explains stays.
+  return part.total - sum(_bytes(part).values()) + sum(kinds.values())
+
+
+def _bytes(part: plan_lib.Part) -> dict[str, float]:
+  return {
+    **part.kinds,
+    **part.held,
+    "gradients": part.gradients,
+    "activations": part.activations,
+  }
+
+
+def _changes(
+  plan: plan_lib.Plan, config: config_lib.ExperimentConfig
+) -> Iterator[Change]:
+  """What there is to change, the cheapest first."""
+  if any(part.held for part in plan.parts) and not plan.own_rollout:
+    yield Change(
+      "devices of its own for sampling (mesh.rollout)",
+      lambda part: {
+        kind: 0.0 for kind in part.held if _samples(kind) != _samples_in(part)
+      },
+    )
+  yield from _fewer_slots(plan, config)
+  yield from _fewer_tokens(plan, config)
+  if config.batch.remat != "full":
+    yield Change(
+      "batch.remat=full, at best",
+      lambda part: {"activations": 0.0} if _trains(part) else {},
+    )
+  if config.objective.kl_coefficient and not config.lora.rank:
+    yield Change(
+      "objective.kl_coefficient=0 (no reference)",
+      lambda part: {"reference": 0.0},
+    )
+  if not config.lora.rank:
+    # The frozen base takes two bytes a weight, where masters take four.
+    base = 0.0 if config.objective.kl_coefficient else 0.5
+    yield Change(
+      "adapters (lora.rank=64, lora.base_dtype=bfloat16)",
+      lambda part: dict.fromkeys(_TRAINED, 0.0) | {"masters": base},
+    )
+  for times in (2, 4, 8):
+    yield Change(
+      f"{times} times the devices (mesh.fsdp={times * plan.mesh['fsdp']})",
+      lambda part, times=times: dict.fromkeys(_bytes(part), 1 / times),
+    )
+
+
+def _fewer_slots(
+  plan: plan_lib.Plan, config: config_lib.ExperimentConfig
+) -> Iterator[Change]:
+  """As many slots of the engine as there is room for."""
+  over = max(part.total for part in plan.parts) - plan.target.capacity
+  caches = [_bytes(part).get("KV cache", 0) for part in plan.parts]
+  slots = config.engine.slots
+  if not max(caches):
+    return
+  each = max(caches) / (slots + 1)
+  fewer = slots - int(over / each) - 1
+  if fewer >= max(config.engine.lanes):
+    yield Change(
+      f"engine.slots={fewer}",
+      lambda part: {"KV cache": (fewer + 1) / (slots + 1)},
+    )
+
+
+def _fewer_tokens(
+  plan: plan_lib.Plan, config: config_lib.ExperimentConfig
+) -> Iterator[Change]:
+  """Halves of the micro-batch, down to a row for each cut of the rows."""
+  batch = config.batch
+  least = plan.mesh["data"] * plan.mesh["fsdp"] * batch.row_lengths[-1]
+  tokens = batch.micro_batch_tokens // 2
+  while tokens >= least:
+    share = tokens / batch.micro_batch_tokens
+    yield Change(
+      f"batch.micro_batch_tokens={tokens}",
+      lambda part, share=share: {"activations": share} if _trains(part) else {},
+    )
+    tokens //= 2
+
+
+def _trains(part: plan_lib.Part) -> bool:
+  return "moments" in part.kinds
+
+
+def _samples(kind: str) -> bool:
+  return kind in ("engine weights", "KV cache")
+
+
+def _samples_in(part: plan_lib.Part) -> bool:
+  return any(map(_samples, part.kinds))

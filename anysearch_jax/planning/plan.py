@@ -1,0 +1,137 @@
+"""What a configuration needs on a target; bytes are those of one device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from anysearch_jax.planning import compilation, roofline, targets
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """One program of a plan.
+
+  kinds: bytes of its arguments. gradients: how many of its temporary bytes are
+  such. held: bytes that stay beside it for other programs, by kind. predicted:
+  None where it did not compile.
+  """
+
+  name: str
+  devices: int
+  tokens: int
+  kinds: Mapping[str, int]
+  gradients: int
+  held: Mapping[str, int]
+  compiled: compilation.Compilation
+  predicted: roofline.Prediction | None
+
+  @property
+  def activations(self) -> int:
+    """Temporary bytes that are no gradients."""
+    return max(0, self.compiled.temporary - self.gradients)
+
+  @property
+  def total(self) -> int:
+    """Bytes in use at the program's worst moment."""
+    return self.compiled.peak + sum(self.held.values())
+
+  @property
+  def tokens_per_second(self) -> float | None:
+    return self.tokens / self.predicted.total if self.predicted else None
+
+  def fits(self, target: targets.Target) -> bool:
+    return not self.compiled.refused and self.total <= target.capacity
+
+  def to_dict(self) -> dict[str, Any]:
+    c = self.compiled
+    kinds = {**self.kinds, "activations": self.activations}
+    if self.gradients:
+      kinds["gradients"] = self.gradients
+    return {
+      "devices": self.devices,
+      "tokens": self.tokens,
+      "kinds_bytes": kinds,
+      "held_bytes": dict(self.held),
+      "argument_bytes": c.arguments,
+      "temporary_bytes": c.temporary,
+      "peak_bytes": c.peak,
+      "total_bytes": self.total,
+      "refused_by_compiler": c.refused,
+      "flops": c.flops,
+      "collectives": {
+        kind: traffic._asdict() for kind, traffic in (c.traffic or {}).items()
+      },
+      "full_rematerializations": c.replications,
+      "predicted_seconds": self.predicted and self.predicted._asdict(),
+      "predicted_tokens_per_second": self.tokens_per_second,
+      "compile_seconds": c.seconds,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """A configuration on a target.
+
+  mesh: sizes of the training mesh's axes. own_rollout: sampling has devices of
+  its own. parameters, trained: how many. advice: what would make it fit; empty
+  where it does.
+  """
+
+  name: str
+  policy: str
+  target: targets.Target
+  mesh: Mapping[str, int]
+  own_rollout: bool
+  parameters: int
+  trained: int
+  parts: tuple[Part, ...]
+  assumptions: tuple[str, ...]
+  advice: tuple[str, ...] = ()
+
+  @property
+  def too_large(self) -> list[Part]:
+    """The programs that need more than a device has."""
+    return [part for part in self.parts if not part.fits(self.target)]
+
+  @property
+  def fits(self) -> bool:
+    return not self.too_large
+
+  @property
+  def verdict(self) -> str:
+    """One sentence."""
+    capacity = gib(self.target.capacity)
+    if self.fits:
+      most = max(self.parts, key=lambda part: part.total)
+      return (
+        f"fits: at most {gib(most.total)} of {capacity} GiB a device, in the "
+        f"{most.name}."
+      )
+    found = ", ".join(f"{p.name} {gib(p.total)}" for p in self.too_large)
+    return f"does not fit: {found} of {capacity} GiB a device."
+
+  def to_dict(self) -> dict[str, Any]:
+    """Everything, as JSON takes it; FLOPs are those of all devices."""
+    return {
+      "name": self.name,
+      "policy": self.policy,
+      "target": str(self.target),
+      "mesh": dict(self.mesh),
+      "own_rollout_devices": self.own_rollout,
+      "parameters": self.parameters,
+      "trained_parameters": self.trained,
+      "fits": self.fits,
+      "verdict": self.verdict,
+      "advice": list(self.advice),
+      "memory_bytes": self.target.hardware.memory,
+      "capacity_bytes": self.target.capacity,
+      "programs": {part.name: part.to_dict() for part in self.parts},
+      "assumptions": list(self.assumptions),
+    }
+
+
+def gib(size: float) -> str:
+  """Bytes in GiB, for a reader."""
+  return f"{size / targets.GIB:.1f}"

@@ -1,0 +1,151 @@
+"""Makes plans: the programs of a configuration, compiled for a target."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import weights
+from anysearch_jax.planning import (
+  advice,
+  compilation,
+  memory,
+  plan,
+  programs,
+  quiet,
+  roofline,
+  targets,
+)
+from anysearch_jax.planning import program as program_lib
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import lora, sharding, table
+
+ASSUMPTIONS = roofline.Assumptions()
+
+
+def make(
+  config: config_lib.ExperimentConfig,
+  a: architecture_lib.Architecture,
+  target: targets.Target,
+  *,
+  micro_batches: int | None = None,
+  log: Callable[[str], None] = lambda line: None,
+) -> plan.Plan:
+  """Compiles the programs of a configuration for a target.
+
+  Args:
+    config: its mesh lies on the target's devices; where its rollout devices
+      are beyond those, sampling has as many of the same kind to itself.
+    a: the policy's architecture, without adapters.
+    target: what to plan for.
+    micro_batches: of an optimizer step; the configuration's most by default.
+    log: is told of each program before it is compiled.
+
+  Raises:
+    ValueError: a mesh that the target or the policy does not allow.
+    ModuleNotFoundError: a compiler is not installed.
+  """
+  micro_batches = micro_batches or config.batch.max_micro_batches
+  found = programs.programs(
+    config, a, devices=devices(config.mesh, target), micro_batches=micro_batches
+  )
+  parts = []
+  for program in found:
+    log(f"compiling the {program.name} for {target}")
+    parts.append(measure(program, found, target))
+  a = lora.attach(a, config.lora)
+  made = plan.Plan(
+    name=config.name,
+    policy=config.policy,
+    target=target,
+    mesh={axis: getattr(config.mesh, axis) for axis in sharding.AXES},
+    own_rollout=bool(config.mesh.rollout),
+    parameters=weights.count(table.rows(a)),
+    trained=weights.count(table.trainable_rows(a)),
+    parts=tuple(parts),
+    assumptions=(
+      f"An optimizer step fills {micro_batches} micro-batches.",
+      *_memory_sentences(target.hardware),
+      *roofline.sentences(target, ASSUMPTIONS),
+    ),
+  )
+  return dataclasses.replace(made, advice=tuple(advice.of(made, config)))
+
+
+def devices(
+  mesh: config_lib.MeshConfig, target: targets.Target
+) -> list[jax.Device]:
+  """The compile-only devices that the indices of a mesh count.
+
+  Raises:
+    ValueError: training needs more devices than the target has, or sampling's
+      are neither all in the target nor all beyond it.
+  """
+  wanted = max(mesh.data * mesh.fsdp * mesh.tensor, 1, *mesh.trainer)
+  if wanted > target.count or target.count in mesh.trainer:
+    raise ValueError(
+      f"The mesh of data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor} "
+      f"(mesh.trainer {mesh.trainer}) needs more devices than {target} has; "
+      "plan for a larger target, or another mesh."
+    )
+  copies = {index // target.count for index in mesh.rollout} or {0}
+  if len(copies) > 1:
+    raise ValueError(
+      f"mesh.rollout {mesh.rollout} are not all on one {target}: plan for a "
+      "target that has all of them, or let sampling share those of training "
+      "(mesh.rollout=())."
+    )
+  with quiet.standard_error():
+    return [
+      device
+      for _ in range(max(copies) + 1)
+      for device in targets.devices(target)
+    ]
+
+
+def measure(
+  program: program_lib.Program,
+  together: Sequence[program_lib.Program],
+  target: targets.Target,
+) -> plan.Part:
+  """Compiles one of the programs that run together."""
+  compiled = compilation.compile(program, target)
+  count = len(memory.devices(program))
+  kinds = memory.kinds(program)
+  reads = program.args if program.reads is None else program.reads
+  predicted = None
+  if compiled.traffic is not None:
+    predicted = roofline.predict(
+      target,
+      flops=compiled.flops / count,
+      read=program.trips * memory.on_device(reads),
+      traffic=compiled.traffic,
+      assumptions=ASSUMPTIONS,
+    )
+  return plan.Part(
+    name=program.name,
+    devices=count,
+    tokens=program.tokens,
+    kinds=kinds,
+    # One buffer, as large as what it changes.
+    gradients=kinds.get("masters", 0) if "moments" in kinds else 0,
+    held=memory.held(program, (p for p in together if p is not program)),
+    compiled=compiled,
+    predicted=predicted,
+  )
+
+
+def _memory_sentences(hardware: targets.Hardware) -> list[str]:
+  size = plan.gib(hardware.memory)
+  if not isinstance(hardware, targets.Gpu):
+    return [f"A program may fill {size} GiB, its compiler's limit."]
+  share = hardware.head_room
+  return [
+    f"Programs may fill {share} of {size} GiB: the rest is for the CUDA "
+    "context, NCCL and libraries' workspaces, which the compiler does not "
+    "count. JAX by itself takes 0.75: run with "
+    f"XLA_PYTHON_CLIENT_MEM_FRACTION={share}."
+  ]

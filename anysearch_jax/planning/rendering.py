@@ -1,0 +1,155 @@
+"""A plan as text for a terminal, as Markdown, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+from anysearch_jax.planning import plan as plan_lib
+from anysearch_jax.planning import targets
+
+Cells = Sequence[Sequence[str]]
+
+
+def text(plan: plan_lib.Plan) -> str:
+  """For a terminal."""
+  rows = _rows(plan)
+  widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+
+  def line(row: Sequence[str]) -> str:
+    first, *rest = (
+      cell.ljust(width) if i == 0 else cell.rjust(width)
+      for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+    )
+    return "  ".join([first, *rest]).rstrip()
+
+  return "\n".join(
+    [
+      _title(plan),
+      "",
+      *map(line, rows),
+      "",
+      *_sentences(plan, "  "),
+    ]
+  )
+
+
+def markdown(plan: plan_lib.Plan) -> str:
+  """For a document."""
+  head, *rows = ["| " + " | ".join(row) + " |" for row in _rows(plan)]
+  rule = "|---" + "|---:" * len(plan.parts) + "|"
+  return "\n".join(
+    [f"**{_title(plan)}**", "", head, rule, *rows, "", *_sentences(plan, "* ")]
+  )
+
+
+def to_json(plan: plan_lib.Plan) -> str:
+  """For a program."""
+  return json.dumps(plan.to_dict(), indent=2) + "\n"
+
+
+def _title(plan: plan_lib.Plan) -> str:
+  mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items())
+  sampling = (
+    "sampling on devices of its own"
+    if plan.own_rollout
+    else "sampling on the same devices"
+  )
+  trained = (
+    "all trained"
+    if plan.trained == plan.parameters
+    else f"{plan.trained / 1e9:.3f} B trained"
+  )
+  return (
+    f"{plan.name} on {plan.target}: mesh {mesh}, {sampling}; "
+    f"{plan.parameters / 1e9:.3f} B parameters, {trained}"
+  )
+
+
+def _rows(plan: plan_lib.Plan) -> Cells:
+  """A column a program. Rows that are empty everywhere are left out."""
+  parts = plan.parts
+
+  def row(
+    name: str, cell: Callable[[plan_lib.Part], float | None], form: str
+  ) -> list[str]:
+    values = [cell(part) for part in parts]
+    return [name, *("" if v is None else form.format(v) for v in values)]
+
+  def gib(name: str, cell: Callable[[plan_lib.Part], int | None]) -> list[str]:
+    return row(
+      name, lambda p: None if not cell(p) else cell(p) / targets.GIB, "{:.2f}"
+    )
+
+  names = dict.fromkeys(
+    name for part in parts for name in (*part.kinds, *part.held)
+  )
+  kinds = [
+    # What stands there for other programs is in parentheses.
+    [kind, *(_kind_cell(part, kind) for part in parts)]
+    for kind in names
+  ]
+  traffic = dict.fromkeys(
+    kind for part in parts for kind in (part.compiled.traffic or {})
+  )
+  capacity = plan.target.capacity
+  found = [
+    ["", *(part.name for part in parts)],
+    row("devices", lambda p: p.devices, "{}"),
+    row("tokens a call", lambda p: p.tokens, "{:,}"),
+    ["GiB a device", *[""] * len(parts)],
+    *(["  " + name, *cells] for name, *cells in kinds),
+    gib("  gradients", lambda p: p.gradients),
+    gib("  activations, temporaries", lambda p: p.activations),
+    gib("  compiler's peak", lambda p: p.compiled.peak),
+    gib("  peak and what is held", lambda p: p.total),
+    gib("  capacity", lambda p: capacity),
+    row("  filled", lambda p: p.total / capacity, "{:.0%}"),
+    row(
+      "PFLOP a call, all devices", lambda p: p.compiled.flops / 1e15, "{:.3f}"
+    ),
+    ["GB a device sends", *[""] * len(parts)],
+    *(
+      row(
+        f"  {kind}",
+        lambda p, kind=kind: (
+          p.compiled.traffic[kind].bytes / 1e9
+          if kind in (p.compiled.traffic or {})
+          else None
+        ),
+        "{:.2f}",
+      )
+      for kind in traffic
+    ),
+    row(
+      "involuntary rematerializations", lambda p: p.compiled.replications, "{}"
+    ),
+    ["predicted seconds a call", *[""] * len(parts)],
+    *(
+      row(
+        f"  {name}",
+        lambda p, name=name: p.predicted and getattr(p.predicted, name),
+        "{:.3f}",
+      )
+      for name in ("compute", "memory", "links", "total")
+    ),
+    row("predicted tokens a second", lambda p: p.tokens_per_second, "{:,.0f}"),
+  ]
+  return [row for row in found if any(row[1:]) or not row[0].startswith("  ")]
+
+
+def _kind_cell(part: plan_lib.Part, kind: str) -> str:
+  if kind in part.kinds:
+    return f"{part.kinds[kind] / targets.GIB:.2f}"
+  if kind in part.held:
+    return f"({part.held[kind] / targets.GIB:.2f})"
+  return ""
+
+
+def _sentences(plan: plan_lib.Plan, bullet: str) -> list[str]:
+  lines = [f"Verdict: {plan.verdict}"]
+  if plan.advice:
+    lines += ["", "What would make it fit:"]
+    lines += [bullet + sentence for sentence in plan.advice]
+  lines += ["", "Assumed:"]
+  return lines + [bullet + sentence for sentence in plan.assumptions]

@@ -1,0 +1,180 @@
+"""The fastest training step that fits, by compiling candidates in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.planning import (
+  memory,
+  plan,
+  planner,
+  program,
+  programs,
+  targets,
+)
+from anysearch_jax.policy import architecture as architecture_lib
+
+# From what keeps most and computes least to the opposite.
+REMAT = ("none", "dots", "attention", "full")
+# Rows of a micro-batch on one device.
+_MOST_ROWS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+  """A candidate and its compiled train step."""
+
+  config: config_lib.ExperimentConfig
+  micro_batches: int
+  part: plan.Part
+
+  @property
+  def words(self) -> str:
+    """What was varied, as flags that set it."""
+    c = self.config
+    return (
+      f"--config.mesh.data={c.mesh.data} --config.mesh.fsdp={c.mesh.fsdp} "
+      f"--config.mesh.tensor={c.mesh.tensor} "
+      f"--config.batch.micro_batch_tokens={c.batch.micro_batch_tokens} "
+      f"--config.batch.max_micro_batches={c.batch.max_micro_batches} "
+      f"--config.batch.remat={c.batch.remat}"
+    )
+
+
+def best(
+  config: config_lib.ExperimentConfig,
+  a: architecture_lib.Architecture,
+  target: targets.Target,
+  *,
+  micro_batches: int | None = None,
+  log: Callable[[str], None] = lambda line: None,
+) -> Trial | None:
+  """The candidate with most predicted tokens a second of those that fit.
+
+  Varied are the mesh's shape over as many devices, the rows of a micro-batch
+  and what the backward pass computes again; an optimizer step keeps its tokens.
+  A mesh whose state is too large by hand is not compiled, nor is a candidate
+  that keeps at least as much as one that did not fit.
+
+  Args:
+    config: what is varied.
+    a: the policy's architecture, without adapters.
+    target: what to search for.
+    micro_batches: of an optimizer step of `config`; its most by default.
+    log: is told of each candidate.
+
+  Returns:
+    None where nothing fits.
+  """
+  tokens = config.batch.micro_batch_tokens * (
+    micro_batches or config.batch.max_micro_batches
+  )
+  found: list[Trial] = []
+  for mesh in meshes(config.mesh):
+    try:
+      found += _on_mesh(config, a, target, mesh, tokens, log)
+    except ValueError as error:
+      log(f"{_mesh_words(mesh)}: {error}")
+  return max(found, key=lambda t: t.part.tokens_per_second or 0.0, default=None)
+
+
+def meshes(mesh: config_lib.MeshConfig) -> Iterator[config_lib.MeshConfig]:
+  """Every shape over as many devices, those that cut state most first."""
+  count = mesh.data * mesh.fsdp * mesh.tensor
+  for data in _divisors(count):
+    for tensor in _divisors(count // data):
+      yield dataclasses.replace(
+        mesh, data=data, fsdp=count // data // tensor, tensor=tensor
+      )
+
+
+def _on_mesh(
+  config: config_lib.ExperimentConfig,
+  a: architecture_lib.Architecture,
+  target: targets.Target,
+  mesh: config_lib.MeshConfig,
+  tokens: int,
+  log: Callable[[str], None],
+) -> Iterator[Trial]:
+  """Trials that fit: per size of micro-batch the one that recomputes least."""
+  replicas = mesh.data * mesh.fsdp
+  policies = REMAT
+  rows = 1
+  while policies and rows <= _MOST_ROWS:
+    size = rows * replicas * config.batch.row_lengths[-1]
+    if rows > 1 and size > tokens:
+      return
+    for i, remat in enumerate(policies):
+      trial = _try(config, a, target, mesh, size, remat, tokens, log)
+      if trial is None:
+        continue
+      yield trial
+      # Twice the rows keep twice as much: what did not fit will not.
+      policies = policies[i:]
+      break
+    else:
+      return
+    rows *= 2
+
+
+def _try(
+  config: config_lib.ExperimentConfig,
+  a: architecture_lib.Architecture,
+  target: targets.Target,
+  mesh: config_lib.MeshConfig,
+  size: int,
+  remat: str,
+  tokens: int,
+  log: Callable[[str], None],
+) -> Trial | None:
+  """Compiles one candidate; None where it does not fit."""
+  micro_batches = math.ceil(tokens / size)
+  config = dataclasses.replace(
+    config,
+    mesh=mesh,
+    batch=dataclasses.replace(
+      config.batch,
+      micro_batch_tokens=size,
+      max_micro_batches=micro_batches,
+      remat=remat,
+    ),
+  )
+  words = f"{_mesh_words(mesh)}, micro-batch {size:,}, remat {remat}"
+  found = programs.programs(
+    config,
+    a,
+    devices=planner.devices(mesh, target),
+    micro_batches=micro_batches,
+  )
+  train = next(p for p in found if "moments" in p.kinds)
+  least = _state(train, found)
+  if least > target.capacity:
+    log(f"{words}: state alone is {plan.gib(least)} GiB a device")
+    return None
+  part = planner.measure(train, found, target)
+  if not part.fits(target):
+    log(f"{words}: {plan.gib(part.total)} GiB a device, does not fit")
+    return None
+  log(
+    f"{words}: {plan.gib(part.total)} GiB a device, "
+    f"{part.tokens_per_second:,.0f} tokens/s predicted"
+  )
+  return Trial(config, micro_batches, part)
+
+
+def _state(train: program.Program, together: list[program.Program]) -> int:
+  """Bytes a device before any activation, gradients included."""
+  kinds = memory.kinds(train)
+  held = memory.held(train, (p for p in together if p is not train))
+  return sum(kinds.values()) + kinds["masters"] + sum(held.values())
+
+
+def _mesh_words(mesh: config_lib.MeshConfig) -> str:
+  return f"data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}"
+
+
+def _divisors(n: int) -> list[int]:
+  return [i for i in range(1, n + 1) if n % i == 0]

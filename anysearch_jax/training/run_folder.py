@@ -1,0 +1,85 @@
+"""What a run leaves for people and tools; the first process writes it."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterable
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import processes, records, types
+from anysearch_jax.policy import hf
+from anysearch_jax.rollout import episode
+
+
+class RunFolder:
+  """The files of one run beside its checkpoints and metrics.
+
+  path: exists.
+  """
+
+  def __init__(self, path: pathlib.Path):
+    self.path = path
+
+  def begin(
+    self,
+    policy: hf.Policy,
+    question: types.Question,
+    *,
+    config: config_lib.ExperimentConfig,
+  ) -> None:
+    """Writes `source/`, `prompts.json` and the folder of trajectories.
+
+    Args:
+      policy: the start, from which an export copies its files later.
+      question: the prompts' example.
+      config: of the run.
+    """
+
+    def write() -> None:
+      (self.path / "trajectories").mkdir(exist_ok=True)
+      source = self.path / "source"
+      if not source.is_dir():
+        with hf.appears_whole(source) as beside:
+          hf.save_files(beside, policy)
+      self._write_prompts(policy, question, config)
+
+    processes.by_first(write)
+
+  def record(self, name: str, groups: Iterable[types.Group]) -> pathlib.Path:
+    """Writes trajectories; the file they are in."""
+    path = self.path / "trajectories" / f"{name}.jsonl"
+    if processes.first():
+      records.write(path, map(records.group, groups))
+    return path
+
+  def export(
+    self, policy: hf.Policy, *, config: config_lib.ExperimentConfig
+  ) -> None:
+    """Writes `policy/` and, of adapters, `adapter/`; all processes call it."""
+    policy = policy._replace(source=self.path / "source")
+    hf.save(
+      self.path / "policy", policy, dtype=config.checkpoint.export_dtype
+    )
+    if policy.architecture.lora is not None:
+      hf.save_adapter(self.path / "adapter", policy, base=config.policy)
+
+  def _write_prompts(
+    self,
+    policy: hf.Policy,
+    question: types.Question,
+    config: config_lib.ExperimentConfig,
+  ) -> None:
+    """Both prompts as the policy reads them, for one question."""
+    rendered = {
+      name: episode.prompt(
+        question,
+        budget=config.curriculum.max_budget,
+        scaffold=scaffold,
+        config=config.episode,
+        codec=policy.tokenizer,
+      )[0]
+      for name, scaffold in (("scaffold", True), ("plain", False))
+    }
+    text = json.dumps(rendered, indent=2) + "\n"
+    (self.path / "prompts.json").write_text(text)

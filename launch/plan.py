@@ -1,0 +1,155 @@
+"""Says whether a configuration fits hardware that need not be here.
+
+    python -m launch.plan --config=configs/qwen2_5_7b.py --target=h100:4 \
+        --mesh=fsdp=2,tensor=2 --json=plan.json
+
+Compiles the train step, the reference pass, prefill and decode ahead of time
+and prints what each needs, a prediction of its time and a verdict. `--search`
+tries micro-batches, recomputation and meshes first, and plans the best.
+The exit code is 0 where it fits, 1 where it does not, 2 where the question
+is wrong. Needs the compilers of requirements-plan.txt and no accelerator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import sys
+
+from absl import app, flags
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import json_files
+from anysearch_jax.planning import quiet
+from launch import flags as launch_flags
+
+_SHAPES = pathlib.Path(__file__).resolve().parent.parent / "configs" / "shapes"
+
+
+def define_flags() -> None:
+  """The command's flags; only the command that runs defines them."""
+  launch_flags.define_config()
+  flags.DEFINE_string(
+    "target", None, "Hardware and how much of it: h100:4, h200:1, v5p:2x2x1."
+  )
+  flags.mark_flag_as_required("target")
+  flags.DEFINE_list(
+    "mesh",
+    [],
+    "Another training mesh, as fsdp=2,tensor=2; axes left out are 1. One of "
+    "another size than the configuration's also samples.",
+  )
+  flags.DEFINE_integer(
+    "micro_batches",
+    None,
+    "Of an optimizer step, for its time; default: batch.max_micro_batches.",
+  )
+  flags.DEFINE_bool("search", False, "Try other micro-batches, remat, meshes.")
+  flags.DEFINE_string("json", None, "File that the plan is written to.")
+  flags.DEFINE_string("markdown", None, "The same as a table for a document.")
+
+
+def main(argv) -> None:
+  # A plan is the same whatever is present. JAX reads this on import; without
+  # it, the CUDA plug-in would want a driver.
+  os.environ["JAX_PLATFORMS"] = "cpu"
+  # The partitioner's complaints are counted; information is not needed.
+  os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"
+  try:
+    if len(argv) > 1:
+      raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+    config = with_mesh(launch_flags.read_config(), flags.FLAGS.mesh)
+    with quiet.standard_error():  # JAX tells what it does not find.
+      from anysearch_jax.planning import rendering
+    made = _plan(config)
+  except (app.UsageError, ModuleNotFoundError, ValueError) as error:
+    print(f"launch.plan: {error}", file=sys.stderr)
+    sys.exit(2)
+  print(rendering.text(made))
+  for path, render in (
+    (flags.FLAGS.json, rendering.to_json),
+    (flags.FLAGS.markdown, rendering.markdown),
+  ):
+    if path:
+      pathlib.Path(path).write_text(render(made))
+  sys.exit(0 if made.fits else 1)
+
+
+def with_mesh(
+  config: config_lib.ExperimentConfig, axes: list[str]
+) -> config_lib.ExperimentConfig:
+  """The configuration on another mesh, where `axes` (`name=size`) name one.
+
+  Raises:
+    ValueError: an axis that there is not.
+  """
+  if not axes:
+    return config
+  sizes = {"data": 1, "fsdp": 1, "tensor": 1}
+  for axis in axes:
+    name, _, size = axis.partition("=")
+    if name not in sizes or not size.isdecimal() or not int(size):
+      raise ValueError(
+        f"--mesh: found {axis!r}, expected data, fsdp or tensor and its size, "
+        "as in fsdp=2,tensor=2."
+      )
+    sizes[name] = int(size)
+  mesh = dataclasses.replace(config.mesh, **sizes)
+  if _devices(mesh) != _devices(config.mesh):
+    mesh = dataclasses.replace(mesh, trainer=(), rollout=())
+  return dataclasses.replace(config, mesh=mesh)
+
+
+def _devices(mesh: config_lib.MeshConfig) -> int:
+  return mesh.data * mesh.fsdp * mesh.tensor
+
+
+def _plan(config: config_lib.ExperimentConfig):
+  from anysearch_jax.planning import planner, search, targets
+  from anysearch_jax.training import validation
+
+  target = targets.parse(flags.FLAGS.target)
+  validation.validate(config)
+  a = read_architecture(config.policy)
+  micro_batches = flags.FLAGS.micro_batches
+  if flags.FLAGS.search:
+    found = search.best(
+      config, a, target, micro_batches=micro_batches, log=_log
+    )
+    if found is None:
+      _log("nothing fits; this is the configuration as it is")
+    else:
+      _log(f"best: {found.words}")
+      config, micro_batches = found.config, found.micro_batches
+  return planner.make(config, a, target, micro_batches=micro_batches, log=_log)
+
+
+def read_architecture(policy: str):
+  """Of a Hugging Face folder; of a known model's name, where there is none.
+
+  Raises:
+    ValueError: neither is there.
+  """
+  from anysearch_jax.policy import architecture
+
+  for path in (
+    pathlib.Path(policy) / "config.json",
+    _SHAPES / f"{pathlib.Path(policy).name}.json",
+  ):
+    if path.is_file():
+      return architecture.from_hf(json_files.read(path))
+  known = ", ".join(sorted(path.stem for path in _SHAPES.glob("*.json")))
+  raise ValueError(
+    f"policy: {policy!r} is no folder with a config.json, nor one of {known} "
+    "in configs/shapes/."
+  )
+
+
+def _log(line: str) -> None:
+  print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+  define_flags()
+  launch_flags.run(main)
