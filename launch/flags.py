@@ -4,8 +4,9 @@
         --config.reward.gamma_mode=off --config.seed=7
 
 `--config=FILE` names a Python file whose `get_config()` returns a
-`config.ExperimentConfig`; `--config.<path>=<value>` replaces one value of it,
-typed as the dataclass types it.
+`config.ExperimentConfig`, `--config=FILE:PRESET` one of its presets;
+`--config.<path>=<value>` replaces one value of it, typed as the dataclass types
+it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib.util
+import inspect
 import pathlib
 import sys
 import typing
@@ -72,8 +74,13 @@ def read_config() -> config_lib.ExperimentConfig:
     raise app.UsageError(str(error)) from error
 
 
-def load_config(path: str) -> config_lib.ExperimentConfig:
-  """Runs the file's `get_config()`. Raises ValueError with a sentence."""
+def load_config(name: str) -> config_lib.ExperimentConfig:
+  """Runs the file's `get_config()`, or `get_config(preset)` of `FILE:preset`.
+
+  Raises:
+    ValueError: no such file, or one without a configuration or that preset.
+  """
+  path, *preset = name.split(":", 1)
   if not pathlib.Path(path).is_file():
     raise ValueError(f"--config={path}: no such file; see configs/.")
   if not path.endswith(".py"):
@@ -85,7 +92,9 @@ def load_config(path: str) -> config_lib.ExperimentConfig:
     raise ValueError(
       f"--config={path}: no get_config() in it; see configs/ for the form."
     )
-  config = module.get_config()
+  if preset and not inspect.signature(module.get_config).parameters:
+    raise ValueError(f"--config={name}: {path} has no presets; leave it out.")
+  config = module.get_config(*preset)
   if not isinstance(config, config_lib.ExperimentConfig):
     raise ValueError(
       f"--config={path}: get_config() returned {type(config).__name__}, "

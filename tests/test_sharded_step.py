@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -10,7 +11,8 @@ import optax
 import pytest
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.policy import sharding, transformer
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import lora, sharding, transformer
 from anysearch_jax.training import batching, train_step
 from bench import random_models
 
@@ -62,19 +64,30 @@ def layout_of(mesh):
   return sharding.Layout(mesh, sequence)
 
 
-def run(a, trained, reference, batches, *, layout=None, tx=KEEP, **compute):
-  """States and metrics after each batch, and the jitted step."""
+def run(
+  a,
+  trained,
+  reference,
+  batches,
+  *,
+  layout=None,
+  objective=OBJECTIVE,
+  tx=KEEP,
+  **compute,
+):
+  """States and metrics after each batch, the last state and the jitted step."""
   compute = transformer.Compute(
     layout=layout, attention_chunk=8, logprob_chunk=8, **compute
   )
   shardings = None
   if layout is not None:
     shardings = train_step.shardings(a, tx, layout.mesh)
-    reference = jax.device_put(
-      reference, sharding.shardings(a.without_lora(), layout.mesh)
-    )
+    if reference is not None:
+      reference = jax.device_put(
+        reference, sharding.shardings(a.without_lora(), layout.mesh)
+      )
     trained = jax.device_put(trained, shardings.params)
-  loss = train_step.grpo_loss(a, OBJECTIVE, temperature=0.8, compute=compute)
+  loss = train_step.grpo_loss(a, objective, temperature=0.8, compute=compute)
   step = train_step.make(loss, tx, shardings)
   state, out = train_step.init(trained, tx, shardings), []
   for rows in batches:
@@ -132,3 +145,119 @@ def test_a_mesh_gives_the_loss_and_gradients_of_one_device(case, mesh, capfd):
   for x, sharding_ in zip(jax.tree.leaves(state), jax.tree.leaves(wanted)):
     assert x.sharding.is_equivalent_to(sharding_, x.ndim)
   assert "full rematerialization" not in capfd.readouterr().err
+
+
+CASES = {
+  # An odd vocabulary stays whole, under sequence parallelism too.
+  "odd-vocabulary": ("qwen2", {"vocab_size": 61}, (1, 2, 2, True)),
+  "odd-vocabulary-untied": ("llama", {"vocab_size": 61}, (2, 2, 1, False)),
+  # More devices than kv heads: each head is copied to those that share it.
+  "tensor-above-kv-heads": ("qwen3", {}, (1, 2, 4, True)),
+  # A width that fsdp does not divide stays whole.
+  "odd-width": ("qwen3-tied", {"hidden_size": 36}, (1, 8, 1, False)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_does_not_divide_stays_whole_and_gives_the_same(name, capfd):
+  case, sizes, mesh = CASES[name]
+  sizes = SIZES | sizes
+  (result,), _, _ = run(
+    *params_of(case, **sizes), [batch()], layout=layout_of(mesh)
+  )
+  assert_same(result, on_one_device(case, **sizes))
+  assert "full rematerialization" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("remat", transformer.REMAT)
+def test_recomputation_changes_nothing(remat):
+  (result,), _, _ = run(
+    *params_of("qwen2"),
+    [batch()],
+    layout=layout_of((1, 2, 2, True)),
+    remat=remat,
+  )
+  assert_same(result, on_one_device("qwen2"))
+
+
+def test_adapters_on_a_mesh_are_those_of_one_device():
+  a = dataclasses.replace(
+    architecture("qwen2"),
+    lora=architecture_lib.Lora(4, 8.0, ("q", "v", "o", "down")),
+  )
+  rng = np.random.default_rng(1)
+  adapters = jax.tree.map(
+    lambda p: (p + 0.1 * rng.normal(size=p.shape)).astype(np.float32),
+    lora.initialize(a, 0),
+  )
+  base = params_of("qwen2")[1]
+  (one,), _, _ = run(a, adapters, base, [batch()])
+  (cut,), _, _ = run(
+    a, adapters, base, [batch()], layout=layout_of((2, 2, 2, True))
+  )
+  assert_same(cut, one)
+
+
+def test_a_step_without_a_kl_term_runs_without_a_reference_on_a_mesh():
+  a, trained, _ = params_of("qwen2")
+  objective = dataclasses.replace(OBJECTIVE, kl_coefficient=0.0)
+  (one,), _, _ = run(a, trained, None, [batch()], objective=objective)
+  (cut,), _, _ = run(
+    a,
+    trained,
+    None,
+    [batch()],
+    objective=objective,
+    layout=layout_of((2, 2, 2, False)),
+  )
+  assert_same(cut, one)
+
+
+def test_the_score_of_a_batch_is_what_the_step_sees():
+  """On a mesh, and placed like the batch, so that the step takes it as is."""
+  a, trained, reference = params_of("llama")
+  layout = layout_of((2, 2, 2, True))
+  rows = batch()
+  placed = jax.sharding.NamedSharding(
+    layout.mesh, jax.P(None, sharding.BATCH, None)
+  )
+  found, expected = (
+    train_step.make_scorer(
+      a,
+      temperature=0.8,
+      compute=transformer.Compute(layout=on, logprob_chunk=8),
+      sharding=where,
+    )(trained, None, rows)
+    for on, where in ((layout, placed), (None, None))
+  )
+  for of_rows, on_mesh, on_one in zip(rows, found, expected):
+    assert on_mesh.sharding.is_equivalent_to(placed, 3)
+    real = of_rows.segment_ids > 0
+    np.testing.assert_allclose(on_mesh[real], on_one[real], atol=1e-5)
+    assert (np.asarray(on_one)[int(of_rows.used) :] == 0).all()
+  old = tuple(r._replace(old_logp=x) for r, x in zip(rows, found))
+  objective = dataclasses.replace(OBJECTIVE, old_logp="trainer")
+  ((_, metrics),), _, _ = run(
+    a, trained, reference, [old], layout=layout, objective=objective
+  )
+  # Nothing has been stepped yet: every ratio is one.
+  np.testing.assert_allclose(metrics["loss/ratio_max"], 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("case", "tensor", "sentence"),
+  [
+    ("qwen2", 8, "found 8, expected a divisor of the policy's heads, 4"),
+    ("qwen3", 3, "found 3, expected a divisor of the policy's heads, 4"),
+  ],
+)
+def test_heads_that_do_not_divide_are_refused(case, tensor, sentence):
+  mesh = sharding.mesh(tensor=tensor)
+  with pytest.raises(ValueError, match=sentence):
+    sharding.validate(architecture(case), mesh)
+
+
+def test_kv_heads_that_neither_divide_nor_multiply_are_refused():
+  a = architecture("qwen2", num_attention_heads=6, num_key_value_heads=3)
+  with pytest.raises(ValueError, match="kv_heads, 3"):
+    sharding.validate(a, sharding.mesh(tensor=2))

@@ -1,0 +1,107 @@
+"""What the paper's three policies have in common; `qwen2_5_7b.py` and others.
+
+Hyperparameters are the paper's table; most are the defaults of `config`. One
+node of eight GPUs: 0-3 train (tensor parallelism 2), 4-7 sample.
+
+Presets, `--config=configs/<policy>.py:<preset>`:
+    (none)       512 trajectories an optimizer step, five steps a rollout
+    questions    512 questions (2560 trajectories) an optimizer step, one step a
+                 rollout: the other reading of "global batch size 512"
+    lora80       adapters on one GPU of 80 GB, which samples too
+    lora141      adapters on one GPU of 141 GB, which samples too
+
+An episode of B <= 5 searches needs about 7,000 tokens at most: the prompt, 4096
+generated ones and 15 passages. Contexts end at 8192, below the 32768 that other
+retrievers may want, because the engine reserves the whole of it for every slot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from anysearch_jax import config as config_lib
+
+PRESETS = ("", "questions", "lora80", "lora141")
+
+
+def experiment(
+  name: str, policy: str, preset: str = ""
+) -> config_lib.ExperimentConfig:
+  """The paper's run of one policy.
+
+  Args:
+    name: of the run.
+    policy: its Hugging Face folder.
+    preset: one of `PRESETS`.
+
+  Raises:
+    ValueError: an unknown preset.
+  """
+  if preset not in PRESETS:
+    raise ValueError(
+      f"{name}: found preset {preset!r}, expected one of "
+      f"{', '.join(filter(None, PRESETS))}, or none."
+    )
+  config = config_lib.ExperimentConfig(
+    name="-".join(filter(None, (name, preset))),
+    policy=policy,
+    episode=config_lib.EpisodeConfig(max_context=8192),
+    engine=config_lib.EngineConfig(
+      slots=256,
+      kv_buckets=(2048, 4096, 8704),
+      lanes=(128, 64, 32),
+      prefill_lanes=8,
+      prefill_chunk=512,
+      decode_steps=32,
+    ),
+    # Longer trajectories stand alone in a row, shorter ones share it.
+    batch=config_lib.BatchConfig(
+      row_lengths=(8192,),
+      micro_batch_tokens=32768,
+      max_micro_batches=128,
+      max_segments=16,
+      remat="full",
+    ),
+    mesh=config_lib.MeshConfig(
+      fsdp=2,
+      tensor=2,
+      sequence_parallel=True,
+      trainer=(0, 1, 2, 3),
+      rollout=(4, 5, 6, 7),
+    ),
+  )
+  if preset == "questions":
+    # Five times the trajectories in a step.
+    return dataclasses.replace(
+      config,
+      curriculum=config_lib.CurriculumConfig(steps_per_rollout=1),
+      batch=dataclasses.replace(config.batch, max_micro_batches=640),
+    )
+  if preset:
+    return _on_one_gpu(config, large=preset == "lora141")
+  return config
+
+
+def _on_one_gpu(
+  config: config_lib.ExperimentConfig, *, large: bool
+) -> config_lib.ExperimentConfig:
+  """Adapters on every matrix beside a frozen bfloat16 base.
+
+  The learning rate is ten times that of training every weight, as is usual.
+  """
+  return dataclasses.replace(
+    config,
+    mesh=config_lib.MeshConfig(),
+    optimizer=config_lib.OptimizerConfig(learning_rate=1e-5),
+    lora=config_lib.LoraConfig(rank=32, alpha=64.0, base_dtype="bfloat16"),
+    batch=dataclasses.replace(
+      config.batch,
+      micro_batch_tokens=32768 if large else 16384,
+      max_micro_batches=128 if large else 256,
+    ),
+    engine=dataclasses.replace(
+      config.engine,
+      slots=96 if large else 48,
+      lanes=(64, 48, 24) if large else (48, 32, 16),
+    ),
+  )

@@ -1,0 +1,13 @@
+"""Qwen2.5-7B-Instruct on one node of eight GPUs of 80 GB, as the paper trains it.
+
+TODO-DOC
+"""
+
+from __future__ import annotations
+
+from anysearch_jax import config as config_lib
+from configs import paper
+
+
+def get_config(preset: str = "") -> config_lib.ExperimentConfig:
+  return paper.experiment("qwen2_5_7b", "models/Qwen2.5-7B-Instruct", preset)
