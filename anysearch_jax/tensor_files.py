@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import math
+import os
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
-from anysearch_jax import json_files, weights
+from anysearch_jax import json_files, processes, weights
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -143,11 +144,12 @@ def save(
   """Writes a folder's safetensors in the table's names.
 
   One file where all fits into one shard, else shards with their index. The
-  host holds a tensor and the next at a time.
+  host holds a tensor and the next at a time. Several processes all call this;
+  the first one writes.
 
   Args:
     folder: exists.
-    params: arrays of NumPy or JAX, on any mesh of this process's devices.
+    params: arrays of NumPy or JAX, on any mesh.
     rows: the table.
     dtype: of the files, one of `SAVED`; values are rounded to nearest even.
     shard_bytes: most bytes a shard, unless one tensor has more.
@@ -161,6 +163,7 @@ def save(
   folder, dtype = pathlib.Path(folder), jnp.dtype(dtype)
   if dtype.name not in SAVED:
     raise ValueError(f"dtype {dtype.name}: expected one of {', '.join(SAVED)}.")
+  layer_of = layer_of or functools.partial(weights.layer, params)
   shards: list[list[tuple[str, weights.Weight, int]]] = [[]]
   total = size = 0
   for entry in weights.tensors(rows):
@@ -175,14 +178,9 @@ def save(
   index = {}
   for i, shard in enumerate(shards, start=1):
     file = f"{stem}-{i:05d}-of-{count:05d}.safetensors" if count > 1 else name
-    _write(
-      folder / file,
-      shard,
-      layer_of or functools.partial(weights.layer, params),
-      dtype,
-    )
+    _write(folder / file, shard, layer_of, dtype)
     index |= {key: file for key, _, _ in shard}
-  if count > 1:
+  if count > 1 and processes.first():
     text = json.dumps(
       {"metadata": {"total_size": total}, "weight_map": index}, indent=2
     )
@@ -211,7 +209,9 @@ def _write(
     }
   text = json.dumps(header, separators=(",", ":")).encode()
   text += b" " * (-len(text) % 8)
-  with path.open("wb") as file, futures.ThreadPoolExecutor(1) as pool:
+  # The others take part in bringing each tensor together.
+  written = path if processes.first() else os.devnull
+  with open(written, "wb") as file, futures.ThreadPoolExecutor(1) as pool:
     writing = pool.submit(file.write, len(text).to_bytes(8, "little") + text)
     for _, row, layer in entries:
       tensor = _to_host(layer_of, row, layer, dtype)
@@ -306,8 +306,10 @@ def _to_host(
 ) -> np.ndarray:
   """One tensor of the file, contiguous."""
   # Rounded where it is, so that half the bytes cross to the host.
-  ours = np.asarray(layer_of(row, layer).astype(dtype))
-  return np.ascontiguousarray(row.to_file(ours))
+  ours = layer_of(row, layer).astype(dtype)
+  if isinstance(ours, jax.Array):
+    ours = processes.whole(ours)
+  return np.ascontiguousarray(row.to_file(np.asarray(ours)))
 
 
 def _check(

@@ -8,16 +8,18 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import typing
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.data import world as world_lib
-from retrieval import lexical
+
+if typing.TYPE_CHECKING:
+  from retrieval import lexical
 
 
-class Source(NamedTuple):
+class Source(typing.NamedTuple):
   """Where questions and passages come from."""
 
   world: world_lib.World
@@ -39,6 +41,8 @@ def source(config: config_lib.ExperimentConfig) -> Source:
     raise ValueError(
       f"data.source: found {config.data.source!r}, expected 'world'."
     )
+  from retrieval import lexical  # Its library computes with JAX at import.
+
   world = world_lib.World(world_lib.WorldConfig(seed=config.data.world_seed))
   return Source(world, lexical.LexicalRetriever(world.corpus))
 

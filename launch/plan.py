@@ -60,12 +60,12 @@ def main(argv) -> None:
     if len(argv) > 1:
       raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
     config = with_mesh(launch_flags.read_config(), flags.FLAGS.mesh)
-    with quiet.standard_error():  # JAX tells what it does not find.
-      from anysearch_jax.planning import rendering
     made = _plan(config)
   except (app.UsageError, ModuleNotFoundError, ValueError) as error:
     print(f"launch.plan: {error}", file=sys.stderr)
     sys.exit(2)
+  from anysearch_jax.planning import rendering
+
   print(rendering.text(made))
   for path, render in (
     (flags.FLAGS.json, rendering.to_json),
@@ -106,8 +106,9 @@ def _devices(mesh: config_lib.MeshConfig) -> int:
 
 
 def _plan(config: config_lib.ExperimentConfig):
-  from anysearch_jax.planning import planner, search, targets
-  from anysearch_jax.training import validation
+  with quiet.standard_error():  # JAX tells what it does not find.
+    from anysearch_jax.planning import planner, search, targets
+    from anysearch_jax.training import validation
 
   target = targets.parse(flags.FLAGS.target)
   validation.validate(config)

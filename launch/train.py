@@ -6,7 +6,8 @@
 The run folder gets config.json, provenance.json, source/, prompts.json,
 metrics.jsonl, tensorboard/, checkpoints/, trajectories/, policy/ (the trained
 policy as a Hugging Face folder) and, of adapters, adapter/ (a PEFT folder). The
-same command again resumes from the newest checkpoint that is not damaged.
+same command again resumes from the newest checkpoint that is not damaged. On
+several hosts it trains one policy, see `launch/distributed.py`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import json
 import pathlib
 import sys
 import time
+from collections.abc import Sequence
 
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from launch import distributed, parts, progress
 from launch import flags as launch_flags
-from launch import parts, progress
 
 
 def define_flags() -> None:
@@ -28,6 +31,7 @@ def define_flags() -> None:
   launch_flags.define_config()
   flags.DEFINE_string("output", None, "Run folder; default: runs/<name>.")
   launch_flags.define_process()
+  distributed.define_flags()
   flags.DEFINE_bool(
     "dry_run", False, "Print the resolved configuration and stop."
   )
@@ -38,7 +42,15 @@ def main(argv) -> None:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   config = launch_flags.read_config()
   parts.setup_jax(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
-  from anysearch_jax.policy import hf, lora
+  if not flags.FLAGS.dry_run:
+    distributed.connect()
+  with distributed.leaves_at_once():
+    _main(config)
+
+
+def _main(config: config_lib.ExperimentConfig) -> None:
+  from anysearch_jax import processes
+  from anysearch_jax.policy import hf, lora, sharding
   from anysearch_jax.training import checkpoint, loop, validation
 
   try:
@@ -46,19 +58,23 @@ def main(argv) -> None:
     if flags.FLAGS.dry_run:
       print(describe(config))
       return
-    source = parts.source(config)
-    hf.describe(config.policy)  # Refuses before anything is claimed.
-    folder = pathlib.Path(flags.FLAGS.output or f"runs/{config.name}")
     c = config.curriculum
     rollouts = c.total_steps // c.steps_per_rollout
-    questions = source.questions(
-      config.data.split, rollouts * config.questions, config.seed
+    folder = pathlib.Path(flags.FLAGS.output or f"runs/{config.name}")
+    source, questions, provenance = processes.together(
+      lambda: _begin(config, rollouts * config.questions)
     )
-    claim(folder, config)
-    note(folder, parts.provenance(config, source, questions))
+    agree(config, provenance)
+    processes.by_first(
+      lambda: (claim(folder, config), note(folder, provenance))
+    )
     trainer = loop.Trainer(
       config,
-      policy=hf.load(config.policy, dtype=lora.base_dtype(config.lora)),
+      policy=hf.load(
+        config.policy,
+        mesh=sharding.training_mesh(config.mesh),
+        dtype=lora.base_dtype(config.lora),
+      ),
       questions=questions,
       retriever=source.retriever,
       folder=folder,
@@ -66,15 +82,18 @@ def main(argv) -> None:
   except ValueError as error:
     sys.exit(f"launch.train: {error}")
   line = progress.Line(rollouts, unit="rollout", clock=time.monotonic)
-  try:
-    trainer.run(
-      lambda event: line.tick(
+
+  def tick(event: loop.Event) -> None:
+    if processes.first():
+      line.tick(
         event.rollout + 1,
         "phase {phase} em {reward/em:.2f} format {reward/format:.2f} "
         "searches {rollout/searches:.2f} reward {reward/total:.2f} "
         "entropy {policy/entropy:.2f}".format(**event.values),
       )
-    )
+
+  try:
+    trainer.run(tick)
   except (
     checkpoint.DamagedError,
     checkpoint.MismatchError,
@@ -82,7 +101,20 @@ def main(argv) -> None:
     loop.NotFiniteError,
   ) as error:
     sys.exit(f"launch.train: {error}")
-  print(f"trained policy: {folder / 'policy'}")
+  if processes.first():
+    print(f"trained policy: {folder / 'policy'}")
+
+
+def _begin(
+  config: config_lib.ExperimentConfig, count: int
+) -> tuple[parts.Source, Sequence[types.Question], dict]:
+  """What a run learns from; refuses before anything is claimed."""
+  from anysearch_jax.policy import hf
+
+  source = parts.source(config)
+  hf.describe(config.policy)
+  questions = source.questions(config.data.split, count, config.seed)
+  return source, questions, parts.provenance(config, source, questions)
 
 
 def describe(config: config_lib.ExperimentConfig) -> str:
@@ -98,6 +130,26 @@ def describe(config: config_lib.ExperimentConfig) -> str:
   }
   lines = [json.dumps(config_lib.to_dict(config), indent=2)]
   return "\n".join(lines + [f"{k}: {v}" for k, v in derived.items()])
+
+
+def agree(config: config_lib.ExperimentConfig, provenance: dict) -> None:
+  """Checks that several processes are of one run.
+
+  Raises:
+    ValueError: one has another configuration, policy or package than the first.
+  """
+  from anysearch_jax import processes
+
+  first, *others = processes.share(
+    lambda: {"configuration": config_lib.to_dict(config), **provenance}
+  )
+  for process, other in enumerate(others, start=1):
+    for name, value in other.items():
+      if value != first[name]:
+        raise ValueError(
+          f"Process {process} has {name} {value}, process 0 has "
+          f"{first[name]}; start the same command on the same data."
+        )
 
 
 def claim(folder: pathlib.Path, config: config_lib.ExperimentConfig) -> None:

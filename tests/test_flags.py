@@ -9,6 +9,10 @@ import sys
 import pytest
 
 from anysearch_jax import config as config_lib
+from anysearch_jax import json_files, weights
+from anysearch_jax.policy import architecture, table
+from anysearch_jax.training import validation
+from configs import paper
 from launch import flags
 
 DEFAULT = config_lib.ExperimentConfig()
@@ -115,6 +119,49 @@ def test_a_file_gives_its_configuration(tmp_path):
   (tmp_path / "a.py").write_text(CONFIG_FILE)
   config = flags.load_config(str(tmp_path / "a.py"))
   assert config == config_lib.ExperimentConfig(name="mine")
+
+
+@pytest.mark.parametrize(
+  ("policy", "parameters"),
+  [
+    ("qwen2_5_7b", 7_615_616_512),
+    ("llama3_1_8b", 8_030_261_248),
+    ("qwen3_4b", 4_022_468_096),
+  ],
+)
+def test_the_papers_configurations_can_run_in_every_preset(policy, parameters):
+  name = f"configs/{policy}.py"
+  found = {}
+  for preset in paper.PRESETS:
+    config = flags.load_config(f"{name}:{preset}" if preset else name)
+    validation.validate(config)
+    found[preset] = config
+  steps = {
+    preset: c.questions * c.group // c.curriculum.steps_per_rollout
+    for preset, c in found.items()
+  }
+  assert (steps[""], steps["questions"]) == (512, 2560)
+  assert found[""].optimizer == config_lib.OptimizerConfig()
+  assert found["lora80"].lora.rank and found["lora141"].lora.rank
+  assert len({c.name for c in found.values()}) == len(paper.PRESETS)
+  shape = f"configs/shapes/{pathlib.Path(found[''].policy).name}.json"
+  a = architecture.from_hf(json_files.read(pathlib.Path(shape)))
+  assert weights.count(table.rows(a)) == parameters
+
+
+@pytest.mark.parametrize(
+  ("preset", "sentence"),
+  [
+    (
+      "configs/qwen3_4b.py:all",
+      "preset 'all', expected one of questions, lora",
+    ),
+    ("configs/quickstart.py:lora80", "has no presets; leave it out"),
+  ],
+)
+def test_a_preset_that_is_not_there_is_refused(preset, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    flags.load_config(preset)
 
 
 COMMAND = """

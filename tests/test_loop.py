@@ -34,7 +34,7 @@ def _metrics(folder):
       name: value
       for name, value in json.loads(line).items()
       # Clocks never repeat; a resumed process compiles anew.
-      if not name.startswith(("time/", "compile/"))
+      if not name.startswith(("time/", "compile/", "train/tokens_per_second"))
     }
     for line in lines
   ]

@@ -26,7 +26,7 @@ MESHES = {
   "data2-fsdp2-tensor2-sequence": (2, 2, 2, True),
 }
 BATCH = config_lib.BatchConfig(
-  row_lengths=(16, 32), micro_batch_tokens=256, max_micro_batches=3
+  row_lengths=(32,), micro_batch_tokens=256, max_micro_batches=3
 )
 OBJECTIVE = config_lib.ObjectiveConfig(kl_coefficient=0.05)
 # Deep enough that the layers are a loop and not unrolled.
@@ -40,7 +40,7 @@ def architecture(case, **sizes):
 
 
 def batch(seed=0, trajectories=44):
-  """Off-policy trajectories that fill two lengths of rows."""
+  """Off-policy trajectories, several to a row, in two micro-batches."""
   rng = np.random.default_rng(seed)
   examples = []
   for _ in range(trajectories):
@@ -258,6 +258,8 @@ def test_heads_that_do_not_divide_are_refused(case, tensor, sentence):
 
 
 def test_kv_heads_that_neither_divide_nor_multiply_are_refused():
-  a = architecture("qwen2", num_attention_heads=6, num_key_value_heads=3)
+  a = architecture(
+    "qwen2", hidden_size=48, num_attention_heads=6, num_key_value_heads=3
+  )
   with pytest.raises(ValueError, match="kv_heads, 3"):
     sharding.validate(a, sharding.mesh(tensor=2))

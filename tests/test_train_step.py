@@ -188,7 +188,13 @@ def test_packed_micro_batches_sum_to_one_row_a_trajectory(
 def test_another_packing_with_layers_recomputed_gives_the_same(
   params, reference, trajectories, expected
 ):
-  state, metrics = run(make(compute=transformer.Compute(remat="full")), params, reference, trajectories, WIDE)
+  state, metrics = run(
+    make(compute=transformer.Compute(remat="full")),
+    params,
+    reference,
+    trajectories,
+    WIDE,
+  )
   assert_expected(state, metrics, expected)
 
 

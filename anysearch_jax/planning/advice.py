@@ -18,8 +18,12 @@ _SEARCH = "--search compiles other micro-batches, recomputation and meshes."
 
 
 class Change(NamedTuple):
-  """What to set, and the factor on each kind of bytes of a program."""
+  """What to set, and the factor on each kind of bytes of a program.
 
+  Of those that set the same value, the first that is enough is told.
+  """
+
+  value: str
   words: str
   factors: Callable[[plan_lib.Part], Mapping[str, float]]
 
@@ -30,14 +34,17 @@ def of(plan: plan_lib.Plan, config: config_lib.ExperimentConfig) -> list[str]:
     return []
   changes = list(_changes(plan, config))
   for together in (1, 2):
-    found = [
-      f"{' and '.join(c.words for c in some)}: about "
-      f"{plan_lib.gib(_most(plan, some))} GiB a device."
-      for some in itertools.combinations(changes, together)
-      if _most(plan, some) <= plan.target.capacity
-    ]
+    found: dict[tuple[str, ...], str] = {}
+    for some in itertools.combinations(changes, together):
+      size = _most(plan, some)
+      if size <= plan.target.capacity:
+        found.setdefault(
+          tuple(change.value for change in some),
+          f"{' and '.join(change.words for change in some)}: about "
+          f"{plan_lib.gib(size)} GiB a device.",
+        )
     if found:
-      return [*found, _SEARCH]
+      return [*found.values(), _SEARCH]
   return [
     "No two changes that the planner knows are enough; a smaller policy or "
     "larger devices are needed."
@@ -73,6 +80,7 @@ def _changes(
   """What there is to change, the cheapest first."""
   if any(part.held for part in plan.parts) and not plan.own_rollout:
     yield Change(
+      "rollout",
       "devices of its own for sampling (mesh.rollout)",
       lambda part: {
         kind: 0.0 for kind in part.held if _samples(kind) != _samples_in(part)
@@ -82,11 +90,13 @@ def _changes(
   yield from _fewer_tokens(plan, config)
   if config.batch.remat != "full":
     yield Change(
+      "remat",
       "batch.remat=full, at best",
       lambda part: {"activations": 0.0} if _trains(part) else {},
     )
   if config.objective.kl_coefficient and not config.lora.rank:
     yield Change(
+      "reference",
       "objective.kl_coefficient=0 (no reference)",
       lambda part: {"reference": 0.0},
     )
@@ -94,11 +104,13 @@ def _changes(
     # The frozen base takes two bytes a weight, where masters take four.
     base = 0.0 if config.objective.kl_coefficient else 0.5
     yield Change(
+      "adapters",
       "adapters (lora.rank=64, lora.base_dtype=bfloat16)",
       lambda part: dict.fromkeys(_TRAINED, 0.0) | {"masters": base},
     )
   for times in (2, 4, 8):
     yield Change(
+      "devices",
       f"{times} times the devices (mesh.fsdp={times * plan.mesh['fsdp']})",
       lambda part, times=times: dict.fromkeys(_bytes(part), 1 / times),
     )
@@ -117,6 +129,7 @@ def _fewer_slots(
   fewer = slots - int(over / each) - 1
   if fewer >= max(config.engine.lanes):
     yield Change(
+      "slots",
       f"engine.slots={fewer}",
       lambda part: {"KV cache": (fewer + 1) / (slots + 1)},
     )
@@ -132,6 +145,7 @@ def _fewer_tokens(
   while tokens >= least:
     share = tokens / batch.micro_batch_tokens
     yield Change(
+      "tokens",
       f"batch.micro_batch_tokens={tokens}",
       lambda part, share=share: {"activations": share} if _trains(part) else {},
     )

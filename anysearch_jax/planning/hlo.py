@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+# Attributes of several lines may start with a brace as well.
+_END = re.compile(r"^\}(, execution_thread=.*)?$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r"([a-z][\w\-]*)\(")
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
@@ -67,7 +69,7 @@ def parse(text: str) -> Module:
       if opened:
         current = computations.setdefault(opened[2], {})
         entry = opened[2] if opened[1] else entry
-    elif line.startswith("}"):
+    elif _END.match(line):
       current = None
     elif found := _INSTRUCTION.match(line):
       current[found[2]] = _instruction(found[3], root=bool(found[1]))

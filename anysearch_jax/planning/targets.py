@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import math
+import os
 from collections.abc import Sequence
 
 import jax
@@ -304,11 +305,19 @@ def devices(target: Target) -> list[jax.Device]:
 
   if isinstance(hardware, Gpu):
     hosts = target.hosts
-    return topologies.get_topology_desc(
-      platform=hardware.platform,
-      target_config=target_config(hardware),
-      topology=f"1x{hosts}x{target.count // hosts}",
-    ).devices
+    try:
+      return topologies.get_topology_desc(
+        platform=hardware.platform,
+        target_config=target_config(hardware),
+        topology=f"1x{hosts}x{target.count // hosts}",
+      ).devices
+    except NotImplementedError as error:
+      raise ValueError(
+        "JAX did not load its CUDA plug-in, which wants a driver unless "
+        "JAX_PLATFORMS=cpu is set before JAX starts; set it."
+      ) from error
+  # Its library wants a TPU for itself, and there is none that could be taken.
+  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
   try:
     return topologies.get_topology_desc(
       platform=hardware.platform, topology_name=str(target)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anysearch_jax import json_files, tensor_files
+from anysearch_jax import json_files, processes, tensor_files
 from anysearch_jax import tokenizer as tokenizer_lib
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, sharding, table
@@ -128,18 +128,22 @@ def save(
 ) -> None:
   """Writes a folder that `load` and transformers read; whole or not at all.
 
-  Adapters are added into the weights.
+  Adapters are added into the weights. Several processes all call this; the
+  first one writes.
 
   Args:
     folder: replaced if it exists.
-    policy: on this process's devices.
+    policy: on any mesh.
     dtype: of the weights in the files.
     shard_bytes: most bytes a file.
     texts: more files by their names, a model card for one.
   """
   a = policy.architecture
-  with appears_whole(folder) as beside:
-    save_files(beside, policy, dtype=dtype)
+  with _appears_once(folder) as beside:
+    if processes.first():
+      save_files(beside, policy, dtype=dtype)
+      for name, text in (texts or {}).items():
+        (beside / name).write_text(text)
     tensor_files.save(
       beside,
       policy.params,
@@ -148,8 +152,6 @@ def save(
       shard_bytes=shard_bytes,
       layer_of=functools.partial(lora.merged, policy.params, a),
     )
-    for name, text in (texts or {}).items():
-      (beside / name).write_text(text)
 
 
 def save_files(
@@ -186,7 +188,7 @@ def save_files(
 def save_adapter(
   folder: str | pathlib.Path, policy: Policy, *, base: str
 ) -> None:
-  """Writes the adapters alone as a PEFT folder, in float32.
+  """Writes the adapters alone as a PEFT folder, in float32; see `save`.
 
   Args:
     folder: replaced if it exists.
@@ -194,13 +196,15 @@ def save_adapter(
     base: name or path of the model that they are for.
   """
   a = policy.architecture
-  with appears_whole(folder) as beside:
+  with _appears_once(folder) as beside:
     tensor_files.save(
       beside,
       policy.params,
       table.adapter_rows(a),
       name="adapter_model.safetensors",
     )
+    if not processes.first():
+      return
     _write_json(
       beside / "adapter_config.json",
       {
@@ -252,6 +256,15 @@ def appears_whole(folder: str | pathlib.Path) -> Iterator[pathlib.Path]:
     shutil.rmtree(beside, ignore_errors=True)
     raise
   shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _appears_once(
+  folder: str | pathlib.Path,
+) -> contextlib.AbstractContextManager[pathlib.Path]:
+  """`appears_whole` in the process that writes; elsewhere the folder itself."""
+  if processes.first():
+    return appears_whole(folder)
+  return contextlib.nullcontext(pathlib.Path(folder))
 
 
 def _write_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:

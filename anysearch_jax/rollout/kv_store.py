@@ -54,7 +54,7 @@ def empty(
 def sharding(
   a: architecture_lib.Architecture, mesh: jax.sharding.Mesh
 ) -> jax.sharding.NamedSharding:
-  """Of every cache `[slots, K, S, H]`: kv heads over `tensor` if they divide."""
+  """Of caches `[slots, K, S, H]`: kv heads over `tensor` where they divide."""
   over = None if a.kv_heads % mesh.shape["tensor"] else "tensor"
   return jax.sharding.NamedSharding(mesh, jax.P(None, over))
 

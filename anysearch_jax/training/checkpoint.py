@@ -15,6 +15,9 @@ for the latest. Its items:
 A run owns its checkpoints through `Checkpoints`. Whoever else reads them asks
 `sound` for one and takes items out of it by `read` and `read_json`; that
 changes nothing in the folder.
+
+Several processes of one run share the folder and make the same calls: each
+writes and reads what its devices hold, the first one does all else.
 """
 
 from __future__ import annotations
@@ -31,11 +34,10 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from absl import logging
-from jax.experimental import multihost_utils
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import curriculum as curriculum_lib
-from anysearch_jax import tensor_files
+from anysearch_jax import processes, tensor_files
 from anysearch_jax.training import manifest, train_step
 
 _TEMPORARY = ocp.path.atomicity_types.TMP_DIR_SUFFIX
@@ -137,9 +139,7 @@ class Checkpoints:
     self._config = config
     self._rollout = 0
     self._listed: manifest.Entries = {}
-    if jax.process_index() == 0:
-      _tidy(self._folder)
-    multihost_utils.sync_global_devices("checkpoints are tidy")
+    processes.by_first(lambda: _tidy(self._folder))
     keep, quality_of = config.checkpoint, operator.itemgetter("quality")
     policies = ocp.checkpoint_managers
     self._manager = ocp.CheckpointManager(
@@ -160,7 +160,8 @@ class Checkpoints:
     """Writes in the background; the arrays are copied before it returns.
 
     Args:
-      saved: what to write.
+      saved: what to write; in several processes, JAX arrays are on a mesh of
+        all their devices.
       quality: what `keep_best` compares; the larger, the better.
     """
     self._finish()
@@ -191,7 +192,7 @@ class Checkpoints:
     Raises:
       MismatchError: the checkpoint holds arrays of other names or shapes.
     """
-    found = rollouts(self._folder)
+    found = processes.by_first(lambda: rollouts(self._folder))
     if not found:
       return None
     trees = {
@@ -208,7 +209,9 @@ class Checkpoints:
   def __enter__(self) -> Checkpoints:
     return self
 
-  def __exit__(self, *unused) -> None:
+  def __exit__(self, failure: type | None = None, *unused) -> None:
+    if failure is not None and jax.process_count() > 1:
+      return  # The others may never come; Orbax would wait for them.
     try:
       self._finish()
     finally:

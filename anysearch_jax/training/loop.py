@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import dataclasses
-import json
 import pathlib
 import time
 from collections import Counter
@@ -14,16 +13,19 @@ import jax
 import numpy as np
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import curriculum, records, types
+from anysearch_jax import curriculum, processes, types
 from anysearch_jax.policy import hf, lora, transformer
-from anysearch_jax.rollout import driver, episode
 from anysearch_jax.rollout import engine as engine_lib
+from anysearch_jax.rollout import kv_store
 from anysearch_jax.training import (
   batching,
   checkpoint,
+  collection,
   experience,
   metrics,
   placement,
+  run_folder,
+  throughput,
   train_step,
 )
 
@@ -44,9 +46,14 @@ class NotFiniteError(RuntimeError):
 class Trainer:
   """One run's parts: what is sampled with, and what is stepped.
 
+  With several processes (`jax.distributed`) each has a trainer of the same
+  arguments; the training mesh spans their devices, and each samples its share
+  of a rollout on its own.
+
   Args:
     config: the whole configuration; `validation.validate` has passed.
-    policy: the start, which is also the reference of the KL term.
+    policy: the start, which is also the reference of the KL term; with several
+      processes, on the mesh that trains.
     questions: the training stream; rollout r takes its r-th `config.questions`
       of them, from the start again when it ends.
     retriever: answers the searches.
@@ -72,7 +79,7 @@ class Trainer:
     self._policy = policy._replace(params={})
     self._questions = questions
     self._retriever = retriever
-    self._folder = folder
+    self._folder = run_folder.RunFolder(folder)
     self._clock = clock
     self._a = a = lora.attach(policy.architecture, config.lora)
     self._placement = placed = placement.Placement.of(a, config)
@@ -111,10 +118,8 @@ class Trainer:
       mesh=placed.rollout,
     )
     # Of the whole run, whatever it was resumed from.
-    self._counters = {"run": Counter(), "engine": self._engine.counters}
-    (folder / "trajectories").mkdir(exist_ok=True)
-    self._write_source()
-    self._write_prompts()
+    self._counters = {"run": Counter(), "engine": Counter()}
+    self._folder.begin(self._policy, questions[0], config=config)
 
   def run(self, on_event: Callable[[Event], None] = lambda event: None) -> None:
     """Trains to the end, from the newest sound checkpoint if there is one.
@@ -129,22 +134,40 @@ class Trainer:
     config, c = self._config, self._config.curriculum
     rollouts = c.total_steps // c.steps_per_rollout
     with (
-      metrics.Writer(self._folder) as writer,
-      checkpoint.Checkpoints(
-        self._folder / "checkpoints", config=config
-      ) as checkpoints,
+      self._writer() as writer,
+      checkpoint.Checkpoints(self._checkpoints, config=config) as checkpoints,
     ):
       first = self._resume(checkpoints)
-      writer.keep_before(first)
+      if writer:
+        writer.keep_before(first)
       for rollout in range(first, rollouts):
         values, scored = self._rollout(rollout)
-        writer.write(values["step"], values)
-        quality = checkpoint.quality(values, config=config.checkpoint)
+        if writer:
+          writer.write(values["step"], values)
+        # The clocks of processes differ; one of them decides what is kept.
+        quality = processes.by_first(
+          lambda values=values: checkpoint.quality(
+            values, config=config.checkpoint
+          )
+        )
         if (rollout + 1) % config.save_every == 0 or rollout == rollouts - 1:
           self._record(f"rollout-{rollout:05d}", scored)
           checkpoints.save(self._saved(rollout + 1), quality)
         on_event(Event(rollout, rollouts, values))
-    self._write_policy()
+    self._folder.export(
+      self._policy._replace(params=self._params(), architecture=self._a),
+      config=config,
+    )
+
+  @property
+  def _checkpoints(self) -> pathlib.Path:
+    return self._folder.path / "checkpoints"
+
+  def _writer(self) -> contextlib.AbstractContextManager:
+    """Where metrics go; None in processes that write nothing."""
+    if processes.first():
+      return metrics.Writer(self._folder.path)
+    return contextlib.nullcontext()
 
   def _params(self) -> transformer.Params:
     """All of the policy's parameters as they stand."""
@@ -156,41 +179,6 @@ class Trainer:
     """The same for the engine."""
     trained = self._placement.publish(self._state.params)
     return lora.combine(self._base, trained) if self._a.lora else trained
-
-  def _write_source(self) -> None:
-    """Keeps what an export needs of the start, wherever that came from."""
-    folder = self._folder / "source"
-    if not folder.is_dir():
-      with hf.appears_whole(folder) as beside:
-        hf.save_files(beside, self._policy)
-
-  def _write_policy(self) -> None:
-    trained = self._policy._replace(
-      params=self._params(),
-      architecture=self._a,
-      source=self._folder / "source",
-    )
-    dtype = self._config.checkpoint.export_dtype
-    hf.save(self._folder / "policy", trained, dtype=dtype)
-    if self._a.lora is not None:
-      hf.save_adapter(
-        self._folder / "adapter", trained, base=self._config.policy
-      )
-
-  def _write_prompts(self) -> None:
-    """Stores both prompts as the policy reads them, for one question."""
-    rendered = {
-      name: episode.prompt(
-        self._questions[0],
-        budget=self._config.curriculum.max_budget,
-        scaffold=scaffold,
-        config=self._config.episode,
-        codec=self._policy.tokenizer,
-      )[0]
-      for name, scaffold in (("scaffold", True), ("plain", False))
-    }
-    path = self._folder / "prompts.json"
-    path.write_text(json.dumps(rendered, indent=2) + "\n")
 
   def _saved(self, rollout: int) -> checkpoint.Saved:
     """The run as it stands before `rollout`."""
@@ -207,12 +195,14 @@ class Trainer:
       },
       "counters": {group: dict(c) for group, c in self._counters.items()},
     }
-    return checkpoint.Saved(rollout, self._state, self._curriculum, progress)
+    # Each process has the curriculum; as a host's it is written once.
+    seen = jax.device_get(self._curriculum)
+    return checkpoint.Saved(rollout, self._state, seen, progress)
 
   def _resume(self, checkpoints: checkpoint.Checkpoints) -> int:
     """Takes up the newest checkpoint; the rollout to start with."""
     like = self._saved(0)
-    if not checkpoint.rollouts(self._folder / "checkpoints"):
+    if not processes.by_first(lambda: checkpoint.rollouts(self._checkpoints)):
       return 0
     # Only its shapes, so that two states are never held at once.
     self._state, state = (
@@ -247,10 +237,24 @@ class Trainer:
     assignment = curriculum.assign(
       self._curriculum, num_groups=self._config.questions, config=c
     )
-    sampled = self._sample(rollout, assignment)
+    collected = collection.collect(
+      rollout,
+      assignment,
+      config=self._config,
+      questions=self._questions,
+      engine=self._engine,
+      retriever=self._retriever,
+      codec=self._policy.tokenizer,
+    )
     generated = self._clock()
-    scored = self._score(sampled, np.asarray(assignment.budgets))
-    stepped = self._optimize(rollout, scored)
+    scored = experience.score(
+      collected.groups,
+      np.asarray(assignment.budgets),
+      group=self._config.group,
+      reward=self._config.reward,
+      objective_config=self._config.objective,
+    )
+    stepped, work = self._optimize(rollout, scored)
     self._engine.set_params(self._published(), rollout + 1)
     self._curriculum = curriculum.record(
       self._curriculum,
@@ -259,15 +263,16 @@ class Trainer:
       scored.valid.reshape(-1),
       config=c,
     )
-    samplings = self._config.questions + sampled.resampled
+    samplings = self._config.questions + collected.resampled
     self._counters["run"].update(
       optimizer_steps=c.steps_per_rollout,
       trajectories=samplings * self._config.group,
-      failed=sampled.failed,
-      dropped_groups=sampled.dropped,
-      resampled_groups=sampled.resampled,
+      failed=collected.failed,
+      dropped_groups=collected.dropped,
+      resampled_groups=collected.resampled,
     )
-    step = rollout * c.steps_per_rollout
+    self._counters["engine"].update(collected.engine)
+    step, trained = rollout * c.steps_per_rollout, self._clock()
     values = {
       "rollout": rollout,
       "step": step + c.steps_per_rollout,
@@ -276,97 +281,67 @@ class Trainer:
       **_curriculum_metrics(np.asarray(probabilities), scored.budgets),
       **experience.metrics(scored),
       **stepped,
-      "rollout/failed": sampled.failed,
-      "rollout/dropped_groups": sampled.dropped,
-      "rollout/resampled_groups": sampled.resampled,
+      "rollout/failed": collected.failed,
+      "rollout/dropped_groups": collected.dropped,
+      "rollout/resampled_groups": collected.resampled,
       **{
         f"{group}/{name}": count
         for group, counts in self._counters.items()
         for name, count in counts.items()
       },
-      "compile/train_step": self._step._cache_size(),
+      **self._speed(work, trained - generated),
       "time/rollout": generated - started,
-      "time/train": self._clock() - generated,
+      "time/train": trained - generated,
     }
     return values, scored
 
-  def _sample(
-    self, rollout: int, assignment: curriculum.Assignment
-  ) -> driver.Rollout:
-    start = rollout * self._config.questions
-    budgets = np.asarray(assignment.budgets)
-    scaffold = bool(assignment.scaffold)
-    return asyncio.run(
-      driver.run_groups(
-        [
-          driver.Assignment(
-            i,
-            self._questions[(start + i) % len(self._questions)],
-            int(budget),
-            scaffold,
-          )
-          for i, budget in enumerate(budgets)
-        ],
-        group=self._config.group,
-        rollout=rollout,
-        engine=self._engine,
-        retriever=self._retriever,
-        config=self._config.episode,
-        codec=self._policy.tokenizer,
-        max_concurrency=self._config.engine.slots,
-      )
-    )
+  def _speed(self, work: throughput.Work, seconds: float) -> dict[str, float]:
+    """How fast a rollout was trained on, with what memory and programs."""
+    forwards = bool(self._config.objective.kl_coefficient) + self._scores_first
+    return {
+      **throughput.metrics(
+        work,
+        throughput.model_flops(self._a, work, forwards=forwards),
+        seconds=seconds,
+        devices=self._placement.trainer.devices.flatten(),
+      ),
+      **throughput.memory(jax.local_devices()),
+      "compile/train_step": self._step._cache_size(),
+      "compile/old_logp": self._score_batch._cache_size(),
+      "compile/prefill": kv_store.prefill._cache_size(),
+      "compile/decode": kv_store.decode._cache_size(),
+    }
 
-  def _score(
-    self, sampled: driver.Rollout, budgets: np.ndarray
-  ) -> experience.Experience:
-    groups: list[types.Group | None] = [None] * self._config.questions
-    for group in sampled.groups:
-      groups[group.trajectories[0].address.question] = group
-    return experience.score(
-      groups,
-      budgets,
-      group=self._config.group,
-      reward=self._config.reward,
-      objective_config=self._config.objective,
-    )
+  @property
+  def _scores_first(self) -> bool:
+    """Old log-probs take a pass of their own before a rollout's first step.
 
-  def _batches(
-    self, scored: experience.Experience
-  ) -> list[batching.TrainBatch]:
-    """The batches of a rollout's optimizer steps, on the device.
-
-    Where the ratio is to the trainer's own log-probs, they are computed here;
-    a rollout of one step needs no pass, for they are those of that step.
+    A rollout of one step needs none, for they are those of that step.
     """
-    steps = self._config.curriculum.steps_per_rollout
-    batches = [
-      self._placement.batch(batch)
-      for batch in experience.batches(
-        scored,
-        steps=steps,
-        config=self._config.batch,
-        multiple=self._placement.row_multiple,
-      )
-    ]
-    if self._config.objective.old_logp == "engine" or steps == 1:
-      return batches
-    return [
-      tuple(
-        rows._replace(old_logp=logp)
-        for rows, logp in zip(
-          batch, self._score_batch(self._state.params, self._reference, batch)
-        )
-      )
-      for batch in batches
-    ]
+    one_step = self._config.curriculum.steps_per_rollout == 1
+    return self._config.objective.old_logp == "trainer" and not one_step
+
+  def _with_old_logp(self, batch: batching.TrainBatch) -> batching.TrainBatch:
+    scores = self._score_batch(self._state.params, self._reference, batch)
+    return tuple(
+      rows._replace(old_logp=logp) for rows, logp in zip(batch, scores)
+    )
 
   def _optimize(
     self, rollout: int, scored: experience.Experience
-  ) -> dict[str, float]:
-    """The optimizer steps of a rollout, and their metrics."""
+  ) -> tuple[dict[str, float], throughput.Work]:
+    """The optimizer steps of a rollout, their metrics and what they held."""
+    packed = experience.batches(
+      scored,
+      steps=self._config.curriculum.steps_per_rollout,
+      config=self._config.batch,
+      multiple=self._placement.row_multiple,
+    )
+    batches = [self._placement.batch(batch) for batch in packed]
+    if self._scores_first:
+      batches = [self._with_old_logp(batch) for batch in batches]
     steps = []
-    for batch in self._batches(scored):
+    for batch in batches:
       self._state, values = self._step(self._state, self._reference, batch)
       values = jax.device_get(values)
       if not values["finite"]:
@@ -385,12 +360,10 @@ class Trainer:
         (np.max if name.endswith("_max") else np.mean)([v[name] for v in steps])
       )
       for name in steps[0]
-    }
+    }, throughput.count(packed)
 
   def _record(self, name: str, scored: experience.Experience) -> pathlib.Path:
-    path = self._folder / "trajectories" / f"{name}.jsonl"
-    records.write(path, (records.group(g) for g in scored.groups if g))
-    return path
+    return self._folder.record(name, filter(None, scored.groups))
 
 
 def _curriculum_metrics(p: np.ndarray, budgets: np.ndarray) -> dict[str, float]:

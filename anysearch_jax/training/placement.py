@@ -8,7 +8,6 @@ Where both would be the same arrays, they are.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import weights
+from anysearch_jax import processes, weights
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import (
   self_attention,
@@ -52,14 +51,22 @@ class Placement:
     """The placement of a configuration on the devices that there are.
 
     Raises:
-      ValueError: devices that are not there, or a policy that does not divide.
+      ValueError: devices that are not there, a policy that does not divide, or
+        a process without a part in training.
     """
-    meshes = (
-      sharding.training_mesh(config.mesh, devices),
-      sharding.rollout_mesh(config.mesh, devices),
-    )
-    sharding.validate(a, meshes[0])
-    return cls(a, jnp.dtype(config.compute_dtype), *meshes)
+    trainer = sharding.training_mesh(config.mesh, devices)
+    idle = set(range(jax.process_count())) - {
+      device.process_index for device in trainer.devices.flat
+    }
+    if idle and devices is None:
+      raise ValueError(
+        f"mesh: its {trainer.size} devices leave out process {min(idle)} of "
+        f"{jax.process_count()}; expected a mesh of all processes, of "
+        f"{jax.device_count()} devices or fewer of each by mesh.trainer."
+      )
+    rollout = sharding.rollout_mesh(config.mesh, devices)
+    sharding.validate(a, trainer)
+    return cls(a, jnp.dtype(config.compute_dtype), trainer, rollout)
 
   @property
   def row_multiple(self) -> int:
@@ -161,12 +168,4 @@ def _moved(x: jax.Array, wanted: jax.sharding.NamedSharding) -> jax.Array:
   """`x` as `wanted` has it, which may be on other devices."""
   if x.sharding.is_equivalent_to(wanted, x.ndim):
     return x
-  if not x.is_fully_addressable:
-    whole = jax.sharding.NamedSharding(x.sharding.mesh, jax.P())
-    x = _replicated(whole)(x).addressable_data(0)
-  return jax.device_put(x, wanted)
-
-
-@functools.cache
-def _replicated(sharding: jax.sharding.NamedSharding):
-  return jax.jit(lambda x: x, out_shardings=sharding)
+  return jax.device_put(processes.whole(x), wanted)

@@ -58,9 +58,7 @@ class RunFolder:
   ) -> None:
     """Writes `policy/` and, of adapters, `adapter/`; all processes call it."""
     policy = policy._replace(source=self.path / "source")
-    hf.save(
-      self.path / "policy", policy, dtype=config.checkpoint.export_dtype
-    )
+    hf.save(self.path / "policy", policy, dtype=config.checkpoint.export_dtype)
     if policy.architecture.lora is not None:
       hf.save_adapter(self.path / "adapter", policy, base=config.policy)
 
