@@ -16,7 +16,7 @@ import json
 import pathlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from absl import app, flags
 
@@ -50,8 +50,8 @@ def main(argv) -> None:
 
 def _main(config: config_lib.ExperimentConfig) -> None:
   from anysearch_jax import processes
-  from anysearch_jax.policy import hf, lora, sharding
-  from anysearch_jax.training import checkpoint, loop, validation
+  from anysearch_jax.policy import hf, lora
+  from anysearch_jax.training import checkpoint, loop, placement, validation
 
   try:
     validation.validate(config)
@@ -72,7 +72,7 @@ def _main(config: config_lib.ExperimentConfig) -> None:
       config,
       policy=hf.load(
         config.policy,
-        mesh=sharding.training_mesh(config.mesh),
+        mesh=placement.training_mesh(config.mesh),
         dtype=lora.base_dtype(config.lora),
       ),
       questions=questions,
@@ -140,16 +140,24 @@ def agree(config: config_lib.ExperimentConfig, provenance: dict) -> None:
   """
   from anysearch_jax import processes
 
-  first, *others = processes.share(
-    lambda: {"configuration": config_lib.to_dict(config), **provenance}
-  )
+  mine = {"config": config_lib.to_dict(config), **provenance}
+  first, *others = processes.share(lambda: dict(_leaves(mine)))
   for process, other in enumerate(others, start=1):
-    for name, value in other.items():
-      if value != first[name]:
+    for name in first | other:
+      if first.get(name) != other.get(name):
         raise ValueError(
-          f"Process {process} has {name} {value}, process 0 has "
-          f"{first[name]}; start the same command on the same data."
+          f"Process {process} has {name} {other.get(name)!r}, process 0 has "
+          f"{first.get(name)!r}; start the same command on the same data."
         )
+
+
+def _leaves(values: dict, path: str = "") -> Iterator[tuple[str, object]]:
+  """The values of nested dicts by their dotted paths."""
+  for key, value in values.items():
+    if isinstance(value, dict):
+      yield from _leaves(value, f"{path}{key}.")
+    else:
+      yield f"{path}{key}", value
 
 
 def claim(folder: pathlib.Path, config: config_lib.ExperimentConfig) -> None:

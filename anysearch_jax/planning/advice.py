@@ -36,10 +36,11 @@ def of(plan: plan_lib.Plan, config: config_lib.ExperimentConfig) -> list[str]:
   for together in (1, 2):
     found: dict[tuple[str, ...], str] = {}
     for some in itertools.combinations(changes, together):
+      values = tuple(change.value for change in some)
       size = _most(plan, some)
-      if size <= plan.target.capacity:
+      if len(set(values)) == together and size <= plan.target.capacity:
         found.setdefault(
-          tuple(change.value for change in some),
+          values,
           f"{' and '.join(change.words for change in some)}: about "
           f"{plan_lib.gib(size)} GiB a device.",
         )

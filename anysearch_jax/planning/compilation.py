@@ -91,7 +91,7 @@ def compile(
   seconds = time.monotonic() - started
   replications = None if platform == "tpu" else errors.text.count(_REPLICATED)
   if compiled is None:
-    arguments = memory.on_device((program.args, program.kwargs))
+    arguments = memory.on_device(program.args)
     return Compilation(
       flops=work,
       traffic=None,
@@ -151,14 +151,18 @@ def _lowering(hardware: targets.Hardware) -> contextlib.AbstractContextManager:
 
 
 def _options(platform: str, folder: str) -> dict[str, Any]:
-  """A TPU program's text is dumped: reading it back may fail.
+  """What each compiler needs where there is no device.
 
-  Its compiler is of another release than JAX and may write what JAX's parser
-  does not know.
+  CUDA: Triton's tiles are chosen by timing them, and some sizes have none by
+  default; cuBLAS takes all products instead, and its workspace is counted.
+  TPU: the text is dumped. Its compiler is of another release than JAX and may
+  write what JAX's parser does not know.
   """
-  if platform != "tpu":
-    return {}
-  return {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+  if platform == "cuda":
+    return {"xla_gpu_enable_triton_gemm": False}
+  if platform == "tpu":
+    return {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+  return {}
 
 
 def _text(compiled: Any, platform: str, folder: str) -> str:

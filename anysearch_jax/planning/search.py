@@ -56,8 +56,8 @@ def best(
 
   Varied are the mesh's shape over as many devices, the rows of a micro-batch
   and what the backward pass computes again; an optimizer step keeps its tokens.
-  A mesh whose state is too large by hand is not compiled, nor is a candidate
-  that keeps at least as much as one that did not fit.
+  A candidate that is too large by hand is not compiled, nor is one that keeps
+  at least as much as one that did not fit.
 
   Args:
     config: what is varied.
@@ -150,9 +150,9 @@ def _try(
     micro_batches=micro_batches,
   )
   train = next(p for p in found if "moments" in p.kinds)
-  least = _state(train, found)
+  least = _state(train, found) + _layer_inputs(config, a)
   if least > target.capacity:
-    log(f"{words}: state alone is {plan.gib(least)} GiB a device")
+    log(f"{words}: at least {plan.gib(least)} GiB a device by hand")
     return None
   part = planner.measure(train, found, target)
   if not part.fits(target):
@@ -170,6 +170,18 @@ def _state(train: program.Program, together: list[program.Program]) -> int:
   kinds = memory.kinds(train)
   held = memory.held(train, (p for p in together if p is not train))
   return sum(kinds.values()) + kinds["masters"] + sum(held.values())
+
+
+def _layer_inputs(
+  config: config_lib.ExperimentConfig, a: architecture_lib.Architecture
+) -> int:
+  """Bytes a device of what every policy keeps: the input of each layer."""
+  mesh = config.mesh
+  tokens = config.batch.micro_batch_tokens // (mesh.data * mesh.fsdp)
+  if mesh.sequence_parallel:
+    tokens //= mesh.tensor
+  width = 2 if config.compute_dtype == "bfloat16" else 4
+  return a.layers * tokens * a.d_model * width
 
 
 def _mesh_words(mesh: config_lib.MeshConfig) -> str:

@@ -54,16 +54,7 @@ class Placement:
       ValueError: devices that are not there, a policy that does not divide, or
         a process without a part in training.
     """
-    trainer = sharding.training_mesh(config.mesh, devices)
-    idle = set(range(jax.process_count())) - {
-      device.process_index for device in trainer.devices.flat
-    }
-    if idle and devices is None:
-      raise ValueError(
-        f"mesh: its {trainer.size} devices leave out process {min(idle)} of "
-        f"{jax.process_count()}; expected a mesh of all processes, of "
-        f"{jax.device_count()} devices or fewer of each by mesh.trainer."
-      )
+    trainer = training_mesh(config.mesh, devices)
     rollout = sharding.rollout_mesh(config.mesh, devices)
     sharding.validate(a, trainer)
     return cls(a, jnp.dtype(config.compute_dtype), trainer, rollout)
@@ -123,6 +114,26 @@ class Placement:
       ),
       params,
     )
+
+
+def training_mesh(
+  config: config_lib.MeshConfig, devices: Sequence[jax.Device] | None = None
+) -> jax.sharding.Mesh:
+  """`sharding.training_mesh`, with a part of every process that there is.
+
+  Raises:
+    ValueError: it does not have the devices, or leaves out a process.
+  """
+  mesh = sharding.training_mesh(config, devices)
+  taking_part = {device.process_index for device in mesh.devices.flat}
+  idle = set(range(jax.process_count())) - taking_part
+  if idle and devices is None:
+    raise ValueError(
+      f"mesh: data x fsdp x tensor = {mesh.size} devices leave out process "
+      f"{min(idle)} of {jax.process_count()}; expected all "
+      f"{jax.device_count()}, or some of each process by mesh.trainer."
+    )
+  return mesh
 
 
 def compute(

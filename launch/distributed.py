@@ -1,0 +1,154 @@
+"""One run on several hosts: the same command on each, under `jax.distributed`.
+
+    python -m launch.train ... --coordinator=10.0.0.1:1234 --processes=2 \
+        --process=0     # and --process=1 on the other host
+    srun python -m launch.train ... --distributed
+
+With `--distributed` JAX finds the others by itself: SLURM, Open MPI, Kubernetes
+(GKE) and TPU pods. Under SLURM and Open MPI a process has one GPU, so start one
+a GPU. All hosts see the run folder (a shared file system) and each has the
+policy.
+
+What a process finds wrong before it trains, or while it samples, ends all of
+them with its sentence. One that fails elsewhere leaves at once, without
+waiting for the others at the door; they leave when their next exchange with it
+breaks, or when JAX has missed its heartbeat, after 100 seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+
+from absl import app, flags
+
+# JAX ends a process itself when it waits too long, without saying for what.
+_GRACE = 60
+
+
+def define_flags() -> None:
+  """The flags that `connect` reads."""
+  flags.DEFINE_string(
+    "coordinator", None, "host:port of process 0, where it will listen."
+  )
+  flags.DEFINE_integer("processes", None, "How many.", lower_bound=1)
+  flags.DEFINE_integer("process", None, "Which one this is.", lower_bound=0)
+  flags.DEFINE_bool(
+    "distributed", False, "Several processes of a cluster that JAX knows."
+  )
+  flags.DEFINE_integer(
+    "connect_timeout", 300, "Seconds to wait for the others.", lower_bound=1
+  )
+
+
+def connect() -> None:
+  """Joins the other processes, if flags name them; JAX computed nothing yet.
+
+  Ends the process with a sentence when they do not come in time.
+
+  Raises:
+    app.UsageError: flags that do not name them.
+  """
+  f = flags.FLAGS
+  where = address(f.coordinator, f.processes, f.process, f.distributed)
+  if not where and not f.distributed:
+    return
+  import jax  # Its flags stand now.
+
+  def give_up() -> None:
+    sys.stderr.write(
+      f"launch: waited {f.connect_timeout} seconds for "
+      f"{_others(where)}; expected the same command on every host at about the "
+      "same time, and a way through to the coordinator's port. Raise "
+      "--connect_timeout if they are slow to start.\n"
+    )
+    sys.stderr.flush()
+    os._exit(1)
+
+  watch = threading.Timer(f.connect_timeout, give_up)
+  watch.daemon = True
+  watch.start()
+  try:
+    jax.distributed.initialize(
+      **where, initialization_timeout=f.connect_timeout + _GRACE
+    )
+  except (ValueError, RuntimeError) as error:
+    sys.exit(
+      f"launch: could not connect to {_others(where)} ({error}); outside of a "
+      "cluster that JAX knows, name --coordinator, --processes and --process."
+    )
+  finally:
+    watch.cancel()
+
+
+def address(
+  coordinator: str | None,
+  processes: int | None,
+  process: int | None,
+  distributed: bool,
+) -> dict[str, object]:
+  """Plain addresses as JAX takes them, from the flags of these names.
+
+  {} where JAX is to find the others, or there are none.
+
+  Raises:
+    app.UsageError: the values name no processes.
+  """
+  plain = (coordinator, processes, process)
+  if plain == (None, None, None):
+    return {}
+  if None in plain or distributed:
+    found = f"found {coordinator}, {processes}, {process}"
+    raise app.UsageError(
+      f"--coordinator, --processes, --process: {found}"
+      f"{' and --distributed' if distributed else ''}; expected all three, or "
+      "--distributed alone."
+    )
+  host, _, port = coordinator.rpartition(":")
+  if not host or not port.isdecimal():
+    raise app.UsageError(
+      f"--coordinator: found {coordinator!r}, expected host:port."
+    )
+  if process >= processes:
+    raise app.UsageError(
+      f"--process: found {process}, expected 0 to {processes - 1}."
+    )
+  return {
+    "coordinator_address": coordinator,
+    "num_processes": processes,
+    "process_id": process,
+    # These three say it all, inside a cluster too.
+    "cluster_detection_method": "deactivate",
+  }
+
+
+@contextlib.contextmanager
+def leaves_at_once() -> Iterator[None]:
+  """Ends a process of several whose failure the others know nothing of.
+
+  An orderly exit would wait for them, while they wait for it.
+  """
+  try:
+    yield
+  except Exception:
+    import jax  # Connected by now.
+
+    if jax.process_count() == 1:
+      raise
+    traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _others(where: dict[str, object]) -> str:
+  if not where:
+    return "the cluster's other processes"
+  return (
+    f"{where['num_processes']} processes at {where['coordinator_address']}, of "
+    f"which this is {where['process_id']}"
+  )

@@ -1,0 +1,291 @@
+"""Bytes between devices, against what a ring sends by hand."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import planned
+import pytest
+
+from anysearch_jax.planning import collectives, compilation, hlo, targets
+from anysearch_jax.planning import program as program_lib
+
+# Four devices along `tensor` beside two along `fsdp`; a device has a block.
+SHAPE, BLOCK = (2, 4), (64, 128)
+BYTES = 64 * 128 * 4
+TARGETS = ("cpu", "h100:8", "v5e:2x4")
+
+
+@functools.cache
+def place(name: str) -> tuple[targets.Target, jax.sharding.Mesh]:
+  if name == "cpu":
+    return planned.target(8), planned.mesh(jax.devices(), *SHAPE)
+  planned.need(name)
+  target = targets.parse(name)
+  return target, planned.mesh(targets.devices(target), *SHAPE)
+
+
+def traffic(name, function, *, trips=1):
+  """What one call of a per-device function on a block sends.
+
+  With a second argument, `used`, the function is told a number that only the
+  device knows.
+  """
+  target, mesh = place(name)
+  spec = jax.P(planned.AXES, None)
+  cut = jax.shard_map(
+    function,
+    mesh=mesh,
+    in_specs=(spec, jax.P()),
+    out_specs=spec,
+    check_vma=False,
+  )
+  rows = BLOCK[0] * mesh.size
+  args = (
+    jax.ShapeDtypeStruct(
+      (rows, BLOCK[1]), jnp.float32, sharding=jax.NamedSharding(mesh, spec)
+    ),
+    jax.ShapeDtypeStruct(
+      (), jnp.int32, sharding=jax.NamedSharding(mesh, jax.P())
+    ),
+  )
+  program = program_lib.Program("p", jax.jit(cut), args, {}, 1, trips, {})
+  compiled = compilation.compile(program, target)
+  return {k: tuple(t) for k, t in compiled.traffic.items()}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(
+  ("function", "kind", "blocks"),
+  [
+    (
+      lambda x, _: jax.lax.all_gather(x, "tensor", tiled=True),
+      "all-gather",
+      3,
+    ),
+    (
+      lambda x, _: jax.lax.psum_scatter(x, "tensor", tiled=True),
+      "reduce-scatter",
+      3 / 4,
+    ),
+    (lambda x, _: jax.lax.psum(x, "tensor"), "all-reduce", 2 * 3 / 4),
+    (lambda x, _: jax.lax.psum(x, "fsdp"), "all-reduce", 2 * 1 / 2),
+    (lambda x, _: jax.lax.psum(x, planned.AXES), "all-reduce", 2 * 7 / 8),
+    (
+      lambda x, _: jax.lax.all_to_all(x, "tensor", 0, 1, tiled=True),
+      "all-to-all",
+      3 / 4,
+    ),
+    (
+      lambda x, _: jax.lax.ppermute(
+        x, "tensor", [(i, (i + 1) % 4) for i in range(4)]
+      ),
+      "collective-permute",
+      1,
+    ),
+  ],
+)
+def test_a_collective_sends_what_a_ring_does(name, function, kind, blocks):
+  assert traffic(name, function) == {kind: (1, blocks * BYTES)}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_collectives_in_loops_count_as_often_as_they_run(name):
+  def body(_, x):
+    return jnp.sin(jax.lax.psum(x, "tensor"))
+
+  def f(x, used):
+    x = jax.lax.fori_loop(0, 5, body, x)
+    return jax.lax.fori_loop(0, used, body, x)
+
+  assert traffic(name, f, trips=3) == {"all-reduce": (8, 8 * 1.5 * BYTES)}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_loops_in_loops_multiply(name):
+  def f(x, used):
+    def outer(_, x):
+      return jax.lax.scan(
+        lambda x, _: (jnp.sin(jax.lax.psum(x, "tensor")), None), x, length=5
+      )[0]
+
+    return jax.lax.fori_loop(0, used, outer, x)
+
+  assert traffic(name, f, trips=3) == {"all-reduce": (15, 15 * 1.5 * BYTES)}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_combined_collective_is_the_sum_of_its_parts(name):
+  def f(x, _):
+    both = jax.lax.psum((jnp.sin(x), jnp.cos(x[:32])), "tensor")
+    return jnp.concatenate([both[0][:32], both[1]])
+
+  (found,) = traffic(name, f).items()
+  kind, (operations, sent) = found
+  assert kind == "all-reduce"
+  assert operations <= 2
+  # Only half of the first is needed, which the compiler may see.
+  assert sent in (1.5 * 1.5 * BYTES, 1.5 * BYTES)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_of_branches_the_one_that_sends_most(name):
+  def f(x, used):
+    return jax.lax.cond(
+      used > 0,
+      lambda x: jax.lax.psum(x, "tensor") * 2,
+      lambda x: jax.lax.ppermute(
+        x, "tensor", [(i, (i + 1) % 4) for i in range(4)]
+      ),
+      x,
+    )
+
+  assert traffic(name, f) == {"all-reduce": (1, 1.5 * BYTES)}
+
+
+def test_one_device_sends_nothing():
+  program = planned.train_step(jax.devices(), 1, 1)
+  compiled = compilation.compile(program, planned.target(1))
+  assert compiled.traffic == {}
+
+
+@pytest.mark.parametrize(
+  ("attributes", "size"),
+  [
+    ("replica_groups={{0,1},{2,3}}, dimensions={0}", 2),
+    ("replica_groups={{0,1,2,3}}", 4),
+    ("replica_groups=[2,4]<=[8], dimensions={0}", 4),
+    ("replica_groups=[4,2]<=[2,4]T(1,0)", 2),
+    ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", 4),
+    ("replica_groups=mesh['a'=2,'b'=2,'c'=3] {'c','a'}", 6),
+    (
+      "replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}, x=1",
+      2,
+    ),
+    ("replica_groups=mesh['a'=8] {'a':(2)4}", 4),
+    ("replica_groups={}, dimensions={0}", 8),
+    ("channel_id=1", 8),
+  ],
+)
+def test_groups_are_read_in_every_syntax(attributes, size):
+  assert collectives.group_size(attributes, 8) == size
+
+
+@pytest.mark.parametrize(
+  ("kind", "size"),
+  [
+    ("f32[3,4]{1,0}", 48),
+    ("bf16[8]{0:T(8,128)(2,1)S(1)}", 16),
+    ("pred[5]", 5),
+    ("s4[6]", 3),
+    ("f8e4m3fn[7]", 7),
+    ("f32[]", 4),
+    ("token[]", 0),
+    ("(f32[2]{0}, (s8[3], /*index=2*/u32[]{:S(8)}))", 15),
+  ],
+)
+def test_the_bytes_of_a_type(kind, size):
+  assert hlo.size(kind) == size
+
+
+# As a TPU's compiler writes: asynchronous pairs, a reduction fused with the
+# cut of its result, a bound that comes in with the state, attributes over
+# several lines, other threads.
+TPU = """\
+HloModule jit_f, num_partitions=4
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+%all-reduce-scatter.1 (input: bf16[8,4]) -> bf16[4,4] {
+  %input = bf16[8,4]{1,0} parameter(0)
+  %all-reduce.1 = bf16[8,4]{1,0} all-reduce(%input), replica_groups={{0,1},{2,3}}, to_apply=%add
+  %zero = s32[] constant(0)
+  ROOT %cut = bf16[4,4]{1,0} dynamic-slice(%all-reduce.1, %zero, %zero), dynamic_slice_sizes={4,4}
+}
+
+%wrapped (p: f32[6]) -> f32[6] {
+  %p = f32[6]{0} parameter(0)
+  ROOT %all-to-all = f32[6]{0} all-to-all(%p), replica_groups={{0,1},{2,3}}
+}, execution_thread="sparsecore"
+
+%body (state: (s32[], bf16[8,4], s32[])) -> (s32[], bf16[8,4], s32[]) {
+  %state = (s32[], bf16[8,4]{1,0}, s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%state), index=0
+  %bound.1 = s32[] get-tuple-element(%state), index=2
+  %array = bf16[8,4]{1,0} get-tuple-element(%state), index=1
+  %kernel = bf16[8,4]{1,0} custom-call(%array), custom_call_target="k", metadata={
+"text":"{\\"block\\": 512
+}}, operand_layout_constraints={}
+  %scattered = bf16[4,4]{1,0} fusion(%kernel), kind=kCustom, calls=%all-reduce-scatter.1
+  %start = ((bf16[4,4]{1,0}), bf16[8,4]{1,0}) all-gather-start(%scattered), replica_groups={{0,1},{2,3}}
+  %done = bf16[8,4]{1,0} all-gather-done(%start)
+  ROOT %next = (s32[], bf16[8,4]{1,0}, s32[]) tuple(%i, %done, %bound.1)
+}
+
+%condition (state.1: (s32[], bf16[8,4], s32[])) -> pred[] {
+  %state.1 = (s32[], bf16[8,4]{1,0}, s32[]) parameter(0)
+  %i.1 = s32[] get-tuple-element(%state.1), index=0
+  %bound.2 = s32[] get-tuple-element(%state.1), index=2
+  ROOT %less = pred[] compare(%i.1, %bound.2), direction=LT
+}
+
+ENTRY %main (a: bf16[8,4], b: f32[6]) -> f32[6] {
+  %a = bf16[8,4]{1,0} parameter(0)
+  %b = f32[6]{0} parameter(1)
+  %from = s32[] constant(0)
+  %to = s32[] constant(7)
+  %copied = s32[] copy(%to)
+  %first = (s32[], bf16[8,4]{1,0}, s32[]) tuple(%from, %a, %copied)
+  %loop = (s32[], bf16[8,4]{1,0}, s32[]) while(%first), condition=%condition, body=%body
+  %async = ((f32[6]{0}), f32[6]{0}, u32[]) async-start(%b), async_execution_thread="sparsecore", calls=%wrapped
+  ROOT %end = f32[6]{0} async-done(%async)
+}
+"""  # noqa: E501
+
+
+def test_a_module_with_all_of_a_tpus_habits():
+  found = collectives.count(TPU, trips=100)
+  whole = 8 * 4 * 2
+  assert found == {
+    "reduce-scatter": (7, 7 * whole / 2),
+    "all-gather": (7, 7 * whole / 2),
+    "all-to-all": (1, 24 / 2),
+  }
+
+
+def test_a_bound_that_the_text_does_not_show_is_the_callers():
+  unknown = TPU.replace("%to = s32[] constant(7)", "%to = s32[] foo(%b)")
+  found = collectives.count(unknown, trips=100)
+  assert found["all-gather"].operations == 100
+
+
+def test_text_without_a_program_is_refused():
+  with pytest.raises(ValueError, match="no ENTRY"):
+    collectives.count("HloModule nothing\n")
+
+
+def test_a_sharding_that_no_collective_reaches_is_counted():
+  planned.need("h100")
+  target = targets.parse("h100:4")
+  mesh = planned.mesh(targets.devices(target), 2, 2)
+
+  def f(x):
+    # From rows over both axes to columns over one of them.
+    columns = jax.NamedSharding(mesh, jax.P(None, "fsdp"))
+    x = jnp.sin(jax.lax.with_sharding_constraint(x, columns)).reshape(8, 8, 6)
+    return jax.lax.with_sharding_constraint(
+      x, jax.NamedSharding(mesh, jax.P("tensor", "fsdp"))
+    )
+
+  rows = jax.NamedSharding(mesh, jax.P(planned.AXES))
+  x = jax.ShapeDtypeStruct((64, 6), jnp.float32, sharding=rows)
+  bad = program_lib.Program("p", jax.jit(f), (x,), {}, 1, 1, {})
+  good = planned.train_step(mesh.devices.flat, 2, 2)
+  assert compilation.compile(bad, target).replications >= 1
+  assert compilation.compile(good, target).replications == 0

@@ -1,0 +1,177 @@
+"""Bytes a device by kind, and what the compilers say of them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import planned
+import pytest
+
+from anysearch_jax.planning import (
+  compilation,
+  memory,
+  planner,
+  roofline,
+  targets,
+)
+from anysearch_jax.planning import program as program_lib
+
+# Two matrices a layer.
+PARAMETERS = planned.LAYERS * 2 * planned.WIDTH * planned.HIDDEN
+
+
+def test_a_device_holds_its_shard():
+  mesh = planned.mesh(jax.devices(), 2, 4)
+
+  def array(*spec, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(
+      (16, 32), dtype, sharding=jax.NamedSharding(mesh, jax.P(*spec))
+    )
+
+  assert memory.on_device(array("fsdp", "tensor")) == 16 * 32 * 4 // 8
+  assert memory.on_device(array(None, "tensor")) == 16 * 32 * 4 // 4
+  assert memory.on_device(array(dtype=jnp.bfloat16)) == 16 * 32 * 2
+  assert memory.on_device([array(), {"x": array("fsdp")}]) == 16 * 32 * 6
+  # What has no sharding is whole; real arrays count like abstract ones.
+  assert memory.on_device(jax.ShapeDtypeStruct((3,), jnp.int32)) == 12
+  assert memory.on_device(jnp.zeros((4, 4))) == 64
+  assert memory.on_device(jax.eval_shape(lambda: jax.random.key(0))) == 8
+
+
+def test_kinds_are_counted_apart():
+  train = planned.train_step(jax.devices(), 4, 2)
+  assert memory.kinds(train) == {
+    "masters": 4 * PARAMETERS // 8,
+    "moments": 8 * PARAMETERS // 8,
+    "reference": 2 * PARAMETERS // 8,
+    # Rows are cut over `fsdp` alone; a count is everywhere.
+    "batch": 4 * planned.ROWS * planned.WIDTH * 4 // 4 + 4,
+  }
+
+
+def test_what_others_keep_on_the_same_devices_is_held():
+  devices = jax.devices()
+  train = planned.train_step(devices, 2, 2)
+  beside = planned.sampler(devices[2:], 2, 2)
+  apart = planned.sampler(devices[4:], 2, 2)
+  weights = planned.WIDTH * planned.HIDDEN * 2 // 4
+  cache = 9 * planned.WIDTH * 4
+  # Two of four devices are shared; the batch stays on none.
+  assert memory.held(train, [beside]) == {
+    "engine weights": weights,
+    "KV cache": cache,
+  }
+  assert set(memory.held(beside, [train])) == {
+    "masters",
+    "moments",
+    "reference",
+  }
+  assert memory.held(train, [apart]) == {}
+
+
+def test_a_kind_of_the_same_name_is_the_same_arrays():
+  train = planned.train_step(jax.devices(), 2, 2)
+  scorer = train._replace(
+    name="scorer",
+    kinds={"reference": train.kinds["reference"], "cache": train.args[2]},
+  )
+  assert set(memory.held(train, [scorer, scorer])) == {"cache"}
+
+
+@pytest.mark.parametrize("name", ["h100:4", "h200:4", "a100:4", "v5p:2x2x1"])
+def test_the_compiler_finds_the_arguments_that_are_counted_by_hand(name):
+  planned.need(name)
+  target = targets.parse(name)
+  train = planned.train_step(targets.devices(target), 2, 2)
+  part = planner.measure(train, [train], target)
+  # Small arrays, as the count of micro-batches, take more than their bytes.
+  assert part.compiled.arguments == pytest.approx(
+    memory.on_device(train.args), rel=1e-3
+  )
+  # All of the state is donated.
+  assert part.compiled.outputs < 1024
+  assert part.gradients == part.kinds["masters"]
+  assert part.compiled.peak >= part.compiled.arguments + part.gradients
+  assert part.total == part.compiled.peak
+  assert part.predicted is not None
+  assert part.tokens_per_second == pytest.approx(
+    planned.ROWS * 2 / part.predicted.total
+  )
+
+
+def test_a_program_that_a_tpus_compiler_refuses_does_not_fit():
+  planned.need("v5e")
+  target = targets.parse("v5e:2x2")
+  mesh = planned.mesh(targets.devices(target), 2, 2)
+  # 64 GiB over four devices of 15.75 GiB.
+  big = jax.ShapeDtypeStruct(
+    (2**20, 2**14), jnp.float32, sharding=jax.NamedSharding(mesh, jax.P("fsdp"))
+  )
+  program = program_lib.Program(
+    "big",
+    jax.jit(jnp.sin, donate_argnums=0, out_shardings=big.sharding),
+    (big,),
+    {},
+    1,
+    1,
+    {"masters": big},
+  )
+  part = planner.measure(program, [program], target)
+  assert part.compiled.refused
+  assert part.compiled.peak == pytest.approx(32 * 2**30, rel=0.01)
+  assert not part.fits(target)
+  assert part.predicted is None
+  assert part.tokens_per_second is None
+
+
+@pytest.mark.parametrize(
+  ("message", "size"),
+  [
+    (
+      "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, "
+      "the total memory required for HLO temporaries (22.71G) exceeds "
+      "available HBM (15.75G). HLO module: jit_step.",
+      22.71 * 2**30,
+    ),
+    (
+      "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 512.50M "
+      "of 15.75G hbm. Exceeded",
+      512.5 * 2**20,
+    ),
+    ("INTERNAL: something else (22.71G)", None),
+  ],
+)
+def test_a_refusal_tells_how_much_it_would_take(message, size):
+  found = compilation.refused_bytes(message)
+  assert found == (None if size is None else int(size))
+
+
+def test_the_prediction_is_the_slower_of_work_and_reads_then_links():
+  target = planned.target(4)
+  assumptions = roofline.Assumptions(
+    compute=0.5, memory=0.5, links=0.5, latency=1e-3
+  )
+
+  def predict(flops, read, traffic):
+    return roofline.predict(
+      target, flops=flops, read=read, traffic=traffic, assumptions=assumptions
+    )
+
+  # Peaks of 1e12 FLOP/s, 1e11 and 1e10 bytes/s, each half reached.
+  assert predict(1e12, 1e10, {}) == pytest.approx((2.0, 0.2, 0.0, 2.0))
+  assert predict(1e12, 1e12, {}) == pytest.approx((2.0, 20.0, 0.0, 20.0))
+  sent = {"all-gather": (10, 5e9), "all-reduce": (20, 5e9)}
+  traffic = {
+    kind: roofline.collectives.Traffic(*numbers)
+    for kind, numbers in sent.items()
+  }
+  assert predict(1e12, 0, traffic) == pytest.approx((2.0, 0.0, 2.03, 4.03))
+
+
+def test_every_assumption_is_told():
+  words = " ".join(
+    roofline.sentences(targets.parse("h100:16"), roofline.Assumptions())
+  )
+  for number in ("40%", "989 TFLOP/s", "80%", "3350 GB/s", "50 GB/s", "10 us"):
+    assert number in words
+  assert "data sheet" in words and "network" in words

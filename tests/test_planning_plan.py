@@ -1,0 +1,432 @@
+"""Plans: verdicts, advice, tables, the search; made of toys and of a policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import planned
+import pytest
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.planning import (
+  advice,
+  compilation,
+  flops,
+  plan,
+  planner,
+  programs,
+  rendering,
+  roofline,
+  search,
+  targets,
+)
+from anysearch_jax.policy import architecture as architecture_lib
+
+GIB = 2**30
+A = architecture_lib.Architecture(
+  family="qwen3",
+  vocab_size=512,
+  d_model=64,
+  layers=2,
+  heads=4,
+  kv_heads=2,
+  head_dim=16,
+  mlp_dim=128,
+  qk_norm=True,
+  tied=True,
+)
+CONFIG = config_lib.ExperimentConfig(
+  name="toy",
+  policy="some/toy",
+  mesh=config_lib.MeshConfig(fsdp=2, tensor=2),
+  engine=config_lib.EngineConfig(
+    slots=8, kv_buckets=(64,), lanes=(4,), prefill_lanes=2, decode_steps=4
+  ),
+  batch=config_lib.BatchConfig(
+    row_lengths=(128,), micro_batch_tokens=512, max_micro_batches=4
+  ),
+)
+
+
+def part(name="train step", *, total=0.0, **changes) -> plan.Part:
+  """A part by its GiB; what `kinds` do not explain is activations."""
+  kinds = {k: int(v * GIB) for k, v in changes.pop("kinds", {}).items()}
+  held = {k: int(v * GIB) for k, v in changes.pop("held", {}).items()}
+  gradients = kinds.get("masters", 0) if "moments" in kinds else 0
+  peak = int(total * GIB) - sum(held.values())
+  arguments = sum(kinds.values())
+  compiled = compilation.Compilation(
+    flops=10**15,
+    traffic={"all-gather": compilation.collectives.Traffic(3, 2e9)},
+    arguments=arguments,
+    outputs=0,
+    temporary=peak - arguments,
+    peak=peak,
+    refused=False,
+    replications=0,
+    seconds=1.0,
+  )
+  whole = plan.Part(
+    name=name,
+    devices=4,
+    tokens=1000,
+    kinds=kinds,
+    gradients=gradients,
+    held=held,
+    compiled=compiled,
+    predicted=roofline.Prediction(0.4, 0.1, 0.1, 0.5),
+  )
+  return dataclasses.replace(whole, **changes)
+
+
+def made(*parts: plan.Part, target="h100:4", **changes) -> plan.Plan:
+  whole = plan.Plan(
+    name="run",
+    policy="policy",
+    target=targets.parse(target),
+    mesh={"data": 1, "fsdp": 2, "tensor": 2},
+    own_rollout=False,
+    parameters=8 * 10**9,
+    trained=8 * 10**9,
+    parts=parts,
+    assumptions=("This is assumed.",),
+  )
+  return dataclasses.replace(whole, **changes)
+
+
+TRAINING = {"masters": 7.0, "moments": 14.0, "reference": 3.5}
+
+
+def test_a_plan_fits_where_its_largest_program_does():
+  small = made(part(total=50, kinds=TRAINING), part("decode", total=60))
+  assert small.fits
+  assert small.verdict == (
+    "fits: at most 60.0 of 72.8 GiB a device, in the decode."
+  )
+  large = made(part(total=73, kinds=TRAINING), part("decode", total=60))
+  assert not large.fits
+  assert large.verdict == (
+    "does not fit: train step 73.0 of 72.8 GiB a device."
+  )
+
+
+def test_what_is_held_for_others_counts():
+  held = part(total=73, kinds=TRAINING, held={"KV cache": 30})
+  assert held.compiled.peak == 43 * GIB
+  assert held.total == 73 * GIB
+  assert not made(held).fits
+
+
+def test_a_program_that_the_compiler_refused_fits_nowhere():
+  refused = part(total=10, kinds=TRAINING)
+  refused = dataclasses.replace(
+    refused, compiled=dataclasses.replace(refused.compiled, refused=True)
+  )
+  assert not made(refused).fits
+
+
+def test_activations_are_what_gradients_leave():
+  # 24.5 of arguments, 7 of gradients.
+  assert part(total=40, kinds=TRAINING).activations == 8.5 * GIB
+
+
+def _advised(*parts, config=CONFIG, **changes) -> str:
+  return "\n".join(advice.of(made(*parts, **changes), config))
+
+
+def test_a_plan_that_fits_needs_no_advice():
+  assert _advised(part(total=40, kinds=TRAINING)) == ""
+
+
+def test_state_that_is_too_large_takes_devices_or_adapters():
+  kinds = {"masters": 28.0, "moments": 56.0, "reference": 14.0}
+  found = _advised(part(total=136, kinds=kinds))
+  # Masters, moments and gradients go: 112 of 136.
+  assert "lora.rank=64, lora.base_dtype=bfloat16): about 24.0 GiB" in found
+  assert "2 times the devices (mesh.fsdp=4): about 68.0 GiB" in found
+  # Enough is enough, and fewer tokens alone are not.
+  assert "4 times" not in found
+  assert "micro_batch_tokens" not in found
+  assert "--search" in found
+
+
+def test_activations_that_are_too_large_take_smaller_micro_batches():
+  config = dataclasses.replace(
+    CONFIG,
+    batch=dataclasses.replace(
+      CONFIG.batch, row_lengths=(128,), micro_batch_tokens=1024, remat="full"
+    ),
+  )
+  # 31.5 of state, 60 of activations.
+  found = _advised(part(total=91.5, kinds=TRAINING), config=config)
+  assert "batch.micro_batch_tokens=512: about 61.5 GiB" in found
+  assert "batch.micro_batch_tokens=256" not in found
+  assert "remat" not in found
+  # Two devices cut the rows: a micro-batch of 256 tokens is the least.
+  least = dataclasses.replace(
+    config, batch=dataclasses.replace(config.batch, micro_batch_tokens=256)
+  )
+  assert "micro_batch_tokens" not in _advised(
+    part(total=91.5, kinds=TRAINING), config=least
+  )
+
+
+def test_an_engine_beside_training_may_move_or_shrink():
+  engine = {"engine weights": 3.5, "KV cache": 36.0}
+  parts = (
+    part(total=80, kinds=TRAINING, held=engine),
+    part("decode", total=75, kinds=engine, held=TRAINING),
+  )
+  config = dataclasses.replace(
+    CONFIG, engine=dataclasses.replace(CONFIG.engine, slots=8)
+  )
+  found = _advised(*parts, config=config)
+  assert "devices of its own for sampling (mesh.rollout): about 50.5" in found
+  # Nine slots of 4 GiB; two fewer make room for the 7.2 that are too much.
+  assert "engine.slots=6: about 72.0 GiB" in found
+
+
+def test_two_changes_are_named_where_none_is_enough():
+  kinds = {"masters": 200.0, "moments": 400.0, "reference": 100.0}
+  found = _advised(part(total=1000, kinds=kinds))
+  # 200 of 1000 stay with adapters: a quarter is 50, a half too much.
+  both = "lora.base_dtype=bfloat16) and 4 times the devices (mesh.fsdp=8)"
+  assert f"{both}: about 50.0 GiB" in found
+  assert "2 times" not in found
+
+
+def test_hopeless_is_said():
+  found = _advised(part(total=10**6, kinds={"masters": 10**6 / 2}))
+  assert found.startswith("No two changes")
+
+
+def test_a_table_says_it_all_in_both_forms():
+  whole = made(
+    part(total=40, kinds=TRAINING, held={"KV cache": 1.25}),
+    part("decode", total=20, kinds={"KV cache": 1.25}),
+    advice=("Do this.",),
+  )
+  text, markdown = rendering.text(whole), rendering.markdown(whole)
+  for form in (text, markdown):
+    for words in (
+      "run on h100:4",
+      "8.000 B parameters, all trained",
+      "masters",
+      "gradients",
+      "(1.25)",
+      "72.77",
+      "1.000",
+      "Verdict: fits",
+      "Do this.",
+      "This is assumed.",
+    ):
+      assert words in form
+  rows = [line for line in markdown.splitlines() if line.startswith("|")]
+  assert {row.count("|") for row in rows} == {4}
+  # Columns stand under each other.
+  table = text.split("\n\n")[1].splitlines()
+  ends = {len(line) for line in table if line.endswith(("40.00", "20.00"))}
+  assert len(ends) == 1
+
+
+def test_json_holds_numbers():
+  whole = made(part(total=40, kinds=TRAINING, held={"KV cache": 1.0}))
+  found = json.loads(rendering.to_json(whole))
+  train = found["programs"]["train step"]
+  assert found["fits"] is True
+  assert found["capacity_bytes"] == whole.target.capacity
+  assert train["kinds_bytes"]["masters"] == 7 * GIB
+  assert train["kinds_bytes"]["gradients"] == 7 * GIB
+  assert train["held_bytes"] == {"KV cache": GIB}
+  assert train["collectives"] == {"all-gather": {"operations": 3, "bytes": 2e9}}
+  assert train["predicted_tokens_per_second"] == 2000
+
+
+@pytest.mark.parametrize(
+  ("mesh", "sentence"),
+  [
+    ({"fsdp": 4, "tensor": 2}, "needs more devices than h100:4 has"),
+    ({"fsdp": 2, "trainer": (4, 5)}, "needs more devices than h100:4 has"),
+    ({"fsdp": 4, "rollout": (3, 4)}, "are not all on one h100:4"),
+  ],
+)
+def test_a_mesh_that_the_target_has_no_devices_for_is_refused(mesh, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    planner.devices(config_lib.MeshConfig(**mesh), targets.parse("h100:4"))
+
+
+@pytest.mark.parametrize("name", ["h100:4", "v5p:2x2x1"])
+def test_rollout_devices_beyond_the_target_are_another_one(name):
+  planned.need(name)
+  mesh = config_lib.MeshConfig(
+    fsdp=4, trainer=(0, 1, 2, 3), rollout=(4, 5, 6, 7)
+  )
+  devices = planner.devices(mesh, targets.parse(name))
+  assert len(set(devices)) == 8
+
+
+def _on_cpu(monkeypatch, memory=10 * 2**30) -> targets.Target:
+  """Plans compile for this process's own devices."""
+  hardware = dataclasses.replace(planned.CPU, memory=memory)
+  monkeypatch.setattr(
+    targets, "devices", lambda target: jax.devices()[: target.count]
+  )
+  return targets.Target(hardware, (4,))
+
+
+@pytest.fixture(scope="module")
+def toy():
+  with pytest.MonkeyPatch.context() as patch:
+    target = _on_cpu(patch)
+    lines = []
+    yield planner.make(CONFIG, A, target, log=lines.append), lines
+
+
+def test_a_configuration_is_planned_program_by_program(toy):
+  whole, lines = toy
+  names = ["train step", "reference pass", "prefill", "decode"]
+  assert [p.name for p in whole.parts] == names
+  assert [line.split(" for ")[0] for line in lines] == [
+    f"compiling the {name}" for name in names
+  ]
+  assert whole.fits
+  assert whole.advice == ()
+  # Embedding, and a layer's matrices and norms.
+  layer = 64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64 + 2 * 16
+  parameters = 512 * 64 + 2 * layer + 64
+  assert whole.parameters == whole.trained == parameters
+
+
+def test_its_kinds_add_up_to_what_the_compiler_takes(toy):
+  train = toy[0].parts[0]
+  assert set(train.kinds) == {"masters", "moments", "reference", "batch"}
+  assert set(train.held) == {"engine weights", "KV cache"}
+  # A counter of steps is no kind.
+  assert train.compiled.arguments == pytest.approx(
+    sum(train.kinds.values()), rel=1e-3
+  )
+  # Every matrix is cut in four; norms are whole.
+  assert train.kinds["masters"] == pytest.approx(
+    toy[0].parameters * 4 / 4, rel=0.02
+  )
+
+
+def test_its_train_step_counts_what_one_counts_by_hand(toy):
+  train = toy[0].parts[0]
+  tokens = 4 * 512
+  matrices = 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128) + 512 * 64
+  # Forward, twice that backward, and the reference; the head is computed again.
+  products = 2 * tokens * (4 * matrices + 512 * 64)
+  # Scores and values of two layers: T keys a query, forward thrice in all.
+  attention = 2 * 4 * tokens * 128 * 4 * 16 * 4
+  assert train.tokens == tokens
+  assert train.compiled.flops == pytest.approx(products + attention, rel=0.06)
+
+
+def test_more_micro_batches_are_more_work(toy):
+  found = programs.programs(CONFIG, A, devices=jax.devices(), micro_batches=1)
+  work = flops.count(
+    found[0].fn.trace(*found[0].args).jaxpr, trips=found[0].trips
+  )
+  four = toy[0].parts[0]
+  assert four.tokens == 4 * found[0].tokens
+  assert four.compiled.flops == 4 * work
+
+
+class _Fake:
+  """`programs.programs` and `planner.measure` of made-up sizes.
+
+  State of 16 GiB over the devices that cut it. A row of 128 tokens on a device
+  keeps 4 GiB, half with `dots`, a quarter with `attention`, an eighth with
+  `full`, which is slower. Tensor parallelism is slow.
+  """
+
+  keeps = {"none": 1, "dots": 1 / 2, "attention": 1 / 4, "full": 1 / 8}
+  speed = {"none": 1.0, "dots": 0.9, "attention": 0.85, "full": 0.75}
+
+  def __init__(self):
+    self.tried = []
+
+  def programs(self, config, a, *, devices, micro_batches):
+    mesh = config.mesh
+    cut = jax.ShapeDtypeStruct((4 * GIB // (mesh.fsdp * mesh.tensor),), "int8")
+    kinds = {"masters": cut, "moments": (cut, cut)}
+    return [
+      planned.program.Program(
+        "train step", config, (), {}, micro_batches, 1, kinds
+      )
+    ]
+
+  def measure(self, train, together, target):
+    config = train.fn
+    mesh, batch = config.mesh, config.batch
+    self.tried.append((mesh.data, mesh.fsdp, mesh.tensor, batch.remat))
+    rows = batch.micro_batch_tokens / 128 / (mesh.data * mesh.fsdp)
+    state = 16 / (mesh.fsdp * mesh.tensor)
+    total = state + 4 * rows * self.keeps[batch.remat]
+    # Large micro-batches are faster.
+    speed = self.speed[batch.remat] * (1 + rows / 100) / mesh.tensor
+    tokens = batch.micro_batch_tokens * batch.max_micro_batches
+    return part(
+      total=total,
+      kinds={"masters": state / 4, "moments": state / 2},
+      tokens=tokens,
+      predicted=roofline.Prediction(0, 0, 0, tokens / speed),
+    )
+
+
+def _search(monkeypatch, memory):
+  fake = _Fake()
+  monkeypatch.setattr(programs, "programs", fake.programs)
+  monkeypatch.setattr(planner, "measure", fake.measure)
+  target = _on_cpu(monkeypatch, memory=int(2 * memory * GIB))
+  lines = []
+  return search.best(CONFIG, A, target, log=lines.append), fake.tried, lines
+
+
+def test_the_search_finds_the_fastest_that_fits(monkeypatch):
+  # 10 GiB: fsdp 4 leaves 6 for activations.
+  best, tried, lines = _search(monkeypatch, 10)
+  c = best.config
+  # One row with nothing recomputed: 8 GiB, faster than two with `dots`.
+  assert (c.mesh.data, c.mesh.fsdp, c.mesh.tensor) == (1, 4, 1)
+  assert (c.batch.remat, c.batch.micro_batch_tokens) == ("none", 512)
+  # An optimizer step keeps its 4 x 512 tokens.
+  assert c.batch.max_micro_batches == best.micro_batches == 4
+  assert "--config.mesh.fsdp=4" in best.words
+  assert "--config.batch.remat=none" in best.words
+  # Replicated state, 16 GiB, was compiled for no candidate.
+  assert not [mesh for mesh in tried if mesh[1] * mesh[2] == 1]
+  assert any("at least 16.0 GiB a device by hand" in x for x in lines)
+  assert len(lines) >= len(tried)
+
+
+def test_the_search_does_not_try_what_keeps_more_than_what_failed(monkeypatch):
+  _, tried, _ = _search(monkeypatch, 10)
+  four = [remat for *mesh, remat in tried if mesh == [1, 4, 1]]
+  # One row; two rows from `none` on; four rows from `dots` on.
+  assert four[:3] == ["none", "none", "dots"]
+  assert four.count("none") == 2
+
+
+def test_the_search_says_that_nothing_fits(monkeypatch):
+  best, tried, lines = _search(monkeypatch, 1)
+  assert best is None
+  assert tried == []
+  assert lines
+
+
+def test_meshes_are_every_shape_over_as_many_devices():
+  found = list(search.meshes(config_lib.MeshConfig(fsdp=2, tensor=2)))
+  shapes = {(m.data, m.fsdp, m.tensor) for m in found}
+  assert shapes == {
+    (1, 4, 1),
+    (1, 2, 2),
+    (1, 1, 4),
+    (2, 2, 1),
+    (2, 1, 2),
+    (4, 1, 1),
+  }
+  assert len(found) == 6
