@@ -10,4 +10,9 @@ from configs import paper
 
 
 def get_config(preset: str = "") -> config_lib.ExperimentConfig:
-  return paper.experiment("llama3_1_8b", "models/Llama-3.1-8B-Instruct", preset)
+  return paper.experiment(
+    "llama3_1_8b",
+    "models/Llama-3.1-8B-Instruct",
+    preset,
+    slots=paper.Slots(112, 12, 40),
+  )

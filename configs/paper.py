@@ -18,14 +18,23 @@ retrievers may want, because the engine reserves the whole of it for every slot.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from anysearch_jax import config as config_lib
 
 PRESETS = ("", "questions", "lora80", "lora141")
 
 
+class Slots(NamedTuple):
+  """Episodes whose KV cache fits: in four GPUs of 80 GB, in one, in 141 GB."""
+
+  four: int
+  one80: int
+  one141: int
+
+
 def experiment(
-  name: str, policy: str, preset: str = ""
+  name: str, policy: str, preset: str, *, slots: Slots
 ) -> config_lib.ExperimentConfig:
   """The paper's run of one policy.
 
@@ -33,6 +42,7 @@ def experiment(
     name: of the run.
     policy: its Hugging Face folder.
     preset: one of `PRESETS`.
+    slots: of the engine.
 
   Raises:
     ValueError: an unknown preset.
@@ -47,7 +57,7 @@ def experiment(
     policy=policy,
     episode=config_lib.EpisodeConfig(max_context=8192),
     engine=config_lib.EngineConfig(
-      slots=256,
+      slots=slots.four,
       kv_buckets=(2048, 4096, 8704),
       lanes=(128, 64, 32),
       prefill_lanes=8,
@@ -78,12 +88,15 @@ def experiment(
       batch=dataclasses.replace(config.batch, max_micro_batches=640),
     )
   if preset:
-    return _on_one_gpu(config, large=preset == "lora141")
+    large = preset == "lora141"
+    return _on_one_gpu(
+      config, slots=slots.one141 if large else slots.one80, large=large
+    )
   return config
 
 
 def _on_one_gpu(
-  config: config_lib.ExperimentConfig, *, large: bool
+  config: config_lib.ExperimentConfig, *, slots: int, large: bool
 ) -> config_lib.ExperimentConfig:
   """Adapters on every matrix beside a frozen bfloat16 base.
 
@@ -101,7 +114,8 @@ def _on_one_gpu(
     ),
     engine=dataclasses.replace(
       config.engine,
-      slots=96 if large else 48,
-      lanes=(64, 48, 24) if large else (48, 32, 16),
+      slots=slots,
+      lanes=(32, 16, 8),
+      prefill_lanes=4,
     ),
   )

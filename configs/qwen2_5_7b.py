@@ -10,4 +10,9 @@ from configs import paper
 
 
 def get_config(preset: str = "") -> config_lib.ExperimentConfig:
-  return paper.experiment("qwen2_5_7b", "models/Qwen2.5-7B-Instruct", preset)
+  return paper.experiment(
+    "qwen2_5_7b",
+    "models/Qwen2.5-7B-Instruct",
+    preset,
+    slots=paper.Slots(256, 32, 96),
+  )

@@ -10,4 +10,9 @@ from configs import paper
 
 
 def get_config(preset: str = "") -> config_lib.ExperimentConfig:
-  return paper.experiment("qwen3_4b", "models/Qwen3-4B", preset)
+  return paper.experiment(
+    "qwen3_4b",
+    "models/Qwen3-4B",
+    preset,
+    slots=paper.Slots(112, 20, 48),
+  )

@@ -179,7 +179,12 @@ def test_a_folder_goes_before_a_name(tmp_path):
 
 def test_a_configuration_that_does_not_fit(tmp_path):
   planned.need("h100")
-  done = run(tmp_path, "--target=h100:1", times=256)
+  done = run(
+    tmp_path,
+    "--target=h100:1",
+    "--config.objective.kl_coefficient=0",
+    times=256,
+  )
   assert done.returncode == 1, done.stderr
   assert "Verdict: does not fit: train step" in done.stdout
   assert "What would make it fit:" in done.stdout

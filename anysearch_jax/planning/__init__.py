@@ -1,14 +1,15 @@
 """Ahead of time: what a configuration needs on hardware that is not here.
 
-targets      hardware by name; compile-only devices
-program      a jitted program with abstract arguments
-compilation  a program compiled for a target, and what the compiler says of it
-flops        matrix-product FLOPs of a jaxpr, loops multiplied out
-collectives  bytes between devices, from compiled HLO
-memory       bytes a device by kind, against its capacity
-roofline     predicted seconds, with the assumptions behind them
-plan         all of it for a configuration, with a verdict
-advice       what would make it fit
-rendering    a plan as text, Markdown and JSON
-search       micro-batches, recomputation and meshes, tried one after another
+* `targets`: hardware by name; compile-only devices of it.
+* `program`: a jitted function with abstract arguments; `programs`: those of a
+  configuration.
+* `compilation`: a program compiled for a target, and what the compiler says.
+* `flops`: matrix products of a jaxpr, loops multiplied out.
+* `collectives`: bytes between devices, from compiled text that `hlo` reads.
+* `memory`: bytes a device by kind, and what stays there for other programs.
+* `roofline`: predicted seconds, with the assumptions behind them.
+* `plan`: what is known of a configuration on a target, with a verdict.
+* `planner`: makes plans; `search`: tries candidates; `advice`: what would fit.
+* `rendering`: a plan as text, Markdown and JSON.
+* `quiet`: keeps what compilers write to standard error.
 """

@@ -84,8 +84,8 @@ def devices(
     ValueError: training needs more devices than the target has, or sampling's
       are neither all in the target nor all beyond it.
   """
-  wanted = max(mesh.data * mesh.fsdp * mesh.tensor, 1, *mesh.trainer)
-  if wanted > target.count or target.count in mesh.trainer:
+  wanted = [mesh.data * mesh.fsdp * mesh.tensor, *(i + 1 for i in mesh.trainer)]
+  if max(wanted) > target.count:
     raise ValueError(
       f"The mesh of data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor} "
       f"(mesh.trainer {mesh.trainer}) needs more devices than {target} has; "
