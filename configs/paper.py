@@ -59,7 +59,7 @@ def experiment(
     engine=config_lib.EngineConfig(
       slots=slots.four,
       kv_buckets=(2048, 4096, 8704),
-      lanes=(128, 64, 32),
+      lanes=tuple(min(lanes, slots.four) for lanes in (128, 64, 32)),
       prefill_lanes=8,
       prefill_chunk=512,
       decode_steps=32,
@@ -115,7 +115,7 @@ def _on_one_gpu(
     engine=dataclasses.replace(
       config.engine,
       slots=slots,
-      lanes=(32, 16, 8),
+      lanes=tuple(min(lanes, slots) for lanes in (32, 16, 8)),
       prefill_lanes=4,
     ),
   )

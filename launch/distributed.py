@@ -134,12 +134,15 @@ def leaves_at_once() -> Iterator[None]:
   """
   try:
     yield
-  except Exception:
+  except (Exception, SystemExit) as error:
     import jax  # Connected by now.
 
     if jax.process_count() == 1:
       raise
-    traceback.print_exc()
+    if isinstance(error, SystemExit):
+      print(error, file=sys.stderr)
+    else:
+      traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)

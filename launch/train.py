@@ -13,6 +13,7 @@ several hosts it trains one policy, see `launch/distributed.py`.
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import sys
 import time
@@ -22,7 +23,7 @@ from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from launch import distributed, parts, progress
+from launch import distributed, parts, plan, progress
 from launch import flags as launch_flags
 
 
@@ -35,15 +36,27 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     "dry_run", False, "Print the resolved configuration and stop."
   )
+  flags.DEFINE_string(
+    "target",
+    None,
+    "With --dry_run: hardware that the configuration must fit, as launch.plan "
+    "takes it (h100:4).",
+  )
 
 
 def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   config = launch_flags.read_config()
+  if flags.FLAGS.dry_run:
+    dry_run(config, flags.FLAGS.target)
+    return
+  if flags.FLAGS.target:
+    raise app.UsageError(
+      "--target goes with --dry_run; training takes the devices that there are."
+    )
   parts.setup_jax(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
-  if not flags.FLAGS.dry_run:
-    distributed.connect()
+  distributed.connect()
   with distributed.leaves_at_once():
     _main(config)
 
@@ -55,9 +68,6 @@ def _main(config: config_lib.ExperimentConfig) -> None:
 
   try:
     validation.validate(config)
-    if flags.FLAGS.dry_run:
-      print(describe(config))
-      return
     c = config.curriculum
     rollouts = c.total_steps // c.steps_per_rollout
     folder = pathlib.Path(flags.FLAGS.output or f"runs/{config.name}")
@@ -115,6 +125,33 @@ def _begin(
   hf.describe(config.policy)
   questions = source.questions(config.data.split, count, config.seed)
   return source, questions, parts.provenance(config, source, questions)
+
+
+def dry_run(config: config_lib.ExperimentConfig, target: str | None) -> None:
+  """Prints what would run; exits with a sentence if it cannot, or not there.
+
+  Args:
+    config: the resolved configuration.
+    target: hardware to plan for, which need not be here; None plans nothing.
+  """
+  os.environ["JAX_PLATFORMS"] = "cpu"  # Before JAX is imported.
+  from anysearch_jax.training import validation
+
+  try:
+    validation.validate(config)
+    print(describe(config))
+    if target is None:
+      return
+    from anysearch_jax.planning import planner, rendering, targets
+
+    made = planner.make(
+      config, plan.read_architecture(config.policy), targets.parse(target)
+    )
+  except (ModuleNotFoundError, ValueError) as error:
+    sys.exit(f"launch.train: {error}")
+  print(f"\n{rendering.text(made)}")
+  if not made.fits:
+    sys.exit(f"launch.train: {config.name} on {target} {made.verdict}")
 
 
 def describe(config: config_lib.ExperimentConfig) -> str:

@@ -1,7 +1,8 @@
-"""What the planner's tests share: a target of CPU devices, a toy train step."""
+"""What the planner's tests share: small targets, programs and policies."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 
 import jax
@@ -9,14 +10,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from anysearch_jax.planning import program, targets
+from anysearch_jax import config as config_lib
+from anysearch_jax.planning import (
+  collectives,
+  compilation,
+  hardware,
+  plan,
+  program,
+  roofline,
+  targets,
+)
+from anysearch_jax.policy import architecture as architecture_lib
 
 AXES = ("fsdp", "tensor")
 # Shards of whole tiles of a TPU, which pads what is narrower.
 WIDTH, HIDDEN, LAYERS, ROWS = 256, 512, 3, 16
 
 # A tenth of everything that a data sheet could say.
-CPU = targets.Hardware(
+CPU = hardware.Hardware(
   name="cpu",
   platform="cpu",
   memory=100 * 2**20,
@@ -26,6 +37,31 @@ CPU = targets.Hardware(
   link_bandwidth=1e10,
   network_bandwidth=1e9,
   source="No data sheet",
+)
+
+
+A = architecture_lib.Architecture(
+  family="qwen3",
+  vocab_size=512,
+  d_model=64,
+  layers=2,
+  heads=4,
+  kv_heads=2,
+  head_dim=16,
+  mlp_dim=128,
+  qk_norm=True,
+  tied=True,
+)
+CONFIG = config_lib.ExperimentConfig(
+  name="toy",
+  policy="some/toy",
+  mesh=config_lib.MeshConfig(fsdp=2, tensor=2),
+  engine=config_lib.EngineConfig(
+    slots=8, kv_buckets=(64,), lanes=(4,), prefill_lanes=2, decode_steps=4
+  ),
+  batch=config_lib.BatchConfig(
+    row_lengths=(128,), micro_batch_tokens=512, max_micro_batches=4
+  ),
 )
 
 
@@ -146,3 +182,47 @@ def sampler(devices, fsdp: int, tensor: int) -> program.Program:
     trips=1,
     kinds={"engine weights": weights, "KV cache": cache},
   )
+
+
+def part(name="train step", *, total=0.0, **changes) -> plan.Part:
+  """A part by its GiB; what `kinds` do not explain is activations."""
+
+  def taken(name: str) -> dict[str, int]:
+    sizes = changes.pop(name, {})
+    return {kind: int(n * hardware.GIB) for kind, n in sizes.items()}
+
+  kinds, held = taken("kinds"), taken("held")
+  gradients = kinds.get("masters", 0) if "moments" in kinds else 0
+  peak = int(total * hardware.GIB) - sum(held.values())
+  arguments = sum(kinds.values())
+  compiled = compilation.Compilation(
+    flops=10**15,
+    traffic={"all-gather": collectives.Traffic(3, 2e9)},
+    arguments=arguments,
+    outputs=0,
+    temporary=peak - arguments,
+    peak=peak,
+    refused=False,
+    replications=0,
+    seconds=1.0,
+  )
+  whole = plan.Part(
+    name=name,
+    devices=4,
+    tokens=1000,
+    kinds=kinds,
+    gradients=gradients,
+    held=held,
+    compiled=compiled,
+    predicted=roofline.Prediction(0.4, 0.1, 0.1, 0.5),
+  )
+  return dataclasses.replace(whole, **changes)
+
+
+def on_cpu(monkeypatch, memory=10 * hardware.GIB) -> targets.Target:
+  """Plans compile for this process's own devices."""
+  cpu = dataclasses.replace(CPU, memory=memory)
+  monkeypatch.setattr(
+    targets, "devices", lambda target: jax.devices()[: target.count]
+  )
+  return targets.Target(cpu, (4,))

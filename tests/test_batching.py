@@ -43,7 +43,6 @@ def examples(sizes):
 
 def predictions(sequence):
   """What a sequence asks of the policy, one value a prediction."""
-  old = sequence.logps if sequence.old_logps is None else sequence.old_logps
   size = len(sequence.token_ids) - 1
   return list(
     zip(
@@ -51,7 +50,7 @@ def predictions(sequence):
       sequence.token_ids[1:].tolist(),
       range(size),
       sequence.logps[1:].tolist(),
-      old[1:].tolist(),
+      sequence.logps[1:].tolist(),
       [sequence.advantage] * size,
       sequence.weights[1:].tolist(),
     )
@@ -118,43 +117,6 @@ def test_shapes_are_the_configurations_and_used_counts_what_holds_tokens(
     assert rows.segment_ids.max() <= config.max_segments
     occupied = (rows.segment_ids > 0).any((1, 2))
     np.testing.assert_array_equal(occupied, np.arange(a) < rows.used)
-
-
-@hypothesis.given(sizes_strategy, configs, st.integers(1, 4))
-def test_values_find_their_way_back(sizes, config, multiple):
-  sequences = examples(sizes)
-  arguments = {"config": config, "multiple": multiple}
-  batch = batching.pack(sequences, **arguments)
-  # A value that knows which prediction it is of.
-  values = [1000.0 * rows.tokens + rows.targets for rows in batch]
-  found = batching.unpack(values, sequences, **arguments)
-  for sequence, tokens in zip(sequences, found, strict=True):
-    assert tokens.dtype == np.float32
-    ids = sequence.token_ids
-    np.testing.assert_array_equal(tokens[0], 0)
-    np.testing.assert_array_equal(tokens[1:], 1000 * ids[:-1] + ids[1:])
-
-
-def test_old_log_probs_go_out_and_come_back():
-  sizes = [9, 3, 21, 5, 14]
-  sequences = examples(sizes)
-  scored = batching.unpack(
-    [-rows.positions for rows in batching.pack(sequences, config=CONFIG)],
-    sequences,
-    config=CONFIG,
-  )
-  batch = batching.pack(
-    [
-      dataclasses.replace(sequence, old_logps=old)
-      for sequence, old in zip(sequences, scored)
-    ],
-    config=CONFIG,
-  )
-  plain = batching.pack(sequences, config=CONFIG)
-  for rows, without in zip(batch, plain, strict=True):
-    np.testing.assert_array_equal(rows.old_logp, -rows.positions)
-    np.testing.assert_array_equal(without.old_logp, without.behaviour_logp)
-    np.testing.assert_array_equal(rows.behaviour_logp, without.behaviour_logp)
 
 
 @pytest.mark.parametrize(

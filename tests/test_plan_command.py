@@ -44,7 +44,7 @@ SIZES = {
 }
 
 
-def run(tmp_path, *args, times=1, platforms=None):
+def run(tmp_path, *args, times=1, platforms=None, module="launch.plan"):
   """The command in a process that knows nothing of the tests' devices."""
   source = ROOT / "configs" / "shapes" / "Qwen2.5-7B-Instruct.json"
   sizes = {name: size * times for name, size in SIZES.items()}
@@ -62,7 +62,7 @@ def run(tmp_path, *args, times=1, platforms=None):
     [
       sys.executable,
       "-m",
-      "launch.plan",
+      module,
       f"--config={tmp_path / 'small.py'}",
       *args,
     ],
@@ -190,3 +190,18 @@ def test_a_configuration_that_does_not_fit(tmp_path):
   assert "What would make it fit:" in done.stdout
   assert "adapters (lora.rank=64" in done.stdout
   assert "Traceback" not in done.stderr
+
+
+def test_a_dry_run_refuses_what_does_not_fit_its_target(tmp_path):
+  planned.need("h100")
+  done = run(
+    tmp_path,
+    "--dry_run",
+    "--target=h100:1",
+    "--config.objective.kl_coefficient=0",
+    times=256,
+    module="launch.train",
+  )
+  assert done.returncode == 1, done.stderr
+  assert "optimizer steps in Phase I: 100" in done.stdout
+  assert "launch.train: small on h100:1 does not fit" in done.stderr

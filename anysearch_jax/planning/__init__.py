@@ -1,6 +1,7 @@
 """Ahead of time: what a configuration needs on hardware that is not here.
 
-* `targets`: hardware by name; compile-only devices of it.
+* `hardware`: what data sheets say; `targets`: some of it, by name, with
+  compile-only devices.
 * `program`: a jitted function with abstract arguments; `programs`: those of a
   configuration.
 * `compilation`: a program compiled for a target, and what the compiler says.

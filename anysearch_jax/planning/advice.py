@@ -46,9 +46,11 @@ def of(plan: plan_lib.Plan, config: config_lib.ExperimentConfig) -> list[str]:
         )
     if found:
       return [*found.values(), _SEARCH]
+  worst = max(plan.parts, key=lambda part: part.total)
+  kind, size = max(_bytes(worst).items(), key=lambda item: item[1])
   return [
-    "No two changes that the planner knows are enough; a smaller policy or "
-    "larger devices are needed."
+    "No two changes that the planner knows are enough. The largest kind is "
+    f"{kind}, {plan_lib.gib(size)} GiB a device, in the {worst.name}."
   ]
 
 
@@ -113,7 +115,7 @@ def _changes(
     yield Change(
       "devices",
       f"{times} times the devices (mesh.fsdp={times * plan.mesh['fsdp']})",
-      lambda part, times=times: dict.fromkeys(_bytes(part), 1 / times),
+      lambda part, times=times: _cut(part, times),
     )
 
 
@@ -151,6 +153,13 @@ def _fewer_tokens(
       lambda part, share=share: {"activations": share} if _trains(part) else {},
     )
     tokens //= 2
+
+
+def _cut(part: plan_lib.Part, times: int) -> dict[str, float]:
+  """More devices cut what training keeps; caches may have no more heads."""
+  kinds = ["masters", "moments", "reference", "gradients"]
+  kinds += [] if _samples_in(part) else ["activations", "batch"]
+  return dict.fromkeys(kinds, 1 / times)
 
 
 def _trains(part: plan_lib.Part) -> bool:

@@ -16,6 +16,7 @@ import jax
 from anysearch_jax.planning import (
   collectives,
   flops,
+  hardware,
   memory,
   quiet,
   targets,
@@ -75,7 +76,7 @@ def compile(
   """
   started = time.monotonic()
   platform = target.hardware.platform
-  with _lowering(target.hardware), tempfile.TemporaryDirectory() as folder:
+  with _lowering(target), tempfile.TemporaryDirectory() as folder:
     traced = program.fn.trace(*program.args, **program.kwargs)
     work = flops.count(traced.jaxpr, trips=program.trips)
     refusal, compiled = None, None
@@ -143,9 +144,9 @@ def _peak(analysis: Any, platform: str) -> int:
   )
 
 
-def _lowering(hardware: targets.Hardware) -> contextlib.AbstractContextManager:
-  if isinstance(hardware, targets.Gpu):
-    major, minor = hardware.capability
+def _lowering(target: targets.Target) -> contextlib.AbstractContextManager:
+  if isinstance(target.hardware, hardware.Gpu):
+    major, minor = target.hardware.capability
     return deviceless.cudnn(major + minor / 10)
   return contextlib.nullcontext()
 

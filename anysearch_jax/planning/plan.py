@@ -6,7 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from anysearch_jax.planning import compilation, roofline, targets
+from anysearch_jax.planning import (
+  compilation,
+  hardware,
+  roofline,
+  targets,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,4 +139,4 @@ class Plan:
 
 def gib(size: float) -> str:
   """Bytes in GiB, for a reader."""
-  return f"{size / targets.GIB:.1f}"
+  return f"{size / hardware.GIB:.1f}"

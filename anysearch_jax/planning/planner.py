@@ -12,6 +12,7 @@ from anysearch_jax import weights
 from anysearch_jax.planning import (
   advice,
   compilation,
+  hardware,
   memory,
   plan,
   programs,
@@ -138,11 +139,11 @@ def measure(
   )
 
 
-def _memory_sentences(hardware: targets.Hardware) -> list[str]:
-  size = plan.gib(hardware.memory)
-  if not isinstance(hardware, targets.Gpu):
+def _memory_sentences(found: hardware.Hardware) -> list[str]:
+  size = plan.gib(found.memory)
+  if not isinstance(found, hardware.Gpu):
     return [f"A program may fill {size} GiB, its compiler's limit."]
-  share = hardware.head_room
+  share = found.head_room
   return [
     f"Programs may fill {share} of {size} GiB: the rest is for the CUDA "
     "context, NCCL and libraries' workspaces, which the compiler does not "

@@ -98,6 +98,7 @@ def _training(
       tokens=tokens,
       trips=trips,
       kinds=kinds,
+      reads=(state.params, reference),
     )
   ]
   if a.lora is None and reference is not None:
@@ -123,10 +124,18 @@ def _engine(
   a, c = placed.a, config.engine
   length, lanes = c.kv_buckets[-1], c.lanes[-1]
   cut = sharding.shardings(a, placed.rollout)
-  params = _cast(table.base_rows(a), cut, _base_dtype(config, placed))
+  base = _cast(table.base_rows(a), cut, _base_dtype(config, placed))
+  params, kinds = base, {"engine weights": base}
   if a.lora is not None:
     adapters = _cast(table.adapter_rows(a), cut, placed.dtype)
-    params = lora.combine(params, adapters)
+    params = lora.combine(base, adapters)
+    # A base that lies the same for both is one: `Placement.to_engine`.
+    shared = cut == sharding.shardings(a, placed.trainer)
+    kinds = (
+      {"reference": base, "engine weights": adapters}
+      if shared
+      else {"engine weights": params}
+    )
   store = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=kv_store.sharding(a, placed.rollout)
@@ -137,7 +146,7 @@ def _engine(
       )
     ),
   )
-  kinds = {"engine weights": params, "KV cache": store}
+  kinds["KV cache"] = store
   shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
   same = {"a": a, "length": length, "dtype": placed.dtype}
   p = c.prefill_lanes
@@ -150,6 +159,7 @@ def _engine(
       tokens=p * c.prefill_chunk,
       trips=1,
       kinds=kinds,
+      reads=(params, _first_rows(store, p)),
     ),
     program.Program(
       "decode",
@@ -167,8 +177,19 @@ def _engine(
       tokens=lanes * c.decode_steps,
       trips=c.decode_steps,
       kinds=kinds,
+      reads=(params, _first_rows(store, lanes)),
     ),
   ]
+
+
+def _first_rows(store: kv_store.Caches, rows: int) -> kv_store.Caches:
+  """What one call reads of the store."""
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(
+      (rows, *x.shape[1:]), x.dtype, sharding=x.sharding
+    ),
+    store,
+  )
 
 
 def _reference(

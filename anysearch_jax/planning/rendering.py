@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
+from anysearch_jax.planning import hardware
 from anysearch_jax.planning import plan as plan_lib
-from anysearch_jax.planning import targets
 
 Cells = Sequence[Sequence[str]]
 
@@ -78,7 +78,7 @@ def _rows(plan: plan_lib.Plan) -> Cells:
 
   def gib(name: str, cell: Callable[[plan_lib.Part], int | None]) -> list[str]:
     return row(
-      name, lambda p: None if not cell(p) else cell(p) / targets.GIB, "{:.2f}"
+      name, lambda p: None if not cell(p) else cell(p) / hardware.GIB, "{:.2f}"
     )
 
   names = dict.fromkeys(
@@ -140,9 +140,9 @@ def _rows(plan: plan_lib.Plan) -> Cells:
 
 def _kind_cell(part: plan_lib.Part, kind: str) -> str:
   if kind in part.kinds:
-    return f"{part.kinds[kind] / targets.GIB:.2f}"
+    return f"{part.kinds[kind] / hardware.GIB:.2f}"
   if kind in part.held:
-    return f"({part.held[kind] / targets.GIB:.2f})"
+    return f"({part.held[kind] / hardware.GIB:.2f})"
   return ""
 
 

@@ -6,6 +6,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 
+import jax
+
 from anysearch_jax import config as config_lib
 from anysearch_jax.planning import (
   memory,
@@ -130,7 +132,7 @@ def _try(
   tokens: int,
   log: Callable[[str], None],
 ) -> Trial | None:
-  """Compiles one candidate; None where it does not fit."""
+  """Compiles one candidate; None where it cannot run."""
   micro_batches = math.ceil(tokens / size)
   config = dataclasses.replace(
     config,
@@ -154,7 +156,11 @@ def _try(
   if least > target.capacity:
     log(f"{words}: at least {plan.gib(least)} GiB a device by hand")
     return None
-  part = planner.measure(train, found, target)
+  try:
+    part = planner.measure(train, found, target)
+  except jax.errors.JaxRuntimeError as error:
+    log(f"{words}: did not compile: {str(error).splitlines()[0]}")
+    return None
   if not part.fits(target):
     log(f"{words}: {plan.gib(part.total)} GiB a device, does not fit")
     return None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+from jax import ad_checkpoint
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import weights
@@ -28,7 +30,12 @@ RULES = {
   "mlp": "tensor",
 }
 # The same while a layer computes: what fsdp cuts has been gathered.
-_GATHERED = RULES | {"model": None}
+_GATHERED_RULES = RULES | {"model": None}
+_GATHERED = "gathered"
+# A `jax.checkpoint` policy: weights are gathered again, all else is kept.
+all_but_gathered = jax.checkpoint_policies.save_anything_except_these_names(
+  _GATHERED
+)
 
 
 def mesh(
@@ -51,12 +58,19 @@ def mesh(
       f"A mesh of data {data} x fsdp {fsdp} x tensor {tensor} needs {wanted} "
       f"devices; found {len(devices)}."
     )
-  return jax.make_mesh(
-    shape,
-    AXES,
-    axis_types=(jax.sharding.AxisType.Auto,) * len(AXES),
-    devices=devices[:wanted],
-  )
+  try:
+    return jax.make_mesh(
+      shape,
+      AXES,
+      axis_types=(jax.sharding.AxisType.Auto,) * len(AXES),
+      devices=devices[:wanted],
+    )
+  except (AssertionError, NotImplementedError) as error:
+    raise ValueError(
+      f"A mesh of data {data} x fsdp {fsdp} x tensor {tensor} does not lie on "
+      f"these devices' network ({error}); take all of them, or sizes that its "
+      "dimensions divide by."
+    ) from error
 
 
 def training_mesh(
@@ -64,16 +78,21 @@ def training_mesh(
 ) -> jax.sharding.Mesh:
   """The mesh that trains, over the devices of every process.
 
+  Args:
+    config: its axes and devices.
+    devices: of a plan, which indices count through; None is those there are,
+      where they count within each process.
+
   Raises:
     ValueError: there are not as many devices as the axes ask for.
   """
   axes = {name: getattr(config, name) for name in AXES}
-  devices = jax.devices() if devices is None else devices
+  of_processes = _by_process(jax.devices()) if devices is None else [devices]
   if not config.trainer:
     return mesh(**axes, devices=devices)
   chosen = [
     device
-    for local in _by_process(devices)
+    for local in of_processes
     for device in _pick(local, config.trainer, "mesh.trainer")
   ]
   if len(chosen) != config.data * config.fsdp * config.tensor:
@@ -85,9 +104,19 @@ def training_mesh(
 
 
 def rollout_mesh(
-  config: config_lib.MeshConfig, devices: Sequence[jax.Device] | None = None
+  config: config_lib.MeshConfig,
+  a: architecture_lib.Architecture,
+  devices: Sequence[jax.Device] | None = None,
 ) -> jax.sharding.Mesh:
-  """The mesh that samples: this process's own devices, all on `tensor`.
+  """The mesh that samples, on one process's own devices.
+
+  As many as cut the kv heads evenly are on `tensor`; the rest is on `data`,
+  where each part computes the same.
+
+  Args:
+    config: its devices.
+    a: the policy's architecture.
+    devices: as for `training_mesh`; the process is the first of them.
 
   Raises:
     ValueError: a device that is not there.
@@ -96,13 +125,11 @@ def rollout_mesh(
     local = jax.local_devices() if devices is None else devices
     chosen = _pick(local, config.rollout, "mesh.rollout")
   else:
+    here = jax.process_index() if devices is None else devices[0].process_index
     trainer = training_mesh(config, devices)
-    chosen = [
-      d
-      for d in trainer.devices.flat
-      if devices is not None or d.process_index == jax.process_index()
-    ]
-  return mesh(tensor=len(chosen), devices=chosen)
+    chosen = [d for d in trainer.devices.flat if d.process_index == here]
+  tensor = math.gcd(len(chosen), a.kv_heads)
+  return mesh(data=len(chosen) // tensor, tensor=tensor, devices=chosen)
 
 
 def _by_process(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
@@ -178,9 +205,11 @@ class Layout:
         self.mesh,
         weights.spec(row.shape[1:], row.axes[1:], self.mesh, rules),
       )
-      for rules in (RULES, _GATHERED)
+      for rules in (RULES, _GATHERED_RULES)
     )
-    return x if cut == gathered else _gather(x, cut, gathered)
+    if cut == gathered:
+      return x
+    return ad_checkpoint.checkpoint_name(_gather(x, cut, gathered), _GATHERED)
 
   def over_heads(
     self, attend: Callable, a: architecture_lib.Architecture

@@ -203,8 +203,11 @@ class Transformer(nn.Module):
       if not row.stacked
     }
     block = Block
-    if c.remat != "none":
-      block = nn.remat(Block, prevent_cse=False, policy=REMAT[c.remat])
+    policy = REMAT.get(c.remat)
+    if policy is None and c.layout is not None:
+      policy = sharding.all_but_gathered
+    if policy is not None:
+      block = nn.remat(Block, prevent_cse=False, policy=policy)
     layers = nn.scan(
       block,
       variable_axes={"params": 0},

@@ -29,15 +29,12 @@ class Example:
       model did not write it. The first token is no target.
     logps: float32 `[T]`, behaviour log-probabilities.
     advantage: of the whole sequence.
-    old_logps: float32 `[T]`, the trainer's own before the rollout's first
-      step; None stands for `logps`.
   """
 
   token_ids: np.ndarray
   weights: np.ndarray
   logps: np.ndarray
   advantage: float = 0.0
-  old_logps: np.ndarray | None = None
 
 
 class Rows(NamedTuple):
@@ -45,6 +42,7 @@ class Rows(NamedTuple):
 
   At index t stands the prediction of `targets[t]` from `tokens[..t]`:
   `behaviour_logp`, `old_logp`, `advantage` and `weight` belong to the target.
+  `old_logp` is `behaviour_logp` until the trainer puts its own in its place.
   """
 
   tokens: np.ndarray
@@ -125,47 +123,16 @@ def pack(
     a, b = divmod(place.row, rows.tokens.shape[1])
     size = len(sequence.token_ids) - 1
     here = np.s_[a, b, place.start : place.start + size]
-    old_logps = sequence.old_logps
-    if old_logps is None:
-      old_logps = sequence.logps
     rows.tokens[here] = sequence.token_ids[:-1]
     rows.targets[here] = sequence.token_ids[1:]
     rows.positions[here] = np.arange(size)
     rows.segment_ids[here] = place.segment
     rows.behaviour_logp[here] = sequence.logps[1:]
-    rows.old_logp[here] = old_logps[1:]
+    rows.old_logp[here] = sequence.logps[1:]
     rows.advantage[here] = sequence.advantage
     rows.weight[here] = sequence.weights[1:]
     rows.used[()] = max(rows.used, a + 1)
   return batch
-
-
-def unpack(
-  values: Sequence[np.ndarray],
-  sequences: Sequence[Example],
-  *,
-  config: config_lib.BatchConfig,
-  multiple: int = 1,
-) -> list[np.ndarray]:
-  """Values at the places of a batch, back to the sequences packed there.
-
-  Args:
-    values: `[A, B, T]` for each row length: one value a prediction.
-    sequences: what `pack` was given, with the same `config` and `multiple`.
-    config: as for `pack`.
-    multiple: as for `pack`.
-
-  Returns:
-    float32 `[T]` for each sequence, at the tokens predicted; the first is 0.
-  """
-  sizes = _sizes(sequences)
-  values = [np.asarray(x).reshape(-1, x.shape[-1]) for x in values]
-  out = [np.zeros(size + 1, np.float32) for size in sizes]
-  found = places(sizes, config=config, multiple=multiple)
-  for tokens, place in zip(out, found, strict=True):
-    row = values[place.bucket][place.row]
-    tokens[1:] = row[place.start : place.start + len(tokens) - 1]
-  return out
 
 
 @dataclasses.dataclass

@@ -205,14 +205,14 @@ class Trainer:
     if not processes.by_first(lambda: checkpoint.rollouts(self._checkpoints)):
       return 0
     # Only its shapes, so that two states are never held at once.
-    self._state, state = (
-      None,
-      jax.tree.map(
+    like = like._replace(
+      state=jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
         self._state,
-      ),
+      )
     )
-    saved = checkpoints.restore(like._replace(state=state))
+    self._state = None
+    saved = checkpoints.restore(like)
     expected = self._saved(saved.rollout).progress
     for name in ("rollout", "seed", "questions"):
       if saved.progress[name] != expected[name]:

@@ -55,7 +55,7 @@ class Placement:
         a process without a part in training.
     """
     trainer = training_mesh(config.mesh, devices)
-    rollout = sharding.rollout_mesh(config.mesh, devices)
+    rollout = sharding.rollout_mesh(config.mesh, a, devices)
     sharding.validate(a, trainer)
     return cls(a, jnp.dtype(config.compute_dtype), trainer, rollout)
 

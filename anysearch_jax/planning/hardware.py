@@ -1,0 +1,211 @@
+"""Accelerators by name: what their data sheets say.
+
+Peaks are dense bfloat16 products; links count one direction; a GPU's memory is
+what CUDA reports of it, a TPU's what its compiler leaves to programs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+  """One kind of device.
+
+  platform: what JAX lowers for. memory: bytes. head_room: the share of it that
+    programs may fill. flops: a second. memory_bandwidth, link_bandwidth,
+    network_bandwidth: bytes a second, the latter between hosts. source: where
+    the numbers are from.
+  """
+
+  name: str
+  platform: str
+  memory: int
+  head_room: float
+  flops: float
+  memory_bandwidth: float
+  link_bandwidth: float
+  network_bandwidth: float
+  source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu(Hardware):
+  """capability: CUDA's. The rest describes the die to the compiler."""
+
+  capability: tuple[int, int]
+  description: str
+  cores: int
+  units_a_core: int
+  clock_ghz: float
+  shared_memory: int
+  shared_memory_block: int
+  l2: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Tpu(Hardware):
+  """dimensions: of its torus. shapes: some slices that exist."""
+
+  dimensions: int
+  shapes: tuple[str, ...]
+
+
+def _hopper(
+  name: str,
+  *,
+  memory: float,
+  bandwidth: float,
+  link: float,
+  description: str,
+  source: str,
+) -> Gpu:
+  return Gpu(
+    name=name,
+    platform="cuda",
+    memory=int(memory * GIB),
+    head_room=0.92,
+    flops=989.4e12,
+    memory_bandwidth=bandwidth,
+    link_bandwidth=link,
+    network_bandwidth=50e9,
+    source=source,
+    capability=(9, 0),
+    description=description,
+    cores=132,
+    units_a_core=128,
+    clock_ghz=1.98,
+    shared_memory=228 * 1024,
+    shared_memory_block=227 * 1024,
+    l2=50 * 2**20,
+  )
+
+
+_A100 = Gpu(
+  name="a100",
+  platform="cuda",
+  memory=int(79.25 * GIB),
+  head_room=0.92,
+  flops=312e12,
+  memory_bandwidth=2.039e12,
+  link_bandwidth=300e9,
+  network_bandwidth=25e9,
+  source=(
+    "NVIDIA A100 80GB SXM data sheet: 312 TFLOP/s, 2,039 GB/s, NVLink 600 GB/s "
+    "both ways; 200 Gb/s network a GPU"
+  ),
+  capability=(8, 0),
+  description="NVIDIA A100-SXM4-80GB",
+  cores=108,
+  units_a_core=64,
+  clock_ghz=1.41,
+  shared_memory=164 * 1024,
+  shared_memory_block=163 * 1024,
+  l2=40 * 2**20,
+)
+
+
+def _tpu(
+  name: str,
+  *,
+  memory: float,
+  flops: float,
+  bandwidth: float,
+  link: float,
+  dimensions: int,
+  shapes: Sequence[str],
+  source: str,
+) -> Tpu:
+  return Tpu(
+    name=name,
+    platform="tpu",
+    memory=int(memory * GIB),
+    head_room=1.0,
+    flops=flops,
+    memory_bandwidth=bandwidth,
+    link_bandwidth=link,
+    network_bandwidth=link,
+    source=source,
+    dimensions=dimensions,
+    shapes=tuple(shapes),
+  )
+
+
+ALL: tuple[Hardware, ...] = (
+  _hopper(
+    "h100",
+    memory=79.1,
+    bandwidth=3.35e12,
+    link=450e9,
+    description="NVIDIA H100 80GB HBM3",
+    source=(
+      "NVIDIA H100 80GB SXM data sheet: 989.4 TFLOP/s dense, 3.35 TB/s, "
+      "NVLink 900 GB/s both ways; 400 Gb/s network a GPU"
+    ),
+  ),
+  _hopper(
+    "h800",
+    memory=79.1,
+    bandwidth=3.35e12,
+    link=200e9,
+    description="NVIDIA H100 80GB HBM3",
+    source=(
+      "NVIDIA H800 SXM data sheet: an H100 with NVLink 400 GB/s both ways"
+    ),
+  ),
+  _hopper(
+    "h200",
+    memory=139.8,
+    bandwidth=4.8e12,
+    link=450e9,
+    description="NVIDIA H200",
+    source=(
+      "NVIDIA H200 141GB SXM data sheet: 989.4 TFLOP/s dense, 4.8 TB/s, "
+      "NVLink 900 GB/s both ways; 400 Gb/s network a GPU"
+    ),
+  ),
+  _A100,
+  _tpu(
+    "v5e",
+    memory=15.75,
+    flops=197e12,
+    bandwidth=819e9,
+    link=100e9,
+    dimensions=2,
+    shapes=("1x1", "2x2", "2x4", "4x4"),
+    source=(
+      "Google Cloud TPU v5e page: 197 TFLOP/s, 819 GB/s, 1,600 Gb/s over "
+      "four links, of which a ring takes two"
+    ),
+  ),
+  _tpu(
+    "v5p",
+    memory=95.73,
+    flops=459e12,
+    bandwidth=2.765e12,
+    link=200e9,
+    dimensions=3,
+    shapes=("1x1x1", "2x2x1", "2x2x2", "2x4x4"),
+    source=(
+      "Google Cloud TPU v5p page: 459 TFLOP/s, 2,765 GB/s, 1,200 GB/s both "
+      "ways over six links, of which a ring takes two"
+    ),
+  ),
+  _tpu(
+    "v6e",
+    memory=31.24,
+    flops=918e12,
+    bandwidth=1.6e12,
+    link=200e9,
+    dimensions=2,
+    shapes=("1x1", "2x2", "2x4", "4x4"),
+    source=(
+      "Google Cloud TPU v6e page: 918 TFLOP/s, 1,600 GB/s, 3,200 Gb/s over "
+      "four links, of which a ring takes two"
+    ),
+  ),
+)
