@@ -18,7 +18,6 @@ import pytest
 import small_run
 from absl import app
 
-from anysearch_jax import processes
 from anysearch_jax.policy import hf, transformer
 from anysearch_jax.training import checkpoint
 from launch import distributed
@@ -213,15 +212,6 @@ def test_processes_of_different_runs_all_stop_with_a_sentence(root):
   for log in logs:
     assert "Process 1 has config.seed 2, process 0 has 1; start the" in log
   assert not (root / "different").exists()
-
-
-def test_a_lone_process_calls_through():
-  assert processes.first()
-  assert processes.share(lambda: 3) == [3]
-  assert processes.by_first(lambda: 3) == processes.together(lambda: 3) == 3
-  for call in (processes.share, processes.by_first, processes.together):
-    with pytest.raises(ZeroDivisionError):
-      call(lambda: 1 / 0)
 
 
 @pytest.mark.parametrize(
