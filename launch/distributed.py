@@ -6,8 +6,9 @@
 
 With `--distributed` JAX finds the others by itself: SLURM, Open MPI, Kubernetes
 (GKE) and TPU pods. Under SLURM and Open MPI a process has one GPU, so start one
-a GPU. All hosts see the run folder (a shared file system) and each has the
-policy.
+a GPU; with plain addresses it has all of its host, which `mesh.trainer` and
+`mesh.rollout` may divide. All hosts see the run folder (a shared file system)
+and each has the policy.
 
 What a process finds wrong before it trains, or while it samples, ends all of
 them with its sentence. One that fails elsewhere leaves at once, without
