@@ -83,9 +83,7 @@ def test_gradients_are_those_of_the_whole_softmax(params, inputs):
 
   def loss(params):
     compute = transformer.Compute(logprob_chunk=4)
-    logp, entropy = logprobs.token_logprobs(
-      params, A, *inputs, compute=compute
-    )
+    logp, entropy = logprobs.token_logprobs(params, A, *inputs, compute=compute)
     # Entropy is reported and not trained on: it must add no gradient.
     return jnp.sum(weight * logp) + jnp.sum(entropy)
 
