@@ -1,4 +1,4 @@
-"""Random BERT encoders of real shapes, made with transformers.
+"""Random BERT encoders of real shapes, in folders as Hugging Face has them.
 
 Every value is drawn, biases and norm scales too, large enough that a wrong
 position, mask or layout moves the vectors.
@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 import transformers
 
-# Widths, heads and activations of the real ones; `small` has fewer layers.
+from anysearch_jax import tensor_files, weights
+from retrieval import bert
+
+# Settings of the real ones.
 CASES: dict[str, dict[str, Any]] = {
   "bert-base": {
     "hidden_size": 768,
@@ -56,13 +59,13 @@ def words() -> list[str]:
 
 
 def texts(count: int, *, seed: int = 0, mean: float = 100) -> list[str]:
-  """Texts of about `mean` words, one in six of them unknown to the model."""
+  """Texts of about `mean` words, one in ten of them unknown to the model."""
   rng = np.random.default_rng(seed)
   known = np.asarray(words())
   out = []
-  for size in rng.normal(mean, mean / 5, count).astype(int).clip(1):
+  for size in rng.normal(mean, mean / 4, count).astype(int).clip(1):
     some = rng.choice(known, size)
-    rare = rng.random(size) < 1 / 6
+    rare = rng.random(size) < 1 / 10
     some = [
       "".join(rng.choice(_SYLLABLES, 4)) if unknown else str(word)
       for word, unknown in zip(some, rare, strict=True)
@@ -72,34 +75,39 @@ def texts(count: int, *, seed: int = 0, mean: float = 100) -> list[str]:
 
 
 def make(
-  case: str, folder: pathlib.Path, *, seed: int = 0, **sizes: Any
-) -> transformers.BertModel:
-  """A float32 torch model of a case, saved in `folder` with its tokenizer.
+  case: str,
+  folder: pathlib.Path,
+  *,
+  seed: int = 0,
+  prefix: str = "",
+  **sizes: Any,
+) -> bert.Architecture:
+  """Saves a float32 model of a case with its tokenizer; needs no torch.
 
   Args:
     case: of `CASES`.
     folder: made if it is not there.
     seed: of the weights.
+    prefix: of the names in the file.
     **sizes: settings of the configuration that take the case's place.
   """
-  import torch
-
   tokens = vocabulary()
   config = transformers.BertConfig(
-    **{"vocab_size": len(tokens) + 7} | CASES[case] | sizes
+    **{"architectures": ["BertModel"], "vocab_size": len(tokens) + 7}
+    | CASES[case]
+    | sizes
   )
-  model = transformers.BertModel(config, add_pooling_layer=False).eval()
-  generator = torch.Generator().manual_seed(seed)
-  with torch.no_grad():
-    for parameter in model.parameters():
-      noise = torch.randn(parameter.shape, generator=generator)
-      if parameter.dim() == 1:
-        parameter.copy_(0.2 * noise)
-      else:
-        parameter.copy_(noise * config.hidden_size**-0.5)
-    for name, parameter in model.named_parameters():
-      if name.endswith("LayerNorm.weight"):
-        parameter.add_(1)
-  model.save_pretrained(folder)
+  config.save_pretrained(folder)
   transformers.BertTokenizerFast(tokens).save_pretrained(folder)
-  return model
+  a = bert.from_hf(config.to_dict())
+  rng = np.random.default_rng(seed)
+
+  def leaf(row: weights.Weight) -> np.ndarray:
+    noise = rng.standard_normal(row.shape, np.float32)
+    if len(row.layer_shape) == 1:
+      return 0.2 * noise + (row.init is None)
+    return noise * a.d_model**-0.5
+
+  table = bert.rows(a, prefix)
+  tensor_files.save(folder, weights.tree(table, leaf), table)
+  return a

@@ -132,7 +132,7 @@ def rows(a: Architecture, prefix: str = "") -> list[weights.Weight]:
   ):
     name, path = layer + module, (_LAYERS, key)
     table += [
-      _weight(a, path, name + ".weight", (gives, takes), (1, 0)),
+      _weight(a, path, name + ".weight", (gives, takes)),
       _weight(a, (_LAYERS, key + "_bias"), name + ".bias", (gives,), init=0.0),
     ]
   for key, module in (
@@ -157,23 +157,20 @@ def _weight(
   a: Architecture,
   path: tuple[str, ...],
   name: str,
-  file_shape: tuple[int, ...],
-  perm: tuple[int, ...] | None = None,
+  shape: tuple[int, ...],
   *,
   init: float | None = 0.02,
 ) -> weights.Weight:
-  """A row that is the file's tensor, transposed by `perm`."""
-  perm = perm or tuple(range(len(file_shape)))
-  shape = tuple(file_shape[i] for i in perm)
+  """A row that is the file's tensor as it stands."""
   stack = (a.layers,) if path[0] == _LAYERS else ()
   return weights.Weight(
     path=path,
     shape=(*stack, *shape),
     axes=(None,) * (len(stack) + len(shape)),
     name=name,
-    split=file_shape,
-    perm=perm,
-    file_shape=file_shape,
+    split=shape,
+    perm=tuple(range(len(shape))),
+    file_shape=shape,
     init=init,
   )
 
@@ -221,7 +218,7 @@ class _Block(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, visible: jax.Array) -> jax.Array:
-    """Layer over tokens `[B * T, D]`; `visible` bool `[B, T]`."""
+    """Layer over tokens `[D, B * T]`; `visible` bool `[B, T]`."""
     a = self.a
     w = {
       row.path[-1]: self.param(
@@ -232,21 +229,22 @@ class _Block(nn.Module):
     }
 
     def project(key: str, x: jax.Array) -> jax.Array:
-      return _dot(x, w[key]) + w[key + "_bias"]
+      return _dot(w[key], x) + w[key + "_bias"][:, None]
 
-    heads = (*visible.shape, a.heads, a.head_dim)
+    def norm(key: str, x: jax.Array) -> jax.Array:
+      return _layer_norm(x, w[key], w[key + "_bias"], a)
+
+    b, t = visible.shape
     # [B, N, H, T].
     q, k, v = (
-      project(key, x).reshape(heads).transpose(0, 2, 3, 1)
+      project(key, x).reshape(a.heads, -1, b, t).transpose(2, 0, 1, 3)
       for key in ("q", "k", "v")
     )
     out = _attend(q * a.head_dim**-0.5, k, v, visible)
-    out = out.transpose(0, 3, 1, 2).reshape(x.shape)
-    x = _layer_norm(
-      project("o", out) + x, w["attention_norm"], w["attention_norm_bias"], a
-    )
+    out = out.transpose(1, 2, 0, 3).reshape(x.shape)
+    x = norm("attention_norm", project("o", out) + x)
     y = project("down", _gelu(project("up", x)))
-    return _layer_norm(y + x, w["mlp_norm"], w["mlp_norm_bias"], a)
+    return norm("mlp_norm", y + x)
 
 
 class Bert(nn.Module):
@@ -265,11 +263,11 @@ class Bert(nn.Module):
       if not row.stacked
     }
     x = w["words"][ids] + w["token_types"][0] + w["positions"][:t]
-    x = _layer_norm(x, w["norm"], w["norm_bias"], a).reshape(b * t, -1)
+    x = _layer_norm(x.reshape(b * t, -1).T, w["norm"], w["norm_bias"], a)
     visible = jnp.arange(t) < lengths[:, None]
     for i in range(a.layers):
       x = _Block(a, name=_layer(i))(x, visible)
-    return x.reshape(b, t, -1)
+    return x.reshape(-1, b, t).transpose(1, 2, 0)
 
 
 def forward(
@@ -319,11 +317,11 @@ def _gelu(x: jax.Array) -> jax.Array:
 def _layer_norm(
   x: jax.Array, scale: jax.Array, bias: jax.Array, a: Architecture
 ) -> jax.Array:
-  """Over the last axis, in float32."""
+  """Over the first axis, in float32."""
   x32 = x.astype(jnp.float32)
-  x32 -= x32.mean(-1, keepdims=True)
-  x32 *= jax.lax.rsqrt(jnp.square(x32).mean(-1, keepdims=True) + a.norm_eps)
-  return (x32 * scale + bias).astype(x.dtype)
+  x32 -= x32.mean(0)
+  x32 *= jax.lax.rsqrt(jnp.square(x32).mean(0) + a.norm_eps)
+  return (x32 * scale[:, None] + bias[:, None]).astype(x.dtype)
 
 
 def pool(hidden: jax.Array, lengths: jax.Array, pooling: str) -> jax.Array:

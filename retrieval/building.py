@@ -178,11 +178,24 @@ def _identity(
     file = pathlib.Path(settings.faiss_file).absolute()
     if not file.is_file():
       raise ValueError(f"faiss_file: found no file {file}.")
-    values["file"] = {"path": str(file), "bytes": file.stat().st_size}
+    values["file"] = {
+      "path": str(file),
+      "bytes": file.stat().st_size,
+      "sha256": vectors.digest(file),
+    }
   elif encoder is not None:
     values |= {"dtype": settings.dtype, "shard": settings.shard}
-  canonical = json.dumps(values, sort_keys=True).encode()
+  canonical = json.dumps(without_paths(values), sort_keys=True).encode()
   return values | {"sha256": hashlib.sha256(canonical).hexdigest()}
+
+
+def without_paths(identity: dict[str, Any]) -> dict[str, Any]:
+  """An identity less where things lie: they may move, and it may be told."""
+  out = dict(identity)
+  for name, key in (("encoder", "folder"), ("file", "path")):
+    if name in out:
+      out[name] = {k: v for k, v in out[name].items() if k != key}
+  return out
 
 
 def _begin(folder: pathlib.Path, identity: dict[str, Any]) -> None:
@@ -191,7 +204,8 @@ def _begin(folder: pathlib.Path, identity: dict[str, Any]) -> None:
   if not begun.is_file():
     _write_json(begun, identity)
     return
-  found = json.loads(begun.read_text())
+  found = without_paths(json.loads(begun.read_text()))
+  identity = without_paths(identity)
   for name in [*identity, *found]:
     if found.get(name) != identity.get(name):
       raise OtherIndexError(

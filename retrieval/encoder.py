@@ -10,36 +10,34 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import hashlib
 import os
 import pathlib
-import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tokenizers
 
 from anysearch_jax import tensor_files
 from retrieval import bert, encoder_settings
+from retrieval import pieces as pieces_lib
 
 # Calls under way: what one does on one thread is time for the other.
 _CALLS_AT_ONCE = 2
-_TEXTS_AT_ONCE = 4096
+# Texts of so many tokens are padded less: most queries are.
+_SHORT = 32
 # Tokens of a call for each core, or for each device of another kind.
-_CPU_TOKENS, _DEVICE_TOKENS = 512, 1 << 16
-# Halves of pairs, which are no characters.
-_SURROGATES = re.compile("[\ud800-\udfff]")
+_CORE_TOKENS, _DEVICE_TOKENS = 256, 1 << 16
 
 
 class Shapes(NamedTuple):
   """Shapes of calls, on all devices together.
 
-  step: tokens of a row are a multiple of it, or the most there may be.
+  step: tokens of a row are a multiple of it, or the most there may be; of half
+    of it, where they are few.
   query_rows: of a call for queries: few, for they seldom come in hundreds.
   passage_tokens: of a call for passages, padding included.
   """
@@ -62,7 +60,7 @@ class Encoder:
     self,
     params: bert.Params,
     architecture: bert.Architecture,
-    tokenizer: tokenizers.Tokenizer,
+    pieces: pieces_lib.Pieces,
     settings: encoder_settings.EncoderSettings,
     *,
     mesh: jax.sharding.Mesh,
@@ -74,7 +72,7 @@ class Encoder:
     Args:
       params: on every device of `mesh`.
       architecture: theirs.
-      tokenizer: with the truncation that `settings` say.
+      pieces: of texts, `settings.max_tokens` at most.
       settings: of texts.
       mesh: has the axis `data`, which rows of a call are cut over.
       shapes: of calls.
@@ -82,7 +80,7 @@ class Encoder:
     """
     self.architecture, self.settings = architecture, settings
     self.dim = architecture.d_model
-    self._params, self._tokenizer = params, tokenizer
+    self._params, self._pieces = params, pieces
     self._shapes, self._identity = shapes, identity
     self._devices = mesh.size
     self._batch = jax.sharding.NamedSharding(mesh, jax.P("data"))
@@ -134,16 +132,13 @@ class Encoder:
         f"max_tokens: found {max_tokens}, but {folder} has {a.positions} "
         "positions; expected no more of them."
       )
-    tokenizer = _tokenizer(folder, a, max_tokens)
+    pieces = pieces_lib.Pieces(
+      folder, vocab_size=a.vocab_size, max_tokens=max_tokens
+    )
     if devices is None:
       devices = jax.local_devices()
       devices = devices[:1] if devices[0].platform == "cpu" else devices
-    mesh = jax.make_mesh(
-      (len(devices),),
-      ("data",),
-      axis_types=(jax.sharding.AxisType.Auto,),
-      devices=devices,
-    )
+    mesh = jax.sharding.Mesh(np.asarray(devices), ("data",))
     params = bert.load(
       folder,
       a,
@@ -153,19 +148,41 @@ class Encoder:
     identity = {
       "folder": str(folder.absolute()),
       "weights_sha256": tensor_files.digest(folder),
-      "tokenizer_sha256": hashlib.sha256(
-        (folder / "tokenizer.json").read_bytes()
-      ).hexdigest(),
+      "tokenizer_sha256": pieces.sha256,
       "dtype": jnp.dtype(dtype).name,
     }
     return cls(
       params,
       a,
-      tokenizer,
+      pieces,
       settings,
       mesh=mesh,
       shapes=_shapes(devices, batch_tokens),
       identity=identity,
+    )
+
+  @classmethod
+  def like(
+    cls,
+    identity: Mapping[str, Any],
+    folder: str | pathlib.Path | None = None,
+    **options: Any,
+  ) -> Encoder:
+    """Loads with the settings of another one; it may still differ from it.
+
+    Args:
+      identity: of the other one.
+      folder: None: where that one was.
+      **options: `devices` and `batch_tokens` of `load`.
+
+    Raises:
+      ValueError: as `load` does.
+    """
+    said = (*encoder_settings.NAMES, "dtype")
+    return cls.load(
+      identity["folder"] if folder is None else folder,
+      **{name: identity[name] for name in said},
+      **options,
     )
 
   def identity(self) -> dict[str, Any]:
@@ -210,11 +227,10 @@ class Encoder:
     rows_of: Callable[[int], int],
   ) -> np.ndarray:
     """Vectors of prefixed texts; `rows_of` a length are rows of its calls."""
-    tokens = self._tokenize(texts, prefix)
+    tokens = self._pieces.ids(texts, prefix)
     buckets = collections.defaultdict(list)
     for i, ids in enumerate(tokens):
-      length = -(-len(ids) // self._shapes.step) * self._shapes.step
-      buckets[min(length, self.settings.max_tokens)].append(i)
+      buckets[self._length(len(ids))].append(i)
     calls = []
     for length, members in sorted(buckets.items(), reverse=True):
       rows = -(-rows_of(length) // self._devices) * self._devices
@@ -228,7 +244,7 @@ class Encoder:
       out[some] = vectors[: len(some)]
 
     if len(calls) > 1:
-      with futures.ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
+      with futures.ThreadPoolExecutor(min(_CALLS_AT_ONCE, _cores())) as pool:
         list(pool.map(answer, calls))
     elif calls:
       answer(calls[0])
@@ -238,6 +254,11 @@ class Encoder:
         "it in float32, or copy its folder again."
       )
     return out
+
+  def _length(self, tokens: int) -> int:
+    """Of the row that a text of so many tokens stands in."""
+    step = self._shapes.step // (2 if tokens <= _SHORT else 1)
+    return min(-(-tokens // step) * step, self.settings.max_tokens)
 
   def _call(
     self, tokens: Sequence[np.ndarray], shape: tuple[int, int]
@@ -252,6 +273,8 @@ class Encoder:
     return np.asarray(self._program(shape)(self._params, *batch))
 
   def _program(self, shape: tuple[int, int]) -> Callable[..., jax.Array]:
+    if shape in self._programs:
+      return self._programs[shape]
     with self._lock:
       if shape not in self._programs:
         vectors = functools.partial(
@@ -268,31 +291,25 @@ class Encoder:
         )
       return self._programs[shape]
 
-  def _tokenize(self, texts: Sequence[str], prefix: str) -> list[np.ndarray]:
-    """Ids of each text, its prefix and the special tokens, as they are cut."""
-    out = []
-    for start in range(0, len(texts), _TEXTS_AT_ONCE):
-      some = [
-        prefix + _SURROGATES.sub("\ufffd", text)
-        for text in texts[start : start + _TEXTS_AT_ONCE]
-      ]
-      out += [
-        np.asarray(encoding.ids, np.int32)
-        for encoding in self._tokenizer.encode_batch_fast(some)
-      ]
-    return out
-
 
 def _shapes(devices: Sequence[jax.Device], batch_tokens: int | None) -> Shapes:
   """What suits devices of that kind."""
   if devices[0].platform == "cpu":
     # Short steps, for arithmetic is dear and compiling cheap.
-    shapes = Shapes(8, 2, _CPU_TOKENS * (os.cpu_count() or 1))
+    cores = max(2, _cores())
+    shapes = Shapes(8, cores, _CORE_TOKENS * cores)
   else:
     shapes = Shapes(32, 32, _DEVICE_TOKENS)
   if batch_tokens is not None:
     shapes = shapes._replace(passage_tokens=batch_tokens)
   return shapes._replace(passage_tokens=shapes.passage_tokens * len(devices))
+
+
+def _cores() -> int:
+  """That this process may run on."""
+  if hasattr(os, "sched_getaffinity"):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
 
 
 def _vectors(
@@ -316,37 +333,3 @@ def _architecture(folder: pathlib.Path) -> bert.Architecture:
     return bert.from_hf(encoder_settings.read(path, dict))
   except ValueError as error:
     raise ValueError(f"{folder}: {error}") from error
-
-
-def _tokenizer(
-  folder: pathlib.Path, a: bert.Architecture, max_tokens: int
-) -> tokenizers.Tokenizer:
-  """The folder's tokenizer, which cuts and does not pad."""
-  path = folder / "tokenizer.json"
-  if not path.is_file():
-    raise ValueError(
-      f"{folder}: no tokenizer.json; load the tokenizer once with transformers "
-      "and write it again with save_pretrained."
-    )
-  try:
-    tokenizer = tokenizers.Tokenizer.from_file(str(path))
-  # The library raises bare Exceptions.
-  except Exception as error:
-    raise ValueError(
-      f"{path}: not a tokenizer ({error}); copy it again."
-    ) from error
-  size = max(tokenizer.get_vocab().values(), default=0) + 1
-  if size > a.vocab_size:
-    raise ValueError(
-      f"{folder}: the tokenizer has {size} tokens, the embedding "
-      f"{a.vocab_size} rows; they are not of one model."
-    )
-  special = tokenizer.num_special_tokens_to_add(is_pair=False)
-  if not 0 < special < max_tokens:
-    raise ValueError(
-      f"{folder}: the tokenizer adds {special} special tokens to a text; "
-      f"expected 1 or more, and fewer than max_tokens, {max_tokens}."
-    )
-  tokenizer.no_padding()
-  tokenizer.enable_truncation(max_tokens)
-  return tokenizer

@@ -20,7 +20,7 @@ _E5_NAME = re.compile(r"(?<![a-z0-9])e5(?![a-z0-9])", re.IGNORECASE)
 # Where sentence-transformers looks for the prompt of either side.
 _PROMPTS = {
   "query_prefix": ("query",),
-  "passage_prefix": ("passage", "document", "corpus"),
+  "passage_prefix": ("document", "passage", "corpus"),
 }
 _MODULES = ("Transformer", "Pooling", "Normalize")
 _CLS, _MEAN = "pooling_mode_cls_token", "pooling_mode_mean_tokens"
@@ -50,6 +50,9 @@ class EncoderSettings:
       raise ValueError(
         f"max_tokens: found {self.max_tokens}, expected 1 or more."
       )
+
+
+NAMES = tuple(field.name for field in dataclasses.fields(EncoderSettings))
 
 
 def settle(

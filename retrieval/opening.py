@@ -51,7 +51,7 @@ def open_index(
     corpus,
     _index(folder, identity, devices=devices, verify=verify),
     encoder=made,
-    identity=_without_paths(identity),
+    identity=building.without_paths(identity),
   )
 
 
@@ -65,25 +65,20 @@ def _read(folder: pathlib.Path) -> dict[str, Any]:
     ) from error
 
 
-def _without_paths(identity: dict[str, Any]) -> dict[str, Any]:
-  """What may be told to whoever asks."""
-  out = dict(identity)
-  for name, key in (("encoder", "folder"), ("file", "path")):
-    if name in out:
-      out[name] = {k: v for k, v in out[name].items() if k != key}
-  return out
-
-
 def _encoder(
   expected: dict[str, Any],
   given: str | os.PathLike | search.Encoder | None,
 ) -> search.Encoder:
-  if given is None:
-    given = expected.get("folder")
-  if isinstance(given, str | os.PathLike):
+  if given is None or isinstance(given, str | os.PathLike):
     from retrieval import encoder as encoder_lib
 
-    given = encoder_lib.Encoder.load(given)
+    try:
+      given = encoder_lib.Encoder.like(expected, given)
+    except KeyError as error:
+      raise ValueError(
+        f"encoder: the index was built with one that says no {error}, so not "
+        "from a folder; expected that encoder itself."
+      ) from error
   found = {"dim": given.dim} | given.identity()
   for name in expected:
     # It may have moved.

@@ -256,6 +256,13 @@ def test_another_encoder_is_refused(tmp_path):
       opening.open_index(tmp_path / "index", encoder=other)
 
 
+def test_an_encoder_of_no_folder_must_be_given(tmp_path):
+  make(tmp_path)
+  for given in (None, tmp_path):
+    with pytest.raises(ValueError, match="expected that encoder itself"):
+      opening.open_index(tmp_path / "index", encoder=given)
+
+
 def test_a_corpus_that_is_cut_short_is_refused(tmp_path):
   make(tmp_path)
   os.truncate(tmp_path / "c.jsonl", 300)

@@ -1,0 +1,87 @@
+"""The tokens of texts, by the tokenizer of an encoder's folder."""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import tokenizers
+
+# What the library says of a text is many times its ids.
+_TEXTS_AT_ONCE = 4096
+# Halves of pairs, which are no characters.
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+class Pieces:
+  """Ids of texts, special tokens added, long texts cut. Any thread may ask.
+
+  Attributes:
+    max_tokens: the most ids of a text.
+    sha256: of the tokenizer's file.
+  """
+
+  def __init__(
+    self, folder: str | pathlib.Path, *, vocab_size: int, max_tokens: int
+  ):
+    """Reads a folder's `tokenizer.json`.
+
+    Args:
+      folder: of a model.
+      vocab_size: rows of its embedding; ids are below.
+      max_tokens: special tokens included.
+
+    Raises:
+      ValueError: no tokenizer, or not one for this model.
+    """
+    path = pathlib.Path(folder) / "tokenizer.json"
+    if not path.is_file():
+      raise ValueError(
+        f"{folder}: no tokenizer.json; load the tokenizer once with "
+        "transformers and write it again with save_pretrained."
+      )
+    content = path.read_bytes()
+    try:
+      tokenizer = tokenizers.Tokenizer.from_buffer(content)
+    except Exception as error:  # The library raises bare ones.
+      raise ValueError(
+        f"{path}: not a tokenizer ({error}); copy it again."
+      ) from error
+    size = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if size > vocab_size:
+      raise ValueError(
+        f"{folder}: the tokenizer has {size} tokens, the embedding "
+        f"{vocab_size} rows; they are not of one model."
+      )
+    special = tokenizer.num_special_tokens_to_add(is_pair=False)
+    if not 0 < special < max_tokens:
+      raise ValueError(
+        f"{folder}: the tokenizer adds {special} special tokens to a text; "
+        f"expected 1 or more, and fewer than max_tokens, {max_tokens}."
+      )
+    # Whatever the file says of them.
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_tokens)
+    self.max_tokens = max_tokens
+    self.sha256 = hashlib.sha256(content).hexdigest()
+    self._tokenizer = tokenizer
+
+  def ids(self, texts: Sequence[str], prefix: str = "") -> list[np.ndarray]:
+    """int32 ids of each text with `prefix` before it; no text has none.
+
+    What is no Unicode in a text counts as U+FFFD.
+    """
+    out = []
+    for start in range(0, len(texts), _TEXTS_AT_ONCE):
+      some = [
+        prefix + _SURROGATES.sub("\ufffd", text)
+        for text in texts[start : start + _TEXTS_AT_ONCE]
+      ]
+      out += [
+        np.asarray(encoding.ids, np.int32)
+        for encoding in self._tokenizer.encode_batch_fast(some)
+      ]
+    return out
