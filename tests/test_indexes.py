@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 
+import bm25s
 import faiss
 import jax
 import numpy as np
@@ -283,6 +284,33 @@ def test_words_rank_as_bm25_does(words, query):
     (hits,) = words.search([query], k)
     assert hits.rows.tolist() == rows[:k]
     np.testing.assert_allclose(hits.scores, expected[rows[:k]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("at_once", [1, 30, 1 << 20])
+def test_words_are_counted_in_blocks_as_bm25s_counts_them(
+  tmp_path, monkeypatch, at_once
+):
+  rng = np.random.default_rng(0)
+  texts = [
+    " ".join(f"w{n}" for n in rng.zipf(1.5, rng.integers(0, 40)))
+    for _ in range(50)
+  ]
+  monkeypatch.setattr(word_index, "_WORDS_AT_ONCE", at_once)
+  (tmp_path / "spool").mkdir()  # A killed builder's.
+  word_index.write(tmp_path, texts, k1=1.2, b=0.75)
+  ours = bm25s.BM25.load(tmp_path)
+  theirs = bm25s.BM25(k1=1.2, b=0.75, method="lucene", backend="numpy")
+  theirs.index([word_index.words(t) for t in texts], show_progress=False)
+  for word, number in theirs.vocab_dict.items():
+    if not word:  # Theirs alone has one for texts without words.
+      continue
+    parts = []
+    for index, n in ((ours, ours.vocab_dict[word]), (theirs, number)):
+      part = slice(*index.scores["indptr"][n : n + 2])
+      parts.append([index.scores[key][part] for key in ("indices", "data")])
+    np.testing.assert_array_equal(*parts)
+  assert len(ours.vocab_dict) == len(theirs.vocab_dict) - 1
+  assert word_index.WordIndex(tmp_path).count == 50
 
 
 @pytest.mark.parametrize("query", ["", "   ", "silver", "?!", "\ud800", "\0"])
