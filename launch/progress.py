@@ -33,17 +33,16 @@ class Line:
     now = self._clock()
     if self._first is None:
       # A resumed run starts in the middle: rate counts from here.
-      self._first = done - 1
+      self._first = max(done - 1, 0)
     if now - self._printed < self._every and done < self._total:
       return
     self._printed = now
-    rate = (done - self._first) / max(now - self._started, 1e-9)
-    left = (self._total - done) / rate
-    self._out.write(
-      f"{self._unit} {done}/{self._total}  {rate:.1f}/s  "
-      f"{duration(left)} left  {note}".rstrip()
-      + "\n"
-    )
+    line = f"{self._unit} {done}/{self._total}"
+    if done > self._first:
+      rate = (done - self._first) / max(now - self._started, 1e-9)
+      left = (self._total - done) / rate
+      line += f"  {rate:.1f}/s  {duration(left)} left"
+    self._out.write(f"{line}  {note}".rstrip() + "\n")
     self._out.flush()
 
 

@@ -88,8 +88,18 @@ class Batcher:
     self._open: set[_Request] = set()
     self._starting = self._closed = False
     self._seconds = 0.0  # Of the last search.
-    self.busy = False
+    self._begun: float | None = None  # When the one that runs did.
     self.waiting = 0
+
+  @property
+  def busy(self) -> bool:
+    """Whether a search runs."""
+    return self._begun is not None
+
+  @property
+  def seconds(self) -> float:
+    """How long the search that runs has taken; 0 while none does."""
+    return 0.0 if self._begun is None else time.monotonic() - self._begun
 
   def submit(self, queries: Sequence[str], k: int) -> asyncio.Future:
     """The passages of each query, later, or a `SearchError` for one of them.
@@ -144,7 +154,7 @@ class Batcher:
     self._starting = False
     if self.busy or self._closed or not (parts := self._take()):
       return
-    self.busy = True
+    self._begun = time.monotonic()
     work = asyncio.get_running_loop().run_in_executor(
       self._thread, self._answer, parts
     )
@@ -174,7 +184,7 @@ class Batcher:
     return parts
 
   def _finish(self, parts: Sequence[_Part], done: asyncio.Future) -> None:
-    self.busy = False
+    self._begun = None
     # The thread works on while answers are handed out.
     self._start()
     for part, outcome in zip(parts, done.result(), strict=True):

@@ -235,6 +235,7 @@ def _encode(
       done += last - first
       on_rows(done, of)
 
+  on_rows(done, of)
   for shard in mine:
     start, end = shards.span(shard)
     if shards.finished(shard):

@@ -1,7 +1,8 @@
 """Search over HTTP, for many clients of several kinds at once.
 
     POST /retrieve, /search, /batch_search   see `dialects`
-    GET  /health    200 and what answers come from; 503 while it drains
+    GET  /health    200 and what answers come from; 503 while it drains, or is
+                    stuck: one search takes longer than any client waits
     GET  /metrics   for Prometheus
 
 Errors are `{"detail": sentence}`: 401 wrong token, 408 the body came too
@@ -99,14 +100,19 @@ class Service:
 
   def health(self) -> fastapi.Response:
     """What answers come from, for everybody."""
+    status = "ok"
+    if self.draining:
+      status = "draining"
+    elif self._batcher.seconds > self._limits.deadline:
+      status = "stuck"
     values = {
-      "status": "draining" if self.draining else "ok",
+      "status": status,
       "passages": len(self._search),
       "identity": self._search.identity,
       "topk": self._limits.topk,
       "max_topk": self._limits.max_topk,
     }
-    return _json(values, 503 if self.draining else 200)
+    return _json(values, 200 if status == "ok" else 503)
 
   def metrics(self, request: requests.Request) -> fastapi.Response:
     """What Prometheus asks for."""

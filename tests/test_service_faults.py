@@ -42,9 +42,12 @@ def test_an_answer_that_comes_too_late_is_an_error_and_the_next_is_not():
     for response in responses:
       served.refused(response, 504, "No answer within 0.5 seconds")
     assert client.app.state.service.waiting == 0
+    health = await client.get("/health")
+    assert (health.status_code, health.json()["status"]) == (503, "stuck")
     search.free.set()
     while client.app.state.service.busy:
       await asyncio.sleep(0.001)
+    assert (await client.get("/health")).status_code == 200
     return await client.post("/retrieve", json=body)
 
   assert served.play(scenario, deadline=0.5).status_code == 200
