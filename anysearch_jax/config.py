@@ -289,10 +289,12 @@ class LoraConfig:
 class DataConfig:
   """Where questions and passages come from.
 
-  source: `world`, the generated one. split: what is trained on.
+  source: `world`, the generated one, or `prepared`, a folder of
+    launch.prepare_data. path: that folder. split: what is trained on.
   """
 
   source: str = "world"
+  path: str = ""
   world_seed: int = 0
   split: str = "train"
 
@@ -319,12 +321,21 @@ class WarmStartConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-  """Which cells are measured, and on how many questions each."""
+  """Which cells are measured, and on how many questions each.
+
+  questions: of each dataset; 0: all of them. datasets: by name; empty: all that
+    the questions are of. search_price: US dollars a thousand searches;
+    input_price, output_price: a million tokens that the policy reads, writes.
+  """
 
   budgets: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8)
   questions: int = 1000
+  datasets: tuple[str, ...] = ()
   seeds: tuple[int, ...] = (42,)
   scaffold: bool = False
+  search_price: float = 0.0
+  input_price: float = 0.0
+  output_price: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
