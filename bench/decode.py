@@ -48,22 +48,6 @@ _SMALL = {
 }
 
 
-def bandwidth(size: int) -> float:
-  """Bytes a second that a copy of `size` bytes reads and writes."""
-  import jax
-  import jax.numpy as jnp
-
-  x = jnp.zeros(size // 4, jnp.float32)
-  copy = jax.jit(lambda x: x + 1)
-  jax.block_until_ready(copy(x))
-  seconds = []
-  for _ in range(7):
-    started = time.perf_counter()
-    jax.block_until_ready(copy(x))
-    seconds.append(time.perf_counter() - started)
-  return 2 * x.nbytes / min(seconds)
-
-
 def main(argv) -> None:
   del argv
   parts.setup_jax(threads=_THREADS.value, cache="")
@@ -77,6 +61,7 @@ def main(argv) -> None:
   from anysearch_jax import json_files, weights
   from anysearch_jax.policy import architecture, sharding, table
   from anysearch_jax.rollout import kv_memory, kv_store
+  from bench import copying
 
   shape = (
     json_files.read(pathlib.Path(_SHAPE.value)) if _SHAPE.value else _SMALL
@@ -161,7 +146,7 @@ def main(argv) -> None:
   )
   cache = rows * middle * a.layers * 2 * a.kv_heads * a.head_dim
   cache *= dtype.itemsize
-  speed = bandwidth(min(2**30, max(2**27, read)))
+  speed = copying.bandwidth(min(2**30, max(2**27, read)))
   limit = (read + cache) / speed
   out = {
     "device": jax.devices()[0].device_kind,

@@ -11,20 +11,15 @@ since: remove the folder to start over.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 import shlex
-import subprocess
-import sys
 import time
 
 from absl import app, flags
 
+from launch import jobs as jobs_lib
 from launch import progress
-
-_POLL = 0.2  # Seconds between looks at the running processes.
-_SHOW = 5.0  # Seconds between progress lines of one process.
 
 _MAIN = "configs/quickstart.py"
 _METHODS = {
@@ -41,28 +36,7 @@ _LABELS = {
 }
 
 
-@dataclasses.dataclass
-class Job:
-  """One command; `after` names the jobs that it needs, `result` its file."""
-
-  name: str
-  command: list[str]
-  result: pathlib.Path
-  after: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass
-class Running:
-  """A started job: its process, its log and how far the log was shown."""
-
-  job: Job
-  process: subprocess.Popen
-  log: pathlib.Path
-  started: float
-  shown: float = 0.0
-
-
-def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
+def plan(root: pathlib.Path, *, full: bool) -> list[jobs_lib.Job]:
   """The jobs in order of preference: trainings first, report last."""
   seeds = (42, 43, 44) if full else (42,)
   trainings, evaluations = [], []
@@ -70,7 +44,7 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
     for method in _ORDER:
       config, overrides = _METHODS[method]
       folder = root / f"{method}-{seed}"
-      train = Job(
+      train = jobs_lib.Job(
         f"train {method} {seed}",
         [
           "-m",
@@ -79,6 +53,7 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
           f"--config.seed={seed}",
           *overrides,
           f"--output={folder}",
+          "--threads=1",
         ],
         folder / "policy" / "config.json",
       )
@@ -131,10 +106,10 @@ def _evaluation(
   seeds: tuple[int, ...],
   scaffold: bool = False,
   after: tuple[str, ...] = (),
-) -> Job:
+) -> jobs_lib.Job:
   budgets = "0,1,2,3,4,5,6,7,8" if full else "0,1,2,3,5,8"
   questions = 1000 if full or not few else 300
-  return Job(
+  return jobs_lib.Job(
     name,
     [
       "-m",
@@ -146,13 +121,16 @@ def _evaluation(
       f"--config.evaluation.seeds={','.join(map(str, seeds))}",
       f"--config.evaluation.scaffold={str(scaffold).lower()}",
       f"--output={output}",
+      "--threads=1",
     ],
     output / "episodes.jsonl",
     after,
   )
 
 
-def _report(root: pathlib.Path, seeds: tuple[int, ...], jobs: list[Job]) -> Job:
+def _report(
+  root: pathlib.Path, seeds: tuple[int, ...], jobs: list[jobs_lib.Job]
+) -> jobs_lib.Job:
   def rows(method: str, kind: str) -> str:
     return "+".join(
       str(root / f"{method}-{seed}" / "evaluation" / kind) for seed in seeds
@@ -165,7 +143,7 @@ def _report(root: pathlib.Path, seeds: tuple[int, ...], jobs: list[Job]) -> Job:
   runs = [f"{_LABELS[m]}={root / f'{m}-{seeds[0]}'}" for m in _METHODS]
   output = root / "report.html"
   notes = "\n".join(shlex.join(["python", *job.command]) for job in jobs)
-  return Job(
+  return jobs_lib.Job(
     "report",
     [
       "-m",
@@ -178,73 +156,11 @@ def _report(root: pathlib.Path, seeds: tuple[int, ...], jobs: list[Job]) -> Job:
     ],
     output,
     tuple(job.name for job in jobs),
+    again=True,
+    shows=True,
+    # They hold all other commands, which were shown already.
+    quiet=("--notes=",),
   )
-
-
-def run(jobs: list[Job], logs: pathlib.Path, *, at_once: int) -> None:
-  """Runs the jobs as their needs are met.
-
-  Raises:
-    SystemExit: a command failed; the others are stopped.
-  """
-  logs.mkdir(parents=True, exist_ok=True)
-  done = {job.name for job in jobs[:-1] if job.result.is_file()}
-  if done:
-    print(f"Results stand in {logs.parent}; remove it to start over.")
-  for name in sorted(done):
-    print(f"already there, not run again: {name}", flush=True)
-  waiting = [job for job in jobs if job.name not in done]
-  running: list[Running] = []
-  try:
-    while waiting or running:
-      ready = [j for j in waiting if set(j.after) <= done]
-      for job in ready[: at_once - len(running)]:
-        waiting.remove(job)
-        running.append(_start(job, logs))
-      time.sleep(_POLL)
-      for each in list(running):
-        if _poll(each):
-          running.remove(each)
-          done.add(each.job.name)
-  finally:
-    for each in running:
-      each.process.terminate()
-
-
-def _start(job: Job, logs: pathlib.Path) -> Running:
-  one_thread = [] if job.name == "report" else ["--threads=1"]
-  command = [sys.executable, *job.command, *one_thread]
-  # The report's notes hold all other commands; they were shown already.
-  brief = [arg for arg in command[1:] if not arg.startswith("--notes=")]
-  shown = shlex.join([".venv/bin/python", *brief])
-  print(f"\n[{job.name}] starts:\n  {shown}", flush=True)
-  log = logs / f"{job.name.replace(' ', '-')}.log"
-  with log.open("w") as file:
-    process = subprocess.Popen(
-      command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-    )
-  return Running(job, process, log, time.monotonic())
-
-
-def _poll(each: Running) -> bool:
-  """Shows progress; True when the job is over."""
-  code = each.process.poll()
-  now = time.monotonic()
-  if code is None:
-    if now - each.shown >= _SHOW:
-      each.shown = now
-      lines = each.log.read_text(errors="replace").splitlines()
-      last = lines[-1] if lines else "setting up"
-      print(f"[{each.job.name}] {last}", flush=True)
-    return False
-  text = each.log.read_text(errors="replace")
-  if code:
-    sys.exit(f"[{each.job.name}] failed with code {code}:\n{text[-3000:]}")
-  took = progress.duration(now - each.started)
-  print(f"[{each.job.name}] done in {took}", flush=True)
-  if each.job.name == "report":
-    print(text, flush=True)
-  return True
 
 
 def define_flags() -> None:
@@ -262,7 +178,7 @@ def main(argv) -> None:
   root = pathlib.Path(flags.FLAGS.output)
   started = time.monotonic()
   print(f"{os.cpu_count()} cores, load average {_load()} before the start")
-  run(
+  jobs_lib.run(
     plan(root, full=flags.FLAGS.full), root / "logs", at_once=flags.FLAGS.jobs
   )
   took = progress.duration(time.monotonic() - started)

@@ -137,7 +137,7 @@ class _Held:
       else None
     )
     self._run = functools.partial(
-      _held, mesh=mesh, count=shards.count, each=each, block=block
+      held, mesh=mesh, count=shards.count, each=each, block=block
     )
 
   def __call__(self, queries: np.ndarray, k: int):
@@ -211,7 +211,7 @@ def _better(best, queries, values, scales, first, *, k: int):
 @functools.partial(
   jax.jit, static_argnames=("k", "mesh", "count", "each", "block")
 )
-def _held(
+def held(
   queries, values, scales, *, k: int, mesh, count: int, each: int, block: int
 ):
   """The best of all devices."""

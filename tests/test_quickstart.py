@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pathlib
-import sys
 
 import numpy as np
 import pytest
@@ -61,61 +60,6 @@ def test_fewer_questions_are_inside_more_and_mixed_alike():
     return np.mean([q.metadata["hops"] for q in questions])
 
   assert abs(hops(few) - hops(many)) < 0.3
-
-
-def _job(tmp_path, name, code, after=()):
-  result = tmp_path / f"{name}.done"
-  script = f"import pathlib, sys; {code}; pathlib.Path({str(result)!r}).touch()"
-  return quickstart.Job(name, ["-c", script], result, tuple(after))
-
-
-@pytest.fixture
-def plain_commands(monkeypatch):
-  """Runs a job's command as it is, without flags that it does not know."""
-
-  def start(job, logs):
-    log = logs / f"{job.name}.log"
-    with log.open("w") as file:
-      process = quickstart.subprocess.Popen(
-        [sys.executable, *job.command], stdout=file, stderr=file
-      )
-    return quickstart.Running(job, process, log, 0.0)
-
-  monkeypatch.setattr(quickstart, "_start", start)
-  monkeypatch.setattr(quickstart, "_POLL", 0.01)
-
-
-def test_jobs_run_after_what_they_need(tmp_path, plain_commands):
-  needs_a = f"assert pathlib.Path({str(tmp_path / 'a.done')!r}).exists()"
-  jobs = [
-    _job(tmp_path, "b", needs_a, after=["a"]),
-    _job(tmp_path, "a", "pass"),
-    _job(tmp_path, "report", "pass", after=["a", "b"]),
-  ]
-  quickstart.run(jobs, tmp_path / "logs", at_once=2)
-  assert all(job.result.exists() for job in jobs)
-
-
-def test_what_is_done_is_not_run_again(tmp_path, plain_commands, capsys):
-  jobs = [
-    _job(tmp_path, "a", "sys.exit(3)"),
-    _job(tmp_path, "report", "pass", after=["a"]),
-  ]
-  jobs[0].result.touch()
-  quickstart.run(jobs, tmp_path / "logs", at_once=1)
-  out = capsys.readouterr().out
-  assert "not run again: a" in out
-  assert f"Results stand in {tmp_path}; remove it" in out
-
-
-def test_a_failed_job_stops_the_rest_and_shows_why(tmp_path, plain_commands):
-  jobs = [
-    _job(tmp_path, "a", "print('out of luck'); sys.exit(3)"),
-    _job(tmp_path, "report", "pass", after=["a"]),
-  ]
-  with pytest.raises(SystemExit, match="out of luck"):
-    quickstart.run(jobs, tmp_path / "logs", at_once=1)
-  assert not jobs[1].result.exists()
 
 
 def test_progress_says_rate_and_time_left():

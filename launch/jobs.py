@@ -1,0 +1,138 @@
+"""Runs commands that need one another, some at a time, and shows what they do.
+
+A job whose result stands is not run again: remove the result to do so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from launch import progress
+
+_POLL = 0.2  # Seconds between looks at the running processes.
+_SHOW = 5.0  # Seconds between progress lines of one process.
+_GRACE = 20.0  # Seconds for processes that are told to stop.
+
+
+@dataclasses.dataclass
+class Job:
+  """One command of Python's.
+
+  Attributes:
+    name: shown, and the name of its log.
+    command: arguments of the interpreter.
+    result: the file that says that it is done.
+    after: names of the jobs that it needs.
+    again: run even if the result stands.
+    shows: print its output at the end.
+    quiet: arguments that begin so are left out of the command that is shown.
+  """
+
+  name: str
+  command: list[str]
+  result: pathlib.Path
+  after: tuple[str, ...] = ()
+  again: bool = False
+  shows: bool = False
+  quiet: tuple[str, ...] = ()
+
+  def shown(self) -> str:
+    """The command as a user would give it."""
+    brief = [a for a in self.command if not a.startswith(self.quiet or ("\0",))]
+    return shlex.join([".venv/bin/python", *brief])
+
+
+@dataclasses.dataclass
+class Running:
+  """A started job: its process, its log and how far the log was shown."""
+
+  job: Job
+  process: subprocess.Popen
+  log: pathlib.Path
+  started: float
+  shown: float = 0.0
+
+
+def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
+  """Runs the jobs as their needs are met, the first ones first.
+
+  Args:
+    jobs: what they need is among them.
+    logs: folder of their output, made if it is not there.
+    at_once: processes at a time.
+
+  Raises:
+    SystemExit: a command failed, or SIGTERM came; the others are stopped.
+  """
+  signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+  logs.mkdir(parents=True, exist_ok=True)
+  done = {j.name for j in jobs if j.result.is_file() and not j.again}
+  if done:
+    print(f"Results stand in {logs.parent}; remove it to start over.")
+  for name in sorted(done):
+    print(f"already there, not run again: {name}", flush=True)
+  waiting = [job for job in jobs if job.name not in done]
+  running: list[Running] = []
+  try:
+    while waiting or running:
+      ready = [j for j in waiting if set(j.after) <= done]
+      for job in ready[: at_once - len(running)]:
+        waiting.remove(job)
+        running.append(_start(job, logs))
+      if not running:
+        needed = {name for job in waiting for name in job.after} - done
+        sys.exit(f"Nothing can run: {', '.join(sorted(needed))} is not there.")
+      time.sleep(_POLL)
+      for each in list(running):
+        if _poll(each):
+          running.remove(each)
+          done.add(each.job.name)
+  finally:
+    for each in running:
+      each.process.terminate()
+    for each in running:
+      try:
+        each.process.wait(_GRACE)
+      except subprocess.TimeoutExpired:
+        each.process.kill()
+
+
+def _start(job: Job, logs: pathlib.Path) -> Running:
+  print(f"\n[{job.name}] starts:\n  {job.shown()}", flush=True)
+  log = logs / f"{job.name.replace(' ', '-')}.log"
+  with log.open("w") as file:
+    process = subprocess.Popen(
+      [sys.executable, *job.command],
+      stdout=file,
+      stderr=subprocess.STDOUT,
+      stdin=subprocess.DEVNULL,
+    )
+  return Running(job, process, log, time.monotonic())
+
+
+def _poll(each: Running) -> bool:
+  """Shows progress; True when the job is over."""
+  code = each.process.poll()
+  now = time.monotonic()
+  if code is None:
+    if now - each.shown >= _SHOW:
+      each.shown = now
+      lines = each.log.read_text(errors="replace").splitlines()
+      last = lines[-1] if lines else "setting up"
+      print(f"[{each.job.name}] {last}", flush=True)
+    return False
+  text = each.log.read_text(errors="replace")
+  if code:
+    sys.exit(f"[{each.job.name}] failed with code {code}:\n{text[-3000:]}")
+  took = progress.duration(now - each.started)
+  print(f"[{each.job.name}] done in {took}", flush=True)
+  if each.job.shows:
+    print(text, flush=True)
+  return True

@@ -1,0 +1,230 @@
+"""Trains and evaluates every row of a study, and writes one report.
+
+    python -m launch.study --study=ablations --seeds=3
+
+Rows are those of configs/ablations.py; `--tables=tool,sampling` or
+`--rows=anysearch,no_abs` take some of them. Two run at a time, each on one
+thread. Every command is printed as it starts, so that it can be run by hand.
+The same command again goes on where it was stopped, whatever stopped it: a
+training from its newest checkpoint, an evaluation from its last episode. The
+report holds every row and seed of the folder that is finished, also those of
+earlier commands; `tables.md` beside it has the tables.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import time
+from collections.abc import Sequence
+
+from absl import app, flags
+
+from configs import ablations
+from launch import flags as launch_flags
+from launch import jobs as jobs_lib
+from launch import progress
+
+_STUDIES = {"ablations": ablations}
+_FIRST_SEED = 42
+
+
+def define_flags() -> None:
+  """The command's flags; only the command that runs defines them."""
+  flags.DEFINE_enum("study", "ablations", sorted(_STUDIES), "Which rows.")
+  flags.DEFINE_string("config", "configs/quickstart.py", "What rows change.")
+  flags.DEFINE_integer("seeds", 3, "Trainings of a row.", lower_bound=1)
+  flags.DEFINE_list("tables", [], "Only rows of these tables.")
+  flags.DEFINE_list("rows", [], "Only these rows.")
+  flags.DEFINE_string("budgets", "0,1,2,3,4,5,6,7,8", "Of evaluations.")
+  flags.DEFINE_integer("questions", 1000, "Of an evaluation.", lower_bound=1)
+  flags.DEFINE_string("output", None, "Folder; default: runs/<study>.")
+  flags.DEFINE_integer("jobs", 2, "Processes at a time.", lower_bound=1)
+  flags.DEFINE_integer("threads", 1, "Of each; 0: XLA's own choice.", 0)
+  flags.DEFINE_bool("dry_run", False, "Print the commands and stop.")
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+  f = flags.FLAGS
+  try:
+    base = launch_flags.load_config(f.config)
+    rows = _STUDIES[f.study].rows(base)
+    chosen = choose(rows, tables=f.tables, names=f.rows)
+  except ValueError as error:
+    sys.exit(f"launch.study: {error}")
+  root = pathlib.Path(f.output or f"runs/{f.study}")
+  seeds = range(_FIRST_SEED, _FIRST_SEED + f.seeds)
+  plan = Plan(
+    root,
+    config=f.config,
+    untrained=base.policy,
+    evaluation=(
+      f"--config.evaluation.budgets={f.budgets}",
+      f"--config.evaluation.questions={f.questions}",
+    ),
+    threads=f.threads,
+  )
+  jobs = plan.jobs(chosen, seeds)
+  if f.dry_run:
+    print("\n".join(job.shown() for job in jobs))
+    return
+  started = time.monotonic()
+  jobs_lib.run(jobs, root / "logs", at_once=f.jobs)
+  report = plan.report(rows)
+  jobs_lib.run([report], root / "logs", at_once=1)
+  print(f"all done in {progress.duration(time.monotonic() - started)}")
+
+
+def choose(
+  rows: Sequence[ablations.Row],
+  *,
+  tables: Sequence[str],
+  names: Sequence[str],
+) -> list[ablations.Row]:
+  """The rows of these tables and names, and those whose policy they need.
+
+  Raises:
+    ValueError: no such table or row.
+  """
+  known = {"tables": {r.table for r in rows}, "rows": {r.name for r in rows}}
+  for flag, asked in (("tables", tables), ("rows", names)):
+    for name in asked:
+      if name not in known[flag]:
+        raise ValueError(
+          f"--{flag}: found {name!r}, expected some of "
+          f"{', '.join(sorted(known[flag]))}."
+        )
+  wanted = {
+    row.name
+    for row in rows
+    if (not tables or row.table in tables) and (not names or row.name in names)
+  }
+  needed = {row.policy_of for row in rows if row.name in wanted}
+  return [row for row in rows if row.name in wanted | needed]
+
+
+class Plan:
+  """Where rows are trained and evaluated, and by which commands.
+
+  Args:
+    root: folder of the study.
+    config: file of the configuration that rows change.
+    untrained: its policy.
+    evaluation: flags of every evaluation.
+    threads: of a process.
+  """
+
+  def __init__(
+    self,
+    root: pathlib.Path,
+    *,
+    config: str,
+    untrained: str,
+    evaluation: Sequence[str],
+    threads: int,
+  ):
+    self._root, self._config = root, config
+    self._untrained, self._evaluation = untrained, evaluation
+    self._threads = f"--threads={threads}"
+
+  def jobs(
+    self, rows: Sequence[ablations.Row], seeds: Sequence[int]
+  ) -> list[jobs_lib.Job]:
+    """A training, where there is one, and an evaluation of each row and seed.
+
+    The first seed of all rows comes before the second of any.
+    """
+    jobs = []
+    for seed in seeds:
+      for row in rows:
+        if not row.policy_of:
+          jobs.append(self._train(row, seed))
+        jobs.append(self._evaluate(row, seed))
+    return jobs
+
+  def _train(self, row: ablations.Row, seed: int) -> jobs_lib.Job:
+    folder = self._run(row.name, seed)
+    return jobs_lib.Job(
+      f"train {row.name} {seed}",
+      [
+        "-m",
+        "launch.train",
+        f"--config={self._config}",
+        f"--config.seed={seed}",
+        *(f"--config.{override}" for override in row.overrides),
+        f"--output={folder}",
+        self._threads,
+      ],
+      folder / "policy" / "config.json",
+    )
+
+  def _evaluate(self, row: ablations.Row, seed: int) -> jobs_lib.Job:
+    policy_of = row.policy_of or row.name
+    untrained = policy_of == ablations.UNTRAINED
+    policy = self._run(policy_of, seed) / "policy"
+    output = self._episodes(row, seed).parent
+    return jobs_lib.Job(
+      f"evaluate {row.name} {seed}",
+      [
+        "-m",
+        "launch.evaluate",
+        f"--config={self._config}",
+        f"--policy={self._untrained if untrained else policy}",
+        f"--config.evaluation.seeds={seed}",
+        f"--config.evaluation.scaffold={str(row.scaffold).lower()}",
+        *self._evaluation,
+        f"--output={output}",
+        self._threads,
+      ],
+      output / "episodes.jsonl",
+      () if untrained else (f"train {policy_of} {seed}",),
+    )
+
+  def report(self, rows: Sequence[ablations.Row]) -> jobs_lib.Job:
+    """Of all rows and seeds that are evaluated by then."""
+    shown, training, tables = [], [], []
+    for row in rows:
+      finished = sorted(
+        path.parent
+        for path in self._root.glob(f"{row.name}-*/evaluation/*/episodes.jsonl")
+      )
+      if finished:
+        shown.append(f"{row.label}={'+'.join(map(str, finished))}")
+        tables.append(f"{row.label}={row.table}")
+        run = finished[0].parent.parent
+        if (run / "metrics.jsonl").is_file():
+          training.append(f"{row.label}={run}")
+    output = self._root / "report.html"
+    logs = sorted((self._root / "logs").glob("*.command"))
+    notes = "\n".join(path.read_text().strip() for path in logs)
+    return jobs_lib.Job(
+      "report",
+      [
+        "-m",
+        "launch.report",
+        f"--rows={','.join(shown)}",
+        f"--tables={','.join(tables)}",
+        f"--training={','.join(training)}",
+        f"--notes={notes}",
+        f"--output={output}",
+      ],
+      output,
+      again=True,
+      shows=True,
+      quiet=("--notes=",),
+    )
+
+  def _run(self, name: str, seed: int) -> pathlib.Path:
+    return self._root / f"{name}-{seed}"
+
+  def _episodes(self, row: ablations.Row, seed: int) -> pathlib.Path:
+    kind = "scaffold" if row.scaffold else "plain"
+    folder = self._run(row.name, seed) / "evaluation" / kind
+    return folder / "episodes.jsonl"
+
+
+if __name__ == "__main__":
+  define_flags()
+  app.run(main)

@@ -1,0 +1,94 @@
+"""Commands that need one another."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launch import jobs
+
+
+def _job(tmp_path, name, code, after=()):
+  result = tmp_path / f"{name}.done"
+  script = f"import pathlib, sys; {code}; pathlib.Path({str(result)!r}).touch()"
+  return jobs.Job(name, ["-c", script], result, tuple(after))
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+  monkeypatch.setattr(jobs, "_POLL", 0.01)
+
+
+def test_jobs_run_after_what_they_need(tmp_path):
+  needs_a = f"assert pathlib.Path({str(tmp_path / 'a.done')!r}).exists()"
+  some = [
+    _job(tmp_path, "b", needs_a, after=["a"]),
+    _job(tmp_path, "a", "pass"),
+    _job(tmp_path, "report", "pass", after=["a", "b"]),
+  ]
+  jobs.run(some, tmp_path / "logs", at_once=2)
+  assert all(job.result.exists() for job in some)
+
+
+def test_what_is_done_is_not_run_again(tmp_path, capsys):
+  some = [
+    _job(tmp_path, "a", "sys.exit(3)"),
+    _job(tmp_path, "report", "pass", after=["a"]),
+  ]
+  some[0].result.touch()
+  jobs.run(some, tmp_path / "logs", at_once=1)
+  out = capsys.readouterr().out
+  assert "not run again: a" in out
+  assert f"Results stand in {tmp_path}; remove it" in out
+
+
+def test_a_failed_job_stops_the_rest_and_shows_why(tmp_path):
+  some = [
+    _job(tmp_path, "a", "print('out of luck'); sys.exit(3)"),
+    _job(tmp_path, "report", "pass", after=["a"]),
+  ]
+  with pytest.raises(SystemExit, match="out of luck"):
+    jobs.run(some, tmp_path / "logs", at_once=1)
+  assert not some[1].result.exists()
+
+
+def test_a_result_that_is_made_again_is(tmp_path):
+  job = _job(tmp_path, "a", "print('anew')")
+  job.result.touch()
+  job.again = True
+  jobs.run([job], tmp_path / "logs", at_once=1)
+  assert "anew" in (tmp_path / "logs" / "a.log").read_text()
+
+
+def test_a_need_that_is_not_there_is_named(tmp_path):
+  with pytest.raises(SystemExit, match="Nothing can run: b is not there"):
+    jobs.run([_job(tmp_path, "a", "pass", ["b"])], tmp_path, at_once=1)
+
+
+def test_a_signal_ends_what_runs(tmp_path):
+  pid = tmp_path / "pid"
+  sleeper = (
+    "import os, pathlib, time; "
+    f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); time.sleep(60)"
+  )
+  code = (
+    "import pathlib\n"
+    "from launch import jobs\n"
+    f"root = pathlib.Path({str(tmp_path)!r})\n"
+    f"job = jobs.Job('a', ['-c', {sleeper!r}], root / 'x')\n"
+    "jobs.run([job], root, at_once=1)\n"
+  )
+  process = subprocess.Popen([sys.executable, "-c", code])
+  end = time.monotonic() + 30
+  while not (pid.is_file() and pid.read_text()):
+    assert time.monotonic() < end
+    time.sleep(0.01)
+  process.send_signal(signal.SIGTERM)
+  assert process.wait(30)
+  with pytest.raises(ProcessLookupError):
+    os.kill(int(pid.read_text()), 0)
