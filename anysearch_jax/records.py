@@ -6,6 +6,7 @@ A training file holds one group a line, in the input format of
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from anysearch_jax import config as config_lib
 from anysearch_jax import scoring, types
 
 
@@ -53,8 +55,22 @@ def group(sampled: types.Group) -> dict[str, Any]:
   }
 
 
-def episode(t: types.Trajectory, *, seed: int) -> dict[str, Any]:
-  """One evaluated episode with its verdict (answer, EM, format)."""
+def episode(
+  t: types.Trajectory,
+  *,
+  seed: int,
+  prices: config_lib.EvaluationConfig,
+) -> dict[str, Any]:
+  """One evaluated episode with its verdict (answer, EM, format) and its tokens.
+
+  `input_tokens` is what a policy behind an API would be billed to read: the
+  contexts of all turns together.
+
+  Args:
+    t: the episode.
+    seed: of the evaluation.
+    prices: of searches and tokens, for its `cost` in US dollars.
+  """
   verdict = scoring.judge(
     t.spans,
     golden_answers=t.question.golden_answers,
@@ -62,10 +78,13 @@ def episode(t: types.Trajectory, *, seed: int) -> dict[str, Any]:
     searches=t.searches,
     scaffold=t.scaffold,
   )
+  read = sum(contexts(t))
   return {
     "question_id": t.question.id,
     "question": t.question.text,
     "golden_answers": list(t.question.golden_answers),
+    "corpus": t.question.corpus,
+    "dataset": t.question.metadata.get("dataset", "world"),
     "budget": t.budget,
     "scaffold": t.scaffold,
     "seed": seed,
@@ -73,8 +92,56 @@ def episode(t: types.Trajectory, *, seed: int) -> dict[str, Any]:
     "em": verdict.em,
     "format": verdict.format,
     **trajectory(t),
+    "documents": [[d._asdict() for d in found] for found in t.documents],
+    "prompt_tokens": int(np.sum(t.authors == types.Author.PROMPT)),
+    "input_tokens": read,
+    "cost": round(
+      t.searches * prices.search_price / 1e3
+      + read * prices.input_price / 1e6
+      + t.generated_tokens * prices.output_price / 1e6,
+      9,
+    ),
+    "tokens": tokens(t),
     "metadata": dict(t.question.metadata),
   }
+
+
+def contexts(t: types.Trajectory) -> list[int]:
+  """Tokens that each turn was given to read.
+
+  The environment writes between any two turns, so a run of model tokens is one.
+  """
+  runs = _runs(t.authors)
+  starts = itertools.accumulate((n for _, n in runs), initial=0)
+  return [
+    start
+    for (author, _), start in zip(runs, starts, strict=False)
+    if author == types.Author.MODEL
+  ]
+
+
+def tokens(t: types.Trajectory) -> dict[str, Any]:
+  """Every position of an episode: its id, and who wrote it with what.
+
+  Log-probabilities and versions are of model positions only.
+  """
+  by_model = t.authors == types.Author.MODEL
+  return {
+    "ids": t.token_ids.tolist(),
+    "authors": [
+      [types.Author(author).name.lower(), n] for author, n in _runs(t.authors)
+    ],
+    "logps": [round(x, 5) for x in t.logps[by_model].tolist()],
+    "versions": _runs(t.versions[by_model]),
+  }
+
+
+def _runs(values: np.ndarray) -> list[list[int]]:
+  """Equal values that stand together, and how many they are."""
+  return [
+    [value, len(list(same))]
+    for value, same in itertools.groupby(values.tolist())
+  ]
 
 
 def write(path: pathlib.Path, rows: Iterable[Mapping[str, Any]]) -> None:

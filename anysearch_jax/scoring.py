@@ -8,6 +8,7 @@ two turns or of two authors.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import re
 import string
@@ -105,6 +106,26 @@ def exact_match(answer: str | None, aliases: Sequence[str]) -> int:
     return 0
   accepted = {normalize_answer(alias) for alias in aliases} - {""}
   return int(normalize_answer(answer) in accepted)
+
+
+def f1(answer: str | None, aliases: Sequence[str]) -> float:
+  """SQuAD's F1 of the words of `answer` against the best alias.
+
+  Args:
+    answer: the answer, or None for none.
+    aliases: the accepted answers; as in `exact_match`, empty ones are dropped.
+
+  Returns:
+    In [0, 1]: 1 where `exact_match` is, 0 without a word in common.
+  """
+  ours = normalize_answer(answer or "").split()
+  best = 0.0
+  for alias in aliases:
+    theirs = normalize_answer(alias).split()
+    common = (collections.Counter(ours) & collections.Counter(theirs)).total()
+    if common:
+      best = max(best, 2 * common / (len(ours) + len(theirs)))
+  return best
 
 
 def normalize_answer(text: str) -> str:

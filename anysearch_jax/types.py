@@ -62,6 +62,13 @@ class Passage:
   score: float = 0.0
 
 
+class Document(NamedTuple):
+  """Which passage a search showed."""
+
+  id: str
+  title: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Span:
   """A stretch of response text by one author (`MODEL` or `ENVIRONMENT`)."""
@@ -74,13 +81,15 @@ class Address(NamedTuple):
   """Where a sampled trajectory stands; the seed of its randomness.
 
   Every random draw of an episode is `fold_in(seed, (rollout, question,
-  attempt, sample, turn))`, whatever else runs beside it.
+  attempt, sample, turn))`, whatever else runs beside it. `variant` is no part
+  of that: it tells episodes apart that share their random numbers.
   """
 
   rollout: int
   question: int
   sample: int
   attempt: int = 0
+  variant: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +106,7 @@ class Trajectory:
     queries: the charged queries in order.
     violation: a search beyond the budget was tried.
     reason: why a `FAILED` episode failed, or which limit truncated it.
+    documents: what each charged search showed, in rank order.
   """
 
   address: Address
@@ -114,6 +124,7 @@ class Trajectory:
   violation: bool
   outcome: Outcome
   reason: str = ""
+  documents: tuple[tuple[Document, ...], ...] = ()
 
   @property
   def generated_tokens(self) -> int:

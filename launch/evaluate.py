@@ -1,45 +1,57 @@
 """Evaluates a policy under several budgets on held-out questions.
 
     python -m launch.evaluate --config=configs/quickstart.py \
-        --policy=runs/quickstart/anysearch/policy \
+        --hf=runs/quickstart/anysearch/policy --budgets=0..8 --seeds=3 \
         --output=runs/quickstart/anysearch/evaluation/plain
 
-Writes episodes.jsonl, one episode a line; `launch.report` reads it.
-`--config.evaluation.budgets=0,1,2,3,5,8` and the other evaluation values say
-what is measured.
+All budgets and seeds of all questions are one pass. Writes episodes.jsonl, one
+episode a line, which `launch.report` reads, with config.json, provenance.json
+and summary.json beside it. The same command again goes on where a killed one
+stopped; a folder that is finished is left as it is. `launch.policies` lists the
+policies that can be named; docs/evaluation.md says more.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import pathlib
+import re
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from absl import app, flags
 
+from anysearch_jax import config as config_lib
 from anysearch_jax import config_values, types
 from launch import flags as launch_flags
-from launch import parts, progress, retrievers
+from launch import parts, policies, progress, retrievers
 
 # Common to every evaluated policy, so that all see the same questions.
 _QUESTION_SEED = 2024
 # Fewer questions than these are the first ones of them, so that evaluations of
 # different sizes can be paired.
 _POOL = {"train": 1000, "dev": 600, "held-out": 1000}
+_FIRST_SEED = 42
 
 
 def define_flags() -> None:
   """The command's flags; only the command that runs defines them."""
   launch_flags.define_config()
-  flags.DEFINE_string(
-    "policy", None, "Hugging Face folder; default: config.policy."
-  )
+  policies.define_flags()
   flags.DEFINE_enum(
-    "split", "held-out", ["train", "dev", "held-out"], "Questions."
+    "split", "held-out", list(_POOL), "Questions of the generated world."
   )
+  flags.DEFINE_list("datasets", None, "For config.evaluation.datasets.")
+  flags.DEFINE_string("budgets", None, "As 0..8 or 0,1,5.")
+  flags.DEFINE_integer(
+    "seeds", None, f"How many, from {_FIRST_SEED} on.", lower_bound=1
+  )
+  flags.DEFINE_bool("scaffold", None, "For config.evaluation.scaffold.")
   flags.DEFINE_string("output", None, "Folder.", required=True)
   launch_flags.define_process()
 
@@ -47,42 +59,163 @@ def define_flags() -> None:
 def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
-  config = launch_flags.read_config()
+  try:
+    config = short_flags(launch_flags.read_config())
+  except ValueError as error:
+    raise app.UsageError(str(error)) from error
   # What is saved beside the episodes names the policy that played them.
-  config = dataclasses.replace(
-    config, policy=flags.FLAGS.policy or config.policy
-  )
+  config, chosen = policies.read_flags(config)
   parts.setup_jax(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
-  from anysearch_jax.evaluation import harness
-  from anysearch_jax.policy import hf
+  from anysearch_jax.evaluation import harness, journal
   from anysearch_jax.rollout import searching
 
+  folder = pathlib.Path(flags.FLAGS.output)
   try:
     source = parts.source(config)
+    questions = select(source, config, flags.FLAGS.split)
     retriever = retrievers.make(config, source.retriever)
-    policy = hf.load(config.policy)
-    played = {"policy": parts.policy(config.policy)}
-  except ValueError as error:
+    played = provenance(
+      policies.identity(chosen), retriever, questions, flags.FLAGS.split
+    )
+    journal.claim(
+      folder,
+      {"config.json": config_values.to_dict(config), "provenance.json": played},
+    )
+    if not (folder / harness.EPISODES).is_file():
+      _play(
+        config,
+        chosen,
+        source,
+        questions,
+        searching.Searcher(
+          retriever, config.search, identity=played["retriever"]["sha256"]
+        ),
+        folder,
+      )
+  except (ValueError, types.EngineError) as error:
     sys.exit(f"launch.evaluate: {error}")
+  print(f"episodes: {folder / harness.EPISODES}")
+
+
+def _play(
+  config: config_lib.ExperimentConfig,
+  chosen: policies.Chosen,
+  source: parts.Source,
+  questions: Sequence[types.Question],
+  retriever: types.Retriever,
+  folder: pathlib.Path,
+) -> None:
+  """Plays what is left, and says what it came to."""
+  from anysearch_jax.evaluation import harness
+
   e = config.evaluation
-  questions = asked(source, flags.FLAGS.split, e.questions)
-  folder = pathlib.Path(flags.FLAGS.output)
-  folder.mkdir(parents=True, exist_ok=True)
-  (folder / "config.json").write_text(
-    json.dumps(config_values.to_dict(config), indent=2) + "\n"
-  )
-  (folder / "provenance.json").write_text(json.dumps(played, indent=2) + "\n")
   total = len(e.budgets) * len(e.seeds) * len(questions)
   line = progress.Line(total, unit="episode", clock=time.monotonic)
-  harness.evaluate(
-    config,
-    policy=policy,
-    questions=questions,
-    retriever=searching.Searcher(retriever, config.search),
-    path=folder / "episodes.jsonl",
-    on_done=lambda done, _: line.tick(done),
-  )
-  print(f"episodes: {folder / 'episodes.jsonl'}")
+  with policies.player(chosen, config, source) as player:
+    summary = harness.evaluate(
+      config,
+      player=player,
+      questions=questions,
+      retriever=retriever,
+      folder=folder,
+      on_done=lambda done, _: line.tick(done),
+    )
+  (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+  for cell in summary["cells"]:
+    print(
+      "{dataset} budget {budget}: {em} of {n} right, {searches} searches, "
+      "{failed} failed".format(**cell)
+    )
+
+
+def short_flags(
+  config: config_lib.ExperimentConfig,
+) -> config_lib.ExperimentConfig:
+  """The configuration with what --datasets, --budgets, ... say.
+
+  Raises:
+    ValueError: budgets that are none.
+  """
+  f = flags.FLAGS
+  values: dict[str, Any] = {}
+  if f.datasets is not None:
+    values["datasets"] = tuple(f.datasets)
+  if f.budgets is not None:
+    values["budgets"] = parse_budgets(f.budgets)
+  if f.seeds is not None:
+    values["seeds"] = tuple(range(_FIRST_SEED, _FIRST_SEED + f.seeds))
+  if f.scaffold is not None:
+    values["scaffold"] = f.scaffold
+  evaluation = dataclasses.replace(config.evaluation, **values)
+  return dataclasses.replace(config, evaluation=evaluation)
+
+
+def parse_budgets(text: str) -> tuple[int, ...]:
+  """Budgets of "0..8", "0,1,5" or both together, "0..3,8".
+
+  Raises:
+    ValueError: anything else, or a budget twice.
+  """
+  found: list[int] = []
+  for part in text.split(","):
+    match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", part.strip())
+    if not match:
+      raise ValueError(
+        f"--budgets={text}: found {part!r}, expected numbers as 0..8 or 0,1,5."
+      )
+    first = int(match[1])
+    found += range(first, int(match[2] or first) + 1)
+  if not found or len(set(found)) < len(found):
+    raise ValueError(
+      f"--budgets={text}: found {found}, expected each budget once."
+    )
+  return tuple(found)
+
+
+def provenance(
+  policy: dict[str, Any],
+  retriever: Any,
+  questions: Sequence[types.Question],
+  split: str,
+) -> dict[str, Any]:
+  """Who plays what against which retriever, by hashes."""
+  digest = hashlib.sha256()
+  for q in questions:
+    text = json.dumps([q.id, q.text, *q.golden_answers])
+    digest.update(text.encode() + b"\n")
+  return {
+    "policy": policy,
+    "questions": {
+      "split": split,
+      "count": len(questions),
+      "sha256": digest.hexdigest(),
+    },
+    "retriever": retriever.identity(sorted({q.corpus for q in questions})),
+  }
+
+
+def select(
+  source: parts.Source, config: config_lib.ExperimentConfig, split: str
+) -> Sequence[types.Question]:
+  """The questions that a configuration evaluates.
+
+  Args:
+    source: of them.
+    config: `evaluation` says how many, and of which datasets.
+    split: of the generated world; prepared data have one of their own.
+
+  Raises:
+    ValueError: datasets that are not there.
+  """
+  e = config.evaluation
+  if config.data.source != "world":
+    return source.evaluation_questions(e.datasets, e.questions)
+  if e.datasets not in ((), ("world",)):
+    raise ValueError(
+      f"evaluation.datasets: found {', '.join(e.datasets)}, expected none with "
+      "data.source 'world'."
+    )
+  return asked(source, split, e.questions or _POOL[split])
 
 
 def asked(source: parts.Source, split: str, count: int) -> list[types.Question]:

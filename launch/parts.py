@@ -11,16 +11,26 @@ import pathlib
 import typing
 from collections.abc import Sequence
 
+import numpy as np
+
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.data import prepared as prepared_lib
 from anysearch_jax.data import world as world_lib
 
 if typing.TYPE_CHECKING:
   from retrieval import lexical
 
 
+# Common to every evaluated policy, so that all see the same questions.
+_QUESTION_SEED = 2024
+# Fewer questions than these are the first ones of them, so that evaluations of
+# different sizes can be paired.
+_POOL = {"train": 1000, "dev": 600, "held-out": 1000}
+
+
 class Source(typing.NamedTuple):
-  """Where questions and passages come from."""
+  """The generated world: its questions and its passages."""
 
   world: world_lib.World
   retriever: lexical.LexicalRetriever
@@ -28,23 +38,72 @@ class Source(typing.NamedTuple):
   def questions(
     self, split: str, count: int, seed: int
   ) -> Sequence[types.Question]:
+    """The training stream: `count` questions of a split."""
     return self.world.questions(split, count, seed)
 
+  def evaluation_questions(
+    self, datasets: Sequence[str] = (), each: int = 0, *, split: str = ""
+  ) -> list[types.Question]:
+    """What policies are measured on; a smaller set is inside a larger one.
 
-def source(config: config_lib.ExperimentConfig) -> Source:
-  """The generated world of `config.data` and its retriever.
+    Args:
+      datasets: "world" or nothing: it has no other.
+      each: how many; 0: 1000 (600 of dev).
+      split: of the world; "" is "held-out".
+
+    Raises:
+      ValueError: another dataset or split.
+    """
+    if others := set(datasets) - {"world"}:
+      raise ValueError(
+        f"Dataset {min(others)!r}: data.source 'world' has only 'world'; "
+        "prepared ones need data.source=prepared and data.path."
+      )
+    split = split or "held-out"
+    if split not in _POOL:
+      raise ValueError(f"Found split {split!r}; expected {', '.join(_POOL)}.")
+    pool = self.world.questions(split, max(each, _POOL[split]), _QUESTION_SEED)
+    order = np.random.Generator(np.random.PCG64(_QUESTION_SEED)).permutation(
+      len(pool)
+    )
+    return [pool[i] for i in order[: each or None]]
+
+
+def source(
+  config: config_lib.ExperimentConfig,
+) -> Source | prepared_lib.Prepared:
+  """Where questions come from, and passages where they are with them.
 
   Raises:
-    ValueError: a source that is not there.
+    ValueError: a source that is not there, or prepared questions without a
+      retriever.
   """
-  if config.data.source != "world":
-    raise ValueError(
-      f"data.source: found {config.data.source!r}, expected 'world'."
-    )
-  from retrieval import lexical  # Its library computes with JAX at import.
+  match config.data.source:
+    case "world":
+      from retrieval import lexical  # Its library computes with JAX at import.
 
-  world = world_lib.World(world_lib.WorldConfig(seed=config.data.world_seed))
-  return Source(world, lexical.LexicalRetriever(world.corpus))
+      seed = config.data.world_seed
+      world = world_lib.World(world_lib.WorldConfig(seed=seed))
+      return Source(world, lexical.LexicalRetriever(world.corpus))
+    case "prepared":
+      if not config.data.path:
+        raise ValueError(
+          "data.path: found nothing, expected a folder of launch.prepare_data "
+          "for data.source 'prepared'."
+        )
+      if config.retrieval.kind == "lexical":
+        raise ValueError(
+          "retrieval.kind: found 'lexical', which searches the passages that "
+          "come with the questions; prepared ones bring none. Build an index "
+          "(launch.build_index) and name it by retrieval.kind=index "
+          "retrieval.index=FOLDER, or a server by retrieval.kind=http "
+          "retrieval.url=URL."
+        )
+      return prepared_lib.Prepared(config.data.path)
+    case other:
+      raise ValueError(
+        f"data.source: found {other!r}, expected 'world' or 'prepared'."
+      )
 
 
 def provenance(

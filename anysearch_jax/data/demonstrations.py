@@ -87,7 +87,7 @@ _Turns = Generator[_Turn, Sequence[types.Passage] | None, None]
 _Value = Generator[_Turn, Sequence[types.Passage] | None, str]
 
 
-class _Expert:
+class Expert:
   """Writes the turns of one episode."""
 
   def __init__(
@@ -339,7 +339,7 @@ def _play(
   rng: np.random.Generator,
 ) -> tuple[types.Trajectory, list[tuple[int, str]]]:
   """The trajectory, and (position, kind) of the tokens that decide."""
-  turns = _Expert(
+  turns = Expert(
     question,
     world=world,
     budget=budget,

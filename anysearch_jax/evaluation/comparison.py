@@ -7,36 +7,21 @@ of the losses left budget unused, the net gain.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from anysearch_jax.evaluation import intervals, metrics
+from anysearch_jax.evaluation import (
+  columns,
+  intervals,
+  measures,
+  metrics,
+  pairing,
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class Pairs:
-  """Episodes of two rows that share question, budget and seed.
-
-  Attributes:
-    question: int `[P]`, index of the question in [0, questions).
-    budget: int `[P]`.
-    ours, theirs: float `[P]`, exact match.
-    our_searches, their_searches: float `[P]`.
-    questions: number of questions.
-    failed: pairs left out because either episode failed.
-    unpaired: episodes of one row that the other does not have.
-  """
-
-  question: np.ndarray
-  budget: np.ndarray
-  ours: np.ndarray
-  theirs: np.ndarray
-  our_searches: np.ndarray
-  their_searches: np.ndarray
-  questions: int
-  failed: int
-  unpaired: int
+Pairs = pairing.Pairs
+pair = pairing.pair
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,67 +52,6 @@ class Number:
   n: int
 
 
-def pair(ours: metrics.Row, theirs: metrics.Row) -> Pairs:
-  """Pairs two rows by question, budget and seed.
-
-  Rows need not have the same budgets or seeds: the common ones are compared.
-  One row's questions must be a subset of the other's.
-
-  Raises:
-    ValueError: no common budget and seed, or question sets that differ both
-      ways: a difference of accuracies over them would compare questions.
-  """
-  left = {metrics.key_of(e): e for e in ours.episodes}
-  right = {metrics.key_of(e): e for e in theirs.episodes}
-  cells = {k[1:] for k in left} & {k[1:] for k in right}
-  if not cells:
-    raise ValueError(
-      f"{ours.label!r} and {theirs.label!r} have no budget and seed in common; "
-      "evaluate both at the same budgets with the same seeds."
-    )
-  left = {k: e for k, e in left.items() if k[1:] in cells}
-  right = {k: e for k, e in right.items() if k[1:] in cells}
-  mine, others = {k[0] for k in left}, {k[0] for k in right}
-  if not (mine <= others or others <= mine):
-    raise ValueError(
-      f"{ours.label!r} and {theirs.label!r} were measured on different "
-      f"questions: {len(mine - others)} only in the first, "
-      f"{len(others - mine)} only in the second, {len(mine & others)} in both. "
-      "Expected the same questions, or one set inside the other; evaluate "
-      "both on the same questions."
-    )
-  common = sorted(left.keys() & right.keys())
-  return align(
-    [(left[k], right[k]) for k in common],
-    unpaired=len(left) + len(right) - 2 * len(common),
-  )
-
-
-def align(
-  couples: Sequence[tuple[metrics.Episode, metrics.Episode]], *, unpaired: int
-) -> Pairs:
-  """Couples of episodes as arrays; a couple with a failed one is left out."""
-  kept = [c for c in couples if len(metrics.scored(c)) == 2]
-  ids, question = np.unique(
-    [str(a["question_id"]) for a, _ in kept], return_inverse=True
-  )
-
-  def column(side: int, key: str) -> np.ndarray:
-    return np.array([c[side][key] for c in kept], dtype=np.float64)
-
-  return Pairs(
-    question=question,
-    budget=np.array([a["budget"] for a, _ in kept], dtype=np.int64),
-    ours=column(0, "em"),
-    theirs=column(1, "em"),
-    our_searches=column(0, "searches"),
-    their_searches=column(1, "searches"),
-    questions=len(ids),
-    failed=len(couples) - len(kept),
-    unpaired=unpaired,
-  )
-
-
 def compare(pairs: Pairs, *, resamples: int = 10_000) -> list[Comparison]:
   """Compares two rows at every common budget, then pooled over B >= 1."""
   if not pairs.questions:
@@ -139,12 +63,12 @@ def compare(pairs: Pairs, *, resamples: int = 10_000) -> list[Comparison]:
     cells.append((None, pairs.budget >= 1))
   masks = [mask for _, mask in cells]
   accuracy = differences(pairs, masks, resamples=resamples)
-  tp = tp_differences(pairs, masks, resamples=resamples)
+  tp = differences(pairs, masks, "tp", resamples=resamples)
   table = []
   for (budget, mask), d_accuracy, d_tp in zip(cells, accuracy, tp, strict=True):
-    wins = mask & (pairs.ours > pairs.theirs)
-    losses = mask & (pairs.ours < pairs.theirs)
-    unused = losses & (pairs.our_searches < pairs.budget)
+    wins = mask & (pairs.ours.em > pairs.theirs.em)
+    losses = mask & (pairs.ours.em < pairs.theirs.em)
+    unused = losses & (pairs.ours.searches < pairs.budget)
     table.append(
       Comparison(
         budget=budget,
@@ -161,90 +85,68 @@ def compare(pairs: Pairs, *, resamples: int = 10_000) -> list[Comparison]:
 
 
 def differences(
-  pairs: Pairs, masks: Sequence[np.ndarray], *, resamples: int = 10_000
+  pairs: pairing.Pairs,
+  masks: Sequence[np.ndarray],
+  measure: str = "accuracy",
+  *,
+  resamples: int = 10_000,
 ) -> list[intervals.Estimate]:
-  """Accuracy, ours minus theirs, inside each of S masks `[P]`."""
+  """A measure, ours minus theirs, inside each of S masks `[P]`.
+
+  Episodes of several datasets are taken together, each of one weight.
+  """
+  sides = [
+    measures.columns_of(side)[part]
+    for side in (pairs.ours, pairs.theirs)
+    for part in measures.MEASURES[measure]
+  ]
   sums = intervals.cluster_sums(
     pairs.question,
-    [c * mask for mask in masks for c in (pairs.ours - pairs.theirs, 1.0)],
+    [c * mask for mask in masks for c in sides],
     clusters=pairs.questions,
   )
-  return intervals.bootstrap(
-    sums,
-    lambda totals: intervals.ratio(totals[:, 0::2], totals[:, 1::2]),
-    resamples=resamples,
-  )
 
+  def difference(totals: np.ndarray) -> np.ndarray:
+    t = totals.sum(axis=1)
+    return intervals.ratio(t[:, 0::4], t[:, 1::4]) - intervals.ratio(
+      t[:, 2::4], t[:, 3::4]
+    )
 
-def tp_differences(
-  pairs: Pairs, masks: Sequence[np.ndarray], *, resamples: int = 10_000
-) -> list[intervals.Estimate]:
-  """Tool productivity, ours minus theirs, inside each of S masks `[P]`."""
-  columns = (
-    pairs.ours,
-    pairs.our_searches,
-    pairs.theirs,
-    pairs.their_searches,
-  )
-  sums = intervals.cluster_sums(
-    pairs.question,
-    [c * mask for mask in masks for c in columns],
-    clusters=pairs.questions,
-  )
   return intervals.bootstrap(
-    sums,
-    lambda t: (
-      intervals.ratio(t[:, 0::4], t[:, 1::4])
-      - intervals.ratio(t[:, 2::4], t[:, 3::4])
-    ),
-    resamples=resamples,
+    sums, difference, stratum=pairs.stratum, resamples=resamples
   )
 
 
 def pooled_accuracy(
-  episodes: Iterable[metrics.Episode], *, resamples: int = 10_000
+  measured: columns.Measured, *, resamples: int = 10_000
 ) -> intervals.Estimate:
-  """Accuracy over all budgets together, questions resampled whole."""
-  kept = metrics.scored(episodes)
-  if not kept:
-    return intervals.Estimate(None, None, None)
-  ids, question = np.unique(
-    [str(e["question_id"]) for e in kept], return_inverse=True
-  )
-  em = np.array([e["em"] for e in kept], dtype=np.float64)
+  """Accuracy averaged over budgets, as `metrics.average` has it."""
+  found = measures.sums(measured, ("accuracy",))
+  if not found.budgets:
+    return intervals.Estimate(*intervals.NOTHING)
   (estimate,) = intervals.bootstrap(
-    intervals.cluster_sums(question, [em, em * 0 + 1], clusters=len(ids)),
-    lambda t: intervals.ratio(t[:, :1], t[:, 1:]),
+    found.parts("accuracy").reshape(len(found.values), -1),
+    lambda t: intervals.ratio(t[:, 0::2], t[:, 1::2]).mean(-1, keepdims=True),
     resamples=resamples,
   )
   return estimate
 
 
 def productivities(
-  episodes: Iterable[metrics.Episode], *, resamples: int = 10_000
+  measured: columns.Measured, *, resamples: int = 10_000
 ) -> dict[int | None, intervals.Estimate]:
-  """Tool productivity by budget, and pooled over all budgets under None."""
-  kept = metrics.scored(episodes)
-  if not kept:
+  """Tool productivity by budget, and pooled over B >= 1 under None."""
+  found = measures.sums(measured, ("tp",))
+  if not found.budgets:
     return {}
-  ids, question = np.unique(
-    [str(e["question_id"]) for e in kept], return_inverse=True
-  )
-  budget = np.array([e["budget"] for e in kept])
-  cells = [int(b) for b in np.unique(budget)]
-  masks = [budget == b for b in cells] + [np.ones_like(budget, dtype=bool)]
-  em = np.array([e["em"] for e in kept], dtype=np.float64)
-  searches = np.array([e["searches"] for e in kept], dtype=np.float64)
+  parts = found.parts("tp")[:, :, 0]
+  pooled = parts.sum(axis=1, keepdims=True)
   estimates = intervals.bootstrap(
-    intervals.cluster_sums(
-      question,
-      [c * mask for mask in masks for c in (em, searches)],
-      clusters=len(ids),
-    ),
+    np.concatenate([parts, pooled], axis=1).reshape(len(parts), -1),
     lambda t: intervals.ratio(t[:, 0::2], t[:, 1::2]),
     resamples=resamples,
   )
-  return dict(zip([*cells, None], estimates, strict=True))
+  return dict(zip([*found.budgets, None], estimates, strict=True))
 
 
 def knowledge(
@@ -256,22 +158,21 @@ def knowledge(
     `known`, `unknown`, `stale` and `gap` (unknown minus known); empty when no
     question lists its facts.
   """
-  found = metrics.first_hop(row.episodes)
-  if not found:
+  table = row.columns.scored()
+  table = table.where(table.kind != columns.NONE)
+  if not len(table):
     return {}
-  ids, question = np.unique([q for q, _, _ in found], return_inverse=True)
-  kinds = ("known", "unknown", "stale")
-  searched = np.array([s for _, _, s in found], dtype=np.float64)
-  masks = [np.array([k == kind for _, k, _ in found]) for kind in kinds]
+  ids, question = np.unique(table.question, return_inverse=True)
+  masks = [table.kind == kind for kind in range(len(columns.KINDS))]
 
   def rates(t: np.ndarray) -> np.ndarray:
-    by_kind = intervals.ratio(t[:, 0::2], t[:, 1::2])
-    return np.column_stack([by_kind, by_kind[:, 1] - by_kind[:, 0]])
+    known, unknown, stale = intervals.ratio(t[:, 0::2], t[:, 1::2]).T
+    return np.column_stack([known, unknown, stale, unknown - known])
 
   estimates = intervals.bootstrap(
     intervals.cluster_sums(
       question,
-      [c * mask for mask in masks for c in (searched, 1.0)],
+      [c * mask for mask in masks for c in (table.asked, 1.0)],
       clusters=len(ids),
     ),
     rates,
@@ -281,6 +182,9 @@ def knowledge(
   return {
     kind: Number(kind, estimate, n)
     for kind, estimate, n in zip(
-      (*kinds, "gap"), estimates, [*counts, counts[0] + counts[1]], strict=True
+      (*columns.KINDS, "gap"),
+      estimates,
+      [*counts, counts[0] + counts[1]],
+      strict=True,
     )
   }

@@ -1,4 +1,8 @@
-"""Uncertainty of what is measured: Wilson and a bootstrap over questions."""
+"""Uncertainty of what is measured, where questions are what is independent.
+
+Wilson's interval for rates, the delta method for ratios, and a bootstrap over
+whole questions for everything else.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ from typing import NamedTuple
 import chex
 import numpy as np
 
-_CHUNK = 1_000_000  # Draws held at once: bounds memory, not the result's shape.
+_CHUNK = 4_000_000  # Draws held at once: bounds memory, not the result's shape.
+NOTHING = (None, None, None)
 
 
 class Estimate(NamedTuple):
@@ -41,13 +46,75 @@ def wilson(successes: int, n: int, *, confidence: float = 0.95) -> Estimate:
   """
   if not 0 <= successes <= n:
     raise ValueError(f"Found {successes} successes, expected 0 to n = {n}.")
+  return _wilson(successes / n if n else 0.0, n, confidence)
+
+
+def clustered_rate(
+  successes: np.ndarray, n: np.ndarray, *, confidence: float = 0.95
+) -> Estimate:
+  """Wilson's interval of a rate over trials that share questions.
+
+  The number of trials is divided by the design effect: the variance of the
+  rate by questions over that of independent trials, at least 1. With one trial
+  a question this is Wilson's interval. Where all trials agree, those of one
+  question count once.
+
+  Args:
+    successes: float `[N]`, of each question.
+    n: float `[N]`, trials of each question, >= 0.
+    confidence: in (0, 1).
+  """
+  trials = float(n.sum())
+  if not trials:
+    return Estimate(None, 0.0, 1.0)
+  rate = float(successes.sum()) / trials
+  if np.isnan(rate):
+    return Estimate(*NOTHING)
+  independent = rate * (1 - rate) * trials
+  residuals = successes - rate * n
+  # The largest effect, a question's trials all alike, where nothing varies.
+  shared = residuals @ residuals if independent > 0 else n @ n
+  effect = max(1.0, float(shared) / (independent or trials))
+  return _wilson(rate, trials / effect, confidence)
+
+
+def _wilson(rate: float, n: float, confidence: float) -> Estimate:
   if n == 0:
     return Estimate(None, 0.0, 1.0)
   z = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
-  rate = successes / n
   center = (rate + z**2 / (2 * n)) / (1 + z**2 / n)
   half = z * (rate * (1 - rate) / n + z**2 / (4 * n**2)) ** 0.5 / (1 + z**2 / n)
   return Estimate(rate, max(0.0, center - half), min(1.0, center + half))
+
+
+def delta(
+  numerator: np.ndarray, denominator: np.ndarray, *, confidence: float = 0.95
+) -> Estimate:
+  """A ratio of two sums, with the delta method's interval.
+
+  The cluster-robust variance of a ratio of means; a mean is the ratio with a
+  denominator of counts.
+
+  Args:
+    numerator, denominator: float `[N]`, sums of each question.
+    confidence: in (0, 1).
+
+  Returns:
+    Nothing where the denominator's sum is zero or anything is nan; no interval
+    with fewer than two questions.
+  """
+  total = float(denominator.sum())
+  value = float(numerator.sum()) / total if total > 0 else np.nan
+  if np.isnan(value):
+    return Estimate(*NOTHING)
+  questions = len(numerator)
+  if questions < 2:
+    return Estimate(value, None, None)
+  residuals = numerator - value * denominator
+  variance = residuals @ residuals / total**2 * questions / (questions - 1)
+  z = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
+  half = z * float(variance) ** 0.5
+  return Estimate(value, value - half, value + half)
 
 
 def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
@@ -80,6 +147,7 @@ def bootstrap(
   sums: np.ndarray,
   statistic: Callable[[np.ndarray], np.ndarray],
   *,
+  stratum: np.ndarray | None = None,
   confidence: float = 0.95,
   resamples: int = 10_000,
   seed: int = 0,
@@ -87,12 +155,15 @@ def bootstrap(
   """Percentile intervals from resampling whole questions.
 
   A question is drawn with all its budgets, seeds and both compared rows, so
-  that what they share stays together (a paired, clustered bootstrap). Equal
-  arguments give equal intervals.
+  that what they share stays together (a paired, clustered bootstrap). With
+  strata, each keeps its number of questions, as an evaluation over several
+  datasets does. Equal arguments give equal intervals.
 
   Args:
     sums: float `[N, K]`, K sums for each of N >= 1 questions.
-    statistic: maps totals `[R, K]` to values `[R, S]`; nan is undefined.
+    statistic: maps totals `[R, K]`, or `[R, D, K]` with strata, to values
+      `[R, S]`; nan is undefined.
+    stratum: int `[N]`, the stratum of each question, all of [0, D).
     confidence: in (0, 1).
     resamples: R >= 1.
     seed: of the draws.
@@ -102,20 +173,33 @@ def bootstrap(
     than 1 - confidence of the resamples, there is no interval.
   """
   chex.assert_rank(sums, 2)
-  questions = sums.shape[0]
   rng = np.random.default_rng(seed)
-  step = max(1, _CHUNK // questions)
-  totals = np.concatenate(
-    [
-      _counts(rng, min(step, resamples - start), questions) @ sums
-      for start in range(0, resamples, step)
+  if stratum is None:
+    observed, totals = _resample(rng, sums, resamples)
+  else:
+    parts = [
+      _resample(rng, sums[stratum == code], resamples)
+      for code in range(int(stratum.max()) + 1)
     ]
-  )
-  values = statistic(sums.sum(axis=0, keepdims=True))[0]
+    observed, totals = (np.stack(part, axis=1) for part in zip(*parts))
+  values = statistic(observed)[0]
   return [
     _percentiles(float(value), column, confidence)
     for value, column in zip(values, statistic(totals).T, strict=True)
   ]
+
+
+def _resample(
+  rng: np.random.Generator, sums: np.ndarray, resamples: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Totals as observed `[1, K]` and of every resample `[R, K]`."""
+  questions = len(sums)
+  step = max(1, _CHUNK // questions)
+  totals = [
+    _counts(rng, min(step, resamples - start), questions) @ sums
+    for start in range(0, resamples, step)
+  ]
+  return sums.sum(axis=0, keepdims=True), np.concatenate(totals)
 
 
 def _counts(
@@ -132,7 +216,7 @@ def _percentiles(
   value: float, resampled: np.ndarray, confidence: float
 ) -> Estimate:
   if np.isnan(value):
-    return Estimate(None, None, None)
+    return Estimate(*NOTHING)
   defined = resampled[~np.isnan(resampled)]
   if len(defined) < confidence * len(resampled):
     return Estimate(value, None, None)

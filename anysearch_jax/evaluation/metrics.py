@@ -1,53 +1,74 @@
-"""What is measured on finished episodes: one cell per row and budget.
+"""Rows of a report and what is measured of them, cell by cell.
 
-An episode is a plain record, one line of `episodes.jsonl`. Failed episodes
-(engine or retriever out of reach) are nobody's doing: they are counted and
-enter no mean.
+Everything takes `columns.Measured`: arrays, or episodes as plain records.
+Intervals of the same measures are in `measures.estimates`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-Episode = Mapping[str, Any]
+from anysearch_jax.evaluation import columns, episodes, intervals, measures
 
-REQUIRED = (
-  "question_id",
-  "question",
-  "golden_answers",
-  "budget",
-  "scaffold",
-  "seed",
-  "spans",
-  "answer",
-  "em",
-  "format",
-  "searches",
-  "queries",
-  "violation",
-  "outcome",
-  "generated_tokens",
-  "retrieved_tokens",
-  "total_tokens",
-)
+Episode = episodes.Episode
+REQUIRED = episodes.REQUIRED
+parse_episodes = episodes.parse
+key_of = episodes.key_of
+scored = episodes.scored
+words = episodes.words
+mentions = episodes.mentions
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
   """One line of the report: a label and all its evaluated episodes.
 
-  run: the folder of the training run the episodes come from, "" if unknown.
+  Attributes:
+    label: how the row is called.
+    episodes: whole, to be read: all of them, or some where `table` has all.
+    run: the folder of the training run they come from, "" if unknown.
+    table: all of them, to be measured; None: the same as `episodes`.
   """
 
   label: str
-  episodes: tuple[Episode, ...]
+  episodes: tuple[Episode, ...] = ()
   run: str = ""
+  table: columns.Columns | None = None
+
+  @functools.cached_property
+  def columns(self) -> columns.Columns:
+    """All episodes, to be measured."""
+    return columns.of(self.episodes) if self.table is None else self.table
+
+
+def read_row(
+  label: str,
+  *paths: pathlib.Path,
+  run: str = "",
+  sample: int = 1000,
+  seed: int = 0,
+) -> Row:
+  """A row of one or more `episodes.jsonl`; all are measured, a sample kept.
+
+  Args:
+    label: how the row is called.
+    paths: of one method; several are runs with different seeds.
+    run: the folder of the training run.
+    sample: whole episodes kept of each file; see `episodes.sample_rows`.
+    seed: of the sample.
+
+  Raises:
+    ValueError: as `columns.read`.
+  """
+  table = columns.read(*paths)
+  kept = [e for path in paths for e in episodes.sample_rows(path, sample, seed)]
+  return Row(label, tuple(kept), run, table)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +86,13 @@ class Cell:
 
   Attributes:
     n: scored episodes; failed: left out of everything else.
-    correct, searches_total: sums over the scored episodes.
-    accuracy, searches, format_rate, *_tokens: means over scored episodes.
-    tp: tool productivity, correct / searches; None without any search.
+    correct, searches_total: sums over the scored episodes. tool_correct: the
+      correct ones of them that had a budget, B >= 1.
+    accuracy, f1, searches, unused, format_rate, *_tokens, cost: means over
+      scored episodes; unused is the budget left, cost in US dollars.
+    tp: tool productivity, tool_correct / searches_total; None without any
+      search. It is defined over B >= 1: what was answered with no search
+      allowed is no product of searching.
     *_spread: sample standard deviation over seeds; None under two seeds.
     retrieval_share: retrieved / total tokens, in [0, 1].
   """
@@ -78,73 +103,27 @@ class Cell:
   invalid: int
   violations: int
   correct: int
+  tool_correct: int
   searches_total: int
   accuracy: float | None
   accuracy_spread: float | None
+  f1: float | None
   searches: float | None
+  unused: float | None
   tp: float | None
   tp_spread: float | None
   format_rate: float | None
   generated_tokens: float | None
   retrieved_tokens: float | None
   total_tokens: float | None
+  input_tokens: float | None
   retrieval_share: float | None
+  cost: float | None
 
 
-def parse_episodes(lines: Iterable[str], *, source: str) -> tuple[Episode, ...]:
-  """Reads the lines of an `episodes.jsonl`.
-
-  Args:
-    lines: one JSON object each; blank lines are skipped.
-    source: what to call the file in an error.
-
-  Raises:
-    ValueError: no episode, a line that is not JSON, a key that is missing, or
-      a (question, budget, seed) that occurs twice.
-  """
-  episodes, seen = [], set()
-  for number, line in enumerate(lines, start=1):
-    if not line.strip():
-      continue
-    try:
-      episode = json.loads(line)
-    except json.JSONDecodeError as error:
-      raise ValueError(
-        f"{source}, line {number}: found text that is not JSON ({error}); "
-        "expected one episode a line. Evaluate this row again."
-      ) from error
-    missing = [key for key in REQUIRED if key not in episode]
-    if missing:
-      raise ValueError(
-        f"{source}, line {number}: the episode lacks {', '.join(missing)}; "
-        "evaluate this row again with this version."
-      )
-    if key_of(episode) in seen:
-      raise ValueError(
-        f"{source}, line {number}: question {episode['question_id']!r} occurs "
-        f"twice at budget {episode['budget']} and seed {episode['seed']}; "
-        "expected once. Evaluate this row again into an empty folder."
-      )
-    seen.add(key_of(episode))
-    episodes.append(episode)
-  if not episodes:
-    raise ValueError(f"{source}: found no episode, expected at least one.")
-  return tuple(episodes)
-
-
-def key_of(episode: Episode) -> tuple[str, int, int]:
-  """What pairs an episode with another row's: question, budget, seed."""
-  return str(episode["question_id"]), episode["budget"], episode["seed"]
-
-
-def scored(episodes: Iterable[Episode]) -> list[Episode]:
-  """The episodes that count: all but the failed ones."""
-  return [e for e in episodes if e["outcome"] != "failed"]
-
-
-def budgets(episodes: Iterable[Episode]) -> list[int]:
+def budgets(measured: columns.Measured) -> list[int]:
   """The budgets that occur, ascending."""
-  return sorted({episode["budget"] for episode in episodes})
+  return [int(b) for b in np.unique(columns.of(measured).budget)]
 
 
 def productivity(correct: float, searches: float) -> float | None:
@@ -157,46 +136,35 @@ def productivity(correct: float, searches: float) -> float | None:
   return None if searches == 0 else correct / searches
 
 
-def cell(episodes: Sequence[Episode]) -> Cell:
+def cell(measured: columns.Measured) -> Cell:
   """Measures some episodes together, usually those of one budget."""
-  kept = scored(episodes)
-
-  def total(key: str) -> int:
-    return sum(int(e[key]) for e in kept)
-
-  def mean(key: str) -> float | None:
-    return total(key) / len(kept) if kept else None
-
-  def ended(outcome: str) -> int:
-    return sum(e["outcome"] == outcome for e in kept)
-
-  by_seed: dict[int, list[Episode]] = {}
-  for episode in kept:
-    by_seed.setdefault(episode["seed"], []).append(episode)
-  sums = [
-    (sum(e["em"] for e in s), sum(e["searches"] for e in s), len(s))
-    for s in by_seed.values()
-  ]
-  tokens = total("total_tokens")
+  table = columns.of(measured)
+  kept = table.scored()
+  totals = measures.totals(kept)
+  means = {
+    name: _ratio(*(totals[part] for part in measures.MEASURES[name]))
+    for name in measures.MEASURES
+  }
+  seeds = [measures.totals(part) for part in columns.by_seed(kept).values()]
+  fields = {f.name for f in dataclasses.fields(Cell)}
   return Cell(
+    **{name: value for name, value in means.items() if name in fields},
     n=len(kept),
-    failed=len(episodes) - len(kept),
-    truncated=ended("truncated"),
-    invalid=ended("invalid"),
-    violations=total("violation"),
-    correct=total("em"),
-    searches_total=total("searches"),
-    accuracy=mean("em"),
-    accuracy_spread=_spread([em / n for em, _, n in sums]),
-    searches=mean("searches"),
-    tp=productivity(total("em"), total("searches")),
-    tp_spread=_spread([productivity(em, s) for em, s, _ in sums]),
-    format_rate=mean("format"),
-    generated_tokens=mean("generated_tokens"),
-    retrieved_tokens=mean("retrieved_tokens"),
-    total_tokens=mean("total_tokens"),
-    retrieval_share=total("retrieved_tokens") / tokens if tokens else None,
+    failed=len(table) - len(kept),
+    truncated=round(totals["truncated"]),
+    invalid=round(totals["invalid"]),
+    violations=round(totals["violation"]),
+    correct=round(totals["em"]),
+    tool_correct=round(totals["tool_em"]),
+    searches_total=round(totals["searches"]),
+    accuracy_spread=_spread([_ratio(s["em"], s["n"]) for s in seeds]),
+    tp_spread=_spread([_ratio(s["tool_em"], s["searches"]) for s in seeds]),
   )
+
+
+def _ratio(numerator: float, denominator: float) -> float | None:
+  value = productivity(numerator, denominator)
+  return None if value is None or np.isnan(value) else value
 
 
 def _spread(values: Sequence[float | None]) -> float | None:
@@ -205,20 +173,24 @@ def _spread(values: Sequence[float | None]) -> float | None:
   return float(np.std(values, ddof=1))
 
 
-def by_budget(episodes: Iterable[Episode]) -> dict[int, Cell]:
+def by_budget(measured: columns.Measured) -> dict[int, Cell]:
   """One cell for each budget that occurs, ascending."""
-  groups: dict[int, list[Episode]] = {}
-  for episode in episodes:
-    groups.setdefault(episode["budget"], []).append(episode)
-  return {budget: cell(groups[budget]) for budget in sorted(groups)}
+  parts = columns.by_budget(measured)
+  return {budget: cell(part) for budget, part in parts.items()}
+
+
+def by_dataset(measured: columns.Measured) -> dict[str, dict[int, Cell]]:
+  """Dataset -> budget -> cell, datasets in the paper's order."""
+  parts = columns.by_dataset(measured)
+  return {dataset: by_budget(part) for dataset, part in parts.items()}
 
 
 def average(cells: Sequence[Cell]) -> Cell:
   """The average over budgets: every budget weighs the same.
 
   Counts are added; tool productivity is pooled (all correct answers over all
-  searches), because a mean of ratios is ruled by the budgets that search
-  least; spreads over seeds are not averaged.
+  searches, of B >= 1), because a mean of ratios is ruled by the budgets that
+  search least; spreads over seeds are not averaged.
   """
 
   def combine(name: str) -> int | float | None:
@@ -229,71 +201,64 @@ def average(cells: Sequence[Cell]) -> Cell:
     return sum(defined) / len(defined) if defined else None
 
   pooled = {f.name: combine(f.name) for f in dataclasses.fields(Cell)}
-  pooled["tp"] = productivity(pooled["correct"], pooled["searches_total"])
+  pooled["tp"] = productivity(pooled["tool_correct"], pooled["searches_total"])
   return Cell(**pooled | {"accuracy_spread": None, "tp_spread": None})
 
 
+def over_sets(
+  measured: columns.Measured,
+  names: Sequence[str] = ("accuracy", "f1", "tp", "searches", "total_tokens"),
+  *,
+  resamples: int = 10_000,
+) -> dict[str, intervals.Estimate]:
+  """The average over datasets, as in the paper's main table.
+
+  Each measure is taken in each set (there, TP is pooled over its episodes) and
+  the sets weigh the same, whatever their size. Usually of one budget.
+
+  Args:
+    measured: episodes of all the sets to average.
+    names: of `measures.MEASURES`.
+    resamples: of the bootstrap, stratified by set, clustered by question.
+
+  Returns:
+    By name; nothing where a set does not define the measure.
+  """
+  found = measures.sums(measured, names)
+  if not found.datasets:
+    return dict.fromkeys(names, intervals.Estimate(*intervals.NOTHING))
+  parts = found.parts(*names).sum(axis=1)
+  estimates = measures.set_means(found.stratum, parts, resamples=resamples)
+  return dict(zip(names, estimates, strict=True))
+
+
 def by_hops(
-  episodes: Iterable[Episode],
+  measured: columns.Measured,
 ) -> dict[int, dict[int, tuple[int, int]]]:
   """Accuracy by the number of hops of the question.
 
   Returns:
     hops -> budget -> (correct, scored); empty when no episode tells its hops.
   """
-  table: dict[int, dict[int, tuple[int, int]]] = {}
-  for episode in scored(episodes):
-    hops = episode.get("metadata", {}).get("hops")
-    if hops is None:
-      continue
-    cells = table.setdefault(hops, {})
-    correct, n = cells.get(episode["budget"], (0, 0))
-    cells[episode["budget"]] = (correct + episode["em"], n + 1)
-  return {hops: dict(sorted(table[hops].items())) for hops in sorted(table)}
+  return {
+    hops: {
+      budget: (round(at.em.sum()), len(at))
+      for budget, at in columns.by_budget(part).items()
+    }
+    for hops, part in columns.by_hops(columns.of(measured).scored()).items()
+  }
 
 
-def words(text: str) -> str:
-  """Lower-case words between single spaces, a space at both ends."""
-  return " " + " ".join(re.findall(r"\w+", text.lower())) + " "
-
-
-def mentions(query: str, *phrases: str) -> bool:
-  """Whether `query` holds every phrase, as whole words and in one piece."""
-  spaced = words(query)
-  return all(phrase.strip() and words(phrase) in spaced for phrase in phrases)
-
-
-def asks_for(query: str, fact: Mapping[str, Any]) -> bool:
-  """Whether `query` names the entity and either wording of the relation."""
-  return any(
-    mentions(query, fact["entity"], fact.get(wording) or "")
-    for wording in ("relation", "alternative")
-  )
-
-
-def first_hop(episodes: Iterable[Episode]) -> list[tuple[str, str, bool]]:
-  """Whether the first fact of the chain was searched, episode by episode.
-
-  The first fact is the only one that every episode reaches. A stale fact (the
-  model's memory holds an old value) is neither known nor unknown.
+def budget_use(measured: columns.Measured) -> dict[int, tuple[int, ...]]:
+  """How many searches were made of each budget.
 
   Returns:
-    (question id, `known` | `unknown` | `stale`, searched) for every scored
-    episode with a budget of at least one and a question that lists its facts.
+    budget -> scored episodes with 0, 1, ... budget searches.
   """
-  found = []
-  for episode in scored(episodes):
-    facts = episode.get("metadata", {}).get("facts")
-    if episode["budget"] < 1 or not facts:
-      continue
-    fact = facts[0]
-    kind = (
-      "stale"
-      if fact.get("stale")
-      else "known"
-      if fact.get("known")
-      else "unknown"
+  kept = columns.of(measured).scored()
+  return {
+    budget: tuple(
+      np.bincount(part.searches.astype(int), minlength=budget + 1).tolist()
     )
-    searched = any(asks_for(query, fact) for query in episode["queries"])
-    found.append((str(episode["question_id"]), kind, searched))
-  return found
+    for budget, part in columns.by_budget(kept).items()
+  }

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from anysearch_jax.evaluation import comparison, metrics
+from anysearch_jax.evaluation import comparison, metrics, pairing
 
 _TIGHT = (1, 2, 3, 4)  # Budgets that must beat closed book.
 _AMPLE = 4  # From this budget on the controls must not be better.
@@ -51,7 +51,7 @@ def verdicts(
     for row in rows[1:]
     if row.label not in controls
     and _same_policy(row, system)
-    and all(e["scaffold"] for e in row.episodes)
+    and row.columns.scaffold.all()
   ]
   return [
     _beats_closed_book(system, resamples),
@@ -77,15 +77,9 @@ def _verdict(
 
 def _beats_closed_book(row: metrics.Row, resamples: int) -> Verdict:
   claim = "Searching pays: accuracy at B = 1 to 4 is above B = 0."
-  at = {metrics.key_of(e): e for e in row.episodes}
   numbers = []
   for budget in _TIGHT:
-    couples = [
-      (e, at[q, 0, seed])
-      for (q, b, seed), e in sorted(at.items())
-      if b == budget and (q, 0, seed) in at
-    ]
-    pairs = comparison.align(couples, unpaired=0)
+    pairs = pairing.budgets_of(row, budget, 0)
     if pairs.questions:
       everything = np.ones_like(pairs.budget, dtype=bool)
       (estimate,) = comparison.differences(

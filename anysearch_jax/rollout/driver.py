@@ -73,14 +73,30 @@ async def run_episode(
       config=config,
       codec=codec,
     )
-    while not isinstance(request, episode.Done):
-      event = await _answer(
-        request, engine=engine, retriever=retriever, config=config
-      )
-      state, request = episode.step(state, event)
-    return request.trajectory
+    return await play(state, request, engine=engine, retriever=retriever)
   finally:
     engine.release(address)
+
+
+async def play(
+  state: episode.Episode,
+  request: episode.Request,
+  *,
+  engine: types.Engine,
+  retriever: types.Retriever,
+) -> types.Trajectory:
+  """Plays an episode from where it stands to its end.
+
+  Args:
+    state, request: as `episode.start` or `episode.step` returned them.
+    engine, retriever: as `run_episode`; the episode is not released.
+  """
+  while not isinstance(request, episode.Done):
+    event = await answer(
+      request, engine=engine, retriever=retriever, config=state.config
+    )
+    state, request = episode.step(state, event)
+  return request.trajectory
 
 
 async def run_groups(
@@ -185,7 +201,7 @@ async def run_groups(
   )
 
 
-async def _answer(
+async def answer(
   request: types.GenerateRequest | types.SearchRequest,
   *,
   engine: types.Engine,

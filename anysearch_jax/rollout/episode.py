@@ -63,6 +63,7 @@ class Episode:
   Attributes:
     chunks: prompt, turns and environment texts in order.
     queries: the charged queries; their number is the budget used.
+    documents: what each of them found.
     bad_turns: turns answered with an error line.
     violation: a search beyond the budget was tried.
     request: what is awaited; None only inside `start`.
@@ -76,6 +77,7 @@ class Episode:
   codec: types.TextCodec
   chunks: tuple[Chunk, ...] = ()
   queries: tuple[str, ...] = ()
+  documents: tuple[tuple[types.Document, ...], ...] = ()
   bad_turns: int = 0
   violation: bool = False
   request: Request | None = None
@@ -204,13 +206,31 @@ def step(episode: Episode, event: Event) -> tuple[Episode, Request]:
       return _after_turn(episode, event, most)
     case types.SearchRequest(query=query), Retrieved(passages):
       text = protocol.observation(passages, episode.codec.control_tokens)
-      charged = dataclasses.replace(episode, queries=(*episode.queries, query))
+      found = tuple(types.Document(p.id, p.title) for p in passages)
+      charged = dataclasses.replace(
+        episode,
+        queries=(*episode.queries, query),
+        documents=(*episode.documents, found),
+      )
       return _next_turn(charged, _written(charged, text))
   raise ValueError(
     f"Found a {type(event).__name__} while the episode at {episode.address} "
     f"waits on a {type(episode.request).__name__}. Answer each request once, "
     "in order."
   )
+
+
+def go_on(episode: Episode) -> tuple[Episode, Request]:
+  """Asks for a turn after the chunks that an episode has.
+
+  Args:
+    episode: made up by the caller, with a prompt and no budget line at its end;
+      `queries` and `documents` are those of its chunks.
+
+  Returns:
+    As `start`.
+  """
+  return _next_turn(episode)
 
 
 def _after_turn(
@@ -350,5 +370,6 @@ def _finish(
     violation=episode.violation,
     outcome=outcome,
     reason=reason,
+    documents=episode.documents,
   )
   return _wait(episode, Done(trajectory))

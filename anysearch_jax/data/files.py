@@ -1,0 +1,144 @@
+"""Files of questions as numbered rows, one at a time where the format allows.
+
+JSON lines, CSV, TSV (each also `.gz`) and Parquet are streamed; a JSON array is
+held whole while it is read.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import itertools
+import json
+import pathlib
+import zlib
+from collections.abc import Iterator
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from anysearch_jax.data import formats
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+
+Numbered = tuple[int, dict[str, Any] | formats.MalformedError]
+
+
+class UnreadableError(ValueError):
+  """A file that cannot be read to its end."""
+
+
+def kind(path: pathlib.Path) -> str:
+  """The suffix that says how a file is parsed, "" for an unknown one."""
+  suffix = pathlib.Path(path.name.removesuffix(".gz")).suffix
+  known = suffix in SUFFIXES and (suffix, path.suffix) != (".parquet", ".gz")
+  return suffix if known else ""
+
+
+def rows(path: pathlib.Path) -> Iterator[Numbered]:
+  """The rows of a file by their numbers: lines, or places in an array, from 1.
+
+  A row that cannot be parsed comes as the error that says so.
+
+  Raises:
+    UnreadableError: no such file, an unknown suffix, a damaged file.
+  """
+  if not path.is_file():
+    raise UnreadableError(f"{path}: found no file.")
+  try:
+    match kind(path):
+      case ".parquet":
+        yield from _parquet(path)
+      case ".csv" | ".tsv" as suffix:
+        with _open(path) as file:
+          yield from _table(file, "\t" if suffix == ".tsv" else ",")
+      case ".jsonl":
+        with _open(path) as file:
+          yield from _lines(file)
+      case ".json":
+        yield from _json(path)
+      case _:
+        raise UnreadableError(
+          f"{path}: expected a name that ends in {', '.join(SUFFIXES)} (.gz)."
+        )
+  except UnicodeDecodeError as error:
+    raise UnreadableError(f"{path}: not UTF-8 text ({error}).") from error
+  except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+    raise UnreadableError(
+      f"{path}: {error}. Expected a whole file; copy it again."
+    ) from error
+
+
+def fingerprint(path: pathlib.Path) -> dict[str, Any]:
+  """Size and SHA-256 of a file."""
+  with path.open("rb") as file:
+    digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": file.tell(), "sha256": digest}
+
+
+def _open(path: pathlib.Path) -> IO[str]:
+  opener = gzip.open if path.suffix == ".gz" else open
+  # A table made by a spreadsheet begins with a mark of byte order.
+  return opener(path, "rt", encoding="utf-8-sig", newline="")
+
+
+def _lines(file: IO[str]) -> Iterator[Numbered]:
+  for number, line in enumerate(file, start=1):
+    if line.strip():
+      try:
+        yield number, _object(json.loads(line))
+      except (ValueError, RecursionError):
+        yield number, formats.MalformedError("not JSON")
+
+
+def _table(file: IO[str], delimiter: str) -> Iterator[Numbered]:
+  reader = csv.DictReader(file, delimiter=delimiter)
+  while True:
+    try:
+      row = next(reader, None)
+    except csv.Error:
+      yield reader.line_num, formats.MalformedError("not a row of a table")
+      continue
+    if row is None:
+      return
+    whole = None not in row and None not in row.values()
+    yield (
+      reader.line_num,
+      row if whole else formats.MalformedError("another number of columns"),
+    )
+
+
+def _parquet(path: pathlib.Path) -> Iterator[Numbered]:
+  with pq.ParquetFile(path) as file:
+    batches = (batch.to_pylist() for batch in file.iter_batches(1024))
+    yield from enumerate(itertools.chain.from_iterable(batches), start=1)
+
+
+def _json(path: pathlib.Path) -> Iterator[Numbered]:
+  """An array of objects, in an object under `data` or alone, or JSON lines."""
+  with _open(path) as file:
+    text = file.read()
+  try:
+    value = json.loads(text)
+  except (ValueError, RecursionError) as error:
+    lines = _lines(io.StringIO(text))
+    first = next(lines, None)
+    if first is None or isinstance(first[1], formats.MalformedError):
+      raise UnreadableError(f"{path}: not JSON ({error}).") from error
+    yield from itertools.chain([first], lines)
+    return
+  if isinstance(value, dict):
+    value = value.get("Data", value.get("data", value))
+  for number, each in enumerate(
+    value if isinstance(value, list) else [value], start=1
+  ):
+    yield number, _object(each)
+
+
+def _object(value: Any) -> dict[str, Any] | formats.MalformedError:
+  if isinstance(value, dict):
+    return value
+  return formats.MalformedError("not a JSON object")

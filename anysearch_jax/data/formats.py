@@ -1,0 +1,332 @@
+"""What the question files of others say: one parsed row in, one `Found` out.
+
+Nothing is corrected here; `preparing` does that, the same way for all of them.
+
+    search_r1  Search-R1's parquet and what was made after it: StepSearch,
+               DeepResearcher (`<|answer_split|>`), Agentic-RAG (a plain string)
+    anysearch  question, label.target, metadata
+    flashrag   id, question, golden_answers, metadata
+    popqa      PopQA's table, possible_answers as JSON text
+    triviaqa   TriviaQA's Answer.Value, Aliases, NormalizedAliases
+    musique    paragraphs, question_decomposition, answer_aliases
+    hotpotqa   HotpotQA and 2WikiMultihopQA: supporting_facts
+    bamboogle  a table of Question, Answer
+    plain      question, answer (NQ-open)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+ANSWER_SPLIT = "<|answer_split|>"
+
+Row = Mapping[str, Any]
+
+_MARK = "Question:"
+_HOPS = re.compile(r"([1-9])hop")
+# Columns that have a place of their own in `Found`, or are of no use later.
+_TAKEN = frozenset(
+  (
+    *("id", "_id", "question", "Question", "QuestionId", "question_id"),
+    *("answer", "Answer", "answers", "answer_aliases", "answerable"),
+    *("golden_answers", "possible_answers", "dataset", "split", "index"),
+    *("hops", "n_hops", "data_source", "prompt", "ability"),
+  )
+)
+
+
+class MalformedError(ValueError):
+  """A row that is no question; the text is short, rows are counted by it."""
+
+
+class Found(NamedTuple):
+  """A question as a file has it.
+
+  Attributes:
+    answers: the accepted ones, with whatever stands among them.
+    id, dataset, split: "" where the row does not say.
+    hops: searches in a row that an answer takes, where the row says.
+    metadata: the row's plain values and what is known of its evidence:
+      `gold_doc_ids`, `supporting` (title, and text where the row marks it),
+      `sub_questions` (MuSiQue), `search_keys` (StepSearch).
+  """
+
+  question: str
+  answers: tuple[str, ...]
+  id: str = ""
+  dataset: str = ""
+  split: str = ""
+  hops: int | None = None
+  metadata: Mapping[str, Any] = {}
+
+
+def recognize(row: Row) -> str | None:
+  """The format of a file by its first row; None for an unknown one."""
+  for name, (columns, _) in FORMATS.items():
+    if columns <= row.keys():
+      return name
+  return None
+
+
+def read(row: Row, format: str) -> Found:
+  """A row of a format.
+
+  Raises:
+    MalformedError: it is none.
+  """
+  columns, reader = FORMATS[format]
+  if lacking := sorted(columns - row.keys()):
+    raise MalformedError(f"no {', '.join(lacking)}")
+  return reader(row)
+
+
+def answers(value: Any) -> tuple[str, ...]:
+  """Accepted answers from a list, an array, a string or a joined string.
+
+  Raises:
+    MalformedError: something else.
+  """
+  if hasattr(value, "tolist"):
+    value = value.tolist()
+  if value is None:
+    return ()
+  if isinstance(value, str):
+    return tuple(value.split(ANSWER_SPLIT))
+  if isinstance(value, list | tuple):
+    return tuple(map(_text, value))
+  return (_text(value),)
+
+
+def _text(value: Any) -> str:
+  if isinstance(value, str):
+    return value
+  # Years and counts stand as numbers in some files; true and false do not.
+  if isinstance(value, int | float) and not isinstance(value, bool):
+    return str(value)
+  raise MalformedError(f"an answer that is a {type(value).__name__}")
+
+
+def _flashrag(row: Row) -> Found:
+  return _found(row, row["golden_answers"], _mapping(row, "metadata"))
+
+
+def _search_r1(row: Row) -> Found:
+  truth = _mapping(row, "reward_model").get("ground_truth")
+  extra = _mapping(row, "extra_info")
+  known = {**_mapping(row, "metadata"), "dataset": row.get("data_source")}
+  if isinstance(truth, Mapping):
+    known["search_keys"] = truth.get("search_keys")
+    truth = truth.get("target")
+  known["split"] = extra.get("split") or known.get("split")
+  known["index"] = extra.get("index")
+  known["paragraphs"] = extra.get("support_docs")
+  if not row.get("question"):
+    row = {**row, "question": _asked(row.get("prompt"))}
+  return _found(row, truth, known)
+
+
+def _anysearch(row: Row) -> Found:
+  target = _mapping(row, "label").get("target")
+  return _found(row, target, _mapping(row, "metadata"))
+
+
+def _popqa(row: Row) -> Found:
+  return _found(row, _json(row["possible_answers"], list), row)
+
+
+def _triviaqa(row: Row) -> Found:
+  a = _mapping(row, "Answer")
+  found = [a.get("Value"), *_listed(a, "Aliases")]
+  found += _listed(a, "NormalizedAliases")
+  asked = {"id": row.get("QuestionId"), "question": row["Question"]}
+  return _found(asked, [x for x in found if x is not None], row)
+
+
+def _musique(row: Row) -> Found:
+  accepted = [row["answer"], *_listed(row, "answer_aliases")]
+  if row.get("answerable") is False:
+    accepted = []  # Half of MuSiQue-Full; its answers are those of the twin.
+  return _found(row, [x for x in accepted if x is not None], row)
+
+
+def _plain(row: Row) -> Found:
+  return _found(row, row["answer"], row)
+
+
+def _bamboogle(row: Row) -> Found:
+  row = {name.lower(): value for name, value in row.items() if name}
+  return _found(row, row["answer"], row)
+
+
+# The first whose columns are all there. Order matters: Search-R1 keeps
+# FlashRAG's columns beside its own, and most rows have question and answer.
+FORMATS: dict[str, tuple[frozenset[str], Callable[[Row], Found]]] = {
+  name: (frozenset(columns.split()), reader)
+  for name, columns, reader in (
+    ("search_r1", "reward_model", _search_r1),
+    ("anysearch", "question label", _anysearch),
+    ("flashrag", "question golden_answers", _flashrag),
+    ("popqa", "question possible_answers", _popqa),
+    ("triviaqa", "Question Answer QuestionId", _triviaqa),
+    ("musique", "question answer paragraphs", _musique),
+    ("hotpotqa", "question answer supporting_facts", _plain),
+    ("bamboogle", "Question Answer", _bamboogle),
+    ("plain", "question answer", _plain),
+  )
+}
+
+
+def _found(row: Row, accepted: Any, known: Row) -> Found:
+  """Puts together what all formats have.
+
+  Args:
+    row: has the question, and the id if there is one.
+    accepted: the answers, as `answers` takes them.
+    known: what else the row says.
+  """
+  question = row["question"]
+  if not isinstance(question, str):
+    raise MalformedError("no question")
+  split = str(known.get("split") or "")
+  id_ = row.get("id", row.get("_id", row.get("question_id")))
+  if id_ is None and known.get("index") is not None:
+    id_ = f"{split}_{known['index']}".lstrip("_")
+  if id_ is not None and (isinstance(id_, bool) or not _is_plain(id_)):
+    raise MalformedError(f"an id that is a {type(id_).__name__}")
+  id_ = "" if id_ is None else str(id_)
+  metadata = {
+    name: value
+    for name, value in known.items()
+    if name not in _TAKEN and value != "" and _is_plain(value)
+  }
+  evidence = _evidence(known)
+  hops = known.get("n_hops", known.get("hops"))
+  if hops is None:
+    named = _HOPS.match(id_)
+    titles = {s.get("title") for s in evidence.get("supporting", ())}
+    steps = evidence.get("sub_questions") or titles
+    hops = int(named[1]) if named else len(steps) or None
+  if hops is not None and (type(hops) is not int or not 0 <= hops < 100):
+    raise MalformedError("hops that are no small number")
+  return Found(
+    question,
+    answers(accepted),
+    id_,
+    str(known.get("dataset") or ""),
+    split,
+    hops,
+    metadata | evidence,
+  )
+
+
+def _evidence(known: Row) -> dict[str, Any]:
+  """What a row knows of the passages and steps to its answer."""
+  out: dict[str, Any] = {}
+  if gold := _listed(known, "gold_doc_ids"):
+    out["gold_doc_ids"] = list(map(str, gold))
+  if supporting := _supporting(known):
+    out["supporting"] = supporting
+  steps = _dicts(known, "question_decomposition")
+  if steps:
+    out["sub_questions"] = [
+      {name: _text(step[name]) for name in ("question", "answer")}
+      for step in steps
+      if step.get("question") is not None and step.get("answer") is not None
+    ]
+  if keys := _listed(known, "search_keys"):
+    out["search_keys"] = [list(answers(key)) for key in keys]
+  return out
+
+
+def _supporting(known: Row) -> list[dict[str, str]]:
+  """Supporting passages in order: titles, and texts where they are marked."""
+  facts = known.get("supporting_facts")
+  if isinstance(facts, Mapping):
+    titles = _listed(facts, "title")
+  else:
+    titles = [
+      fact[0] if isinstance(fact, list | tuple) and fact else None
+      for fact in _listed(known, "supporting_facts")
+    ]
+  if titles:
+    if not all(isinstance(title, str) for title in titles):
+      raise MalformedError("supporting facts without titles")
+    return [{"title": title} for title in dict.fromkeys(titles)]
+  return [
+    {
+      "title": str(paragraph.get("title") or ""),
+      "text": str(paragraph.get("paragraph_text") or ""),
+    }
+    for paragraph in _dicts(known, "paragraphs")
+    # StepSearch lists only these.
+    if paragraph.get("is_supporting", True)
+  ]
+
+
+def _asked(prompt: Any) -> str:
+  """The question inside an instruction."""
+  content = prompt
+  if not isinstance(prompt, str):
+    said = [
+      message.get("content")
+      for message in _dicts({"prompt": prompt}, "prompt")
+      if message.get("role", "user") == "user"
+    ]
+    content = said[-1] if said else None
+  if not isinstance(content, str):
+    raise MalformedError("neither a question nor a prompt")
+  before, mark, question = content.rpartition(_MARK)
+  if not mark and "\n" in content.strip():
+    raise MalformedError(f"a prompt without {_MARK!r}")
+  return question
+
+
+def _mapping(row: Row, name: str) -> Row:
+  """A column of named values, which some files hold as JSON text."""
+  value = row.get(name)
+  if value is None or value == "":
+    return {}
+  if isinstance(value, str):
+    return _json(value, dict)
+  if not isinstance(value, Mapping):
+    raise MalformedError(f"{name} that is a {type(value).__name__}")
+  return value
+
+
+def _json(text: Any, kind: type) -> Any:
+  try:
+    value = json.loads(text)
+  except (ValueError, TypeError, RecursionError):
+    value = None
+  if not isinstance(value, kind):
+    raise MalformedError(f"text that is no JSON {kind.__name__}")
+  return value
+
+
+def _listed(row: Row, name: str) -> list[Any]:
+  """A column that is a list, an array or nothing."""
+  value = row.get(name)
+  if hasattr(value, "tolist"):
+    value = value.tolist()
+  if value is None:
+    return []
+  if not isinstance(value, list | tuple):
+    raise MalformedError(f"{name} that is a {type(value).__name__}")
+  return list(value)
+
+
+def _dicts(row: Row, name: str) -> Iterable[Row]:
+  value = _listed(row, name)
+  if not all(isinstance(each, Mapping) for each in value):
+    raise MalformedError(f"{name} that holds something else than objects")
+  return value
+
+
+def _is_plain(value: Any) -> bool:
+  if isinstance(value, float):
+    return math.isfinite(value)
+  return isinstance(value, str | int | bool)

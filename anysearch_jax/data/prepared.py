@@ -1,0 +1,268 @@
+"""A folder of prepared questions: `write` fills it, `Prepared` reads it.
+
+<dataset>_<split>.parquet   the questions, in the order of their files
+train.parquet               the mix that is trained on, shuffled
+manifest.json               inputs, settings, counts, hashes
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import hashlib
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from anysearch_jax import json_files, types
+from anysearch_jax.data import cursor, preparing
+
+MANIFEST = "manifest.json"
+MIX = "train"
+SCHEMA = pa.schema(
+  [
+    pa.field("id", pa.string(), nullable=False),
+    pa.field("question", pa.string(), nullable=False),
+    pa.field("golden_answers", pa.list_(pa.string()), nullable=False),
+    pa.field("dataset", pa.string(), nullable=False),
+    pa.field("split", pa.string(), nullable=False),
+    pa.field("hops", pa.int32()),
+    pa.field("metadata", pa.string(), nullable=False),  # JSON.
+  ]
+)
+
+# The paper's, in the order of its tables.
+DATASETS = (
+  *("nq", "triviaqa", "popqa"),
+  *("hotpotqa", "2wikimultihopqa", "musique", "bamboogle"),
+)
+
+_VERSION = 1
+
+
+class PreparedError(ValueError):
+  """A folder that cannot be read, or lacks what is asked for."""
+
+
+def write(
+  folder: pathlib.Path,
+  parts: preparing.Parts,
+  mixed: Sequence[preparing.Entry],
+  manifest: Mapping[str, Any],
+) -> None:
+  """Writes a folder of prepared questions, which appears whole.
+
+  Args:
+    folder: new, empty, or of the same inputs and settings.
+    parts: of `preparing.prepare`.
+    mixed: of `preparing.mix`; nothing is no file.
+    manifest: inputs and settings; counts and hashes are added.
+
+  Raises:
+    PreparedError: the folder holds something else.
+  """
+  from anysearch_jax.policy import hf  # Imports JAX.
+
+  tables = {name: part.entries for name, part in parts.items() if part.entries}
+  if mixed:
+    tables[MIX] = list(mixed)
+  contents = {f"{name}.parquet": _parquet(e) for name, e in tables.items()}
+  whole = {
+    "version": _VERSION,
+    **manifest,
+    "splits": {
+      name: {
+        "read": part.read,
+        "kept": len(part.entries),
+        "dropped": dict(sorted(part.dropped.items())),
+        "empty_answers": part.empty_answers,
+      }
+      for name, part in parts.items()
+    },
+    "mixed": dict(collections.Counter(sorted(e.dataset for e in mixed))),
+    "files": {
+      name: {
+        "bytes": content.size,
+        "sha256": hashlib.sha256(content).hexdigest(),
+      }
+      for name, content in contents.items()
+    },
+  }
+  text = json.dumps(whole, indent=2) + "\n"
+  if folder.is_dir() and any(folder.iterdir()):
+    path = folder / MANIFEST
+    if not path.is_file() or path.read_text() != text:
+      raise PreparedError(
+        f"{folder} holds something else than these questions prepared this "
+        "way; name another --output, or remove it."
+      )
+  with hf.appears_whole(folder) as beside:
+    for name, content in contents.items():
+      (beside / name).write_bytes(content)
+    (beside / MANIFEST).write_text(text)
+
+
+class Prepared:
+  """The questions of a folder; each file is checked when it is first read.
+
+  Attributes:
+    manifest: what the folder was made of.
+
+  Raises:
+    PreparedError: no folder of launch.prepare_data.
+  """
+
+  # Whoever prepares questions brings the passages along by an index.
+  retriever = None
+
+  def __init__(self, folder: str | pathlib.Path):
+    self._folder = pathlib.Path(folder)
+    path = self._folder / MANIFEST
+    if not path.is_file():
+      raise PreparedError(
+        f"{self._folder}: found no {MANIFEST}, expected a folder of "
+        "launch.prepare_data."
+      )
+    self.manifest = json_files.read(path)
+    version, listed = map(self.manifest.get, ("version", "files"))
+    if version != _VERSION or not isinstance(listed, dict):
+      raise PreparedError(
+        f"{path}: found version {version!r} of prepared data, expected "
+        f"{_VERSION}; prepare it again."
+      )
+    self.names = tuple(name.removesuffix(".parquet") for name in listed)
+
+  @functools.cache  # noqa: B019 - a folder is open as long as its process.
+  def rows(self, name: str) -> Rows:
+    """The questions of a file in its order.
+
+    Args:
+      name: `train`, the mix, or `<dataset>_<split>`.
+
+    Raises:
+      PreparedError: no such file, or not the one that was written.
+    """
+    if name not in self.names:
+      raise PreparedError(
+        f"{self._folder} has no {name!r}, expected one of "
+        f"{', '.join(self.names)}; or prepare it too (launch.prepare_data)."
+      )
+    path = self._folder / f"{name}.parquet"
+    expected = self.manifest["files"][path.name]
+    try:
+      content = path.read_bytes()
+      digest = hashlib.sha256(content).hexdigest()
+      if digest != expected["sha256"]:
+        raise PreparedError(
+          f"{path}: found SHA-256 {digest}, its manifest says "
+          f"{expected['sha256']}; prepare the data again."
+        )
+      table = pq.read_table(pa.BufferReader(content))
+    except (OSError, pa.ArrowException) as error:
+      raise PreparedError(
+        f"{path}: {error}; prepare the data again."
+      ) from error
+    if table.schema.remove_metadata() != SCHEMA:
+      raise PreparedError(
+        f"{path}: found columns {table.schema.names} of another version; "
+        "prepare the data again."
+      )
+    return Rows(table)
+
+  def questions(self, split: str, count: int, seed: int) -> cursor.Stream:
+    """The training stream: all questions of a file, epoch by epoch.
+
+    Args:
+      split: a file's name, as `rows` takes it.
+      count: how many are wanted; may exceed the file.
+      seed: of the epochs' orders.
+    """
+    return cursor.Stream(self.rows(split), count=count, key=seed)
+
+  def evaluation_questions(
+    self, datasets: Sequence[str] = (), each: int = 0, *, split: str = ""
+  ) -> list[types.Question]:
+    """What policies are measured on, dataset by dataset.
+
+    The order within one is fixed by the questions' ids, so a smaller set is
+    inside a larger one, whatever else the folder holds.
+
+    Args:
+      datasets: by name; empty: all that have an evaluation split here.
+      each: of a dataset at most; 0: all.
+      split: "" is test where there is one, else dev: the official ones.
+
+    Raises:
+      PreparedError: a dataset without the split.
+    """
+    out: list[types.Question] = []
+    for dataset in datasets or self._evaluated(split):
+      name = self._evaluation_name(dataset, split)
+      if name is None:
+        raise PreparedError(
+          f"{self._folder} has no {split or 'evaluation'} split of {dataset}; "
+          f"expected some of {', '.join(self._evaluated(split)) or 'none'}."
+        )
+      rows = self.rows(name)
+      ids = rows.ids()
+      order = sorted(
+        range(len(ids)), key=lambda i, ids=ids: preparing.shuffled(ids[i])
+      )
+      out += [rows[i] for i in order[: each or None]]
+    return out
+
+  def _evaluated(self, split: str) -> list[str]:
+    """Datasets with an evaluation split; the paper's come first."""
+    there = sorted({name.rpartition("_")[0] for name in self.names} - {""})
+    ordered = [*DATASETS, *(name for name in there if name not in DATASETS)]
+    return [d for d in ordered if self._evaluation_name(d, split)]
+
+  def _evaluation_name(self, dataset: str, split: str) -> str | None:
+    wanted = (split,) if split else ("test", "dev")
+    names = (f"{dataset}_{each}" for each in wanted)
+    return next((name for name in names if name in self.names), None)
+
+
+class Rows(Sequence):
+  """Questions that stay in columns until they are asked for."""
+
+  def __init__(self, table: pa.Table):
+    self._table = table.combine_chunks()
+
+  def __len__(self) -> int:
+    return len(self._table)
+
+  def __getitem__(self, index: int) -> types.Question:
+    if not -len(self) <= index < len(self):
+      raise IndexError(f"Found {index}, expected one of {len(self)}.")
+    (row,) = self._table.slice(index % len(self), 1).to_pylist()
+    metadata: dict[str, Any] = json.loads(row["metadata"])
+    metadata |= {"dataset": row["dataset"], "split": row["split"]}
+    if row["hops"] is not None:
+      metadata["hops"] = row["hops"]
+    return types.Question(
+      row["id"],
+      row["question"],
+      tuple(row["golden_answers"]),
+      metadata=metadata,
+    )
+
+  def ids(self) -> list[str]:
+    """The questions' ids in order."""
+    return self._table.column("id").to_pylist()
+
+
+def _parquet(entries: Sequence[preparing.Entry]) -> pa.Buffer:
+  """A file of these questions."""
+  columns = zip(*entries, strict=True)
+  arrays = [
+    pa.array(column, field.type)
+    for column, field in zip(columns, SCHEMA, strict=True)
+  ]
+  out = pa.BufferOutputStream()
+  pq.write_table(pa.table(arrays, schema=SCHEMA), out, compression="zstd")
+  return out.getvalue()

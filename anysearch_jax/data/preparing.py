@@ -1,0 +1,335 @@
+"""From files of questions to clean ones, dataset by dataset, split by split.
+
+Every row that is read is kept or dropped, and counted as one of these with its
+reason: `read == kept + sum(dropped)` for each dataset and split.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import json
+import pathlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from anysearch_jax import scoring
+from anysearch_jax.data import files, formats
+
+SPLITS = ("train", "dev", "test")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
+_DATASETS = {
+  "naturalquestions": "nq",
+  "natural_questions": "nq",
+  "nq_open": "nq",
+  "trivia_qa": "triviaqa",
+  "hotpot": "hotpotqa",
+  "hotpot_qa": "hotpotqa",
+  "2wiki": "2wikimultihopqa",
+  "2wikimultihop": "2wikimultihopqa",
+}
+_SPLITS = {"val": "dev", "valid": "dev", "validation": "dev"}
+
+
+class PreparingError(ValueError):
+  """What cannot be prepared; the sentence says what to do."""
+
+
+class Input(NamedTuple):
+  """A file to read; "" leaves it to its rows, or to the first of them."""
+
+  path: pathlib.Path
+  dataset: str = ""
+  split: str = ""
+  format: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """How questions become training and evaluation sets.
+
+  mix: datasets whose training splits are mixed into `train.parquet`. seed: of
+  that order. limits: the most questions of a `<dataset>_<split>`; a smaller
+  limit keeps some of what a larger one keeps. skip_malformed: leave rows out
+  that are no question, and count them.
+  """
+
+  mix: tuple[str, ...] = ()
+  seed: int = 42
+  limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  skip_malformed: bool = False
+
+
+class Entry(NamedTuple):
+  """A question in the one schema; `metadata` is JSON."""
+
+  id: str
+  question: str
+  golden_answers: tuple[str, ...]
+  dataset: str
+  split: str
+  hops: int | None
+  metadata: str
+
+
+@dataclasses.dataclass
+class Part:
+  """One dataset's split: its questions and what became of the others."""
+
+  entries: list[Entry] = dataclasses.field(default_factory=list)
+  read: int = 0
+  dropped: collections.Counter[str] = dataclasses.field(
+    default_factory=collections.Counter
+  )
+  empty_answers: int = 0
+
+  def keep(self, kept: Sequence[Entry], reason: str) -> None:
+    """Leaves these; the others are dropped for `reason`."""
+    if lost := len(self.entries) - len(kept):
+      self.dropped[reason] += lost
+    self.entries = list(kept)
+
+
+Parts = dict[str, Part]
+
+
+def dataset_name(name: str) -> str:
+  """The one name of a dataset that goes by several.
+
+  Raises:
+    ValueError: no name.
+  """
+  name = _DATASETS.get(name.lower(), name.lower())
+  if not _NAME.fullmatch(name):
+    raise PreparingError(f"Found dataset {name!r}, expected a plain name.")
+  return name
+
+
+def split_name(name: str) -> str:
+  """One of `SPLITS`.
+
+  Raises:
+    ValueError: another one.
+  """
+  name = _SPLITS.get(name.lower(), name.lower())
+  if name not in SPLITS:
+    raise PreparingError(
+      f"Found split {name!r}, expected one of {', '.join(SPLITS)}."
+    )
+  return name
+
+
+def ask(text: str) -> str:
+  """A question as the policy reads it: one line that ends in `?`."""
+  text = _line(text)
+  inner = text[1:-1]
+  # TriviaQA has cells of a table as they stood there, with quotes doubled.
+  if text[:1] == text[-1:] == '"' and '""' in inner:
+    if '"' not in inner.replace('""', ""):
+      text = _line(inner.replace('""', '"'))
+  return text if text.endswith("?") else f"{text}?"
+
+
+def accept(answers: Iterable[str]) -> tuple[str, ...]:
+  """Distinct answers in order, without those that normalise to nothing."""
+  lines = map(_line, answers)
+  return tuple(dict.fromkeys(a for a in lines if scoring.normalize_answer(a)))
+
+
+def prepare(inputs: Sequence[Input], settings: Settings) -> tuple[Parts, list]:
+  """Reads and cleans all files.
+
+  Args:
+    inputs: in this order their questions stand.
+    settings: what is kept.
+
+  Returns:
+    The parts by `<dataset>_<split>`, and a line of the manifest for each input.
+
+  Raises:
+    PreparingError: the first row that is no question, by file and number; a
+      limit of nothing.
+    files.UnreadableError: a file that cannot be read.
+  """
+  parts: Parts = collections.defaultdict(Part)
+  listed = [_read(source, parts, settings) for source in inputs]
+  for part in parts.values():
+    part.keep(_merged(part.entries), "asked twice, answers merged")
+  held_out = {
+    _key(entry.question)
+    for part in parts.values()
+    for entry in part.entries
+    if entry.split != "train"
+  }
+  for part in parts.values():
+    part.keep(
+      [
+        e
+        for e in part.entries
+        if e.split != "train" or _key(e.question) not in held_out
+      ],
+      "in an evaluation split",
+    )
+  for name, limit in settings.limits.items():
+    if name not in parts:
+      raise PreparingError(
+        f"A limit of {name}: expected one of {', '.join(sorted(parts))}."
+      )
+    part = parts[name]
+    chosen = set(sorted((e.id for e in part.entries), key=shuffled)[:limit])
+    part.keep([e for e in part.entries if e.id in chosen], "over the limit")
+  return dict(sorted(parts.items())), listed
+
+
+def mix(parts: Parts, settings: Settings) -> list[Entry]:
+  """The training questions of `settings.mix`, shuffled by its seed.
+
+  Raises:
+    PreparingError: a dataset of it without training questions.
+  """
+  entries: list[Entry] = []
+  for dataset in settings.mix:
+    part = parts.get(f"{dataset}_train")
+    if part is None or not part.entries:
+      there = [n.removesuffix("_train") for n in parts if n.endswith("_train")]
+      raise PreparingError(
+        f"The mix asks for {dataset}, which has no training questions here; "
+        f"mix others ({', '.join(there) or 'there are none'}), or nothing."
+      )
+    entries += part.entries
+  seed = np.random.SeedSequence((settings.seed, len(entries)))
+  rng = np.random.Generator(np.random.PCG64(seed))
+  return [entries[i] for i in rng.permutation(len(entries))]
+
+
+def shuffled(id_: str) -> bytes:
+  """Sorts ids in an order that is fixed and has nothing to do with them."""
+  return hashlib.sha256(id_.encode()).digest()
+
+
+def _read(source: Input, parts: Parts, settings: Settings) -> dict[str, Any]:
+  """Adds a file's questions; its line of the manifest."""
+  format_, count = source.format, 0
+  for number, row in files.rows(source.path):
+    count += 1
+    dataset, split = source.dataset, source.split
+    try:
+      if isinstance(row, formats.MalformedError):
+        raise row
+      if not format_:
+        format_ = formats.recognize(row) or ""
+        if not format_:
+          raise PreparingError(
+            f"{source.path}, row {number}: found columns {', '.join(row)}; "
+            f"expected those of {', '.join(formats.FORMATS)}, or the name of "
+            "a format."
+          )
+      found = formats.read(row, format_)
+      dataset, split = _belongs(found, source)
+      _add(found, parts[f"{dataset}_{split}"], dataset, split)
+    except formats.MalformedError as error:
+      if not settings.skip_malformed:
+        raise PreparingError(
+          f"{source.path}, row {number}: {error}. Correct it, or leave such "
+          "rows out and count them (--skip_malformed)."
+        ) from error
+      part = parts[f"{dataset or 'unknown'}_{split or 'unknown'}"]
+      part.read += 1
+      part.dropped[f"malformed: {error}"] += 1
+  return {
+    "path": str(source.path),
+    "dataset": source.dataset,
+    "split": source.split,
+    "format": format_,
+    "rows": count,
+    **files.fingerprint(source.path),
+  }
+
+
+def _belongs(found: formats.Found, source: Input) -> tuple[str, str]:
+  """Dataset and split of a row, by its file's or its own word."""
+  try:
+    said = dataset_name(found.dataset) if found.dataset else ""
+    # Search-R1 calls every evaluation set test, so the file's word counts.
+    split = source.split or (split_name(found.split) if found.split else "")
+  except PreparingError as error:
+    raise formats.MalformedError(str(error).rstrip(".")) from error
+  if source.dataset and said and said != source.dataset:
+    raise formats.MalformedError(
+      f"a question of {said} in a file of {source.dataset}"
+    )
+  dataset = source.dataset or said
+  if not dataset or not split:
+    raise PreparingError(
+      f"{source.path}: its rows do not say of which "
+      f"{'split' if dataset else 'dataset'} they are; name it, as in "
+      f"--input=nq:train={source.path}."
+    )
+  return dataset, split
+
+
+def _add(found: formats.Found, part: Part, dataset: str, split: str) -> None:
+  """Cleans a question and puts it to its part."""
+  if not found.question.strip() or not _key(found.question):
+    raise formats.MalformedError("an empty question")
+  part.read += 1
+  accepted = accept(found.answers)
+  part.empty_answers += sum(
+    not scoring.normalize_answer(answer) for answer in found.answers
+  )
+  if not accepted:
+    part.dropped["no answer"] += 1
+    return
+  metadata = {
+    name: value
+    for name, value in found.metadata.items()
+    if name not in ("dataset", "split", "hops")
+  }
+  part.entries.append(
+    Entry(
+      _line(f"{dataset}/{found.id or f'{split}_{part.read - 1}'}"),
+      ask(found.question),
+      accepted,
+      dataset,
+      split,
+      found.hops,
+      _whole(json.dumps(metadata, ensure_ascii=False, sort_keys=True)),
+    )
+  )
+
+
+def _merged(entries: Sequence[Entry]) -> list[Entry]:
+  """Each question once, with every answer that one of its rows accepts."""
+  first: dict[str, Entry] = {}
+  ids: dict[str, str] = {}
+  for entry in entries:
+    key = _key(entry.question)
+    if ids.setdefault(entry.id, key) != key:
+      raise PreparingError(
+        f"Two questions have the id {entry.id!r} in {entry.dataset} "
+        f"{entry.split}: {first[ids[entry.id]].question!r} and "
+        f"{entry.question!r}. Read only one of their files, or correct it."
+      )
+    kept = first.setdefault(key, entry)
+    if kept is not entry:
+      both = dict.fromkeys(kept.golden_answers + entry.golden_answers)
+      first[key] = kept._replace(golden_answers=tuple(both))
+  return list(first.values())
+
+
+def _line(text: str) -> str:
+  return " ".join(_whole(text).split())
+
+
+def _whole(text: str) -> str:
+  """Halves of characters, which JSON can hold and no file, are replaced."""
+  return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _key(question: str) -> str:
+  """Equal for questions that differ in case, punctuation or articles."""
+  return scoring.normalize_answer(question)

@@ -1,0 +1,266 @@
+"""A row's episodes as arrays: what is measured of a million of them.
+
+Text, spans and tokens stay in the file (`episodes.sample_rows` reads some).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from anysearch_jax import scoring
+from anysearch_jax.evaluation import episodes as episodes_lib
+
+# The paper's order; sets of other names follow by name.
+SETS = (
+  "nq",
+  "triviaqa",
+  "popqa",
+  "hotpotqa",
+  "2wikimultihopqa",
+  "musique",
+  "bamboogle",
+)
+OUTCOMES = ("answered", "invalid", "truncated", "failed")
+KINDS = ("known", "unknown", "stale")  # What the policy's memory has of a fact.
+NONE = -1  # Hops or kind of a question that does not tell.
+
+_INTEGERS = ("question", "budget", "seed", "hops", "outcome", "kind")
+_PRESENT = (
+  "em",
+  "format",
+  "searches",
+  "violation",
+  "scaffold",
+  "generated_tokens",
+  "retrieved_tokens",
+  "total_tokens",
+)
+_OPTIONAL = ("input_tokens", "cost")
+_TYPE = [(name, np.int64) for name in _INTEGERS] + [
+  (name, np.float64) for name in (*_PRESENT, *_OPTIONAL, "f1", "asked")
+]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Columns:
+  """P episodes over N questions, in order of question, budget and seed.
+
+  Attributes:
+    ids: `[N]`, ascending; datasets: names, SETS first.
+    dataset_of: int `[N]`, index in `datasets` of each question.
+    question: int `[P]`, index in `ids`.
+    budget, seed: int `[P]`. hops: int `[P]`, NONE where unknown.
+    outcome: int `[P]`, index in OUTCOMES.
+    kind: int `[P]`, index in KINDS of the first fact, NONE where unknown;
+      asked: float `[P]`, 1 where that fact was searched.
+    em, f1, format, searches, violation, scaffold, *_tokens: float `[P]`.
+    input_tokens, cost: float `[P]`, nan where the file does not tell.
+  """
+
+  ids: np.ndarray
+  datasets: tuple[str, ...]
+  dataset_of: np.ndarray
+  question: np.ndarray
+  budget: np.ndarray
+  seed: np.ndarray
+  hops: np.ndarray
+  outcome: np.ndarray
+  kind: np.ndarray
+  asked: np.ndarray
+  em: np.ndarray
+  f1: np.ndarray
+  format: np.ndarray
+  searches: np.ndarray
+  violation: np.ndarray
+  scaffold: np.ndarray
+  generated_tokens: np.ndarray
+  retrieved_tokens: np.ndarray
+  total_tokens: np.ndarray
+  input_tokens: np.ndarray
+  cost: np.ndarray
+
+  def __len__(self) -> int:
+    return len(self.question)
+
+  @property
+  def dataset(self) -> np.ndarray:
+    """Index in `datasets` of each episode, int `[P]`."""
+    return self.dataset_of[self.question]
+
+  def where(self, chosen: np.ndarray) -> Columns:
+    """The episodes of a mask or of indices `[.]`; questions keep their index.
+
+    They stay in order where the indices ascend.
+    """
+    return dataclasses.replace(
+      self, **{name: getattr(self, name)[chosen] for name, _ in _TYPE}
+    )
+
+  def scored(self) -> Columns:
+    """The episodes that count: all but the failed ones."""
+    return self.where(self.outcome != OUTCOMES.index("failed"))
+
+  def split(self, by: np.ndarray) -> dict[int, Columns]:
+    """The episodes by a value `[P]` of each, ascending."""
+    values, inverse = np.unique(by, return_inverse=True)
+    order = np.argsort(inverse, kind="stable")
+    ends = np.searchsorted(inverse[order], np.arange(len(values) + 1))
+    return {
+      int(value): self.where(order[ends[i] : ends[i + 1]])
+      for i, value in enumerate(values)
+    }
+
+
+Measured = Columns | Iterable[episodes_lib.Episode]
+
+
+def of(measured: Measured) -> Columns:
+  """Episodes as columns, whatever they come as; failed ones stay in.
+
+  Raises:
+    ValueError: a (question, budget, seed) that occurs twice, or a question in
+      two datasets.
+  """
+  if isinstance(measured, Columns):
+    return measured
+  return _build(measured, "these episodes")
+
+
+def read(*paths: pathlib.Path) -> Columns:
+  """Reads one or more `episodes.jsonl` of one row; memory holds numbers only.
+
+  Several files are runs of one method with different seeds.
+
+  Raises:
+    ValueError: a file that cannot be used; see `episodes.read`. No episode, or
+      one (question, budget, seed) twice, in one file or in two.
+  """
+
+  def all_lines() -> Iterable[episodes_lib.Episode]:
+    for path in paths:
+      with path.open("rb") as lines:
+        yield from episodes_lib.read(lines, source=str(path))
+
+  source = ", ".join(map(str, paths))
+  found = _build(all_lines(), source)
+  if not len(found):
+    raise ValueError(f"{source}: found no episode, expected at least one.")
+  return found
+
+
+def by_dataset(measured: Measured) -> dict[str, Columns]:
+  """One part for each dataset that occurs, in the paper's order."""
+  table = of(measured)
+  parts = table.split(table.dataset)
+  return {table.datasets[code]: part for code, part in parts.items()}
+
+
+def by_budget(measured: Measured) -> dict[int, Columns]:
+  """One part for each budget that occurs, ascending."""
+  table = of(measured)
+  return table.split(table.budget)
+
+
+def by_hops(measured: Measured) -> dict[int, Columns]:
+  """One part for each number of hops, ascending; unknown ones are left out."""
+  table = of(measured)
+  parts = table.split(table.hops)
+  return {hops: part for hops, part in parts.items() if hops != NONE}
+
+
+def by_seed(measured: Measured) -> dict[int, Columns]:
+  """One part for each seed that occurs, ascending."""
+  table = of(measured)
+  return table.split(table.seed)
+
+
+def _build(measured: Iterable[episodes_lib.Episode], source: str) -> Columns:
+  index: dict[str, int] = {}
+  sets: dict[int, str] = {}
+  numbers = np.fromiter(
+    (_numbers(episode, index, sets, source) for episode in measured), _TYPE
+  )
+  names = sorted(
+    set(sets.values()),
+    key=lambda s: (SETS.index(s) if s in SETS else len(SETS), s),
+  )
+  order = sorted(index)
+  # From the order of first appearance to that of ids: file order is no matter.
+  place = np.empty(len(order), dtype=np.int64)
+  place[[index[name] for name in order]] = np.arange(len(order))
+  columns = {name: np.ascontiguousarray(numbers[name]) for name, _ in _TYPE}
+  columns["question"] = place[columns["question"]]
+  keys = [columns[name] for name in ("seed", "budget", "question")]
+  rank = np.lexsort(keys)
+  columns = {name: column[rank] for name, column in columns.items()}
+  same = np.ones(max(0, len(rank) - 1), dtype=bool)
+  for name in ("question", "budget", "seed"):
+    same &= columns[name][1:] == columns[name][:-1]
+  if same.any():
+    first = int(np.argmax(same))
+    raise episodes_lib.twice(
+      source,
+      order[columns["question"][first]],
+      int(columns["budget"][first]),
+      int(columns["seed"][first]),
+    )
+  return Columns(
+    ids=np.array(order, dtype=object),
+    datasets=tuple(names),
+    dataset_of=np.array(
+      [names.index(sets[index[name]]) for name in order], dtype=np.int64
+    ),
+    **columns,
+  )
+
+
+def _numbers(
+  episode: episodes_lib.Episode,
+  index: dict[str, int],
+  sets: dict[int, str],
+  source: str,
+) -> tuple[float, ...]:
+  name = str(episode["question_id"])
+  question = index.setdefault(name, len(index))
+  dataset = episodes_lib.dataset_of(episode)
+  if sets.setdefault(question, dataset) != dataset:
+    raise ValueError(
+      f"{source}: question {name!r} is of dataset {sets[question]!r} and of "
+      f"{dataset!r}; expected one. Give questions ids that are theirs alone."
+    )
+  hop = episodes_lib.first_hop(episode)
+  hops = episode.get("metadata", {}).get("hops")
+  return (
+    question,
+    episode["budget"],
+    episode["seed"],
+    NONE if hops is None else hops,
+    OUTCOMES.index(episode["outcome"]),
+    NONE if hop is None else KINDS.index(hop[0]),
+    *(episode[key] for key in _PRESENT),
+    *(_optional(episode, key) for key in _OPTIONAL),
+    _f1(episode),
+    0 if hop is None else hop[1],
+  )
+
+
+def _optional(episode: Mapping[str, Any], key: str) -> float:
+  value = episode.get(key)
+  return math.nan if value is None else value
+
+
+def _f1(episode: Mapping[str, Any]) -> float:
+  if episode["em"] or episode["answer"] is None:
+    return float(episode["em"])
+  return _token_f1(episode["answer"], tuple(episode["golden_answers"]))
+
+
+# Budgets and seeds repeat a question's answers; ten of them are in mind.
+_token_f1 = functools.lru_cache(maxsize=4096)(scoring.f1)

@@ -1,0 +1,157 @@
+"""What is measured of episodes, each measure a ratio of two sums.
+
+Summed by question first, because a question's budgets and seeds share its
+difficulty: questions, not episodes, are what is independent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from anysearch_jax.evaluation import columns, intervals
+
+# Name -> numerator, denominator. TP is over B >= 1: with none allowed, correct
+# answers are not what searches gave.
+MEASURES = {
+  "accuracy": ("em", "n"),
+  "f1": ("f1", "n"),
+  "tp": ("tool_em", "searches"),
+  "searches": ("searches", "n"),
+  "unused": ("unused", "n"),
+  "format_rate": ("format", "n"),
+  "violation_rate": ("violation", "n"),
+  "invalid_rate": ("invalid", "n"),
+  "truncated_rate": ("truncated", "n"),
+  "generated_tokens": ("generated_tokens", "n"),
+  "retrieved_tokens": ("retrieved_tokens", "n"),
+  "total_tokens": ("total_tokens", "n"),
+  "input_tokens": ("input_tokens", "n"),
+  "retrieval_share": ("retrieved_tokens", "total_tokens"),
+  "cost": ("cost", "n"),
+}
+RATES = frozenset(
+  {
+    "accuracy",
+    "format_rate",
+    "violation_rate",
+    "invalid_rate",
+    "truncated_rate",
+  }
+)
+SUMMED = tuple(dict.fromkeys(name for pair in MEASURES.values() for name in pair))
+
+
+def columns_of(table: columns.Columns) -> dict[str, np.ndarray]:
+  """The SUMMED quantities of each episode, float `[P]`; all must be scored."""
+
+  def ended(outcome: str) -> np.ndarray:
+    return (table.outcome == columns.OUTCOMES.index(outcome)).astype(float)
+
+  derived = {
+    "n": np.ones(len(table)),
+    "tool_em": table.em * (table.budget >= 1),
+    "unused": table.budget - table.searches,
+    "invalid": ended("invalid"),
+    "truncated": ended("truncated"),
+  }
+  return {
+    name: derived[name] if name in derived else getattr(table, name)
+    for name in SUMMED
+  }
+
+
+def totals(table: columns.Columns) -> dict[str, float]:
+  """The sums of SUMMED over all episodes; all must be scored."""
+  return {name: float(c.sum()) for name, c in columns_of(table).items()}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sums:
+  """Sums of the scored episodes by question and budget.
+
+  Attributes:
+    values: float64 `[N, B, K]`, K sums, in the order of `names`.
+    names: of SUMMED.
+    budgets: the B budgets, ascending.
+    stratum: int `[N]`, index in `datasets`.
+    datasets: those that occur.
+  """
+
+  values: np.ndarray
+  names: tuple[str, ...]
+  budgets: tuple[int, ...]
+  stratum: np.ndarray
+  datasets: tuple[str, ...]
+
+  def parts(self, *measures: str) -> np.ndarray:
+    """Numerators and denominators of measures, float `[N, B, M, 2]`."""
+    index = [[self.names.index(n) for n in MEASURES[m]] for m in measures]
+    return self.values[..., np.array(index)]
+
+
+def sums(
+  measured: columns.Measured, measures: Sequence[str] = tuple(MEASURES)
+) -> Sums:
+  """Sums what `measures` need of the scored episodes."""
+  table = columns.of(measured).scored()
+  names = tuple(dict.fromkeys(n for m in measures for n in MEASURES[m]))
+  summed = columns_of(table)
+  present, question = np.unique(table.question, return_inverse=True)
+  budgets, budget = np.unique(table.budget, return_inverse=True)
+  sets, stratum = np.unique(table.dataset_of[present], return_inverse=True)
+  values = intervals.cluster_sums(
+    question * len(budgets) + budget,
+    [summed[name] for name in names],
+    clusters=len(present) * len(budgets),
+  )
+  return Sums(
+    values.reshape(len(present), len(budgets), len(names)),
+    names,
+    tuple(map(int, budgets)),
+    stratum,
+    tuple(table.datasets[code] for code in sets),
+  )
+
+
+def estimates(
+  measured: columns.Measured, measures: Sequence[str] = tuple(MEASURES)
+) -> dict[str, intervals.Estimate]:
+  """Every measure of some episodes taken together, with its 95 % interval.
+
+  Rates have Wilson's interval, widened by what seeds and budgets of a question
+  share; means and ratios the delta method's, clustered by question.
+  """
+  found = sums(measured, measures)
+  parts = found.parts(*measures).sum(axis=1)
+  return {
+    name: intervals.clustered_rate(parts[:, i, 0], parts[:, i, 1])
+    if name in RATES
+    else intervals.delta(parts[:, i, 0], parts[:, i, 1])
+    for i, name in enumerate(measures)
+  }
+
+
+def set_means(
+  stratum: np.ndarray, parts: np.ndarray, *, resamples: int
+) -> list[intervals.Estimate]:
+  """Ratios of each dataset, averaged over datasets.
+
+  Args:
+    stratum: int `[N]`, the dataset of each question.
+    parts: float `[N, S, 2]`, numerators and denominators by question.
+    resamples: of the bootstrap.
+
+  Returns:
+    S estimates.
+  """
+  return intervals.bootstrap(
+    parts.reshape(len(parts), -1),
+    lambda totals: intervals.ratio(
+      totals[..., 0::2], totals[..., 1::2]
+    ).mean(axis=1),
+    stratum=stratum,
+    resamples=resamples,
+  )

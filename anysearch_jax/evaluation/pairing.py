@@ -1,0 +1,150 @@
+"""Two rows on the same episodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from anysearch_jax.evaluation import columns, metrics
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pairs:
+  """P episodes of two rows that share question, budget and seed.
+
+  Attributes:
+    ours, theirs: the episodes, P each, in one order; all scored.
+    failed: pairs left out because either episode failed.
+    unpaired: episodes of one row that the other does not have.
+  """
+
+  ours: columns.Columns
+  theirs: columns.Columns
+  failed: int
+  unpaired: int
+
+  def __len__(self) -> int:
+    return len(self.ours)
+
+  @property
+  def budget(self) -> np.ndarray:
+    """Of our episodes, int `[P]`."""
+    return self.ours.budget
+
+  @functools.cached_property
+  def question(self) -> np.ndarray:
+    """Index of the question in [0, questions), int `[P]`."""
+    return np.unique(self.ours.question, return_inverse=True)[1]
+
+  @functools.cached_property
+  def questions(self) -> int:
+    """How many questions there are."""
+    return len(np.unique(self.ours.question))
+
+  @functools.cached_property
+  def stratum(self) -> np.ndarray:
+    """Index in `datasets` of each question, int `[questions]`."""
+    return np.unique(self._dataset_of, return_inverse=True)[1]
+
+  @functools.cached_property
+  def datasets(self) -> tuple[str, ...]:
+    """The datasets that occur, in the paper's order."""
+    return tuple(self.ours.datasets[code] for code in np.unique(self._dataset_of))
+
+  @property
+  def _dataset_of(self) -> np.ndarray:
+    return self.ours.dataset_of[np.unique(self.ours.question)]
+
+  def where(self, mask: np.ndarray) -> Pairs:
+    """The pairs of a mask `[P]`; what was left out is not counted again."""
+    return Pairs(self.ours.where(mask), self.theirs.where(mask), 0, 0)
+
+  def by_dataset(self) -> dict[str, Pairs]:
+    """One part for each dataset that occurs, in the paper's order."""
+    codes = np.unique(self.ours.dataset)
+    return {
+      self.ours.datasets[code]: self.where(self.ours.dataset == code)
+      for code in codes
+    }
+
+
+def pair(ours: metrics.Row, theirs: metrics.Row) -> Pairs:
+  """Pairs two rows by question, budget and seed.
+
+  Rows need not have the same budgets or seeds: the common ones are compared.
+  One row's questions must be a subset of the other's.
+
+  Raises:
+    ValueError: no common budget and seed, or question sets that differ both
+      ways: a difference of accuracies over them would compare questions.
+  """
+  left, right = ours.columns, theirs.columns
+  cells = _codes([(c.budget, c.seed) for c in (left, right)])
+  common = np.intersect1d(*cells)
+  if not len(common):
+    raise ValueError(
+      f"{ours.label!r} and {theirs.label!r} have no budget and seed in common; "
+      "evaluate both at the same budgets with the same seeds."
+    )
+  left, right = (
+    c.where(np.isin(cell, common))
+    for c, cell in zip((left, right), cells, strict=True)
+  )
+  mine, others = (set(c.ids[np.unique(c.question)]) for c in (left, right))
+  if not (mine <= others or others <= mine):
+    raise ValueError(
+      f"{ours.label!r} and {theirs.label!r} were measured on different "
+      f"questions: {len(mine - others)} only in the first, "
+      f"{len(others - mine)} only in the second, {len(mine & others)} in both. "
+      "Expected the same questions, or one set inside the other; evaluate "
+      "both on the same questions."
+    )
+  ids = np.union1d(left.ids, right.ids)
+  return _join(
+    left,
+    right,
+    _codes(
+      [
+        (np.searchsorted(ids, c.ids)[c.question], c.budget, c.seed)
+        for c in (left, right)
+      ]
+    ),
+  )
+
+
+def budgets_of(row: metrics.Row, budget: int, other: int) -> Pairs:
+  """Pairs a row's episodes at `budget` with its own at another, by seed."""
+  left, right = (
+    row.columns.where(row.columns.budget == b) for b in (budget, other)
+  )
+  return _join(left, right, _codes([(c.question, c.seed) for c in (left, right)]))
+
+
+def _codes(sides: list[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
+  """One number for each tuple of values, the same on both sides."""
+  codes = [np.zeros(len(side[0]), dtype=np.int64) for side in sides]
+  for columns_ in zip(*sides, strict=True):
+    values = np.union1d(*columns_)
+    codes = [
+      code * len(values) + np.searchsorted(values, column)
+      for code, column in zip(codes, columns_, strict=True)
+    ]
+  return codes
+
+
+def _join(
+  left: columns.Columns, right: columns.Columns, keys: list[np.ndarray]
+) -> Pairs:
+  _, mine, others = np.intersect1d(
+    *keys, assume_unique=True, return_indices=True
+  )
+  order = np.argsort(mine)
+  left_out = len(left) + len(right) - 2 * len(mine)
+  left, right = left.where(mine[order]), right.where(others[order])
+  failed = columns.OUTCOMES.index("failed")
+  kept = (left.outcome != failed) & (right.outcome != failed)
+  return Pairs(
+    left.where(kept), right.where(kept), int((~kept).sum()), left_out
+  )

@@ -1,0 +1,204 @@
+"""Rows measured together: what figures, tables and the page are made from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anysearch_jax.evaluation import (
+  columns,
+  comparison,
+  intervals,
+  measures,
+  metrics,
+  paper_tables,
+)
+from anysearch_jax.evaluation import curves as curves_lib
+from anysearch_jax.evaluation import tables as tables_lib
+
+# The ablations that the paper has; others are called as they are named.
+GROUPS = {
+  "tool": "Tool reward",
+  "format": "Format reward",
+  "scaffold": "Scaffold",
+  "sampling": "Sampling strategy",
+  "phases": "Curriculum phases",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+  """Everything that was measured.
+
+  Attributes:
+    trained: the largest budget of the system's training.
+    index: colour of each row and training run.
+    groups: labels that are shown together, by title; the system leads each.
+    curves: of each row over all its sets; by_dataset: of each set.
+    offers: by price, every row at every budget.
+    use: of each row, see `metrics.budget_use`.
+    hops: of each row, accuracy by hops over every B >= 1.
+    tables: in no order that matters.
+  """
+
+  trained: int
+  index: Mapping[str, int]
+  groups: Mapping[str, Sequence[str]]
+  curves: Sequence[curves_lib.Curve]
+  by_dataset: Mapping[str, Sequence[curves_lib.Curve]]
+  offers: Mapping[str, Sequence[curves_lib.Offer]]
+  use: Mapping[str, Mapping[int, Sequence[int]]]
+  hops: Mapping[str, Mapping[int, intervals.Estimate]]
+  tables: Sequence[tables_lib.Table]
+
+
+def measure(
+  rows: Sequence[metrics.Row],
+  training: Sequence[metrics.Training],
+  *,
+  groups: Mapping[str, str],
+  trained: int,
+  resamples: int = 10_000,
+) -> Study:
+  """Measures rows on their own and against each other.
+
+  Args:
+    rows: the first is the system under test.
+    training: the runs behind them.
+    groups: of some labels, the ablation (a key of `GROUPS`, or any name) that
+      they belong to. Without any, all rows are one group.
+    trained: the largest budget of the system's training.
+    resamples: of every bootstrap.
+  """
+  labels = [row.label for row in rows]
+  together = _groups(labels, groups)
+  index = _colours(labels, together, [run.label for run in training])
+  shown = {row.label: paper_tables.show(row, index[row.label]) for row in rows}
+
+  def curve(label: str, part: columns.Measured) -> curves_lib.Curve:
+    return curves_lib.curve(label, part, trained=trained, resamples=resamples)
+
+  curves = [curve(row.label, row.columns) for row in rows]
+  sets = {row.label: columns.by_dataset(row.columns) for row in rows}
+  by_dataset = {
+    dataset: [
+      curve(label, found[dataset])
+      for label, found in sets.items()
+      if dataset in found
+    ]
+    for dataset in paper_tables.datasets(list(shown.values()))
+  }
+  offers = {
+    against: curves_lib.pareto(curves, against)
+    for against in ("searches", "tokens", "cost")
+  }
+  if not any(offer.price for offer in offers["cost"]):
+    del offers["cost"]
+  use = {row.label: metrics.budget_use(row.columns) for row in rows}
+  everything = list(shown.values())
+  tables = [
+    paper_tables.main(everything, resamples=resamples),
+    paper_tables.efficiency(everything),
+    *(
+      paper_tables.ablation(name, title, [shown[label] for label in members])
+      for name, (title, members) in together.items()
+    ),
+    paper_tables.tokens(everything),
+    paper_tables.formats(everything),
+    paper_tables.hops(everything),
+    paper_tables.budget_use(use),
+    paper_tables.sampling(training),
+    paper_tables.curves(curves, by_dataset, index),
+    paper_tables.areas(curves, by_dataset, index),
+    paper_tables.pareto(offers, index),
+  ]
+  return Study(
+    trained=trained,
+    index=index,
+    groups=dict(together.values()),
+    curves=curves,
+    by_dataset=by_dataset,
+    offers=offers,
+    use=use,
+    hops={
+      row.label: {
+        hops: measures.estimates(part, ("accuracy",))["accuracy"]
+        for hops, part in columns.by_hops(
+          row.table.where(row.table.budget >= 1)
+        ).items()
+      }
+      for row in everything
+    },
+    tables=tables,
+  )
+
+
+def _groups(
+  labels: Sequence[str], groups: Mapping[str, str]
+) -> dict[str, tuple[str, list[str]]]:
+  """Name -> title and labels, the system first in each."""
+  if not groups:
+    return {"rows": ("All rows", list(labels))}
+  found: dict[str, tuple[str, list[str]]] = {}
+  for label in labels[1:]:
+    name = groups.get(label, "other")
+    title = GROUPS.get(name, name)
+    found.setdefault(name, (title, [labels[0]]))[1].append(label)
+  return found or {"rows": ("All rows", list(labels))}
+
+
+def _colours(
+  labels: Sequence[str],
+  groups: Mapping[str, tuple[str, Sequence[str]]],
+  runs: Sequence[str],
+) -> dict[str, int]:
+  """A colour for each label that is its own within its group."""
+  index = {
+    label: place
+    for _, members in groups.values()
+    for place, label in enumerate(members)
+  }
+  for label in runs:
+    index.setdefault(label, len(labels) + len(index))
+  return index
+
+
+def row_data(
+  row: metrics.Row, curve: curves_lib.Curve, index: int, resamples: int
+) -> dict[str, Any]:
+  """A row as JSON: counts pooled, claims averaged over its sets."""
+  points = {point.budget: point for point in curve.points}
+  cells = metrics.by_budget(row.columns)
+
+  def describe(
+    cell: metrics.Cell, found: Mapping[str, intervals.Estimate]
+  ) -> dict[str, Any]:
+    claims: dict[str, Any] = {}
+    for name, estimate in found.items():
+      claims[name] = estimate.value
+      claims[f"{name}_interval"] = [estimate.low, estimate.high]
+    return dataclasses.asdict(cell) | claims
+
+  names = ("accuracy", "tp", "searches", "total_tokens")
+  undefined = dict.fromkeys(names, intervals.Estimate(None, None, None))
+
+  def of(point: curves_lib.Point) -> dict[str, intervals.Estimate]:
+    tokens = {"total_tokens": point.tokens}
+    return {n: getattr(point, n) for n in names[:3]} | tokens
+
+  return {
+    "label": row.label,
+    "index": index,
+    "cells": {
+      str(budget): describe(
+        cell, of(points[budget]) if budget in points else undefined
+      )
+      for budget, cell in cells.items()
+    },
+    "average": describe(
+      metrics.average(list(cells.values())),
+      metrics.over_sets(row.columns, names, resamples=resamples),
+    ),
+    "area": curve.area._asdict(),
+  }

@@ -1,0 +1,200 @@
+"""A table as a value: shown on the page, kept in JSON, written as CSV."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from anysearch_jax.evaluation import intervals
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """A number with its interval and what it rests on; None: not defined."""
+
+  value: float | None
+  low: float | None = None
+  high: float | None = None
+  n: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+  """How a column is read.
+
+  Attributes:
+    name: unique within the table with its group.
+    group: a heading over neighbouring columns of equal group.
+    digits: shown after the point, on the page only.
+    signed: whether a plus sign is shown.
+    best: whether the largest of a block is marked.
+  """
+
+  name: str
+  group: str = ""
+  digits: int = 3
+  signed: bool = False
+  best: bool = False
+
+  @property
+  def full_name(self) -> str:
+    return f"{self.group} {self.name}".strip()
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+  """One line; `index` is the colour of its row, None where it has none."""
+
+  keys: tuple[str, ...]
+  cells: tuple[Cell | None, ...]
+  index: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """A table of the report.
+
+  Attributes:
+    name: of its CSV file and its key in the JSON.
+    note: what the numbers are and where their intervals come from.
+    keys: names of the leading text columns.
+  """
+
+  name: str
+  title: str
+  note: str
+  keys: tuple[str, ...]
+  columns: tuple[Column, ...]
+  lines: tuple[Line, ...]
+
+
+def cell(estimate: intervals.Estimate, n: int | None = None) -> Cell:
+  """An estimate as a cell."""
+  return Cell(estimate.value, estimate.low, estimate.high, n)
+
+
+def blocks(table: Table) -> list[list[Line]]:
+  """Neighbouring lines that agree in every key but the last."""
+  found: list[list[Line]] = []
+  for line in table.lines:
+    if found and found[-1][0].keys[:-1] == line.keys[:-1]:
+      found[-1].append(line)
+    else:
+      found.append([line])
+  return found
+
+
+def ranks(block: Sequence[Line], columns: Sequence[Column]) -> list[list[int]]:
+  """1 for the best of its block and column, 2 for the second, else 0.
+
+  Equal values share a rank; a block of one line has none.
+  """
+  places = [[0] * len(columns) for _ in block]
+  for number, column in enumerate(columns):
+    values = [
+      None if line.cells[number] is None else line.cells[number].value
+      for line in block
+    ]
+    told = sorted({v for v in values if v is not None}, reverse=True)
+    if not column.best or len(block) < 2 or len(told) < 2:
+      continue
+    for line, value in enumerate(values):
+      if value is not None and value >= told[1]:
+        places[line][number] = 1 + told.index(value)
+  return places
+
+
+def to_csv(table: Table) -> str:
+  """Every number in full: value, low, high and n where a column has them."""
+  parts = ("value", "low", "high", "n")
+  kept = [
+    [
+      part
+      for part in parts
+      if part == "value"
+      or any(
+        line.cells[i] is not None
+        and getattr(line.cells[i], part) is not None
+        for line in table.lines
+      )
+    ]
+    for i in range(len(table.columns))
+  ]
+  out = io.StringIO()
+  writer = csv.writer(out, lineterminator="\n")
+  writer.writerow(
+    [
+      *table.keys,
+      *(
+        column.full_name if part == "value" else f"{column.full_name} {part}"
+        for column, names in zip(table.columns, kept, strict=True)
+        for part in names
+      ),
+    ]
+  )
+  for line in table.lines:
+    writer.writerow(
+      [
+        *map(_text, line.keys),
+        *(
+          None if found is None else getattr(found, part)
+          for found, names in zip(line.cells, kept, strict=True)
+          for part in names
+        ),
+      ]
+    )
+  return out.getvalue()
+
+
+def _text(key: str) -> str:
+  """A spreadsheet would run text that begins like a formula."""
+  return f"'{key}" if key[:1] in ("=", "+", "-", "@", "\t", "\r") else key
+
+
+def to_markdown(table: Table) -> str:
+  """For notes: intervals in brackets."""
+  head = [*table.keys, *(column.full_name for column in table.columns)]
+  lines = [f"### {table.title}", "", _row(head), _row(["---"] * len(head))]
+  lines += [
+    _row(
+      [
+        *line.keys,
+        *(
+          _shown(found, column)
+          for found, column in zip(line.cells, table.columns, strict=True)
+        ),
+      ]
+    )
+    for line in table.lines
+  ]
+  return "\n".join([*lines, "", table.note, ""])
+
+
+def _row(texts: Sequence[str]) -> str:
+  safe = (
+    " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())
+    for text in texts
+  )
+  return f"| {' | '.join(safe)} |"
+
+
+def _shown(found: Cell | None, column: Column) -> str:
+  if found is None or found.value is None:
+    return "–"
+  sign = "+" if column.signed else ""
+  text = f"{found.value:{sign}.{column.digits}f}"
+  if found.low is not None and found.high is not None:
+    text += f" [{found.low:.{column.digits}f}, {found.high:.{column.digits}f}]"
+  return text if found.n is None else f"{text} n={found.n}"
+
+
+def to_json(table: Table) -> dict[str, Any]:
+  """Plain values."""
+  return dataclasses.asdict(table) | {
+    "columns": [
+      dataclasses.asdict(c) | {"full_name": c.full_name} for c in table.columns
+    ]
+  }

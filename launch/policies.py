@@ -1,0 +1,217 @@
+"""The policy that a command plays: its flags, its identity, its engine.
+
+    --hf=FOLDER               a Hugging Face folder (default: config.policy)
+    --checkpoint=RUN[@N]      a training run's checkpoint, N rollouts in
+    --sglang=URL[,URL]        either of them, sampled by SGLang servers
+    --scripted=MODULE:FUNCTION    a function of (config, source) that gives an
+                              engine and its codec; `expert`: the world's own
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib
+import json
+import pathlib
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from absl import app, flags
+
+from anysearch_jax import config as config_lib
+from launch import parts
+
+if typing.TYPE_CHECKING:
+  from anysearch_jax.evaluation import harness
+
+_KINDS = ("hf", "checkpoint", "scripted")
+
+
+class Chosen(typing.NamedTuple):
+  """What the flags name: one of `_KINDS`, and which."""
+
+  kind: str
+  name: str
+
+
+def define_flags() -> None:
+  """The flags; only the command that runs defines them."""
+  flags.DEFINE_string("hf", None, "Hugging Face folder; default: config.policy.")
+  flags.DEFINE_alias("policy", "hf")
+  flags.DEFINE_string(
+    "checkpoint", None, "A training run's folder, @N for one of its rollouts."
+  )
+  flags.DEFINE_list(
+    "sglang", [], "Addresses of SGLang servers that sample the policy."
+  )
+  flags.DEFINE_string(
+    "scripted", None, "module:function of an engine, or `expert`."
+  )
+
+
+def read_flags(
+  config: config_lib.ExperimentConfig,
+) -> tuple[config_lib.ExperimentConfig, Chosen]:
+  """The policy of the parsed flags, and a configuration that names it.
+
+  Raises:
+    app.UsageError: more than one, or none.
+  """
+  named = [
+    Chosen(kind, name)
+    for kind in _KINDS
+    if (name := getattr(flags.FLAGS, kind))
+  ] or [Chosen("hf", config.policy)]
+  if len(named) > 1 or not named[0].name:
+    raise app.UsageError(
+      f"Found {len([n for n in named if n.name])} policies, expected one of "
+      "--hf, --checkpoint and --scripted, or config.policy."
+    )
+  (chosen,) = named
+  config = dataclasses.replace(config, policy=chosen.name)
+  if flags.FLAGS.sglang:
+    config = dataclasses.replace(
+      config,
+      engine=dataclasses.replace(config.engine, kind="sglang"),
+      sglang=dataclasses.replace(
+        config.sglang, urls=tuple(flags.FLAGS.sglang)
+      ),
+    )
+  return config, chosen
+
+
+def identity(chosen: Chosen) -> dict[str, Any]:
+  """What tells the policy from every other, by the hash of its weights.
+
+  Raises:
+    ValueError: there is no such policy.
+  """
+  if chosen.kind == "hf":
+    return parts.policy(chosen.name)
+  if chosen.kind == "scripted":
+    return {"scripted": chosen.name}
+  from anysearch_jax.training import checkpoint, manifest
+
+  run, rollout = _run(chosen.name)
+  try:
+    rollout = checkpoint.sound(run / "checkpoints", rollout)
+  except (FileNotFoundError, checkpoint.DamagedError) as error:
+    raise ValueError(str(error)) from error
+  listed = json.loads(
+    (run / "checkpoints" / str(rollout) / manifest.NAME).read_text()
+  )
+  params = {k: v for k, v in listed.items() if k.startswith("params/")}
+  canonical = json.dumps(params, sort_keys=True).encode()
+  return {
+    "checkpoint": str(run),
+    "rollout": rollout,
+    "sha256": hashlib.sha256(canonical).hexdigest(),
+  }
+
+
+@contextlib.contextmanager
+def player(
+  chosen: Chosen, config: config_lib.ExperimentConfig, source: parts.Source
+) -> Iterator[harness.Player]:
+  """The policy, ready to play.
+
+  Args:
+    chosen: of `read_flags`.
+    config: says how its engine samples.
+    source: of the questions; scripted policies may know it.
+
+  Raises:
+    ValueError: a policy that cannot be loaded.
+    types.EngineError: servers that cannot be used.
+  """
+  from anysearch_jax.evaluation import harness
+
+  if chosen.kind == "scripted":
+    yield harness.Player(*_scripted(chosen.name, config, source))
+    return
+  policy = _policy(chosen, config)
+  engine = _engine(policy, config)
+  try:
+    yield harness.Player(engine, policy.tokenizer)
+  finally:
+    if config.engine.kind == "sglang":
+      engine.close()
+
+
+def _policy(chosen: Chosen, config: config_lib.ExperimentConfig) -> Any:
+  """The weights on the devices that sample."""
+  import jax
+
+  from anysearch_jax.policy import hf, sharding
+
+  if chosen.kind == "hf":
+    a, _ = hf.describe(chosen.name)
+    return hf.load(chosen.name, mesh=sharding.rollout_mesh(config.mesh, a))
+  from anysearch_jax import export
+
+  run, rollout = _run(chosen.name)
+  _, _, policy = export.load_policy(run, rollout=rollout)
+  a = policy.architecture
+  wanted = sharding.shardings(a, sharding.rollout_mesh(config.mesh, a))
+  return policy._replace(params=jax.device_put(policy.params, wanted))
+
+
+def _engine(policy: Any, config: config_lib.ExperimentConfig) -> Any:
+  """What samples the policy."""
+  import jax.numpy as jnp
+
+  from anysearch_jax.evaluation import harness
+  from anysearch_jax.policy import sharding
+  from anysearch_jax.rollout import engine, sglang
+
+  dtype = jnp.dtype(config.compute_dtype)
+  if config.engine.kind == "sglang":
+    return sglang.SglangEngine(
+      policy, config=config.sglang, sampling=config.sampling, dtype=dtype
+    )
+  return engine.JaxEngine(
+    policy.params,
+    policy.architecture,
+    policy.tokenizer,
+    config=config.engine,
+    sampling=config.sampling,
+    seed=harness.ENGINE_SEED,
+    dtype=dtype,
+    mesh=sharding.rollout_mesh(config.mesh, policy.architecture),
+  )
+
+
+def _scripted(
+  name: str, config: config_lib.ExperimentConfig, source: parts.Source
+) -> Any:
+  """An engine and its codec."""
+  if name == "expert":
+    from anysearch_jax.data import expert_policy
+
+    return expert_policy.make(source.world)
+  module, _, function = name.partition(":")
+  try:
+    make = getattr(importlib.import_module(module), function)
+  except (ImportError, AttributeError, ValueError) as error:
+    raise ValueError(
+      f"--scripted={name}: {error}; expected `expert`, or module:function."
+    ) from error
+  return make(config, source)
+
+
+def _run(name: str) -> tuple[pathlib.Path, int | None]:
+  """A run's folder and the rollout, None for the newest."""
+  folder, at, rollout = name.rpartition("@")
+  if not at:
+    folder, rollout = name, None
+  elif not rollout.isdigit():
+    raise ValueError(
+      f"--checkpoint={name}: found {rollout!r} after @, expected the number of "
+      "rollouts of a checkpoint."
+    )
+  run = pathlib.Path(folder)
+  run = run.parent if run.name == "checkpoints" else run
+  return run, None if rollout is None else int(rollout)

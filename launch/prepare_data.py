@@ -1,0 +1,257 @@
+"""Prepares questions for training and evaluation from the files of others.
+
+    python -m launch.prepare_data --folder=flashrag --output=data/qa
+    python -m launch.prepare_data --hub=RUC-NLPIR/FlashRAG_datasets \
+        --revision=COMMIT --output=data/qa
+    python -m launch.prepare_data --input=nq:train=NQ-open.train.jsonl \
+        --input=hotpotqa:dev=hotpot_dev_distractor_v1.json --output=data/qa \
+        --mix=nq
+
+The first two are the paper's setup: training on NQ and HotpotQA mixed, seven
+evaluation sets. --folder has `<dataset>/<split>.jsonl` or
+`<dataset>_<split>.jsonl` (any suffix that --input takes). An input is
+`DATASET:SPLIT=FILE`, `DATASET:SPLIT:FORMAT=FILE` or, where its rows say what
+they are, `FILE`. Formats, from anysearch_jax/data/formats.py, are recognised
+by the columns.
+
+The output folder appears whole. The same command again finds it and checks it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+import sys
+from collections.abc import Sequence
+
+from absl import app, flags
+
+from anysearch_jax.data import (
+  files,
+  formats,
+  hub,
+  prepared,
+  preparing,
+)
+from launch import flags as launch_flags
+
+# <dataset>_<split> of the paper: what it trains on, what it measures.
+PAPER = (
+  *("nq_train", "hotpotqa_train"),
+  *("nq_test", "triviaqa_test", "popqa_test"),
+  *("hotpotqa_dev", "2wikimultihopqa_dev", "musique_dev", "bamboogle_test"),
+)
+_INPUT = re.compile(r"([\w.-]+):(\w+)(?::(\w+))?=(.+)")
+
+
+def define_flags() -> None:
+  """The command's flags; only the command that runs defines them."""
+  flags.DEFINE_multi_string("input", [], "See the module.")
+  flags.DEFINE_string("folder", None, "Of files named by dataset and split.")
+  flags.DEFINE_string(
+    "hub", None, "Dataset repository of the Hugging Face hub."
+  )
+  flags.DEFINE_string("revision", None, "Of --hub: commit, tag or branch.")
+  flags.DEFINE_list(
+    "sets",
+    None,
+    "Of --folder and --hub, as nq_train,nq_test; `all` is all that a folder "
+    "has. Default: the paper's (those of them that a folder has).",
+  )
+  flags.DEFINE_string("output", None, "Folder.", required=True)
+  flags.DEFINE_list(
+    "mix",
+    None,
+    "Datasets that are trained on together; default: nq,hotpotqa if there are "
+    "training questions of any dataset. --mix= is none.",
+  )
+  flags.DEFINE_integer("seed", 42, "Of the mix's order.", 0)
+  flags.DEFINE_list("limit", [], "The most questions, as nq_train=1000,...")
+  flags.DEFINE_bool(
+    "skip_malformed", False, "Leave out rows that are no question."
+  )
+
+
+def main(argv) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+  try:
+    print(run(flags.FLAGS))
+  except ValueError as error:
+    sys.exit(f"launch.prepare_data: {error}")
+
+
+def run(f: flags.FlagValues, *, on: hub.Hub | None = None) -> str:
+  """Prepares what the flags say.
+
+  Args:
+    f: the parsed flags.
+    on: the hub; None is Hugging Face's.
+
+  Returns:
+    What became of the questions, as text.
+
+  Raises:
+    ValueError: what is wrong with the flags, a file or the output folder.
+  """
+  if bool(f.hub) != bool(f.revision):
+    raise ValueError("--hub and --revision go together; name a commit.")
+  if not (f.input or f.folder or f.hub):
+    raise ValueError("Found nothing to read; name --folder, --hub or --input.")
+  inputs = [parse_input(text) for text in f.input]
+  if f.folder:
+    inputs += find(pathlib.Path(f.folder), f.sets)
+  origin = {}
+  if f.hub:
+    found, origin = fetch(f.hub, f.revision, f.sets, on or hub.HuggingFace())
+    inputs += found
+  settings = preparing.Settings(
+    mix=tuple(map(preparing.dataset_name, filter(None, f.mix or ()))),
+    seed=f.seed,
+    limits=dict(map(parse_limit, f.limit)),
+    skip_malformed=f.skip_malformed,
+  )
+  folder = pathlib.Path(f.output)
+  parts, listed = preparing.prepare(inputs, settings)
+  if f.mix is None and any(name.endswith("_train") for name in parts):
+    settings = dataclasses.replace(settings, mix=("nq", "hotpotqa"))
+  manifest = {
+    "settings": dataclasses.asdict(settings),
+    **origin,
+    "inputs": listed,
+  }
+  mixed = preparing.mix(parts, settings)
+  prepared.write(folder, parts, mixed, manifest)
+  return f"{table(parts, mixed)}\nprepared: {folder}"
+
+
+def parse_input(text: str) -> preparing.Input:
+  """An --input flag.
+
+  Raises:
+    ValueError: an unknown split or format.
+  """
+  named = _INPUT.fullmatch(text)
+  if not named:
+    return preparing.Input(pathlib.Path(text))
+  dataset, split, format_, path = named.groups(default="")
+  if format_ and format_ not in formats.FORMATS:
+    raise ValueError(
+      f"--input={text}: found format {format_!r}, expected one of "
+      f"{', '.join(formats.FORMATS)}."
+    )
+  return preparing.Input(
+    pathlib.Path(path),
+    preparing.dataset_name(dataset),
+    preparing.split_name(split),
+    format_,
+  )
+
+
+def parse_limit(text: str) -> tuple[str, int]:
+  """One of --limit.
+
+  Raises:
+    ValueError: not `<dataset>_<split>=<count>`.
+  """
+  name, _, count = text.partition("=")
+  if not count.isdecimal() or not int(count):
+    raise ValueError(f"--limit={text}: expected one as nq_train=1000.")
+  return name, int(count)
+
+
+def find(
+  folder: pathlib.Path, sets: Sequence[str] | None
+) -> list[preparing.Input]:
+  """The files of a folder in FlashRAG's layout, or flat.
+
+  Args:
+    folder: of them.
+    sets: the wanted ones; None: the paper's that are there; `all`.
+
+  Raises:
+    ValueError: none is there, one that is asked for is not, or one is twice.
+  """
+  there: dict[str, preparing.Input] = {}
+  for path in sorted([*folder.glob("*/*"), *folder.glob("*")]):
+    stem = path.name.removesuffix(".gz").removesuffix(files.kind(path))
+    flat = path.parent == folder
+    dataset, _, split = (
+      stem.rpartition("_") if flat else (path.parent.name, "", stem)
+    )
+    if not (dataset and files.kind(path) and path.is_file()):
+      continue
+    try:
+      split = preparing.split_name(split)
+      dataset = preparing.dataset_name(dataset)
+    except preparing.PreparingError:
+      continue
+    name = f"{dataset}_{split}"
+    if name in there:
+      raise ValueError(
+        f"{name} is both {there[name].path} and {path}; remove one, or name "
+        "each with --input."
+      )
+    there[name] = preparing.Input(path, dataset, split)
+  wanted = PAPER if sets is None else tuple(sets)
+  if wanted == ("all",):
+    wanted = tuple(there)
+  elif lacking := sorted(set(wanted) - there.keys()):
+    if sets is not None:
+      raise ValueError(f"{folder}: found no file of {', '.join(lacking)}.")
+  found = [there[name] for name in wanted if name in there]
+  if not found:
+    raise ValueError(
+      f"{folder}: found {', '.join(there) or 'no <dataset>/<split>.jsonl'}; "
+      f"expected {', '.join(wanted)}, or others named by --sets."
+    )
+  return found
+
+
+def fetch(
+  repository: str, revision: str, sets: Sequence[str] | None, on: hub.Hub
+) -> tuple[list[preparing.Input], dict]:
+  """Downloads `<dataset>/<split>.jsonl` of a repository.
+
+  Returns:
+    The inputs, and what the manifest says of their origin.
+
+  Raises:
+    ValueError: what the hub does not give.
+  """
+  wanted = []
+  for name in sets or PAPER:
+    dataset, _, split = name.rpartition("_")
+    wanted.append((dataset, preparing.split_name(split)))
+  names = [f"{dataset}/{split}.jsonl" for dataset, split in wanted]
+  snapshot = hub.fetch(repository, revision, names, hub=on)
+  inputs = [
+    preparing.Input(path, preparing.dataset_name(dataset), split)
+    for path, (dataset, split) in zip(snapshot.paths, wanted, strict=True)
+  ]
+  return inputs, {
+    "hub": {
+      "repository": repository,
+      "revision": revision,
+      "commit": snapshot.commit,
+      "files": names,
+    }
+  }
+
+
+def table(parts: preparing.Parts, mixed: Sequence[preparing.Entry]) -> str:
+  """What became of the rows, one line a dataset and split."""
+  lines = [f"{'':24} {'read':>8} {'kept':>8}  dropped"]
+  for name, part in parts.items():
+    dropped = ", ".join(f"{n} {why}" for why, n in sorted(part.dropped.items()))
+    lines.append(
+      f"{name:24} {part.read:8} {len(part.entries):8}  {dropped}".rstrip()
+    )
+  lines.append(f"{prepared.MIX + ' (mixed)':24} {'':8} {len(mixed):8}")
+  return "\n".join(lines)
+
+
+if __name__ == "__main__":
+  define_flags()
+  launch_flags.run(main)
