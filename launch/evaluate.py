@@ -23,7 +23,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
@@ -31,11 +30,6 @@ from anysearch_jax import config_values, types
 from launch import flags as launch_flags
 from launch import parts, policies, progress, retrievers
 
-# Common to every evaluated policy, so that all see the same questions.
-_QUESTION_SEED = 2024
-# Fewer questions than these are the first ones of them, so that evaluations of
-# different sizes can be paired.
-_POOL = {"train": 1000, "dev": 600, "held-out": 1000}
 _FIRST_SEED = 42
 
 
@@ -43,8 +37,8 @@ def define_flags() -> None:
   """The command's flags; only the command that runs defines them."""
   launch_flags.define_config()
   policies.define_flags()
-  flags.DEFINE_enum(
-    "split", "held-out", list(_POOL), "Questions of the generated world."
+  flags.DEFINE_string(
+    "split", "", "Of the questions; default: what the source evaluates on."
   )
   flags.DEFINE_list("datasets", None, "For config.evaluation.datasets.")
   flags.DEFINE_string("budgets", None, "As 0..8 or 0,1,5.")
@@ -72,7 +66,10 @@ def main(argv) -> None:
   folder = pathlib.Path(flags.FLAGS.output)
   try:
     source = parts.source(config)
-    questions = select(source, config, flags.FLAGS.split)
+    e = config.evaluation
+    questions = source.evaluation_questions(
+      e.datasets, e.questions, split=flags.FLAGS.split
+    )
     retriever = retrievers.make(config, source.retriever)
     played = provenance(
       policies.identity(chosen), retriever, questions, flags.FLAGS.split
@@ -192,39 +189,6 @@ def provenance(
     },
     "retriever": retriever.identity(sorted({q.corpus for q in questions})),
   }
-
-
-def select(
-  source: parts.Source, config: config_lib.ExperimentConfig, split: str
-) -> Sequence[types.Question]:
-  """The questions that a configuration evaluates.
-
-  Args:
-    source: of them.
-    config: `evaluation` says how many, and of which datasets.
-    split: of the generated world; prepared data have one of their own.
-
-  Raises:
-    ValueError: datasets that are not there.
-  """
-  e = config.evaluation
-  if config.data.source != "world":
-    return source.evaluation_questions(e.datasets, e.questions)
-  if e.datasets not in ((), ("world",)):
-    raise ValueError(
-      f"evaluation.datasets: found {', '.join(e.datasets)}, expected none with "
-      "data.source 'world'."
-    )
-  return asked(source, split, e.questions or _POOL[split])
-
-
-def asked(source: parts.Source, split: str, count: int) -> list[types.Question]:
-  """The split's questions; a smaller set is inside a larger one of the pool."""
-  pool = source.questions(split, max(count, _POOL[split]), _QUESTION_SEED)
-  order = np.random.Generator(np.random.PCG64(_QUESTION_SEED)).permutation(
-    len(pool)
-  )
-  return [pool[i] for i in order[:count]]
 
 
 if __name__ == "__main__":

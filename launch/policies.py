@@ -1,10 +1,10 @@
 """The policy that a command plays: its flags, its identity, its engine.
 
-    --hf=FOLDER               a Hugging Face folder (default: config.policy)
-    --checkpoint=RUN[@N]      a training run's checkpoint, N rollouts in
-    --sglang=URL[,URL]        either of them, sampled by SGLang servers
-    --scripted=MODULE:FUNCTION    a function of (config, source) that gives an
-                              engine and its codec; `expert`: the world's own
+* `--hf=FOLDER`: a Hugging Face folder; default: config.policy
+* `--checkpoint=RUN[@N]`: a training run's checkpoint, N rollouts in
+* `--sglang=URL[,URL]`: either of them, sampled by SGLang servers
+* `--scripted=MODULE:FUNCTION`: a function of (config, source) that returns an
+  engine and its codec; `expert` is the generated world's own
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import importlib
 import json
 import pathlib
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from absl import app, flags
@@ -39,7 +39,9 @@ class Chosen(typing.NamedTuple):
 
 def define_flags() -> None:
   """The flags; only the command that runs defines them."""
-  flags.DEFINE_string("hf", None, "Hugging Face folder; default: config.policy.")
+  flags.DEFINE_string(
+    "hf", None, "Hugging Face folder; default: config.policy."
+  )
   flags.DEFINE_alias("policy", "hf")
   flags.DEFINE_string(
     "checkpoint", None, "A training run's folder, @N for one of its rollouts."
@@ -54,8 +56,13 @@ def define_flags() -> None:
 
 def read_flags(
   config: config_lib.ExperimentConfig,
+  default: Chosen | None = None,
 ) -> tuple[config_lib.ExperimentConfig, Chosen]:
   """The policy of the parsed flags, and a configuration that names it.
+
+  Args:
+    config: of the command.
+    default: where no flag names one; None: config.policy.
 
   Raises:
     app.UsageError: more than one, or none.
@@ -64,7 +71,7 @@ def read_flags(
     Chosen(kind, name)
     for kind in _KINDS
     if (name := getattr(flags.FLAGS, kind))
-  ] or [Chosen("hf", config.policy)]
+  ] or [default or Chosen("hf", config.policy)]
   if len(named) > 1 or not named[0].name:
     raise app.UsageError(
       f"Found {len([n for n in named if n.name])} policies, expected one of "
@@ -76,9 +83,7 @@ def read_flags(
     config = dataclasses.replace(
       config,
       engine=dataclasses.replace(config.engine, kind="sglang"),
-      sglang=dataclasses.replace(
-        config.sglang, urls=tuple(flags.FLAGS.sglang)
-      ),
+      sglang=dataclasses.replace(config.sglang, urls=tuple(flags.FLAGS.sglang)),
     )
   return config, chosen
 
@@ -110,6 +115,16 @@ def identity(chosen: Chosen) -> dict[str, Any]:
     "rollout": rollout,
     "sha256": hashlib.sha256(canonical).hexdigest(),
   }
+
+
+def identified(identity: Mapping[str, Any]) -> Chosen:
+  """The policy that an identity was taken of."""
+  if "scripted" in identity:
+    return Chosen("scripted", identity["scripted"])
+  if "checkpoint" in identity:
+    name = f"{identity['checkpoint']}@{identity['rollout']}"
+    return Chosen("checkpoint", name)
+  return Chosen("hf", identity["folder"])
 
 
 @contextlib.contextmanager

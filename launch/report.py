@@ -1,42 +1,68 @@
-"""Writes the report of a study: one page, its numbers, a table to read here.
+"""Writes the report of one or more runs: one page, its numbers, its tables.
+
+    python -m launch.report runs/a runs/b --output=runs/report.html
+
+An argument is the folder of a run with `evaluation/<name>/` inside, or of one
+evaluation, or `label=folder`; folders of several seeds make one row, joined by
+`+`. The first row is the system under test. Beside the page are report.json,
+tables.md and a CSV file a table.
+
+Rows and training runs can also be named one by one, as other commands do:
 
     python -m launch.report --output=runs/q/report.html \
         --rows="AnySearch=runs/q/anysearch/evaluation/plain,\
     No tool reward=runs/q/no_tool/evaluation/plain" \
-        --controls="No tool reward" \
+        --controls="No tool reward" --tables="No tool reward=tool" \
         --training="AnySearch=runs/q/anysearch,No tool reward=runs/q/no_tool"
 
-The first row is the system under test. Folders of several seeds make one row,
-joined by `+`. A label may hold `=`, a path may hold neither.
+A label may hold `=`, a path may hold neither `=` nor `+`.
 """
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections.abc import Sequence
 
 from absl import app, flags
 
-from anysearch_jax.evaluation import report
+from anysearch_jax import config as config_lib
+from anysearch_jax import config_values, json_files
+from anysearch_jax.evaluation import (
+  costs,
+  loading,
+  metrics,
+  report,
+  trajectories,
+)
 
 _ROWS = flags.DEFINE_list(
-  "rows", [], "label=folder of an evaluation, ...; also as plain arguments."
+  "rows", [], "label=folder of an evaluation, ...; before the arguments."
 )
 _CONTROLS = flags.DEFINE_list(
   "controls", [], "Labels of the rows that the first one is held against."
 )
+_TABLES = flags.DEFINE_list(
+  "tables", [], "label=ablation, ...: tool, format, scaffold, sampling, phases."
+)
 _TRAINING = flags.DEFINE_list(
   "training", [], "label=folder of a training run, ...; labels as in --rows."
 )
-_OUTPUT = flags.DEFINE_string(
-  "output", "report.html", "The page; report.json is written beside it."
+_PRICES = flags.DEFINE_list(
+  "prices",
+  [],
+  "US dollars of 1000 searches, of a million tokens read, of a million "
+  "written; default: those that the evaluations were configured with.",
 )
+_OUTPUT = flags.DEFINE_string("output", "report.html", "The page.")
 _TITLE = flags.DEFINE_string(
   "title", "One policy, any budget", "Title of the page."
 )
 _NOTES = flags.DEFINE_string(
   "notes", "", "How this was made (commands, machine), shown on the page."
 )
+
+_GROUP_FILES = 3  # Rollouts of a training run that the browser shows.
 
 
 def parse_pairs(items: Sequence[str]) -> list[tuple[str, str]]:
@@ -55,17 +81,37 @@ def parse_pairs(items: Sequence[str]) -> list[tuple[str, str]]:
 def main(argv: Sequence[str]) -> None:
   output = pathlib.Path(_OUTPUT.value)
   try:
+    sources = [
+      loading.Source(label, tuple(map(pathlib.Path, folders.split("+"))))
+      for label, folders in parse_pairs(_ROWS.value)
+    ]
+    runs = {
+      label: pathlib.Path(folder)
+      for label, folder in parse_pairs(_TRAINING.value)
+    }
+    for item in argv[1:]:
+      for source in loading.sources(item):
+        sources.append(source)
+        # Evaluations of one run are several rows and one training.
+        if source.run is not None and source.run not in runs.values():
+          runs[source.label] = source.run
+    rows = [report.load_row(s.label, *s.folders) for s in sources]
     data = report.write(
       output,
-      [
-        report.load_row(label, *map(pathlib.Path, folder.split("+")))
-        for label, folder in parse_pairs([*_ROWS.value, *argv[1:]])
-      ],
+      rows,
       [label.strip() for label in _CONTROLS.value],
-      [
-        report.load_training(label, pathlib.Path(folder))
-        for label, folder in parse_pairs(_TRAINING.value)
+      [report.load_training(label, folder) for label, folder in runs.items()],
+      samples=[
+        *(
+          trajectories.Sample(
+            row.label, row.episodes, loading.decoder(source.folders[0])
+          )
+          for row, source in zip(rows, sources, strict=True)
+        ),
+        *groups_of(runs),
       ],
+      groups=dict(parse_pairs(_TABLES.value)),
+      prices=parse_prices(_PRICES.value),
       title=_TITLE.value,
       notes=_NOTES.value,
     )
@@ -73,6 +119,76 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError(str(error)) from error
   print(report.summary_table(data))
   print(f"\n{output}")
+
+
+def parse_prices(items: Sequence[str]) -> costs.Prices | None:
+  """Three numbers, or none. Raises ValueError with a sentence."""
+  if not items:
+    return None
+  try:
+    search, read, written = map(float, items)
+  except ValueError:
+    raise ValueError(
+      f"--prices: found {','.join(items)!r}, expected three numbers."
+    ) from None
+  return costs.Prices(search, read, written)
+
+
+def groups_of(
+  runs: dict[str, pathlib.Path],
+) -> list[trajectories.Sample]:
+  """The last rollouts that each run recorded, with reward and advantage."""
+  found = []
+  for label, folder in runs.items():
+    paths = sorted((folder / "trajectories").glob("rollout-*.jsonl"))
+    config = folder / "config.json"
+    if paths and config.is_file():
+      experiment = config_values.from_dict(
+        config_lib.ExperimentConfig,
+        # Of other versions the rest may have other keys.
+        {
+          key: value
+          for key, value in json_files.read(config).items()
+          if key in ("reward", "objective")
+        },
+      )
+      episodes = [
+        episode
+        for path in paths[-_GROUP_FILES:]
+        for episode in _scored(path, experiment)
+      ]
+      found.append(trajectories.Sample(f"{label}, training", episodes))
+  return found
+
+
+def _scored(
+  path: pathlib.Path, config: config_lib.ExperimentConfig
+) -> list[metrics.Episode]:
+  """The trajectories of a file as episodes; `seed` is the rollout's number."""
+  # Only here, because it brings JAX.
+  from launch import score
+
+  rollout = int(path.stem.rpartition("-")[2])
+  episodes = []
+  for line in path.read_bytes().splitlines():
+    group = json.loads(line)
+    scores = score.score_group(score.parse_group(line), config)
+    for trajectory, values in zip(group["trajectories"], scores, strict=True):
+      if values["em"] is not None:
+        episodes.append(
+          {k: v for k, v in group.items() if k != "trajectories"}
+          | trajectory
+          | {
+            "seed": rollout,
+            "training": True,
+            "answer": values["answer"],
+            "em": values["em"],
+            "format": values["format"],
+            "reward": values["total"],
+            "advantage": values["advantage"],
+          }
+        )
+  return episodes
 
 
 if __name__ == "__main__":

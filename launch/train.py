@@ -68,7 +68,13 @@ def _main(config: config_lib.ExperimentConfig) -> None:
   from anysearch_jax import processes
   from anysearch_jax.policy import hf, lora
   from anysearch_jax.rollout import searching
-  from anysearch_jax.training import checkpoint, loop, placement, validation
+  from anysearch_jax.training import (
+    checkpoint,
+    collection,
+    loop,
+    placement,
+    validation,
+  )
 
   try:
     validation.validate(config)
@@ -76,7 +82,7 @@ def _main(config: config_lib.ExperimentConfig) -> None:
     rollouts = c.total_steps // c.steps_per_rollout
     folder = pathlib.Path(flags.FLAGS.output or f"runs/{config.name}")
     questions, retriever, provenance = processes.together(
-      lambda: _begin(config, rollouts * config.questions)
+      lambda: _begin(config, rollouts * collection.questions(config))
     )
     agree(config, provenance)
     processes.by_first(

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import study
 
-from anysearch_jax.evaluation import comparison, metrics, report, verdicts
+from anysearch_jax.evaluation import comparison, metrics, verdicts
 
 
-def _row(label, results, *, budget=2, seed=1, outcome="answered"):
+def _row(
+  label, results, *, budget=2, seed=1, outcome="answered", dataset="world"
+):
   """A row from {question: (em, searches)}."""
   return metrics.Row(
     label,
@@ -22,6 +24,15 @@ def _row(label, results, *, budget=2, seed=1, outcome="answered"):
         "searches": searches,
         "outcome": outcome,
         "scaffold": False,
+        "answer": "",
+        "golden_answers": ["x"],
+        "format": 1,
+        "queries": [],
+        "violation": False,
+        "generated_tokens": 10,
+        "retrieved_tokens": 20 * searches,
+        "total_tokens": 10 + 20 * searches,
+        "dataset": dataset,
       }
       for question, (em, searches) in results.items()
     ),
@@ -54,7 +65,7 @@ def test_a_subset_is_compared_on_what_is_common():
   theirs = _row("b", {f"q{i}": (0, 1) for i in range(3)})
   for one, other in ((ours, theirs), (theirs, ours)):
     pairs = comparison.pair(one, other)
-    assert (len(pairs.ours), pairs.unpaired) == (3, 2)
+    assert (len(pairs), pairs.unpaired) == (3, 2)
 
 
 def test_different_questions_are_refused():
@@ -75,6 +86,44 @@ def test_other_budgets_do_not_stand_in_the_way():
   pairs = comparison.pair(ours, theirs)
   assert set(np.unique(pairs.budget)) <= {1, 2}
   assert pairs.unpaired == 0
+
+
+def test_the_early_stopping_table_of_one_set():
+  def both(label, em):
+    nq = _row(label, {"nq/1": (em, 1), "nq/2": (em, 2)}, dataset="nq")
+    musique = _row(label, {"musique/1": (1 - em, 1)}, dataset="musique")
+    return metrics.Row(label, nq.episodes + musique.episodes)
+
+  pairs = comparison.pair(both("a", 0), both("b", 1))
+  parts = pairs.by_dataset()
+  assert list(parts) == ["nq", "musique"]
+  (line, _) = comparison.compare(parts["nq"], resamples=10)
+  assert (line.n, line.losses, line.losses_unused, line.net) == (2, 2, 1, -2)
+  (line, _) = comparison.compare(pairs, resamples=10)
+  assert (line.n, line.wins, line.losses) == (3, 1, 2)
+
+
+def test_pairs_of_a_large_row_are_those_of_the_small_join():
+  ours = study.row("a", questions=12, budgets=(0, 1, 3), seeds=(3, 1))
+  theirs = study.row("b", questions=9, budgets=(3, 0, 5), seeds=(1, 2))
+  left = {metrics.key_of(e): e for e in metrics.scored(ours.episodes)}
+  right = {metrics.key_of(e): e for e in metrics.scored(theirs.episodes)}
+  common = sorted(left.keys() & right.keys())
+  pairs = comparison.pair(ours, theirs)
+  assert len(pairs) == len(common) > 10
+  for side, episodes in ((pairs.ours, left), (pairs.theirs, right)):
+    found = list(
+      zip(
+        side.ids[side.question],
+        side.budget,
+        side.seed,
+        side.em,
+        side.searches,
+      )
+    )
+    assert found == [
+      (*key, episodes[key]["em"], episodes[key]["searches"]) for key in common
+    ]
 
 
 def test_pairing_narrows_the_interval():
@@ -116,8 +165,18 @@ def test_knowledge_of_a_policy_that_searches_what_it_lacks():
 
 
 def _verdicts(system, *others, controls=()):
-  data = report.build([system, *others], controls, resamples=1000)
-  return [v["met"] for v in data["verdicts"]], data["verdicts"]
+  compared = {}
+  for row in others:
+    pairs = comparison.pair(system, row)
+    compared[row.label] = pairs, comparison.compare(pairs, resamples=1000)
+  found = verdicts.verdicts(
+    [system, *others],
+    controls,
+    compared=compared,
+    recalled=comparison.knowledge(system, resamples=1000),
+    resamples=1000,
+  )
+  return [v.met for v in found], found
 
 
 def test_verdicts_of_a_good_policy():
@@ -128,7 +187,7 @@ def test_verdicts_of_a_good_policy():
     controls=["control"],
   )
   assert met == [True, True, True, True, True]
-  assert [len(v["numbers"]) for v in found] == [4, 1, 3, 1, 1]
+  assert [len(v.numbers) for v in found] == [4, 1, 3, 1, 1]
 
 
 def test_verdicts_of_a_bad_policy_say_so():
@@ -139,8 +198,8 @@ def test_verdicts_of_a_bad_policy_say_so():
     controls=["control"],
   )
   assert met[1:] == [False, False, False, False]
-  assert all(v["text"].startswith("Not met: ") for v in found[1:])
-  assert "below control" in found[4]["text"]
+  assert all(v.text.startswith("Not met: ") for v in found[1:])
+  assert "below control" in found[4].text
 
 
 def test_searching_that_does_not_pay_is_not_met():
@@ -153,7 +212,7 @@ def test_searching_that_does_not_pay_is_not_met():
 def test_what_was_not_measured_is_not_judged():
   met, found = _verdicts(study.row("a", questions=8, budgets=(5,), plain=True))
   assert met == [None] * 5
-  assert all(v["text"].startswith("Not judged: ") for v in found)
+  assert all(v.text.startswith("Not judged: ") for v in found)
 
 
 def test_the_scaffold_row_is_of_the_same_policy():

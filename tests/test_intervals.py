@@ -49,6 +49,108 @@ def _mean(totals):
   return intervals.ratio(totals[:, :1], totals[:, 1:])
 
 
+def _ratio_data(questions=300, per=3):
+  rng = np.random.default_rng(5)
+  searches = rng.integers(1, 5, size=(questions, per)).astype(float)
+  hard = rng.random((questions, 1))
+  em = (rng.random((questions, per)) > hard).astype(float)
+  return em, searches
+
+
+def test_delta_agrees_with_the_cluster_robust_regression_of_statsmodels():
+  api = pytest.importorskip("statsmodels.api")
+  em, searches = _ratio_data()
+  # The ratio of sums is the weighted mean of em / searches.
+  fit = api.WLS(
+    (em / searches).ravel(), np.ones(em.size), weights=searches.ravel()
+  ).fit(
+    cov_type="cluster",
+    cov_kwds={"groups": np.repeat(np.arange(len(em)), em.shape[1])},
+  )
+  found = intervals.delta(em.sum(1), searches.sum(1))
+  assert found.value == pytest.approx(fit.params[0])
+  np.testing.assert_allclose(found[1:], fit.conf_int()[0], rtol=1e-9)
+
+
+def test_delta_of_nothing_says_nothing():
+  one = np.ones(1)
+  assert intervals.delta(one, 0 * one) == (None, None, None)
+  assert intervals.delta(one * np.nan, one) == (None, None, None)
+  assert intervals.delta(one, 2 * one) == (0.5, None, None)
+
+
+def test_clustered_rate_of_one_trial_a_question_is_wilson():
+  em = np.random.default_rng(0).integers(0, 2, 90).astype(float)
+  found = intervals.clustered_rate(em, np.ones(90))
+  np.testing.assert_allclose(found, intervals.wilson(int(em.sum()), 90))
+
+
+def test_copies_of_a_question_add_nothing_to_a_clustered_rate():
+  em = np.random.default_rng(0).integers(0, 2, 90).astype(float)
+  for rate in (em, 0 * em, 0 * em + 1):
+    one = intervals.clustered_rate(rate, np.ones(90))
+    four = intervals.clustered_rate(4 * rate, np.full(90, 4.0))
+    np.testing.assert_allclose(four, one, atol=1e-12)
+
+
+def test_clustered_rate_of_many_is_the_bootstrap_of_scipy():
+  stats = pytest.importorskip("scipy.stats")
+  em, _ = _ratio_data(questions=1500)
+  oracle = stats.bootstrap(
+    (em.mean(1),), np.mean, n_resamples=4000, rng=np.random.default_rng(1)
+  ).confidence_interval
+  found = intervals.clustered_rate(em.sum(1), np.full(1500, 3.0))
+  width = oracle.high - oracle.low
+  np.testing.assert_allclose(found[1:], oracle, atol=0.05 * width)
+
+
+def test_clustered_rate_of_nothing_says_nothing():
+  none = np.zeros(0)
+  assert intervals.clustered_rate(none, none) == (None, 0.0, 1.0)
+
+
+def test_bootstrap_of_a_ratio_is_that_of_scipy():
+  stats = pytest.importorskip("scipy.stats")
+  em, searches = (x.sum(1) for x in _ratio_data())
+  oracle = stats.bootstrap(
+    (em, searches),
+    lambda x, y, axis=-1: x.sum(axis) / y.sum(axis),
+    paired=True,
+    method="percentile",
+    n_resamples=9999,
+    rng=np.random.default_rng(1),
+  ).confidence_interval
+  (found,) = intervals.bootstrap(np.stack([em, searches], -1), _mean)
+  width = oracle.high - oracle.low
+  np.testing.assert_allclose(found[1:], oracle, atol=0.06 * width)
+
+
+def test_strata_keep_their_sizes():
+  # Nothing varies inside a set; only unstratified draws would mix them.
+  sums = np.stack([np.repeat([0.0, 1.0], [5, 20]), np.ones(25)], -1)
+  stratum = np.repeat([0, 1], [5, 20])
+  (found,) = intervals.bootstrap(
+    sums, lambda t: _mean(t.sum(axis=1)), stratum=stratum, resamples=100
+  )
+  assert found == (0.8, 0.8, 0.8)
+  (loose,) = intervals.bootstrap(sums, _mean, resamples=100)
+  assert loose.low < 0.8 < loose.high
+
+
+def test_a_mean_over_sets_has_the_standard_error_of_its_strata():
+  rng = np.random.default_rng(3)
+  sets = [rng.normal(0, 1, 200), rng.normal(5, 3, 400)]
+  values = np.concatenate(sets)
+  (found,) = intervals.bootstrap(
+    np.stack([values, np.ones(600)], -1),
+    lambda t: (t[..., 0] / t[..., 1]).mean(axis=1, keepdims=True),
+    stratum=np.repeat([0, 1], [200, 400]),
+  )
+  error = np.sqrt(sum(s.var() / len(s) for s in sets)) / 2
+  assert found.value == pytest.approx((sets[0].mean() + sets[1].mean()) / 2)
+  assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.05)
+
+
 def test_bootstrap_of_a_normal_mean_is_the_analytic_interval():
   x = np.random.default_rng(0).normal(3.0, 2.0, size=1500)
   (found,) = intervals.bootstrap(np.stack([x, np.ones_like(x)], -1), _mean)

@@ -17,7 +17,6 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import weights
-from anysearch_jax.evaluation import harness
 from anysearch_jax.policy import hf
 from anysearch_jax.training import checkpoint, loop, validation
 
@@ -365,27 +364,3 @@ def test_a_bfloat16_base_is_kept_as_it_is(parts, tmp_path):
 def test_what_cannot_run_is_refused(changes, message):
   with pytest.raises(ValueError, match=message):
     validation.validate(dataclasses.replace(small_run.CONFIG, **changes))
-
-
-def test_the_harness_plays_every_cell_once(parts, tmp_path):
-  config = dataclasses.replace(
-    small_run.CONFIG,
-    evaluation=config_lib.EvaluationConfig(budgets=(0, 2), seeds=(1, 2)),
-  )
-  ticks = []
-  path = tmp_path / "episodes.jsonl"
-  harness.evaluate(
-    config,
-    policy=parts["policy"],
-    questions=parts["questions"][:3],
-    retriever=parts["retriever"],
-    path=path,
-    on_done=lambda done, total: ticks.append((done, total)),
-  )
-  rows = [json.loads(line) for line in path.read_text().splitlines()]
-  cells = {(r["question_id"], r["budget"], r["seed"]) for r in rows}
-  assert len(cells) == len(rows) == 12
-  assert ticks == [(i, 12) for i in range(1, 13)]
-  for row in rows:
-    assert row["searches"] <= row["budget"]
-    assert not row["scaffold"]

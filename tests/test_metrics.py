@@ -7,7 +7,7 @@ import json
 import pytest
 import study
 
-from anysearch_jax.evaluation import metrics
+from anysearch_jax.evaluation import episodes, metrics
 
 
 def _episode(**changes):
@@ -49,10 +49,21 @@ def test_cell_leaves_failed_episodes_out_and_counts_them():
   cell = metrics.cell(
     [
       _episode(),
-      _episode(em=0, searches=2, outcome="invalid", format=0, violation=True),
-      _episode(em=1, searches=0, retrieved_tokens=0, total_tokens=10),
-      _episode(em=0, searches=1, outcome="truncated", generated_tokens=40),
-      _episode(em=0, searches=9, outcome="failed", total_tokens=999),
+      _episode(
+        question_id="q1",
+        em=0,
+        searches=2,
+        outcome="invalid",
+        format=0,
+        violation=True,
+      ),
+      _episode(
+        question_id="q2", searches=0, retrieved_tokens=0, total_tokens=10
+      ),
+      _episode(
+        question_id="q3", em=0, outcome="truncated", generated_tokens=40
+      ),
+      _episode(question_id="q4", em=0, outcome="failed", total_tokens=999),
     ]
   )
   assert (cell.n, cell.failed, cell.invalid, cell.truncated) == (4, 1, 1, 1)
@@ -104,6 +115,47 @@ def test_average_weighs_budgets_alike_and_pools_productivity():
   assert average.n == 4
 
 
+def test_productivity_leaves_closed_book_answers_out():
+  found = [
+    _episode(budget=0, searches=0, em=1),
+    _episode(budget=1, searches=1, em=1),
+    _episode(budget=2, searches=2, em=0),
+  ]
+  cells = metrics.by_budget(found)
+  assert cells[0].tp is None
+  assert metrics.average(list(cells.values())).tp == pytest.approx(1 / 3)
+  assert metrics.cell(found).tp == pytest.approx(1 / 3)
+  assert metrics.cell(found).accuracy == pytest.approx(2 / 3)
+
+
+def test_budget_use_counts_the_searches_of_each_budget():
+  found = [
+    _episode(budget=0, searches=0),
+    _episode(budget=2, searches=2),
+    _episode(budget=2, searches=0, question_id="q1"),
+    _episode(budget=2, searches=2, question_id="q2"),
+    _episode(budget=2, searches=1, question_id="q3", outcome="failed"),
+  ]
+  assert metrics.budget_use(found) == {0: (1,), 2: (1, 0, 2)}
+  assert metrics.by_budget(found)[2].unused == pytest.approx(2 / 3)
+
+
+def test_by_dataset():
+  found = [
+    _episode(dataset="musique", question_id="a"),
+    _episode(dataset="nq", question_id="b", em=0),
+    _episode(dataset="nq", question_id="b", budget=3),
+  ]
+  cells = metrics.by_dataset(found)
+  assert {
+    d: {b: c.accuracy for b, c in t.items()} for d, t in cells.items()
+  } == {
+    "nq": {2: 0.0, 3: 1.0},
+    "musique": {2: 1.0},
+  }
+  assert list(cells) == ["nq", "musique"]
+
+
 def test_by_hops():
   episodes = [
     _episode(metadata={"hops": 2}),
@@ -128,37 +180,38 @@ def test_by_hops():
   ],
 )
 def test_asks_for_wants_whole_words_of_either_wording(query, asks):
-  assert metrics.asks_for(query, _FACT) is asks
+  assert episodes.asks_for(query, _FACT) is asks
 
 
 def test_a_fact_without_another_wording_matches_only_its_own():
   fact = _FACT | {"alternative": ""}
-  assert not metrics.asks_for("kelmar", fact)
+  assert not episodes.asks_for("kelmar", fact)
 
 
 def test_first_hop_sorts_by_memory_and_needs_budget():
-  def asked(budget=1, outcome="answered", queries=(), **fact):
+  def asked(budget=1, queries=(), **fact):
     return _episode(
       budget=budget,
-      outcome=outcome,
       queries=list(queries),
       metadata={"facts": [_FACT | fact, _FACT]},
     )
 
-  found = metrics.first_hop(
-    [
+  found = [
+    episodes.first_hop(episode)
+    for episode in (
       asked(queries=["kelmar born in"]),
       asked(known=False),
       asked(stale=True, queries=["tol country", "kelmar birthplace"]),
       asked(budget=0),
-      asked(outcome="failed"),
       _episode(metadata={}),
-    ]
-  )
-  assert [f[1:] for f in found] == [
+    )
+  ]
+  assert found == [
     ("known", True),
     ("unknown", False),
     ("stale", True),
+    None,
+    None,
   ]
 
 
@@ -174,7 +227,7 @@ def test_parse_episodes_reads_back_what_was_written():
     ([], "found no episode"),
     (["{"], "line 1: found text that is not JSON"),
     (["{}"], "lacks question_id"),
-    ([json.dumps(_episode())] * 2, "line 2: question 'q0' occurs twice"),
+    ([json.dumps(_episode())] * 2, "question 'q0' occurs twice at budget 2"),
   ],
 )
 def test_parse_episodes_refuses_with_a_sentence(lines, sentence):

@@ -8,8 +8,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from launch import evaluate, parts, progress, quickstart, train
 from launch import flags as launch_flags
+from launch import parts, progress, quickstart, train
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -51,8 +51,8 @@ def test_the_headline_contrast_has_a_thousand_questions():
 
 def test_fewer_questions_are_inside_more_and_mixed_alike():
   source = parts.source(launch_flags.load_config("configs/quickstart.py"))
-  many = evaluate.asked(source, "held-out", 1000)
-  few = evaluate.asked(source, "held-out", 300)
+  many = source.evaluation_questions(each=1000)
+  few = source.evaluation_questions(each=300)
   assert [q.id for q in few] == [q.id for q in many[:300]]
   assert len({q.id for q in many}) == 1000
 

@@ -30,7 +30,7 @@ _PASSAGE = re.compile(
 
 def make(
   world: world_lib.World,
-  config: demonstrations.ExpertConfig = demonstrations.ExpertConfig(),
+  config: demonstrations.ExpertConfig | None = None,
 ) -> tuple[scripted.ScriptedEngine, types.TextCodec]:
   """The expert's engine, and the tokenizer of its world.
 
@@ -39,16 +39,17 @@ def make(
 
   Args:
     world: whose memory is the expert's.
-    config: how it behaves.
+    config: how it behaves; None is as in the demonstrations.
   """
+  config = config or demonstrations.ExpertConfig()
   codec = tokenizer_lib.Tokenizer(world_tokenizer.build_tokenizer(world))
 
   def say(request: types.GenerateRequest, context: str) -> str:
     prompt = _PROMPT.search(context)
     if prompt is None:
       raise ValueError(
-        f"Found the context {context[:80]!r}, expected the prompt of a question "
-        "of the world (episode.prompts 'world')."
+        f"Found the context {context[:80]!r}, expected the prompt of a "
+        "question of the world (episode.prompts 'world')."
       )
     turns = demonstrations.Expert(
       types.Question("", prompt[3], ()),
@@ -58,15 +59,16 @@ def make(
       config=config,
       rng=np.random.default_rng(request.address[:4]),
     ).turns()
-    try:
-      turn = next(turns)
-      for found in _AFTER_SEARCH.finditer(context, prompt.end()):
-        turn = turns.send(None if found[1] is None else _passages(found[1]))
-    except StopIteration:
-      raise types.EngineError(
-        "The expert can only go on with an episode that it has begun."
-      ) from None
-    return " ".join(turn.words)
+    said = " ".join(next(turns).words)
+    for found in _AFTER_SEARCH.finditer(context, prompt.end()):
+      if said not in context:
+        raise types.EngineError(
+          "The expert can only go on with what it said itself, by the same "
+          "dice; it cannot be branched."
+        )
+      passages = None if found[1] is None else _passages(found[1])
+      said = " ".join(turns.send(passages).words)
+    return said
 
   return scripted.ScriptedEngine(say, codec), codec
 

@@ -28,7 +28,9 @@ def rank(episode: episodes_lib.Episode) -> int:
   return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
 
 
-def spread(episodes: Iterable[episodes_lib.Episode]) -> list[episodes_lib.Episode]:
+def spread(
+  episodes: Iterable[episodes_lib.Episode],
+) -> list[episodes_lib.Episode]:
   """By rank, each (dataset, budget) getting its turn."""
   cells: dict[tuple[str, int], list[episodes_lib.Episode]] = {}
   for episode in sorted(episodes, key=rank):
@@ -43,7 +45,10 @@ def spread(episodes: Iterable[episodes_lib.Episode]) -> list[episodes_lib.Episod
 
 
 def build(
-  samples: Sequence[trajectories.Sample], *, most: int = 320, most_bytes: int = 5_000_000
+  samples: Sequence[trajectories.Sample],
+  *,
+  most: int = 320,
+  most_bytes: int = 5_000_000,
 ) -> dict[str, Any]:
   """The browser's data.
 

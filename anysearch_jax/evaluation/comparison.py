@@ -19,7 +19,6 @@ from anysearch_jax.evaluation import (
   pairing,
 )
 
-
 Pairs = pairing.Pairs
 pair = pairing.pair
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import tokenizers
 
 from anysearch_jax import json_files
-from anysearch_jax.evaluation import browser, metrics
-from anysearch_jax.evaluation import columns as columns_lib
-from anysearch_jax.evaluation import episodes as episodes_lib
+from anysearch_jax.evaluation import metrics, trajectories
 
 EPISODES = "episodes.jsonl"
-# Of a row, held whole: for the browser and the rules that choose trajectories.
+# Held whole of each file: for the browser, and the rules that choose
+# trajectories to read.
 _SAMPLED = 1500
 
 
@@ -107,27 +104,14 @@ def load_row(label: str, *folders: pathlib.Path) -> metrics.Row:
         "evaluation. Run the evaluation first, or correct its path."
       )
   try:
-    read = columns_lib.read(*paths)
+    return metrics.read_row(
+      label, *paths, run=str(folders[0].parent.parent), sample=_SAMPLED
+    )
   except ValueError as error:
     raise ValueError(f"Row {label!r}: {error}") from error
-  return metrics.Row(label, read, run=str(folders[0].parent.parent))
 
 
-def load_sample(label: str, *folders: pathlib.Path) -> browser.Sample:
-  """Some whole episodes of a row, with its tokenizer where it is found."""
-  each = -(-_SAMPLED // len(folders))
-  return browser.Sample(
-    label,
-    tuple(
-      episode
-      for folder in folders
-      for episode in episodes_lib.sample_rows(folder / EPISODES, each)
-    ),
-    decoder(folders[0]),
-  )
-
-
-def decoder(folder: pathlib.Path) -> browser.Decoder | None:
+def decoder(folder: pathlib.Path) -> trajectories.Decoder | None:
   """Of the tokenizer that an evaluation's policy has, None if it is gone.
 
   `config.json` names the policy by the path that it had then; a run that was
@@ -175,9 +159,3 @@ def load_training(label: str, folder: pathlib.Path) -> metrics.Training:
     tuple(records[key] | {"rollout": key} for key in sorted(records)),
     json.loads(config.read_text("utf-8")) if config.is_file() else {},
   )
-
-
-def engine_counters(folders: Sequence[pathlib.Path]) -> Mapping[str, Any]:
-  """What `launch.evaluate` noted of the pass itself; nothing if it did not."""
-  path = folders[0] / "summary.json"
-  return json_files.read(path) if path.is_file() else {}

@@ -41,7 +41,9 @@ RATES = frozenset(
     "truncated_rate",
   }
 )
-SUMMED = tuple(dict.fromkeys(name for pair in MEASURES.values() for name in pair))
+SUMMED = tuple(
+  dict.fromkeys(name for pair in MEASURES.values() for name in pair)
+)
 
 
 def columns_of(table: columns.Columns) -> dict[str, np.ndarray]:
@@ -149,9 +151,9 @@ def set_means(
   """
   return intervals.bootstrap(
     parts.reshape(len(parts), -1),
-    lambda totals: intervals.ratio(
-      totals[..., 0::2], totals[..., 1::2]
-    ).mean(axis=1),
+    lambda totals: intervals.ratio(totals[..., 0::2], totals[..., 1::2]).mean(
+      axis=1
+    ),
     stratum=stratum,
     resamples=resamples,
   )

@@ -1,7 +1,8 @@
-"""The report's page: figures, trajectories and the template around them."""
+"""The report's page: figures, tables and trajectories in their template."""
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,41 +11,38 @@ import jinja2
 import markupsafe
 
 from anysearch_jax.evaluation import (
-  intervals,
-  metrics,
+  browser,
+  figures,
   plots,
   trajectories,
 )
+from anysearch_jax.evaluation import curves as curves_lib
+from anysearch_jax.evaluation import study as study_lib
+from anysearch_jax.evaluation import tables as tables_lib
 
-HISTORIES = {
-  "reward/total": "reward, total",
-  "reward/em": "reward term: exact match",
-  "reward/format": "reward term: format",
-  "reward/length": "reward term: length",
-  "reward/tool": "reward term: tool use",
-  "reward/gamma": "adaptive weight γ of the tool term",
-  "loss/kl": "KL to the reference",
-  "policy/entropy": "policy entropy",
-  "rollout/generated_tokens": "generated tokens per episode",
-  "rollout/searches": "searches per episode",
-}
+_MOST_LINES = 300  # Of a table on the page; its CSV file has all.
+_FILES = pathlib.Path(__file__).parent
 
 
 def render(
   data: Mapping[str, Any],
-  rows: Sequence[metrics.Row],
-  controls: Sequence[str],
-  training: Sequence[metrics.Training],
+  study: study_lib.Study,
+  samples: Sequence[trajectories.Sample],
+  groups: Sequence[trajectories.Sample] = (),
   *,
   title: str,
 ) -> str:
   """One HTML page that needs nothing but itself.
 
   Args:
-    data: what `report.build` returned for the other arguments.
+    data: what `report.build` made of the study.
+    study: what figures and tables show.
+    samples: whole episodes of the rows, for reading.
+    groups: likewise of training runs.
+    title: of the page.
   """
   environment = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
+    loader=jinja2.FileSystemLoader(_FILES),
     autoescape=True,
     trim_blocks=True,
     lstrip_blocks=True,
@@ -55,22 +53,71 @@ def render(
     "signed": lambda x, digits=3: fixed(x, digits, sign="+"),
     "glyph": plots.glyph,
     "authored": trajectories.authored,
+    "blocks": _blocks,
+    "headings": _headings,
   }
-  figures = {
-    name: markupsafe.Markup(svg)
-    for name, svg in {
-      **_budget_figures(data),
-      **_training_figures(data, training),
-    }.items()
-  }
-  chosen = trajectories.choose(rows, controls, trained=data["trained_budget"])
+  browsed = browser.build([*samples, *groups])
   return environment.get_template("template.html").render(
     data=data,
     title=title,
-    figures=figures,
-    choices=chosen,
+    tables={table.name: table for table in study.tables},
+    most=_MOST_LINES,
+    choices=trajectories.choose(
+      samples, data["controls"], trained=data["trained_budget"]
+    ),
+    browser=markupsafe.Markup(browser.script(browsed)),
+    style=markupsafe.Markup((_FILES / "page.css").read_text("utf-8")),
+    script=markupsafe.Markup((_FILES / "browser.js").read_text("utf-8")),
     series=plots.SERIES,
+    **_figures(study),
   )
+
+
+def _figures(study: study_lib.Study) -> dict[str, Any]:
+  """Every figure, under the names by which the template places them."""
+  index = study.index
+
+  def chosen(
+    curves: Sequence[curves_lib.Curve], labels: Sequence[str]
+  ) -> list[curves_lib.Curve]:
+    return [curve for curve in curves if curve.label in labels]
+
+  return {
+    "panels": [
+      figures.panel(
+        title,
+        chosen(study.curves, labels),
+        {
+          dataset: chosen(curves, labels)
+          for dataset, curves in study.by_dataset.items()
+        },
+        index,
+        name=f"panel-{number}",
+        trained=study.trained,
+      )
+      for number, (title, labels) in enumerate(study.groups.items())
+    ],
+    "prices": [
+      figures.price(study.curves, offers, index, against=against)
+      for against, offers in study.offers.items()
+    ],
+    "uses": [
+      (index[label], label, figures.use(counts, name=f"use-{number}"))
+      for number, (label, counts) in enumerate(study.use.items())
+    ],
+    "hops": figures.hops(
+      [
+        plots.Series(index[label], sorted(points.items()))
+        for label, points in study.hops.items()
+        if points
+      ]
+    ),
+    "samplings": [
+      figures.sampling(run, name=f"sampling-{number}")
+      for number, run in enumerate(study.training)
+    ],
+    "histories": figures.histories(study.training, index),
+  }
 
 
 def fixed(value: float | None, digits: int = 3, *, sign: str = "") -> str:
@@ -80,113 +127,23 @@ def fixed(value: float | None, digits: int = 3, *, sign: str = "") -> str:
   return f"{value:{sign}.{digits}f}".replace("-", "−")
 
 
-def _budget_figures(data: Mapping[str, Any]) -> dict[str, str]:
-  def series(value: str, interval: str = "") -> list[plots.Series]:
-    return [
-      plots.Series(
-        row["index"],
-        [
-          (
-            int(budget),
-            intervals.Estimate(
-              cell[value], *(cell[interval] if interval else (None, None))
-            ),
-          )
-          for budget, cell in row["cells"].items()
-        ],
-      )
-      for row in data["rows"]
-    ]
-
-  def against_cost(row: Mapping[str, Any]) -> plots.Series:
-    return plots.Series(
-      row["index"],
-      [
-        (cell["searches"], intervals.Estimate(cell["accuracy"], None, None))
-        for cell in row["cells"].values()
-        if cell["n"]
-      ],
-    )
-
-  trained = data["trained_budget"]
-  return {
-    "accuracy": plots.against_budget(
-      series("accuracy", "accuracy_interval"),
-      name="accuracy",
-      title="Accuracy",
-      y_label="exact match",
-      trained=trained,
-    ),
-    "searches": plots.against_budget(
-      series("searches"),
-      name="searches",
-      title="Searches made",
-      y_label="mean searches",
-      trained=trained,
-      diagonal=True,
-    ),
-    "productivity": plots.against_budget(
-      series("tp", "tp_interval"),
-      name="productivity",
-      title="Tool productivity",
-      y_label="correct / searches",
-      trained=trained,
-    ),
-    "cost": plots.against_searches(
-      [against_cost(row) for row in data["rows"]],
-      name="cost",
-      title="Accuracy for the searches it took",
-      y_label="exact match",
-    ),
-  }
+def _blocks(
+  table: tables_lib.Table, most: int
+) -> list[list[tuple[tables_lib.Line, list[int]]]]:
+  """The first lines by block, each with the places of its cells."""
+  table = dataclasses.replace(table, lines=table.lines[:most])
+  return [
+    list(zip(block, tables_lib.ranks(block, table.columns), strict=True))
+    for block in tables_lib.blocks(table)
+  ]
 
 
-def _training_figures(
-  data: Mapping[str, Any], training: Sequence[metrics.Training]
-) -> dict[str, str]:
-  figures = {}
-  starts = {run.label: _phase2(run) for run in training}
-  for number, run in enumerate(training):
-    told = [r for r in run.records if "curriculum/p1" in r]
-    budgets = [
-      b for b in range(1, 100) if any(f"curriculum/p{b}" in r for r in told)
-    ]
-    if told:
-      figures[f"training-sampling-{number}"] = plots.sampling(
-        [r["rollout"] for r in told],
-        [[_value(r, f"curriculum/p{b}") for r in told] for b in budgets],
-        phase2=starts[run.label],
-        name=f"sampling-{number}",
-        title="sampling probability",
-      )
-  phase2 = (
-    None if len(set(starts.values())) != 1 else next(iter(starts.values()))
-  )
-  for key, title in HISTORIES.items():
-    lines = [
-      (
-        described["index"],
-        [r["rollout"] for r in run.records],
-        [_value(r, key) for r in run.records],
-      )
-      for described, run in zip(data["training"], training, strict=True)
-      if any(key in r for r in run.records)
-    ]
-    if lines:
-      name = "training-" + key.replace("/", "-")
-      figures[name] = plots.history(
-        lines,
-        phase2=phase2,
-        name=name,
-        title=title,
-      )
-  return figures
-
-
-def _phase2(run: metrics.Training) -> float | None:
-  return next((r["rollout"] for r in run.records if r.get("phase") == 2), None)
-
-
-def _value(record: Mapping[str, Any], key: str) -> float:
-  value = record.get(key)
-  return float("nan") if value is None else float(value)
+def _headings(columns: Sequence[tables_lib.Column]) -> list[tuple[str, int]]:
+  """Neighbouring columns of one group: its name and how many they are."""
+  found: list[tuple[str, int]] = []
+  for column in columns:
+    if found and found[-1][0] == column.group:
+      found[-1] = (column.group, found[-1][1] + 1)
+    else:
+      found.append((column.group, 1))
+  return found

@@ -51,7 +51,9 @@ class Pairs:
   @functools.cached_property
   def datasets(self) -> tuple[str, ...]:
     """The datasets that occur, in the paper's order."""
-    return tuple(self.ours.datasets[code] for code in np.unique(self._dataset_of))
+    return tuple(
+      self.ours.datasets[code] for code in np.unique(self._dataset_of)
+    )
 
   @property
   def _dataset_of(self) -> np.ndarray:
@@ -119,7 +121,9 @@ def budgets_of(row: metrics.Row, budget: int, other: int) -> Pairs:
   left, right = (
     row.columns.where(row.columns.budget == b) for b in (budget, other)
   )
-  return _join(left, right, _codes([(c.question, c.seed) for c in (left, right)]))
+  return _join(
+    left, right, _codes([(c.question, c.seed) for c in (left, right)])
+  )
 
 
 def _codes(sides: list[tuple[np.ndarray, ...]]) -> list[np.ndarray]:

@@ -8,9 +8,10 @@ own marker and dash: nothing is told by colour alone.
 from __future__ import annotations
 
 import dataclasses
+import html
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib
 import numpy as np
@@ -19,11 +20,13 @@ from matplotlib import figure, ticker
 from anysearch_jax.evaluation import intervals
 
 SERIES = 8  # Colours and markers before they repeat; the page defines them.
+BANDS = 8  # Likewise colours of stacked parts.
 GLYPHS = "●■▲◆▼✚✖★"
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _DASHES = ("-", "--", "-.", ":", (0, (6, 1)), (0, (3, 1, 1, 1, 1, 1)))
 
 _INK, _RULE, _SHADE = "#010101", "#020202", "#030303"
+_FAMILIES = {"4": "series", "5": "band", "6": "on-band"}
 _VARIABLES = {
   _INK: "currentColor",
   _RULE: "var(--rule)",
@@ -82,6 +85,7 @@ def against_budget(
   name: str,
   title: str,
   y_label: str,
+  x_label: str = "search budget B",
   trained: int | None = None,
   diagonal: bool = False,
 ) -> str:
@@ -94,7 +98,7 @@ def against_budget(
     diagonal: draw searches = B, the most that can be spent.
   """
   with matplotlib.rc_context(_STYLE):
-    fig, axes = _axes(title, "search budget B", y_label)
+    fig, axes = _axes(title, x_label, y_label)
     budgets = sorted({x for s in series for x, _ in s.points})
     if diagonal and budgets:
       ends = [budgets[0], budgets[-1]]
@@ -126,21 +130,84 @@ def against_budget(
     return _svg(fig, name, title)
 
 
-def against_searches(
-  series: Sequence[Series], *, name: str, title: str, y_label: str
+def against_cost(
+  series: Sequence[Series],
+  front: Sequence[tuple[float, float]] = (),
+  *,
+  name: str,
+  title: str,
+  x_label: str,
+  y_label: str,
 ) -> str:
-  """Accuracy over the searches it took; one point a budget, B beside it."""
+  """Accuracy over what it took; one point a budget.
+
+  Args:
+    series: x is the cost.
+    front: (cost, value) of the points that nothing beats; they get a ring.
+  """
   with matplotlib.rc_context(_STYLE):
-    fig, axes = _axes(title, "mean searches", y_label)
+    fig, axes = _axes(title, x_label, y_label)
     for s in series:
-      axes.plot(
-        [x for x, _ in s.points],
-        [e.value for _, e in s.points],
+      defined = [(x, e) for x, e in s.points if e.value is not None]
+      axes.errorbar(
+        [x for x, _ in defined],
+        [e.value for _, e in defined],
+        yerr=_bars([e for _, e in defined]),
         color=color(s.index),
         marker=_MARKERS[s.index % SERIES],
         linestyle=_DASHES[s.index % len(_DASHES)],
+        elinewidth=0.9,
       )
+    axes.plot(
+      [x for x, _ in front],
+      [y for _, y in front],
+      linestyle="",
+      marker="o",
+      markersize=11,
+      markerfacecolor="none",
+      markeredgecolor=_INK,
+      markeredgewidth=0.9,
+    )
     axes.set_ylim(bottom=0)
+    return _svg(fig, name, title)
+
+
+def shares(
+  budgets: Sequence[int],
+  used: Sequence[Mapping[int, float]],
+  *,
+  name: str,
+  title: str,
+) -> str:
+  """At each budget, the share of episodes by the searches that they made.
+
+  Args:
+    budgets: one stacked bar each.
+    used: by number of searches, the share in [0, 1] at each budget.
+  """
+  with matplotlib.rc_context(_STYLE):
+    fig, axes = _axes(title, "search budget B", "share of episodes")
+    axes.grid(False)
+    for place, share in enumerate(used):
+      bottom = 0.0
+      for searches, height in sorted(share.items()):
+        axes.bar(
+          place,
+          height,
+          0.8,
+          bottom=bottom,
+          color=f"#0500{searches % BANDS:02x}",
+          edgecolor=_INK,
+          linewidth=0.5,
+        )
+        if height > 0.09:
+          axes.text(
+            place, bottom + height / 2, str(searches), ha="center",
+            va="center", color=f"#0600{searches % BANDS:02x}",
+          )  # fmt: skip
+        bottom += height
+    axes.set_xticks(range(len(budgets)), [str(b) for b in budgets])
+    axes.set_ylim(0, 1)
     return _svg(fig, name, title)
 
 
@@ -166,7 +233,7 @@ def sampling(
     axes.stackplot(
       rollouts,
       stack,
-      colors=[f"#0500{i % 8:02x}" for i in range(len(stack))],
+      colors=[f"#0500{i % BANDS:02x}" for i in range(len(stack))],
       edgecolor=_INK,
       linewidth=0.5,
     )
@@ -278,10 +345,11 @@ def _svg(fig: figure.Figure, name: str, title: str) -> str:
   svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
   svg = re.sub(r' id="[\w.]+_\d+"', "", svg)
   svg = re.sub(
-    r"#0([45])00(0\d)",
-    lambda m: f"var(--{'series' if m[1] == '4' else 'band'}-{int(m[2])})",
+    r"#0([456])00(0\d)",
+    lambda m: f"var(--{_FAMILIES[m[1]]}-{int(m[2])})",
     svg,
   )
   for placeholder, variable in _VARIABLES.items():
     svg = svg.replace(placeholder, variable)
-  return svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
+  label = html.escape(title)
+  return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)

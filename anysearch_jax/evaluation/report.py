@@ -1,7 +1,8 @@
-"""The report of a study: one self-contained page, its numbers, a short table.
+"""The report of a study: one self-contained page, its numbers, its tables.
 
-`build` measures and `summary_table` prints, both pure; `write` leaves the page
-and `report.json` on disk. Equal inputs give equal bytes.
+`build` measures and `summary_table` prints, both pure; `write` leaves the page,
+`report.json`, `tables.md` and a CSV file a table on disk. Equal inputs give
+equal bytes.
 """
 
 from __future__ import annotations
@@ -15,73 +16,26 @@ from typing import Any
 from anysearch_jax import config as config_lib
 from anysearch_jax.evaluation import (
   comparison,
-  intervals,
+  costs,
+  loading,
   metrics,
   page,
+  study,
+  trajectories,
   verdicts,
 )
+from anysearch_jax.evaluation import tables as tables_lib
+
+load_row = loading.load_row
+load_training = loading.load_training
 
 
-def load_row(label: str, *folders: pathlib.Path) -> metrics.Row:
-  """Reads `<run>/evaluation/<name>/episodes.jsonl` of one or more runs.
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """What was measured: `data` as plain JSON, and what the page draws."""
 
-  Several folders are one row: runs of one method with different seeds.
-
-  Raises:
-    ValueError: no such file, an episode in it that cannot be used, or the
-      same (question, budget, seed) twice.
-  """
-  episodes = []
-  for folder in folders:
-    path = folder / "episodes.jsonl"
-    if not path.is_file():
-      raise ValueError(
-        f"Row {label!r}: found no {path}; expected the folder of a finished "
-        "evaluation. Run the evaluation first, or correct its path."
-      )
-    with path.open(encoding="utf-8") as lines:
-      episodes += metrics.parse_episodes(lines, source=str(path))
-  keys = {metrics.key_of(episode) for episode in episodes}
-  if len(keys) < len(episodes):
-    raise ValueError(
-      f"Row {label!r}: found {len(episodes)} episodes with {len(keys)} "
-      "(question, budget, seed); expected each once. Give every run of a row "
-      "its own evaluation seed."
-    )
-  return metrics.Row(label, episodes, run=str(folders[0].parent.parent))
-
-
-def load_training(label: str, folder: pathlib.Path) -> metrics.Training:
-  """Reads `metrics.jsonl` and, where there is one, `config.json` of a run.
-
-  A rollout that was repeated after a resume counts once, as it was last.
-
-  Raises:
-    ValueError: no metrics, or a line of them that is not JSON.
-  """
-  path = folder / "metrics.jsonl"
-  if not path.is_file():
-    raise ValueError(
-      f"Training run {label!r}: found no {path}; expected the folder of a "
-      "training run. Train it first, or correct its path."
-    )
-  records = {}
-  for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
-    try:
-      record = json.loads(line) if line.strip() else None
-    except json.JSONDecodeError as error:
-      raise ValueError(
-        f"{path}, line {number}: found text that is not JSON ({error}); "
-        "expected one rollout a line. Remove the line if a crash cut it."
-      ) from error
-    if record is not None:
-      records[record.get("rollout", number - 1)] = record
-  config = folder / "config.json"
-  return metrics.Training(
-    label,
-    tuple(records[key] | {"rollout": key} for key in sorted(records)),
-    json.loads(config.read_text("utf-8")) if config.is_file() else {},
-  )
+  data: dict[str, Any]
+  study: study.Study
 
 
 def build(
@@ -89,24 +43,25 @@ def build(
   controls: Sequence[str] = (),
   training: Sequence[metrics.Training] = (),
   *,
+  groups: Mapping[str, str] | None = None,
+  prices: costs.Prices | None = None,
   notes: str = "",
   resamples: int = 10_000,
-) -> dict[str, Any]:
+) -> Report:
   """Measures everything that the page and `report.json` show.
 
   Args:
     rows: the first is the system under test.
     controls: labels of the rows it is held against.
     training: the runs behind the rows.
+    groups: the table of ablations of each label; see `study.measure`.
+    prices: for costs; None takes those that the episodes were recorded with.
     notes: how this was made, plain text.
     resamples: of every bootstrap.
 
-  Returns:
-    A JSON-ready dict.
-
   Raises:
-    ValueError: no row, a label that occurs twice, a control that is no row,
-      or rows that were measured on different questions.
+    ValueError: no row, a label that occurs twice, a control or a label of
+      `groups` that is no row, or rows measured on different questions.
   """
   labels = [row.label for row in rows]
   if not rows:
@@ -119,6 +74,17 @@ def build(
         f"Control {label!r} is none of the rows after the first; expected "
         f"one of {labels[1:]}."
       )
+  for label in groups or ():
+    if label not in labels:
+      raise ValueError(
+        f"Table {groups[label]!r} names {label!r}, which is none of the rows; "
+        f"expected one of {labels}."
+      )
+  if prices:
+    rows = [
+      dataclasses.replace(row, table=costs.priced(row.columns, prices))
+      for row in rows
+    ]
   system = rows[0]
   compared = {}
   for row in rows[1:]:
@@ -130,16 +96,33 @@ def build(
   recalled = {
     row.label: comparison.knowledge(row, resamples=resamples) for row in rows
   }
-  return {
+  measured = study.measure(
+    rows,
+    training,
+    {label: table for label, (_, table) in compared.items()},
+    groups=groups or {},
+    trained=trained_budget(system.label, training),
+    resamples=resamples,
+  )
+  data = {
     "system": system.label,
     "controls": list(controls),
-    "trained_budget": _trained_budget(system.label, training),
-    "questions": len({e["question_id"] for e in system.episodes}),
-    "seeds": sorted({e["seed"] for e in system.episodes}),
-    "budgets": metrics.budgets(e for row in rows for e in row.episodes),
+    "trained_budget": measured.trained,
+    "questions": len(set(system.columns.question.tolist())),
+    "seeds": sorted({int(s) for s in system.columns.seed}),
+    "budgets": sorted(
+      {b for row in rows for b in metrics.budgets(row.columns)}
+    ),
+    "datasets": list(measured.by_dataset),
     "rows": [
-      _row(row, index, recalled[row.label], resamples)
-      for index, row in enumerate(rows)
+      study.row_data(row, curve, measured.index[row.label], resamples)
+      | {
+        "knowledge": {
+          kind: number.estimate._asdict() | {"n": number.n}
+          for kind, number in recalled[row.label].items()
+        }
+      }
+      for row, curve in zip(rows, measured.curves, strict=True)
     ],
     "verdicts": [
       dataclasses.asdict(verdict) | {"numbers": _numbers(verdict.numbers)}
@@ -151,26 +134,15 @@ def build(
         resamples=resamples,
       )
     ],
-    "comparisons": [
-      {
-        "with": label,
-        "failed": pairs.failed,
-        "unpaired": pairs.unpaired,
-        "table": [
-          dataclasses.asdict(line)
-          | {
-            "difference": line.difference._asdict(),
-            "tp_difference": line.tp_difference._asdict(),
-          }
-          for line in table
-        ],
-      }
-      for label, (pairs, table) in compared.items()
+    "left_out": [
+      {"with": label, "failed": pairs.failed, "unpaired": pairs.unpaired}
+      for label, (pairs, _) in compared.items()
+      if pairs.failed or pairs.unpaired
     ],
     "training": [
       {
         "label": run.label,
-        "index": _series_of(run.label, labels, training),
+        "index": measured.index[run.label],
         "rollouts": len(run.records),
         "rollout_minutes": _total(run, "time/rollout") / 60,
         "train_minutes": _total(run, "time/train") / 60,
@@ -179,61 +151,17 @@ def build(
       for run in training
     ],
     "configuration": configuration_differences(training),
+    "tables": {t.name: tables_lib.to_json(t) for t in measured.tables},
     "notes": notes,
   }
-
-
-def _row(
-  row: metrics.Row,
-  index: int,
-  recalled: Mapping[str, comparison.Number],
-  resamples: int,
-) -> dict[str, Any]:
-  cells = metrics.by_budget(row.episodes)
-  tp = comparison.productivities(row.episodes, resamples=resamples)
-  undefined = intervals.Estimate(None, None, None)
-
-  def describe(
-    cell: metrics.Cell, accuracy: intervals.Estimate, budget: int | None
-  ) -> dict[str, Any]:
-    return dataclasses.asdict(cell) | {
-      "accuracy_interval": [accuracy.low, accuracy.high],
-      "tp_interval": list(tp.get(budget, undefined)[1:]),
-    }
-
-  return {
-    "label": row.label,
-    "index": index,
-    "cells": {
-      str(budget): describe(
-        cell, intervals.wilson(cell.correct, cell.n), budget
-      )
-      for budget, cell in cells.items()
-    },
-    "average": describe(
-      metrics.average(list(cells.values())),
-      comparison.pooled_accuracy(row.episodes, resamples=resamples),
-      None,
-    ),
-    "hops": {
-      str(hops): {
-        str(budget): {"correct": correct, "n": n, "accuracy": correct / n}
-        for budget, (correct, n) in table.items()
-      }
-      for hops, table in metrics.by_hops(row.episodes).items()
-    },
-    "knowledge": {
-      kind: number.estimate._asdict() | {"n": number.n}
-      for kind, number in recalled.items()
-    },
-  }
+  return Report(data, measured)
 
 
 def _numbers(numbers: Sequence[comparison.Number]) -> list[dict[str, Any]]:
   return [{"label": n.label, "n": n.n} | n.estimate._asdict() for n in numbers]
 
 
-def _trained_budget(label: str, training: Sequence[metrics.Training]) -> int:
+def trained_budget(label: str, training: Sequence[metrics.Training]) -> int:
   """The largest budget of the system's training; the paper's if unknown."""
   own = [run for run in training if run.label == label] or training[:1]
   default = config_lib.CurriculumConfig()
@@ -241,14 +169,6 @@ def _trained_budget(label: str, training: Sequence[metrics.Training]) -> int:
   fixed = curriculum.get("fixed_budget", default.fixed_budget)
   largest = curriculum.get("max_budget", default.max_budget)
   return fixed if fixed >= 0 else largest
-
-
-def _series_of(
-  label: str, rows: Sequence[str], training: Sequence[metrics.Training]
-) -> int:
-  """Colour of a training run: that of its row, else one no row has."""
-  extra = [run.label for run in training if run.label not in rows]
-  return [*rows, *extra].index(label)
 
 
 def _total(run: metrics.Training, key: str) -> float:
@@ -291,23 +211,44 @@ def write(
   controls: Sequence[str] = (),
   training: Sequence[metrics.Training] = (),
   *,
+  samples: Sequence[trajectories.Sample] = (),
   title: str = "One policy, any budget",
-  notes: str = "",
-  resamples: int = 10_000,
+  **options: Any,
 ) -> dict[str, Any]:
-  """Writes the page to `output` and its numbers to `report.json` beside it.
+  """Writes the page to `output`, and everything else beside it.
+
+  Args:
+    samples: whole episodes beyond those of the rows, as of training runs; one
+      of a row's label stands in for the row's own.
+    options: as `build` takes them.
 
   Returns:
-    What `build` returns.
+    The data of `build`.
   """
-  data = build(rows, controls, training, notes=notes, resamples=resamples)
-  html = page.render(data, rows, controls, training, title=title)
+  report = build(rows, controls, training, **options)
+  given = {sample.label: sample for sample in samples}
+  shown = [
+    given.pop(row.label, None) or trajectories.Sample(row.label, row.episodes)
+    for row in rows
+  ]
+  html = page.render(
+    report.data, report.study, shown, list(given.values()), title=title
+  )
   output.parent.mkdir(parents=True, exist_ok=True)
   # A model may emit half a surrogate pair, which UTF-8 cannot hold.
   output.write_bytes(html.encode("utf-8", "replace"))
-  numbers = json.dumps(data, indent=1, allow_nan=False)
+  numbers = json.dumps(report.data, indent=1, allow_nan=False)
   output.with_name("report.json").write_text(numbers + "\n", "utf-8")
-  return data
+  tables = [table for table in report.study.tables if table.lines]
+  for table in tables:
+    text = tables_lib.to_csv(table)
+    output.with_name(f"{table.name}.csv").write_bytes(
+      text.encode("utf-8", "replace")
+    )
+  output.with_name("tables.md").write_bytes(
+    "\n".join(map(tables_lib.to_markdown, tables)).encode("utf-8", "replace")
+  )
+  return report.data
 
 
 def summary_table(data: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -52,20 +52,25 @@ def _binomial(k: int, n: int) -> float:
 def sign_flips(
   ours: np.ndarray,
   theirs: np.ndarray,
+  statistic: Callable[[np.ndarray, np.ndarray], np.ndarray],
   *,
+  stratum: np.ndarray | None = None,
   draws: int = 10_000,
   seed: int = 0,
 ) -> np.ndarray:
   """Permutation tests of differences between two rows, two-sided.
 
   Under the null hypothesis a question's episodes could as well be the other
-  row's: whole questions are exchanged between the rows. All S tests see the
-  same exchanges. Exact up to 12 questions, else by seeded draws, where the
-  observed assignment counts as one of them.
+  row's: whole questions are exchanged between the rows. All tests see the same
+  exchanges. Exact up to 12 questions, else by seeded draws, where the observed
+  assignment counts as one of them.
 
   Args:
-    ours, theirs: float `[N, S, 2]`, numerator and denominator of S measures,
-      summed by question.
+    ours, theirs: float `[N, K]`, K sums for each of N >= 1 questions.
+    statistic: maps both rows' totals, each `[R, D, K]`, to S differences
+      `[R, S]` that change their sign when the rows are exchanged; nan is
+      undefined.
+    stratum: int `[N]`, the stratum of each question, all of [0, D); None: one.
     draws: random exchanges.
     seed: of the draws.
 
@@ -73,24 +78,27 @@ def sign_flips(
     p values `[S]`; nan where the observed difference is not defined. Exchanges
     under which it is not defined are left out.
   """
-  questions, tests = ours.shape[:2]
-  both = (ours + theirs).sum(axis=0)
-  half = (ours - theirs).reshape(questions, tests * 2)
+  questions = len(ours)
+  if stratum is None:
+    stratum = np.zeros(questions, dtype=np.int64)
+  masks = [stratum == code for code in range(int(stratum.max()) + 1)]
+  sums = [(ours + theirs)[mask].sum(axis=0) for mask in masks]
+  gaps = [(ours - theirs)[mask] for mask in masks]
 
   def differences(signs: np.ndarray) -> np.ndarray:
-    net = (signs @ half).reshape(len(signs), tests, 2)
-    first, second = (both + net) / 2, (both - net) / 2
-    with np.errstate(invalid="ignore", divide="ignore"):
-      found = first[..., 0] / first[..., 1] - second[..., 0] / second[..., 1]
-    return np.where(np.isfinite(found), found, np.nan)
+    gap = np.stack(
+      [signs[:, m] @ g for m, g in zip(masks, gaps, strict=True)], axis=1
+    )
+    both = np.stack(sums)
+    return np.abs(statistic((both + gap) / 2, (both - gap) / 2))
 
-  observed = np.abs(differences(np.ones((1, questions)))[0])
+  observed = differences(np.ones((1, questions)))[0]
   # Sums in another order differ in the last bits; equal must count as equal.
-  bound = observed * (1 - 1e-9) - 1e-15
+  bound = observed * (1 - 1e-9) - 1e-12
   exact = questions <= _EXACT
-  reached, defined = np.zeros(tests), np.zeros(tests)
+  reached, defined = np.zeros(len(observed)), np.zeros(len(observed))
   for signs in _all(questions) if exact else _drawn(questions, draws, seed):
-    found = np.abs(differences(signs))
+    found = differences(signs)
     reached += (found >= bound).sum(axis=0)
     defined += (~np.isnan(found)).sum(axis=0)
   extra = 0 if exact else 1
@@ -98,12 +106,12 @@ def sign_flips(
   return np.where(np.isnan(observed), np.nan, p)
 
 
-def _all(questions: int) -> list[np.ndarray]:
+def _all(questions: int) -> Iterator[np.ndarray]:
   bits = np.arange(2**questions)[:, None] >> np.arange(questions) & 1
-  return [1.0 - 2.0 * bits]
+  yield 1.0 - 2.0 * bits
 
 
-def _drawn(questions: int, draws: int, seed: int):
+def _drawn(questions: int, draws: int, seed: int) -> Iterator[np.ndarray]:
   rng = np.random.default_rng(seed)
   step = max(1, _CHUNK // questions)
   for start in range(0, draws, step):
@@ -142,7 +150,10 @@ def benjamini_hochberg(p_values: Sequence[float]) -> np.ndarray:
   )
 
 
-def _adjusted(p_values: Sequence[float], rule) -> np.ndarray:
+def _adjusted(
+  p_values: Sequence[float],
+  rule: Callable[[np.ndarray, int], np.ndarray],
+) -> np.ndarray:
   p = np.asarray(p_values, dtype=np.float64)
   adjusted = np.full(p.shape, np.nan)
   tested = np.flatnonzero(~np.isnan(p))

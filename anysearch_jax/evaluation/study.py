@@ -12,9 +12,12 @@ from anysearch_jax.evaluation import (
   intervals,
   measures,
   metrics,
+  pairwise,
   paper_tables,
+  row_tables,
 )
 from anysearch_jax.evaluation import curves as curves_lib
+from anysearch_jax.evaluation import shown as shown_lib
 from anysearch_jax.evaluation import tables as tables_lib
 
 # The ablations that the paper has; others are called as they are named.
@@ -39,6 +42,7 @@ class Study:
     offers: by price, every row at every budget.
     use: of each row, see `metrics.budget_use`.
     hops: of each row, accuracy by hops over every B >= 1.
+    training: the runs behind the rows.
     tables: in no order that matters.
   """
 
@@ -50,12 +54,14 @@ class Study:
   offers: Mapping[str, Sequence[curves_lib.Offer]]
   use: Mapping[str, Mapping[int, Sequence[int]]]
   hops: Mapping[str, Mapping[int, intervals.Estimate]]
+  training: Sequence[metrics.Training]
   tables: Sequence[tables_lib.Table]
 
 
 def measure(
   rows: Sequence[metrics.Row],
   training: Sequence[metrics.Training],
+  compared: Mapping[str, Sequence[comparison.Comparison]],
   *,
   groups: Mapping[str, str],
   trained: int,
@@ -66,6 +72,7 @@ def measure(
   Args:
     rows: the first is the system under test.
     training: the runs behind them.
+    compared: the system against each other row.
     groups: of some labels, the ablation (a key of `GROUPS`, or any name) that
       they belong to. Without any, all rows are one group.
     trained: the largest budget of the system's training.
@@ -74,7 +81,7 @@ def measure(
   labels = [row.label for row in rows]
   together = _groups(labels, groups)
   index = _colours(labels, together, [run.label for run in training])
-  shown = {row.label: paper_tables.show(row, index[row.label]) for row in rows}
+  shown = {row.label: shown_lib.show(row, index[row.label]) for row in rows}
 
   def curve(label: str, part: columns.Measured) -> curves_lib.Curve:
     return curves_lib.curve(label, part, trained=trained, resamples=resamples)
@@ -87,7 +94,7 @@ def measure(
       for label, found in sets.items()
       if dataset in found
     ]
-    for dataset in paper_tables.datasets(list(shown.values()))
+    for dataset in shown_lib.datasets(list(shown.values()))
   }
   offers = {
     against: curves_lib.pareto(curves, against)
@@ -105,13 +112,15 @@ def measure(
       for name, (title, members) in together.items()
     ),
     paper_tables.tokens(everything),
-    paper_tables.formats(everything),
-    paper_tables.hops(everything),
-    paper_tables.budget_use(use),
+    row_tables.formats(everything),
+    row_tables.hops(everything),
+    row_tables.budget_use(use),
+    paper_tables.early_stopping(labels[0], compared, index),
+    *_pairwise(rows, together, resamples),
     paper_tables.sampling(training),
-    paper_tables.curves(curves, by_dataset, index),
-    paper_tables.areas(curves, by_dataset, index),
-    paper_tables.pareto(offers, index),
+    row_tables.curves(curves, by_dataset, index),
+    row_tables.areas(curves, by_dataset, index),
+    row_tables.pareto(offers, index),
   ]
   return Study(
     trained=trained,
@@ -130,8 +139,30 @@ def measure(
       }
       for row in everything
     },
+    training=training,
     tables=tables,
   )
+
+
+def _pairwise(
+  rows: Sequence[metrics.Row],
+  groups: Mapping[str, tuple[str, Sequence[str]]],
+  resamples: int,
+) -> list[tables_lib.Table]:
+  """Each group is a family of its own."""
+  return [
+    paper_tables.pairwise(
+      name,
+      f"{title}: every two rows",
+      pairwise.pairwise(
+        [row for row in rows if row.label in members],
+        resamples=resamples,
+        draws=resamples,
+      ),
+    )
+    for name, (title, members) in groups.items()
+    if len(members) > 1
+  ]
 
 
 def _groups(

@@ -116,8 +116,7 @@ def to_csv(table: Table) -> str:
       for part in parts
       if part == "value"
       or any(
-        line.cells[i] is not None
-        and getattr(line.cells[i], part) is not None
+        line.cells[i] is not None and getattr(line.cells[i], part) is not None
         for line in table.lines
       )
     ]

@@ -5,13 +5,31 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from anysearch_jax import types
-from anysearch_jax.evaluation import metrics
+from anysearch_jax.evaluation import episodes as episodes_lib
 
 _VERIFYING = frozenset({"verdict", "verify", "check"})
+
+
+class Decoder(Protocol):
+  """Text of ids, control tokens written out."""
+
+  def __call__(self, ids: Sequence[int]) -> str: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+  """Some whole episodes of a row (of a training run: of its rollouts).
+
+  decode: of the row's tokenizer, None where it is not there.
+  """
+
+  label: str
+  episodes: Sequence[episodes_lib.Episode]
+  decode: Decoder | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,13 +38,13 @@ class Choice:
 
   why: str
   label: str
-  episode: metrics.Episode
+  episode: episodes_lib.Episode
   other_label: str = ""
-  other: metrics.Episode | None = None
+  other: episodes_lib.Episode | None = None
 
 
 def choose(
-  rows: Sequence[metrics.Row],
+  samples: Sequence[Sample],
   controls: Sequence[str],
   *,
   trained: int,
@@ -40,27 +58,28 @@ def choose(
   violation, an unseen budget. Ties fall to `seed`, never to file order.
 
   Args:
-    rows: the first is the system under test.
+    samples: of the rows; the first is of the system under test.
     controls: labels; the first is the one compared with.
     trained: the largest budget seen in training.
     count: trajectories at most.
     seed: of the random choices.
   """
-  system = rows[0]
-  others = [r for r in rows if r.label in controls[:1]] or list(rows[1:2])
+  system = samples[0]
+  others = [s for s in samples if s.label in controls[:1]]
+  others = others or list(samples[1:2])
   rival = (
-    {metrics.key_of(e): e for e in metrics.scored(others[0].episodes)}
+    {episodes_lib.key_of(e): e for e in episodes_lib.scored(others[0].episodes)}
     if others
     else {}
   )
-  pool = sorted(metrics.scored(system.episodes), key=metrics.key_of)
+  pool = sorted(episodes_lib.scored(system.episodes), key=episodes_lib.key_of)
   order = np.random.default_rng(seed).permutation(len(pool))
   pool = [pool[i] for i in order]
   chosen: list[Choice] = []
   questions, budgets = collections.Counter(), collections.Counter()
 
   def pick(
-    why: str, wanted: Callable[[metrics.Episode], bool], number: int
+    why: str, wanted: Callable[[episodes_lib.Episode], bool], number: int
   ) -> None:
     for _ in range(min(number, count - len(chosen))):
       left = [e for e in pool if wanted(e)]
@@ -72,12 +91,12 @@ def choose(
       pool.remove(best)
       questions[best["question_id"]] += 1
       budgets[best["budget"]] += 1
-      other = rival.get(metrics.key_of(best))
+      other = rival.get(episodes_lib.key_of(best))
       label = others[0].label if other else ""
       chosen.append(Choice(why, system.label, best, label, other))
 
-  def differs(episode: metrics.Episode, *, ours: int) -> bool:
-    other = rival.get(metrics.key_of(episode))
+  def differs(episode: episodes_lib.Episode, *, ours: int) -> bool:
+    other = rival.get(episodes_lib.key_of(episode))
     return bool(other) and episode["em"] == ours and other["em"] == 1 - ours
 
   if others:
@@ -93,17 +112,17 @@ def choose(
   return chosen
 
 
-def verifies(episode: metrics.Episode) -> bool:
+def verifies(episode: episodes_lib.Episode) -> bool:
   """Whether a query asks for a verdict, or names a fact with its value."""
   facts = episode.get("metadata", {}).get("facts") or ()
   return any(
-    _VERIFYING & set(metrics.words(query).split())
-    or any(metrics.mentions(query, f["entity"], f["value"]) for f in facts)
+    _VERIFYING & set(episodes_lib.words(query).split())
+    or any(episodes_lib.mentions(query, f["entity"], f["value"]) for f in facts)
     for query in episode["queries"]
   )
 
 
-def retries(episode: metrics.Episode) -> bool:
+def retries(episode: episodes_lib.Episode) -> bool:
   """Whether a search follows an empty result, or re-words an earlier one."""
   empty = [
     index
@@ -118,7 +137,7 @@ def retries(episode: metrics.Episode) -> bool:
   return any(
     all(
       any(
-        metrics.mentions(query, fact["entity"], fact.get(wording) or "")
+        episodes_lib.mentions(query, fact["entity"], fact.get(wording) or "")
         for query in episode["queries"]
       )
       for wording in ("relation", "alternative")
@@ -127,18 +146,11 @@ def retries(episode: metrics.Episode) -> bool:
   )
 
 
-def authored(episode: metrics.Episode) -> list[tuple[str, str]]:
-  """The response as (author, text), neighbours of one author joined.
-
-  Tokens say exactly where an author ends; spans stand in where an episode
-  was stored without them.
-  """
-  pieces = [
-    (types.Author(author).name.lower(), text)
-    for text, author in episode.get("tokens") or ()
-  ] or [(span["author"], span["text"]) for span in episode["spans"]]
+def authored(episode: episodes_lib.Episode) -> list[tuple[str, str]]:
+  """The response as (author, text), neighbours of one author joined."""
   joined: list[tuple[str, str]] = []
-  for author, text in pieces:
+  for span in episode["spans"]:
+    author, text = span["author"], span["text"]
     if joined and joined[-1][0] == author:
       joined[-1] = (author, joined[-1][1] + text)
     else:

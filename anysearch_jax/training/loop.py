@@ -15,6 +15,7 @@ import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import curriculum, processes, types
+from anysearch_jax.data import cursor
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout import engine as engine_lib
 from anysearch_jax.rollout import kv_store, sglang
@@ -67,6 +68,7 @@ class Trainer:
       processes, on the mesh that trains.
     questions: the training stream; rollout r takes its r-th `config.questions`
       of them (and `pipeline.extra_groups`), from the start again when it ends.
+      A `data.cursor.Stream` is in another order each epoch.
     retriever: answers the searches.
     folder: of the run; exists. Gets `source/` (what an export copies of the
       start), `prompts.json`, `metrics.jsonl`, `steps.jsonl`, `tensorboard/`,
@@ -236,6 +238,10 @@ class Trainer:
       **self._learner.speed(packed, seconds["time/train"]),
       "compile/prefill": kv_store.prefill._cache_size(),
       "compile/decode": kv_store.decode._cache_size(),
+      **{
+        f"data/{name}": float(value)
+        for name, value in self._taken(rollout + 1).items()
+      },
       **seconds,
     }
     return values, steps, sampled.scored
@@ -272,19 +278,17 @@ class Trainer:
       pending.pack(played) if played else None,
     )
 
+  def _taken(self, rollout: int) -> dict[str, int]:
+    """The cursor of the questions before `rollout`."""
+    taken = rollout * collection.questions(self._config)
+    return cursor.progress(self._questions, taken)
+
   def _progress(self, rollout: int) -> dict[str, Any]:
     """Plain values of the run before `rollout`."""
-    epoch, position = divmod(
-      rollout * collection.questions(self._config), len(self._questions)
-    )
     return {
       "rollout": rollout,
       "seed": self._config.seed,
-      "questions": {
-        "epoch": epoch,
-        "position": position,
-        "of": len(self._questions),
-      },
+      "questions": self._taken(rollout),
       "counters": {group: dict(c) for group, c in self._seen.counters.items()},
     }
 

@@ -1,0 +1,190 @@
+"""Every pair of rows, every measure: by how much, how sure, how many asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from anysearch_jax.evaluation import (
+  intervals,
+  measures,
+  metrics,
+  pairing,
+  significance,
+)
+
+MEASURES = ("accuracy", "tp", "searches", "total_tokens", "cost")
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+  """One measure of one row minus another's, on the episodes they share.
+
+  Attributes:
+    ours, theirs: labels. measure: of `measures.MEASURES`.
+    dataset: None: all of them, each of one weight, as the paper averages.
+    budget: None: all with B >= 1 together.
+    n: pairs of episodes, over so many questions.
+    estimate: ours minus theirs; paired bootstrap, clustered by question.
+    permutation: p value of exchanging whole questions between the rows.
+    mcnemar: mid-p of the discordant pairs; of accuracy only, and only where
+      each question has one pair, as the test asks for independent ones.
+    adjusted: `permutation` after Holm's correction over the family: all pairs
+      of rows, in this measure, at this level of detail (everything together;
+      by budget; by dataset; by both).
+  """
+
+  ours: str
+  theirs: str
+  measure: str
+  dataset: str | None
+  budget: int | None
+  n: int
+  questions: int
+  estimate: intervals.Estimate
+  permutation: float | None
+  mcnemar: float | None
+  adjusted: float | None = None
+
+
+def pairwise(
+  rows: Sequence[metrics.Row],
+  names: Sequence[str] = MEASURES,
+  *,
+  resamples: int = 10_000,
+  draws: int = 10_000,
+) -> tuple[Difference, ...]:
+  """Compares every two rows, earlier minus later.
+
+  Args:
+    rows: two or more, on the same questions; see `pairing.pair`.
+    names: of `measures.MEASURES`.
+    resamples: of the bootstrap. draws: of the permutation test.
+
+  Returns:
+    Pair by pair; in each by dataset (all together first), budget (all together
+    first) and measure. With one dataset only the lines of all together.
+
+  Raises:
+    ValueError: rows that cannot be paired.
+  """
+  found = [
+    line
+    for ours, theirs in itertools.combinations(rows, 2)
+    for line in _compared(ours, theirs, names, resamples, draws)
+  ]
+  families: dict[tuple, list[int]] = {}
+  for place, line in enumerate(found):
+    level = line.measure, line.dataset is None, line.budget is None
+    families.setdefault(level, []).append(place)
+  for places in families.values():
+    p = [found[i].permutation for i in places]
+    adjusted = significance.holm([np.nan if v is None else v for v in p])
+    for i, value in zip(places, adjusted, strict=True):
+      found[i] = dataclasses.replace(found[i], adjusted=_defined(value))
+  return tuple(found)
+
+
+def _compared(
+  ours: metrics.Row,
+  theirs: metrics.Row,
+  names: Sequence[str],
+  resamples: int,
+  draws: int,
+) -> list[Difference]:
+  pairs = pairing.pair(ours, theirs)
+  if not pairs.questions:
+    return []
+  first, second = (
+    measures.sums(side, names) for side in (pairs.ours, pairs.theirs)
+  )
+  used = np.array(first.budgets) >= 1
+  # The first "budget" is all of B >= 1 together.
+  left, right = (
+    np.concatenate(
+      [side.values[:, used].sum(axis=1, keepdims=True), side.values], axis=1
+    )
+    for side in (first, second)
+  )
+  questions, cells, sums = left.shape
+  difference = _difference(first, names, cells)
+  estimates = intervals.bootstrap(
+    np.stack([left, right], axis=1).reshape(questions, -1),
+    lambda t: difference(
+      *np.moveaxis(t.reshape(*t.shape[:2], 2, cells * sums), 2, 0)
+    ),
+    stratum=first.stratum,
+    resamples=resamples,
+  )
+  p_values = significance.sign_flips(
+    left.reshape(questions, -1),
+    right.reshape(questions, -1),
+    difference,
+    stratum=first.stratum,
+    draws=draws,
+  )
+  sets = [None, *(first.datasets if len(first.datasets) > 1 else ())]
+  keys = itertools.product(sets, (None, *first.budgets), names)
+  parts = {None: pairs} | pairs.by_dataset()
+  lines = []
+  for (dataset, budget, name), estimate, p in zip(
+    keys, estimates, p_values, strict=True
+  ):
+    n, asked, mcnemar = _counts(parts[dataset], budget)
+    lines.append(
+      Difference(
+        ours.label,
+        theirs.label,
+        name,
+        dataset,
+        budget,
+        n,
+        asked,
+        estimate,
+        _defined(p),
+        mcnemar if name == "accuracy" else None,
+      )
+    )
+  return lines
+
+
+def _difference(
+  found: measures.Sums, names: Sequence[str], cells: int
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+  """Maps totals of both rows `[R, D, cells * K]` to differences `[R, S]`."""
+  index = np.array(
+    [[found.names.index(n) for n in measures.MEASURES[m]] for m in names]
+  )
+
+  def measured(totals: np.ndarray) -> np.ndarray:
+    parts = totals.reshape(*totals.shape[:2], cells, -1)
+    return intervals.ratio(parts[..., index[:, 0]], parts[..., index[:, 1]])
+
+  def difference(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    by_set = measured(ours) - measured(theirs)
+    together = by_set.mean(axis=1, keepdims=True)
+    if by_set.shape[1] > 1:
+      together = np.concatenate([together, by_set], axis=1)
+    return together.reshape(len(together), -1)
+
+  return difference
+
+
+def _counts(
+  pairs: pairing.Pairs, budget: int | None
+) -> tuple[int, int, float | None]:
+  """Pairs, questions and McNemar's p value of a cell."""
+  mask = pairs.budget >= 1 if budget is None else pairs.budget == budget
+  n, questions = int(mask.sum()), len(np.unique(pairs.ours.question[mask]))
+  if not n or n > questions:
+    return n, questions, None
+  ahead = (pairs.ours.em - pairs.theirs.em)[mask]
+  wins, losses = int((ahead > 0).sum()), int((ahead < 0).sum())
+  return n, questions, significance.mcnemar(wins, losses)
+
+
+def _defined(value: float) -> float | None:
+  return None if np.isnan(value) else float(value)

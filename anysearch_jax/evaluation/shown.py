@@ -1,0 +1,71 @@
+"""Rows as tables show them: by dataset and budget, in the paper's order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from anysearch_jax.evaluation import columns, measures, metrics, tables
+
+# As the paper heads its main table.
+NAMES = {
+  "nq": ("General QA", "NQ†"),
+  "triviaqa": ("General QA", "TriviaQA*"),
+  "popqa": ("General QA", "PopQA*"),
+  "hotpotqa": ("Multi-hop QA", "HotpotQA†"),
+  "2wikimultihopqa": ("Multi-hop QA", "2wiki*"),
+  "musique": ("Multi-hop QA", "MuSiQue*"),
+  "bamboogle": ("Multi-hop QA", "Bamboogle*"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+  """A row as tables show it: label, colour and its numbers.
+
+  cells: by dataset and budget, the scored episodes; none is empty.
+  """
+
+  label: str
+  index: int
+  table: columns.Columns
+  cells: Mapping[tuple[str, int], columns.Columns]
+
+
+def show(row: metrics.Row, index: int) -> Shown:
+  """A row with its episodes by dataset and budget."""
+  table = row.columns.scored()
+  return Shown(
+    row.label,
+    index,
+    table,
+    {
+      (dataset, budget): part
+      for dataset, found in columns.by_dataset(table).items()
+      for budget, part in columns.by_budget(found).items()
+    },
+  )
+
+
+def datasets(rows: Sequence[Shown]) -> list[str]:
+  """The sets that any row has, in the paper's order."""
+  found = {dataset for row in rows for dataset, _ in row.cells}
+  return [name for name in NAMES if name in found] + sorted(found - set(NAMES))
+
+
+def budgets(rows: Sequence[Shown]) -> list[int]:
+  """The budgets that any row has, ascending."""
+  return sorted({budget for row in rows for _, budget in row.cells})
+
+
+def cells(
+  part: columns.Columns | None, names: Sequence[str]
+) -> list[tables.Cell | None]:
+  """Measures of some episodes; n stands with the first."""
+  if part is None or not len(part):
+    return [None] * len(names)
+  found = measures.estimates(part, names)
+  return [
+    tables.cell(found[name], len(part) if i == 0 else None)
+    for i, name in enumerate(names)
+  ]

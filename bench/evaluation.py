@@ -1,0 +1,209 @@
+"""One pass over all budgets, against one run a budget.
+
+    python -m bench.evaluation --questions=100 --budgets=0..8 --latencies=0,50
+
+Plays the same episodes in several ways, in turns, and checks that all ways give
+the same rows:
+
+* one pass: what `launch.evaluate` does
+* a run a budget: a new engine and new answers for each, as separate commands
+  have them; what a process takes to start is not counted
+* one pass, but without shared prefixes, without deduplicated searches, or with
+  each budget by itself, so that its last episodes leave slots empty
+
+Searches take `latency` milliseconds longer than the index in this process.
+Prints seconds, of the clock and of the CPU, and their ratios to one pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from absl import flags
+
+from anysearch_jax import types
+from configs import quickstart
+from launch import evaluate, parts, policies
+from launch import flags as launch_flags
+
+_QUESTIONS = flags.DEFINE_integer("questions", 100, "Under each budget.")
+_BUDGETS = flags.DEFINE_string("budgets", "0..8", "As launch.evaluate's.")
+_SEEDS = flags.DEFINE_integer("seeds", 1, "How many.")
+_LATENCIES = flags.DEFINE_list("latencies", ["0", "50"], "In milliseconds.")
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "Of measurements.")
+_SLOTS = flags.DEFINE_integer("slots", 0, "Instead of the quickstart's.")
+_PROCESS = flags.DEFINE_integer("threads", 1, "CPU threads; 0: all.")
+_JSON = flags.DEFINE_string("json", None, "File for the numbers.")
+
+_WAYS = (
+  "one pass",
+  "a run a budget",
+  "no shared prefixes",
+  "no deduplicated searches",
+  "each budget by itself",
+)
+
+
+class Late:
+  """A retriever whose answers come some seconds later, batch by batch."""
+
+  def __init__(self, retriever: Any, seconds: float):
+    self._retriever = retriever
+    self._seconds = seconds
+
+  async def search_many(self, requests):
+    if self._seconds:
+      await asyncio.sleep(self._seconds)
+    return [await self._retriever.search(request) for request in requests]
+
+
+@contextlib.contextmanager
+def no_shared_prefixes() -> Iterator[None]:
+  """Every prompt is prefilled whole."""
+  from anysearch_jax.rollout import page_pool
+
+  nothing = lambda pool, tokens: page_pool.Shared([])  # noqa: E731
+  with mock.patch.object(page_pool.PagePool, "shared", nothing):
+    yield
+
+
+def main(argv) -> None:
+  del argv
+  parts.setup_jax(threads=_PROCESS.value, cache=".jax_cache")
+  from anysearch_jax.evaluation import harness
+  from anysearch_jax.rollout import searching
+
+  class Apart(searching.Searcher):
+    """Batches searches and asks every one of them."""
+
+    async def search(self, request: types.SearchRequest):
+      self.identity = object()
+      return await super().search(request)
+
+  config = quickstart.get_config()
+  budgets = evaluate.parse_budgets(_BUDGETS.value)
+  config = dataclasses.replace(
+    config,
+    engine=dataclasses.replace(
+      config.engine, slots=_SLOTS.value or config.engine.slots
+    ),
+    evaluation=dataclasses.replace(
+      config.evaluation,
+      budgets=budgets,
+      seeds=tuple(range(_SEEDS.value)),
+      questions=_QUESTIONS.value,
+    ),
+  )
+  source = parts.source(config)
+  questions = source.evaluation_questions(each=_QUESTIONS.value)
+  chosen = policies.Chosen("hf", config.policy)
+
+  def play(way: str, latency: float) -> tuple[dict[str, Any], list[str]]:
+    """What it took, and its rows."""
+    alone = way in ("a run a budget", "each budget by itself")
+    shared = no_shared_prefixes if way == _WAYS[2] else contextlib.nullcontext
+    make = Apart if way == _WAYS[3] else searching.Searcher
+    runs = [(b,) for b in budgets] if alone else [budgets]
+    summaries, rows = [], []
+    with contextlib.ExitStack() as stack:
+      stack.enter_context(shared())
+      player = retriever = None
+      seconds = cpu = 0.0
+      for run in runs:
+        if player is None or way == "a run a budget":
+          # Weights are read before the clock starts.
+          player = stack.enter_context(policies.player(chosen, config, source))
+          retriever = make(Late(source.retriever, latency), config.search)
+        folder = pathlib.Path(
+          stack.enter_context(tempfile.TemporaryDirectory())
+        )
+        one = dataclasses.replace(
+          config, evaluation=dataclasses.replace(config.evaluation, budgets=run)
+        )
+        started = time.perf_counter(), time.process_time()
+        summaries.append(
+          harness.evaluate(
+            one,
+            player=player,
+            questions=questions,
+            retriever=retriever,
+            folder=folder,
+          )
+        )
+        seconds += time.perf_counter() - started[0]
+        cpu += time.process_time() - started[1]
+        rows += (folder / harness.EPISODES).read_text().splitlines()
+    last = summaries if way == "a run a budget" else summaries[-1:]
+
+    def total(group: str, name: str) -> float:
+      return sum(s[group].get(name, 0) for s in last)
+
+    offered = total("engine", "lanes_offered")
+    return {
+      "seconds": seconds,
+      "cpu": cpu,
+      "prefilled": total("engine", "prefilled_tokens"),
+      "shared": total("engine", "shared_tokens"),
+      "searches": total("search", "searches"),
+      "queries": total("search", "batched_queries"),
+      "decode_calls": total("engine", "decode_calls"),
+      "occupancy": total("engine", "lanes_used") / max(offered, 1),
+    }, sorted(rows)
+
+  print(
+    f"{len(questions)} questions, budgets {_BUDGETS.value}, {_SEEDS.value} "
+    f"seeds, {config.engine.slots} slots, lanes {config.engine.lanes}, load "
+    f"{os.getloadavg()[0]:.1f}"
+  )
+  _, expected = play(_WAYS[0], 0.0)
+  out = []
+  for latency in map(float, _LATENCIES.value):
+    rounds = []
+    for _ in range(_ROUNDS.value):
+      measured = {}
+      for way in _WAYS:
+        measured[way], rows = play(way, latency / 1e3)
+        if rows != expected:
+          raise AssertionError(f"{way!r} gave other rows than one pass.")
+      rounds.append(measured)
+    for way in _WAYS:
+      found = {
+        name: statistics.median(r[way][name] for r in rounds)
+        for name in rounds[0][way]
+      }
+      ratios = {
+        clock: sorted(r[way][clock] / r[_WAYS[0]][clock] for r in rounds)
+        for clock in ("seconds", "cpu")
+      }
+      print(
+        f"{latency:4.0f} ms  {way:25s} {found['seconds']:7.1f} s  "
+        f"{_spread(ratios['seconds'])}  cpu {found['cpu']:6.1f} s  "
+        f"{_spread(ratios['cpu'])}  prefilled {found['prefilled']:.0f} shared "
+        f"{found['shared']:.0f}  searches {found['searches']:.0f} queries "
+        f"{found['queries']:.0f}  decode calls {found['decode_calls']:.0f}  "
+        f"occupancy {found['occupancy']:.0%}",
+        flush=True,
+      )
+      out.append({"latency": latency, "way": way, "ratios": ratios} | found)
+  print(f"all rows equal; load {os.getloadavg()[0]:.1f}")
+  if _JSON.value:
+    pathlib.Path(_JSON.value).write_text(json.dumps(out, indent=2) + "\n")
+
+
+def _spread(ratios: list[float]) -> str:
+  return f"{statistics.median(ratios):.2f}x [{ratios[0]:.2f}, {ratios[-1]:.2f}]"
+
+
+if __name__ == "__main__":
+  launch_flags.run(main)

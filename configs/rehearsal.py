@@ -1,0 +1,70 @@
+"""The paper's run in small: a dress rehearsal of its commands on a CPU.
+
+    python -m launch.rehearsal --family=qwen2_5 --tokenizer=DIR \
+        --questions=DIR --corpus=FILE
+
+plays it: the same commands as the paper's run, over real questions and
+passages, with a random policy of two layers and the family's real tokenizer.
+Two rollouts, the first one in Phase I and the second in Phase II. Minutes.
+
+Presets, `--config=configs/rehearsal.py:<family>`: qwen2_5, qwen3, llama3_1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from anysearch_jax import config as config_lib
+from configs import llama3_1_8b, quickstart, qwen2_5_7b, qwen3_4b
+
+# By family: its configuration, and the config.json whose sizes are made small.
+FAMILIES = {
+  "qwen2_5": (qwen2_5_7b, "configs/shapes/Qwen2.5-7B-Instruct.json"),
+  "qwen3": (qwen3_4b, "configs/shapes/Qwen3-4B.json"),
+  "llama3_1": (llama3_1_8b, "configs/shapes/Llama-3.1-8B-Instruct.json"),
+}
+
+
+def get_config(family: str) -> config_lib.ExperimentConfig:
+  if family not in FAMILIES:
+    raise ValueError(
+      f"configs/rehearsal.py: found preset {family!r}, expected one of "
+      f"{', '.join(FAMILIES)}."
+    )
+  paper = FAMILIES[family][0].get_config()
+  return dataclasses.replace(
+    paper,
+    name=f"rehearsal-{family}",
+    policy="runs/rehearsal/policy",
+    compute_dtype="float32",
+    questions=4,
+    group=3,
+    save_every=1,
+    curriculum=config_lib.CurriculumConfig(
+      max_budget=2,
+      phase1_steps=2,
+      total_steps=3,
+      steps_per_rollout=1,
+      window=4,
+    ),
+    optimizer=config_lib.OptimizerConfig(learning_rate=1e-4),
+    episode=config_lib.EpisodeConfig(max_generated=48, max_context=2048),
+    engine=dataclasses.replace(
+      quickstart.get_config().engine,
+      slots=12,
+      max_context=2048,
+      page=64,
+      lanes=(12,),
+      prefill_lanes=4,
+      prefill_chunk=128,
+    ),
+    batch=config_lib.BatchConfig(
+      row_lengths=(2048,), micro_batch_tokens=4096, max_micro_batches=8
+    ),
+    mesh=config_lib.MeshConfig(),
+    pipeline=config_lib.PipelineConfig(),
+    checkpoint=config_lib.CheckpointConfig(export_dtype="float32"),
+    evaluation=config_lib.EvaluationConfig(
+      budgets=(0, 2), questions=3, seeds=(42,)
+    ),
+  )

@@ -1,0 +1,147 @@
+"""Asks what one more search was worth, by other ends of stored episodes.
+
+    python -m launch.branch --evaluation=runs/x/evaluation/plain \
+        --hf=runs/x/policy --episodes=200 --samples=4 \
+        --output=runs/x/evaluation/plain/branches
+
+Writes branches.jsonl, one end a line, and summary.json: the worth of a search,
+with its interval, where episodes stopped with budget left and where they
+searched, by hops and by budget left. `evaluation/branching.py` says what is
+drawn. The configuration is the evaluation's own. The same command again goes on
+where a killed one stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+import sys
+import time
+
+from absl import app, flags
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import config_values, json_files, types
+from launch import flags as launch_flags
+from launch import parts, policies, progress, retrievers
+
+
+def define_flags() -> None:
+  """The command's flags; only the command that runs defines them."""
+  policies.define_flags()
+  flags.DEFINE_string(
+    "evaluation", None, "Folder of launch.evaluate.", required=True
+  )
+  flags.DEFINE_string("output", None, "Folder.", required=True)
+  flags.DEFINE_integer("episodes", 200, "Of each kind; 0: all.", lower_bound=0)
+  flags.DEFINE_integer(
+    "samples", 4, "Ends of each cut of an episode.", lower_bound=1
+  )
+  flags.DEFINE_integer(
+    "tries", 16, "Turns sampled until one searches, at most.", lower_bound=1
+  )
+  launch_flags.define_process()
+
+
+def main(argv) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+  parts.setup_jax(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
+  try:
+    print(branch())
+  except (ValueError, types.EngineError) as error:
+    sys.exit(f"launch.branch: {error}")
+
+
+def branch() -> str:
+  """Plays the ends that the flags ask for; what they came to, in lines.
+
+  Raises:
+    ValueError: an evaluation, a policy or a folder that cannot be used.
+    types.EngineError: servers that cannot be used.
+  """
+  from anysearch_jax.evaluation import branching, harness, journal
+  from anysearch_jax.rollout import searching
+
+  f = flags.FLAGS
+  evaluation, folder = pathlib.Path(f.evaluation), pathlib.Path(f.output)
+  if not (evaluation / harness.EPISODES).is_file():
+    raise ValueError(
+      f"{evaluation}: no {harness.EPISODES}; expected the folder of a finished "
+      "evaluation."
+    )
+  config = config_values.from_dict(
+    config_lib.ExperimentConfig, json_files.read(evaluation / "config.json")
+  )
+  played = json_files.read(evaluation / "provenance.json")
+  config, chosen = policies.read_flags(
+    config, policies.identified(played["policy"])
+  )
+  identity = policies.identity(chosen)
+  for name in ("sha256", "scripted"):
+    if identity.get(name) != played["policy"].get(name):
+      raise ValueError(
+        f"{chosen.name} is not the policy that played {evaluation} (another "
+        f"{name}); name that one, else the worth of a search would be that of "
+        "another policy."
+      )
+  source = parts.source(config)
+  retriever = retrievers.make(config, source.retriever)
+  journal.claim(
+    folder,
+    {
+      "config.json": {
+        "evaluation": str(evaluation),
+        "episodes": f.episodes,
+        "samples": f.samples,
+        "tries": f.tries,
+      },
+      "provenance.json": {"policy": identity, "episodes": _digest(evaluation)},
+    },
+  )
+  if not (folder / branching.BRANCHES).is_file():
+    line: progress.Line | None = None
+
+    def tick(done: int, total: int) -> None:
+      nonlocal line
+      line = line or progress.Line(total, unit="end", clock=time.monotonic)
+      line.tick(done)
+
+    with policies.player(chosen, config, source) as player:
+      branching.branch(
+        config,
+        evaluation=evaluation,
+        player=player,
+        retriever=searching.Searcher(retriever, config.search),
+        folder=folder,
+        episodes=f.episodes,
+        samples=f.samples,
+        tries=f.tries,
+        on_done=tick,
+      )
+  summary = branching.summary(journal.read(folder / branching.BRANCHES))
+  (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+  return "\n".join(
+    "{kind}: worth {value} [{low}, {high}], {gained} gained, {lost} lost, "
+    "{reached} of {ends} ends reached".format(
+      kind=kind,
+      **{
+        name: "-" if bound is None else f"{bound:+.3f}"
+        for name, bound in measured["worth"].items()
+      },
+      **{k: measured[k] for k in ("gained", "lost", "reached", "ends")},
+    )
+    for kind, measured in summary.items()
+  )
+
+
+def _digest(evaluation: pathlib.Path) -> str:
+  """SHA-256 of the stored episodes."""
+  with (evaluation / "episodes.jsonl").open("rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+if __name__ == "__main__":
+  define_flags()
+  launch_flags.run(main)

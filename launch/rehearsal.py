@@ -1,0 +1,246 @@
+"""Plays the paper's run in small, every command of it, on a CPU.
+
+    python -m launch.rehearsal --family=qwen2_5 --tokenizer=DIR \
+        --questions=DIR --corpus=FILE --output=runs/rehearsal
+
+Questions as `launch.prepare_data --folder` takes them, the corpus as
+`launch.build_index` does, the tokenizer from a folder of the family's. The
+policy is random, so nothing is learnt: what is shown is that the parts fit.
+Training is killed once (SIGKILL) and goes on from its checkpoint. Each command
+is printed as it starts; with other paths, and configs/qwen2_5_7b.py or another
+in the place of configs/rehearsal.py, they are the paper's run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from absl import app, flags
+
+from configs import rehearsal
+from launch import progress
+
+_DEADLINE = 600.0  # Seconds of a command.
+_GRACE = 20.0  # Seconds to end in.
+_POLL = 0.02
+_ADDRESS = re.compile(r"at (http://\S+)")
+# Those that take flags about the process.
+_COMPUTING = {
+  "launch.train",
+  "launch.evaluate",
+  "launch.export_hf",
+  "launch.build_index",
+  "launch.serve_retriever",
+}
+_RELOAD = """
+import sys, transformers
+folder = sys.argv[1]
+policy = transformers.AutoModelForCausalLM.from_pretrained(folder)
+codec = transformers.AutoTokenizer.from_pretrained(folder)
+prompt = codec("Where is", return_tensors="pt")
+print(repr(codec.decode(policy.generate(**prompt, max_new_tokens=8)[0])))
+"""
+
+
+def define_flags() -> None:
+  """The command's flags; only the command that runs defines them."""
+  flags.DEFINE_enum("family", None, [*rehearsal.FAMILIES], "Of the policy.")
+  flags.DEFINE_string("tokenizer", None, "Folder with the real tokenizer.")
+  flags.DEFINE_string("questions", None, "Folder of question files.")
+  flags.DEFINE_string("corpus", None, "Passages, JSON lines, plain or gzip.")
+  flags.DEFINE_string("output", "runs/rehearsal", "Folder; must not exist.")
+  flags.DEFINE_string("cache", ".jax_cache", "Folder of compiled programs.")
+  flags.mark_flags_as_required(["family", "tokenizer", "questions", "corpus"])
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+  f = flags.FLAGS
+  root = pathlib.Path(f.output)
+  if root.exists():
+    sys.exit(f"launch.rehearsal: {root} exists; remove it or name another.")
+  started = time.monotonic()
+  try:
+    play(
+      root,
+      family=f.family,
+      tokenizer=pathlib.Path(f.tokenizer),
+      questions=f.questions,
+      corpus=f.corpus,
+      cache=f.cache,
+    )
+  except (RuntimeError, ValueError) as error:
+    sys.exit(f"launch.rehearsal: {error}")
+  took = progress.duration(time.monotonic() - started)
+  print(f"\nthe rehearsal went through in {took}: {root / 'report.html'}")
+
+
+def play(
+  root: pathlib.Path,
+  *,
+  family: str,
+  tokenizer: pathlib.Path,
+  questions: str,
+  corpus: str,
+  cache: str,
+) -> None:
+  """All of it, in `root`.
+
+  Raises:
+    RuntimeError: a command failed.
+    ValueError: a tokenizer that is not of the family.
+  """
+  config = f"--config=configs/rehearsal.py:{family}"
+  run, export = root / "run", root / "export"
+  root.mkdir(parents=True)
+  _make_policy(family, tokenizer, root / "policy")
+  stage = _Stage(root, ["--threads=0", f"--cache={cache}"])
+  stage(
+    "launch.prepare_data",
+    f"--folder={questions}",
+    "--sets=all",
+    "--mix=hotpotqa",
+    f"--output={root / 'data'}",
+  )
+  stage(
+    "launch.build_index",
+    f"--corpus={corpus}",
+    "--kind=bm25",
+    f"--output={root / 'index'}",
+  )
+  with stage.service(f"--index={root / 'index'}") as url:
+    of_run = (
+      config,
+      f"--config.policy={root / 'policy'}",
+      "--config.data.source=prepared",
+      f"--config.data.path={root / 'data'}",
+      "--config.retrieval.kind=http",
+      f"--config.retrieval.url={url}",
+    )
+    train = ("launch.train", *of_run, f"--output={run}")
+    stage.killed(*train, once=run / "checkpoints" / "1")
+    stage(*train)
+    stage(
+      "launch.export_hf",
+      f"--checkpoint={run}",
+      f"--output={export}",
+      "--dtype=float32",
+    )
+    stage.reload(export)
+    stage(
+      "launch.evaluate",
+      *of_run,
+      f"--hf={export}",
+      "--datasets=nq,musique",
+      f"--output={run / 'evaluation' / 'plain'}",
+    )
+  stage("launch.report", str(run), f"--output={root / 'report.html'}")
+
+
+def _make_policy(
+  family: str, tokenizer: pathlib.Path, output: pathlib.Path
+) -> None:
+  from anysearch_jax import json_files
+  from anysearch_jax.data import rehearsal_policy
+
+  shape = json_files.read(pathlib.Path(rehearsal.FAMILIES[family][1]))
+  rehearsal_policy.make(shape, tokenizer, output)
+
+
+class _Stage:
+  """Runs commands one after the other; each has its log."""
+
+  def __init__(self, root: pathlib.Path, process: Sequence[str]):
+    self._logs, self._process = root / "logs", list(process)
+    self._logs.mkdir()
+    self._count = 0
+
+  def __call__(self, module: str, *arguments: str) -> None:
+    """Runs a command of ours."""
+    self._finish(*self._start(module, ["-m", module, *arguments]))
+
+  def killed(self, module: str, *arguments: str, once: pathlib.Path) -> None:
+    """Kills it as soon as a file is there."""
+    process, log = self._start(module, ["-m", module, *arguments])
+    with _ended(process):
+      _wait(process, log, once.exists)
+      process.send_signal(signal.SIGKILL)
+    print("  killed; the same command again:", flush=True)
+
+  @contextlib.contextmanager
+  def service(self, *arguments: str) -> Iterator[str]:
+    """A retriever on a free port; gives its address."""
+    module = "launch.serve_retriever"
+    process, log = self._start(module, ["-m", module, *arguments, "--port=0"])
+    with _ended(process):
+      _wait(process, log, lambda: _ADDRESS.search(log.read_text()))
+      yield _ADDRESS.search(log.read_text())[1]
+
+  def reload(self, folder: pathlib.Path) -> None:
+    """Has transformers read the exported policy and continue a text."""
+    self._finish(*self._start("transformers", ["-c", _RELOAD, str(folder)]))
+
+  def _start(
+    self, name: str, command: list[str]
+  ) -> tuple[subprocess.Popen, pathlib.Path]:
+    if name in _COMPUTING:
+      command += self._process
+    self._count += 1
+    log = self._logs / f"{self._count:02}-{name}.log"
+    print(f"\n{shlex.join(['python', *command])}", flush=True)
+    with log.open("w") as file:
+      process = subprocess.Popen(
+        [sys.executable, *command], stdout=file, stderr=subprocess.STDOUT
+      )
+    return process, log
+
+  def _finish(self, process: subprocess.Popen, log: pathlib.Path) -> None:
+    started = time.monotonic()
+    with _ended(process):
+      code = process.wait(_DEADLINE)
+    text = log.read_text(errors="replace")
+    if code:
+      raise RuntimeError(f"{log.stem} failed with {code}:\n{text[-3000:]}")
+    last = (text.splitlines() or [""])[-1]
+    print(f"  {time.monotonic() - started:.0f} s: {last}", flush=True)
+
+
+@contextlib.contextmanager
+def _ended(process: subprocess.Popen) -> Iterator[None]:
+  """The process does not outlive this."""
+  try:
+    yield
+  finally:
+    if process.poll() is None:
+      process.terminate()
+      try:
+        process.wait(_GRACE)
+      except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(_GRACE)
+
+
+def _wait(
+  process: subprocess.Popen, log: pathlib.Path, there: Callable[[], object]
+) -> None:
+  """Until something is there; the process has to live so long."""
+  end = time.monotonic() + _DEADLINE
+  while not there():
+    if process.poll() is not None or time.monotonic() > end:
+      text = log.read_text(errors="replace")
+      raise RuntimeError(f"{log.stem} ended or hangs:\n{text[-3000:]}")
+    time.sleep(_POLL)
+
+
+if __name__ == "__main__":
+  define_flags()
+  app.run(main)

@@ -1,0 +1,198 @@
+"""Curves over the budget, their area, the Pareto front, what runs cost."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import study
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.evaluation import (
+  columns,
+  costs,
+  curves,
+  intervals,
+  measures,
+  metrics,
+)
+
+
+def _sets(row):
+  names = ("nq", "musique", "bamboogle")
+  return [
+    e | {"dataset": names[int(e["question_id"][1:]) % 5 % 3]}
+    for e in row.episodes
+  ]
+
+
+def test_a_curve_holds_what_the_cells_do():
+  row = study.row("a", questions=40, budgets=(0, 2, 5, 7), seeds=(1, 2))
+  curve = curves.curve("a", row.columns, trained=5, resamples=200)
+  cells = metrics.by_budget(row.columns)
+  assert [p.budget for p in curve.points] == [0, 2, 5, 7]
+  assert [p.unseen for p in curve.points] == [False, False, False, True]
+  for point in curve.points:
+    cell = cells[point.budget]
+    assert point.n == cell.n
+    assert point.accuracy.value == pytest.approx(cell.accuracy)
+    assert point.searches.value == pytest.approx(cell.searches)
+    assert point.tokens.value == pytest.approx(cell.total_tokens)
+    assert point.accuracy.low < cell.accuracy < point.accuracy.high
+    assert point.cost == (None, None, None)
+  assert curve.points[0].tp == (None, None, None)
+  assert curve.points[2].tp.value == pytest.approx(cells[5].tp)
+
+
+def test_the_area_is_by_trapezoids_over_uneven_budgets():
+  row = study.row("a", questions=30, budgets=(0, 1, 5))
+  curve = curves.curve("a", row.columns, trained=5, resamples=500)
+  a, b, c = (p.accuracy.value for p in curve.points)
+  by_hand = ((a + b) / 2 * 1 + (b + c) / 2 * 4) / 5
+  assert curve.area.value == pytest.approx(by_hand)
+  assert curve.area.low < by_hand < curve.area.high
+
+
+def test_one_budget_has_no_area_and_no_episode_no_curve():
+  row = study.row("a", questions=5, budgets=(2,))
+  assert curves.curve("a", row.columns, trained=5).area == (None,) * 3
+  failed = [e | {"outcome": "failed"} for e in row.episodes]
+  assert curves.curve("a", failed, trained=5).points == ()
+
+
+def test_over_sets_every_set_weighs_the_same():
+  found = _sets(study.row("a", questions=50, budgets=(2, 6)))
+  parts = columns.by_dataset(found)
+  cells = [metrics.by_budget(part) for part in parts.values()]
+  assert len({c[2].n for c in cells}) > 1  # Sets of different sizes.
+  curve = curves.curve("a", found, trained=5, resamples=200)
+  for point in curve.points:
+    own = [c[point.budget] for c in cells]
+    assert point.accuracy.value == pytest.approx(
+      np.mean([c.accuracy for c in own])
+    )
+    assert point.tp.value == pytest.approx(np.mean([c.tp for c in own]))
+    assert point.n == sum(c.n for c in own)
+  six = columns.by_budget(found)[6]
+  average = metrics.over_sets(six, resamples=200)
+  assert average["accuracy"] == pytest.approx(
+    curve.points[1].accuracy, abs=0.02
+  )
+  assert average["tp"].value == pytest.approx(curve.points[1].tp.value)
+
+
+def test_an_average_over_sets_needs_all_of_them():
+  found = _sets(study.row("a", questions=50, budgets=(2,)))
+  found = [e | ({"searches": 0} if e["dataset"] == "nq" else {}) for e in found]
+  average = metrics.over_sets(found, ("accuracy", "tp"), resamples=100)
+  assert average["tp"] == (None, None, None)
+  assert average["accuracy"].value is not None
+  assert metrics.over_sets([], ("tp",)) == {"tp": (None, None, None)}
+
+
+def _curve(label, *points):
+  """A curve from (budget, accuracy, searches)."""
+  nothing = intervals.Estimate(None, None, None)
+  return curves.Curve(
+    label,
+    tuple(
+      curves.Point(
+        budget,
+        False,
+        9,
+        accuracy=intervals.Estimate(accuracy, None, None),
+        tp=nothing,
+        searches=intervals.Estimate(searches, None, None),
+        tokens=nothing,
+        cost=nothing,
+      )
+      for budget, accuracy, searches in points
+    ),
+    nothing,
+  )
+
+
+def test_the_front_by_hand():
+  ours = _curve("a", (0, 0.2, 0.0), (1, 0.5, 0.8), (2, 0.5, 1.0))
+  theirs = _curve("b", (0, 0.2, 0.0), (1, 0.4, 0.8), (2, 0.6, 2.0))
+  offers = curves.pareto([ours, theirs])
+  assert [(o.label, o.budget) for o in offers if not o.dominated] == [
+    ("a", 0),
+    ("b", 0),  # As good as the other: neither is better in anything.
+    ("a", 1),
+    ("b", 2),
+  ]
+  assert len(offers) == 6
+  assert [o.price for o in offers] == sorted(o.price for o in offers)
+  assert curves.pareto([ours], "cost") == ()
+
+
+def test_dollars_by_hand():
+  (base,) = study.row("a", questions=1, budgets=(3,)).episodes
+  episode = base | {
+    "searches": 2,
+    "generated_tokens": 300,
+    "input_tokens": 5000,
+    "cost": 9.0,
+    "outcome": "answered",
+  }
+  table = columns.of([episode])
+  prices = costs.Prices(search=5.0, input=0.2, output=1.0)
+  by_hand = 2 * 0.005 + 5000 * 0.2e-6 + 300 * 1e-6
+  np.testing.assert_allclose(costs.dollars(table, prices), [by_hand])
+  assert metrics.cell(costs.priced(table, prices)).cost == pytest.approx(
+    by_hand
+  )
+  assert metrics.cell(table).cost == 9.0  # As recorded, until told otherwise.
+
+
+def test_what_is_free_needs_no_count():
+  row = study.row("a", questions=5, budgets=(3,))
+  free = costs.dollars(row.columns, costs.Prices(search=1.0))
+  np.testing.assert_allclose(free, row.columns.searches / 1000)
+  unknown = costs.dollars(row.columns, costs.Prices(input=1.0))
+  assert np.isnan(unknown).all()
+
+
+def test_a_search_costs_as_much_as_the_papers_tokens():
+  # Table of the appendix: 0.005 dollars a search; tokens at 0.10 and 0.25.
+  for output, tokens in ((0.10, 50_000), (0.25, 20_000), (0.05, 100_000)):
+    prices = costs.Prices(search=5.0, output=output)
+    assert costs.search_in_tokens(prices) == pytest.approx(tokens)
+  assert costs.search_in_tokens(costs.Prices(search=5.0)) is None
+
+
+def test_prices_are_those_of_the_configuration():
+  settings = dataclasses.replace(
+    config_lib.EvaluationConfig(), search_price=5.0, output_price=0.1
+  )
+  assert costs.prices_of(settings) == costs.Prices(5.0, 0.0, 0.1)
+  assert not costs.prices_of(config_lib.EvaluationConfig())
+
+
+def test_estimates_hold_the_cells_values():
+  row = study.row("a", questions=30, budgets=(0, 3), seeds=(1, 2))
+  told = [e | {"cost": 0.1, "input_tokens": 50} for e in row.episodes]
+  cell = metrics.cell(told)
+  found = measures.estimates(told)
+  for name, estimate in found.items():
+    value = (
+      estimate.value * cell.n
+      if name in ("violation_rate", "invalid_rate", "truncated_rate")
+      else estimate.value
+    )
+    own = {
+      "violation_rate": "violations",
+      "invalid_rate": "invalid",
+      "truncated_rate": "truncated",
+    }.get(name, name)
+    assert value == pytest.approx(getattr(cell, own)), name
+    assert estimate.low <= estimate.value <= estimate.high
+
+
+def test_an_estimate_of_one_seed_is_wilsons():
+  row = study.row("a", questions=50, budgets=(3,))
+  cell = metrics.cell(row.columns)
+  found = measures.estimates(row.columns, ("accuracy",))["accuracy"]
+  np.testing.assert_allclose(found, intervals.wilson(cell.correct, cell.n))

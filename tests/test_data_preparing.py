@@ -1,0 +1,321 @@
+"""Cleaning, deduplicating and mixing: every row is kept or counted."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import tempfile
+from pathlib import Path
+
+import hypothesis
+import hypothesis.strategies as st
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from anysearch_jax.data import files, preparing
+
+
+def _lines(path, rows):
+  opener = gzip.open if path.suffix == ".gz" else open
+  with opener(path, "wt", encoding="utf-8") as file:
+    file.writelines(json.dumps(row) + "\n" for row in rows)
+  return path
+
+
+def _rows(*questions, answers=("x",), first=0):
+  return [
+    {"id": f"q{i}", "question": q, "golden_answers": list(answers)}
+    for i, q in enumerate(questions, start=first)
+  ]
+
+
+def _prepare(*sources, **settings):
+  inputs = [preparing.Input(*source) for source in sources]
+  return preparing.prepare(inputs, preparing.Settings(**settings))[0]
+
+
+@pytest.mark.parametrize(
+  ("found", "read"),
+  [
+    ("who wrote emma", "who wrote emma?"),
+    ("Who wrote Emma?", "Who wrote Emma?"),
+    ("  who \t wrote\n Emma ?  ", "who wrote Emma ?"),
+    ("Name the author.", "Name the author.?"),
+    ('"Who said ""no""?"', 'Who said "no"?'),
+    ('"Who said "no"?"', '"Who said "no"?"?'),
+    ('"To be" is from what', '"To be" is from what?'),
+    ("caf\u00e9 \ud83d of?", "caf\u00e9 \ufffd of?"),
+  ],
+)
+def test_a_question_is_one_line_with_its_mark(found, read):
+  assert preparing.ask(found) == read
+
+
+@hypothesis.given(st.text())
+def test_a_question_that_was_cleaned_stays_as_it_is(text):
+  once = preparing.ask(text)
+  assert once.endswith("?") and preparing.ask(once) == once
+
+
+def test_answers_that_normalise_to_nothing_are_none():
+  found = [
+    "*",
+    " Jane  Austen ",
+    "the",
+    "---",
+    "Jane Austen",
+    "jane austen",
+    "",
+  ]
+  assert preparing.accept(found) == ("Jane Austen", "jane austen")
+
+
+def test_rows_are_counted_by_what_became_of_them(tmp_path):
+  train = _rows("who a", "Who A?", "in dev?", "over", "the the", first=0)
+  train[1]["golden_answers"] = ["y", "*"]
+  train[3]["golden_answers"] = ["*", "the"]
+  train[4] |= {"question": "a?", "golden_answers": ["z"]}
+  dev = _rows("In DEV", "b", first=10)
+  del train[4]
+  parts = _prepare(
+    (_lines(tmp_path / "t.jsonl", train), "nq", "train"),
+    (_lines(tmp_path / "d.jsonl", dev), "hotpotqa", "dev"),
+  )
+  nq, hotpot = parts["nq_train"], parts["hotpotqa_dev"]
+  assert nq.read == 4 and hotpot.read == 2
+  (kept,) = nq.entries
+  assert kept.id == "nq/q0" and kept.question == "who a?"
+  assert kept.golden_answers == ("x", "y")
+  assert nq.dropped == {
+    "no answer": 1,
+    "asked twice, answers merged": 1,
+    "in an evaluation split": 1,
+  }
+  assert nq.empty_answers == 3
+  assert [e.question for e in hotpot.entries] == ["In DEV?", "b?"]
+
+
+_QUESTION = st.sampled_from(
+  ["who", "Who?", "the who", "where", "a", "", "when?"]
+)
+_ANSWERS = st.lists(st.sampled_from(["x", "y", "*", "the"]), max_size=3)
+
+
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(
+  rows=st.lists(
+    st.tuples(
+      st.sampled_from(["nq", "popqa"]),
+      st.sampled_from(["train", "dev", "test"]),
+      _QUESTION,
+      _ANSWERS,
+    ),
+    max_size=12,
+  ),
+  limit=st.integers(1, 3),
+)
+def test_every_row_is_kept_or_dropped_for_a_reason(rows, limit):
+  values = [
+    {
+      "id": str(i),
+      "question": question,
+      "golden_answers": answers,
+      "metadata": {"dataset": dataset, "split": split},
+    }
+    for i, (dataset, split, question, answers) in enumerate(rows)
+  ]
+  named = {f"{r[0]}_{r[1]}" for r in rows}
+  with tempfile.TemporaryDirectory() as folder:
+    path = _lines(Path(folder) / "a.jsonl", values)
+    parts = _prepare(
+      (path,), skip_malformed=True, limits=dict.fromkeys(named, limit)
+    )
+  assert sum(part.read for part in parts.values()) == len(rows)
+  seen = {}
+  for name, part in parts.items():
+    assert part.read == len(part.entries) + part.dropped.total()
+    assert len(part.entries) <= limit
+    seen[name] = {e.question.lower().strip("?") for e in part.entries}
+    assert len(seen[name]) == len(part.entries)
+    for entry in part.entries:
+      assert set(entry.golden_answers) <= {"x", "y"} != set()
+  trained = set().union(*(q for n, q in seen.items() if n.endswith("_train")))
+  # As all evaluation questions were, before the limit.
+  held_out = {
+    question.lower().removeprefix("the ").strip("?")
+    for _, split, question, answers in rows
+    if split != "train" and set(answers) & {"x", "y"}
+  }
+  assert not {q.removeprefix("the ") for q in trained} & held_out
+
+
+def test_a_smaller_limit_keeps_some_of_what_a_larger_one_keeps(tmp_path):
+  path = _lines(tmp_path / "a.jsonl", _rows(*map(str, range(50))))
+
+  def kept(limit):
+    parts = _prepare((path, "nq", "train"), limits={"nq_train": limit})
+    return [e.id for e in parts["nq_train"].entries]
+
+  few, many, whole = kept(10), kept(30), kept(99)
+  assert len(few) == 10 and len(many) == 30 and len(whole) == 50
+  assert set(few) < set(many)
+  # In their file's order, and not just the first ones.
+  assert few == [id_ for id_ in whole if id_ in few] != whole[:10]
+  with pytest.raises(
+    ValueError, match="A limit of nq_dev: expected .*nq_train"
+  ):
+    _prepare((path, "nq", "train"), limits={"nq_dev": 3})
+
+
+def test_a_mix_is_a_shuffle_that_its_seed_fixes(tmp_path):
+  a = _lines(tmp_path / "a.jsonl", _rows(*(f"a{i}" for i in range(30))))
+  b = _lines(tmp_path / "b.jsonl", _rows(*(f"b{i}" for i in range(10))))
+  sources = ((a, "nq", "train"), (b, "hotpotqa", "train"), (b, "popqa", "test"))
+  parts = _prepare(*sources[:2])
+
+  def mixed(seed):
+    settings = preparing.Settings(mix=("nq", "hotpotqa"), seed=seed)
+    return [e.id for e in preparing.mix(parts, settings)]
+
+  assert mixed(1) == mixed(1) != mixed(2)
+  both = [e.id for part in parts.values() for e in part.entries]
+  assert sorted(mixed(1)) == sorted(mixed(2)) == sorted(both)
+  datasets = "".join(id_[0] for id_ in mixed(1))
+  assert "h" in datasets[:20] and "h" in datasets[20:]
+  # All that popqa asks is held out, so nothing of hotpotqa is left.
+  parts = _prepare(*sources)
+  with pytest.raises(ValueError, match=r"asks for hotpotqa, .*\(.*nq\)"):
+    preparing.mix(parts, preparing.Settings(mix=("nq", "hotpotqa")))
+
+
+def test_rows_say_what_they_are_of_by_any_name(tmp_path):
+  path = tmp_path / "train.parquet"
+  rows = [
+    {
+      "data_source": name,
+      "question": f"q{i}",
+      "reward_model": {"ground_truth": {"target": ["x"]}},
+      "extra_info": {"split": split, "index": i},
+    }
+    for i, (name, split) in enumerate(
+      [("NQ", "train"), ("2wiki", "validation"), ("trivia_qa", "test")]
+    )
+  ]
+  pq.write_table(pa.Table.from_pylist(rows), path)
+  parts = _prepare((path,))
+  assert list(parts) == ["2wikimultihopqa_dev", "nq_train", "triviaqa_test"]
+  assert parts["nq_train"].entries[0].id == "nq/train_0"
+
+
+def test_a_file_of_another_dataset_is_refused(tmp_path):
+  rows = _rows("a")
+  rows[0]["metadata"] = {"dataset": "hotpotqa", "split": "test"}
+  path = _lines(tmp_path / "a.jsonl", rows)
+  with pytest.raises(
+    ValueError, match="a question of hotpotqa in a file of nq"
+  ):
+    _prepare((path, "nq", "dev"))
+  # Its split is its file's: Search-R1 calls every one test.
+  assert list(_prepare((path, "hotpotqa", "dev"))) == ["hotpotqa_dev"]
+
+
+def test_rows_without_ids_are_numbered_over_all_files(tmp_path):
+  rows = [{"question": q, "answer": "x"} for q in "bcd"]
+  one = _lines(tmp_path / "one.jsonl", rows[:2])
+  two = _lines(tmp_path / "two.jsonl.gz", rows[2:])
+  parts = _prepare((one, "nq", "dev"), (two, "nq", "dev"))
+  ids = [e.id for e in parts["nq_dev"].entries]
+  assert ids == ["nq/dev_0", "nq/dev_1", "nq/dev_2"]
+
+
+def test_two_questions_of_one_id_are_refused(tmp_path):
+  one = _lines(tmp_path / "one.jsonl", _rows("b"))
+  two = _lines(tmp_path / "two.jsonl", _rows("c"))
+  with pytest.raises(ValueError, match="id 'nq/q0' in nq dev: 'b.' and 'c.'"):
+    _prepare((one, "nq", "dev"), (two, "nq", "dev"))
+
+
+@pytest.mark.parametrize(
+  ("name", "content", "row", "reason"),
+  [
+    ("a.jsonl", '{"question": "b", "answer": "x"}\n{"quest\n', 2, "not JSON"),
+    ("a.jsonl", '\n["question"]\n', 2, "not a JSON object"),
+    (
+      "a.json",
+      '[{"question": "b", "answer": "x"}, {"question": "c"}]',
+      2,
+      "no answer",
+    ),
+    (
+      "a.csv",
+      "Question,Answer\nb?,x\nc?,x,y\n",
+      3,
+      "another number of columns",
+    ),
+    ("a.csv", "Question,Answer\n ,x\n", 2, "an empty question"),
+    ("a.jsonl", '{"question": "The?", "answer": "x"}', 1, "an empty question"),
+  ],
+)
+def test_a_malformed_row_is_refused_by_its_number_or_counted(
+  tmp_path, name, content, row, reason
+):
+  path = tmp_path / name
+  path.write_text(content)
+  with pytest.raises(ValueError, match=f"{name}, row {row}: {reason}"):
+    _prepare((path, "nq", "dev"))
+  part = _prepare((path, "nq", "dev"), skip_malformed=True)["nq_dev"]
+  assert part.dropped == {f"malformed: {reason}": 1}
+  assert part.read == len(part.entries) + 1
+
+
+@pytest.mark.parametrize(
+  ("name", "content", "message"),
+  [
+    ("a.jsonl", b'{"text": "b"}', "found columns text; expected those of"),
+    ("a.jsonl", b'{"question": "b", "answer": "\xff"}', "not UTF-8"),
+    ("a.json", b"[1, ", "not JSON"),
+    ("a.txt", b"b", "a name that ends in"),
+    ("a.parquet", b"PAR1 and no more", "copy it again"),
+    ("a.jsonl.gz", gzip.compress(b"x" * 9999)[:30], "copy it again"),
+    ("a.jsonl.gz", b"plain", "copy it again"),
+    ("missing.jsonl", None, "found no file"),
+  ],
+)
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_file_that_is_not_whole_is_never_skipped(
+  tmp_path, name, content, message, skip
+):
+  path = tmp_path / name
+  if content is not None:
+    path.write_bytes(content)
+  with pytest.raises(ValueError, match=f"{name}.*{message}"):
+    _prepare((path, "nq", "dev"), skip_malformed=skip)
+
+
+def test_rows_that_do_not_say_their_set_are_refused(tmp_path):
+  path = _lines(tmp_path / "a.jsonl", _rows("b"))
+  with pytest.raises(ValueError, match="do not say of which dataset"):
+    _prepare((path,))
+
+
+def test_every_kind_of_file_gives_the_same_rows(tmp_path):
+  rows = [{"question": f"q {i}", "answer": f"a {i}"} for i in range(5)]
+  text = "".join(f"{row['question']},{row['answer']}\n" for row in rows)
+  _lines(tmp_path / "a.jsonl", rows)
+  _lines(tmp_path / "b.jsonl.gz", rows)
+  _lines(tmp_path / "lines.json", rows)
+  (tmp_path / "array.json").write_text(json.dumps(rows, indent=1))
+  (tmp_path / "data.json").write_text(json.dumps({"Data": rows, "Version": 1}))
+  # As a spreadsheet writes it.
+  (tmp_path / "c.csv").write_text("\ufeffquestion,answer\r\n" + text)
+  (tmp_path / "d.tsv").write_text(
+    "question\tanswer\n" + text.replace(",", "\t")
+  )
+  pq.write_table(pa.Table.from_pylist(rows), tmp_path / "e.parquet")
+  paths = sorted(tmp_path.iterdir())
+  random.Random(0).shuffle(paths)
+  for path in paths:
+    assert [row for _, row in files.rows(path)] == rows, path.name
+  assert len(paths) == 8

@@ -1,0 +1,253 @@
+"""The commands of evaluation: their flags, their policies, their folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import fake_sglang
+import pytest
+import scripted
+import sglang_engines
+import small_run
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.evaluation import harness
+from anysearch_jax.policy import hf
+from anysearch_jax.training import checkpoint
+from launch import evaluate, parts, policies
+
+
+@pytest.mark.parametrize(
+  ("text", "budgets"),
+  [
+    ("0..8", tuple(range(9))),
+    ("0,1,5", (0, 1, 5)),
+    ("3", (3,)),
+    ("0..2, 8", (0, 1, 2, 8)),
+  ],
+)
+def test_budgets_are_ranges_and_numbers(text, budgets):
+  assert evaluate.parse_budgets(text) == budgets
+
+
+@pytest.mark.parametrize("text", ["", "a", "0..", "-1", "0..3,2", "3..1"])
+def test_what_is_no_budget_is_refused(text):
+  with pytest.raises(ValueError, match=f"--budgets={text}"):
+    evaluate.parse_budgets(text)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """A training run of a random policy, two rollouts long."""
+  root = tmp_path_factory.mktemp("runs")
+  made = small_run.parts()
+  hf.save(root / "base", made["policy"])
+  made["policy"] = hf.load(root / "base")
+  config = dataclasses.replace(
+    small_run.CONFIG,
+    policy=str(root / "base"),
+    curriculum=dataclasses.replace(
+      small_run.CONFIG.curriculum, total_steps=4, phase1_steps=2
+    ),
+  )
+  small_run.train(root / "run", made, config)
+  return root / "run"
+
+
+def rows(chosen, config, folder, questions=None):
+  """The episodes of a policy."""
+  source = parts.source(config)
+  folder.mkdir()
+  with policies.player(chosen, config, source) as player:
+    harness.evaluate(
+      config,
+      player=player,
+      questions=questions or source.evaluation_questions(each=3),
+      retriever=source.retriever,
+      folder=folder,
+    )
+  return (folder / harness.EPISODES).read_text().splitlines()
+
+
+def test_a_checkpoint_plays_as_its_export_does(run, tmp_path):
+  config = dataclasses.replace(
+    small_run.CONFIG,
+    evaluation=config_lib.EvaluationConfig(budgets=(0, 1), seeds=(1,)),
+  )
+  chosen = policies.Chosen("checkpoint", str(run))
+  found = rows(chosen, config, tmp_path / "checkpoint")
+  exported = policies.Chosen("hf", str(run / "policy"))
+  assert found == rows(exported, config, tmp_path / "export")
+  began = policies.Chosen("hf", str(run.parent / "base"))
+  assert found != rows(began, config, tmp_path / "base")
+  identity = policies.identity(chosen)
+  newest = checkpoint.sound(run / "checkpoints")
+  assert identity["rollout"] == newest
+  assert identity["sha256"] != policies.identity(exported)["sha256"]
+  named = policies.identified(identity)
+  assert named == policies.Chosen("checkpoint", f"{run}@{newest}")
+  assert policies.identity(named) == identity
+
+
+@pytest.mark.parametrize(
+  ("name", "message"),
+  [("@x", "expected the number of rollouts"), ("@7", "expected 7")],
+)
+def test_a_checkpoint_that_is_not_there_is_refused(run, name, message):
+  with pytest.raises(ValueError, match=message):
+    policies.identity(policies.Chosen("checkpoint", f"{run}{name}"))
+
+
+def test_servers_sample_the_policy_of_a_folder(tmp_path):
+  hf.save(tmp_path / "policy", sglang_engines.policy())
+  said = fake_sglang.ids("<", "answer", ">", "b", "</answer>")
+  with fake_sglang.Server(said) as server:
+    config = dataclasses.replace(
+      small_run.CONFIG,
+      engine=dataclasses.replace(small_run.CONFIG.engine, kind="sglang"),
+      sglang=config_lib.SglangConfig(urls=(server.url,), retries=1),
+      evaluation=config_lib.EvaluationConfig(budgets=(0, 2), seeds=(1,)),
+      episode=config_lib.EpisodeConfig(
+        prompts="world", max_generated=16, max_context=60
+      ),
+    )
+    found = rows(
+      policies.Chosen("hf", str(tmp_path / "policy")),
+      config,
+      tmp_path / "evaluation",
+      [types.Question("q", "a", ("b",)), types.Question("p", "a", ("c",))],
+    )
+    assert len(server.bodies("/generate")) == 4
+  verdicts = [(row["answer"], row["em"]) for row in map(json.loads, found)]
+  assert verdicts == [("b", 1), ("b", 0)] * 2
+
+
+def make(config, source):
+  """A scripted policy, as --scripted names it."""
+  del config, source
+  return scripted.Engine([scripted.answer("x")]), scripted.CODEC
+
+
+def test_a_function_makes_a_policy(tmp_path):
+  config = dataclasses.replace(
+    config_lib.ExperimentConfig(),
+    evaluation=config_lib.EvaluationConfig(budgets=(1,), seeds=(1,)),
+  )
+  chosen = policies.Chosen("scripted", f"{__name__}:make")
+  found = rows(chosen, config, tmp_path / "e")
+  assert {json.loads(row)["answer"] for row in found} == {"x"}
+  assert policies.identified(policies.identity(chosen)) == chosen
+  with pytest.raises(ValueError, match="expected `expert`, or module:function"):
+    rows(policies.Chosen("scripted", "nothing:x"), config, tmp_path / "f")
+
+
+def command(module, *arguments):
+  done = subprocess.run(
+    [sys.executable, "-m", module, *map(str, arguments), "--cache="],
+    capture_output=True,
+    text=True,
+    check=False,
+    env=os.environ | {"PYTHONPATH": "tests"},
+  )
+  return done.returncode, done.stdout, done.stderr
+
+
+def test_the_commands_play_take_up_and_refuse(tmp_path):
+  out = tmp_path / "e"
+  flags = [
+    "--config=configs/quickstart.py",
+    "--config.evaluation.questions=6",
+    "--scripted=expert",
+    "--budgets=0..2",
+    f"--output={out}",
+  ]
+  code, said, error = command("launch.evaluate", *flags, "--seeds=2")
+  assert code == 0, error
+  assert "world budget 2: " in said
+  found = [json.loads(line) for line in (out / "episodes.jsonl").open("rb")]
+  assert len(found) == 36
+  assert [(row["seed"], row["budget"]) for row in found] == [
+    (seed, budget)
+    for seed in (42, 43)
+    for budget in (0, 1, 2)
+    for _ in range(6)
+  ]
+  assert sorted(path.name for path in out.iterdir()) == [
+    "config.json",
+    "episodes.jsonl",
+    "provenance.json",
+    "summary.json",
+  ]
+  summary = json.loads((out / "summary.json").read_text())
+  searches = sum(row["searches"] for row in found)
+  assert summary["search"]["searches"] == searches > 0
+  assert summary["shares"]["searches"] == pytest.approx(
+    1 - summary["search"]["batched_queries"] / searches
+  )
+  # Another configuration is another evaluation.
+  code, _, error = command("launch.evaluate", *flags, "--seeds=3")
+  assert code != 0
+  assert "evaluation.seeds is [42, 43] there and [42, 43, 44] now" in error
+
+
+def make_searcher(config, source):
+  """Searches until it is told that none is left, and knows nothing."""
+  del config, source
+
+  def script(request):
+    text = scripted.CODEC.decode(request.token_ids)
+    refused = "no budget ; answer now" in text
+    return scripted.answer("x") if refused else scripted.search("y")
+
+  return scripted.Engine(script), scripted.CODEC
+
+
+def test_the_command_of_branches_takes_the_policy_of_the_evaluation(tmp_path):
+  out = tmp_path / "e"
+  code, _, error = command(
+    "launch.evaluate",
+    "--config=configs/quickstart.py",
+    "--config.evaluation.questions=4",
+    "--config.episode.max_context=4000",
+    "--config.episode.max_generated=1000",
+    f"--scripted={__name__}:make_searcher",
+    "--budgets=0,2",
+    f"--output={out}",
+  )
+  assert code == 0, error
+  branches = [
+    f"--evaluation={out}",
+    f"--output={out / 'branches'}",
+    "--samples=3",
+  ]
+  code, said, error = command("launch.branch", *branches)
+  assert code == 0, error
+  assert "stop: worth +0.000 [+0.000, +0.000], 0 gained, 0 lost, 24 of 24" in (
+    said
+  )
+  summary = json.loads((out / "branches" / "summary.json").read_text())
+  assert list(summary) == ["stop"]
+  assert list(summary["stop"]["by_budget_left"]) == ["1", "2"]
+  # Again, it only tells what stands there.
+  code, again, error = command("launch.branch", *branches)
+  assert (code, again) == (0, said.splitlines()[-1] + "\n"), error
+  code, _, error = command("launch.branch", *branches, "--scripted=expert")
+  assert code != 0
+  assert "expert is not the policy that played" in error
+
+
+def test_two_policies_are_refused_by_their_flags(tmp_path):
+  code, _, error = command(
+    "launch.evaluate",
+    "--config=configs/quickstart.py",
+    "--scripted=expert",
+    "--hf=configs/quickstart_policy",
+    f"--output={tmp_path}",
+  )
+  assert code != 0
+  assert "Found 2 policies, expected one of" in error

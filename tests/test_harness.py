@@ -1,0 +1,471 @@
+"""One pass over all budgets: what it plays, remembers, and takes up again."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import scripted
+import small_run
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.data import expert_policy
+from anysearch_jax.data import world as world_lib
+from anysearch_jax.evaluation import harness, journal
+from anysearch_jax.rollout import engine as engine_lib
+from anysearch_jax.rollout import searching
+
+
+@pytest.fixture(scope="module")
+def parts():
+  return small_run.parts()
+
+
+def configured(**evaluation):
+  return dataclasses.replace(
+    small_run.CONFIG,
+    episode=config_lib.EpisodeConfig(),
+    evaluation=config_lib.EvaluationConfig(
+      **{"budgets": (0, 2), "seeds": (1, 2)} | evaluation
+    ),
+  )
+
+
+def for_random(**evaluation):
+  """For a random policy of few tokens."""
+  return dataclasses.replace(
+    configured(**evaluation), episode=small_run.CONFIG.episode
+  )
+
+
+def jax_player(parts, config):
+  policy = parts["policy"]
+  return harness.Player(
+    engine_lib.JaxEngine(
+      policy.params,
+      policy.architecture,
+      policy.tokenizer,
+      config=config.engine,
+      sampling=config.sampling,
+      seed=harness.ENGINE_SEED,
+    ),
+    policy.tokenizer,
+  )
+
+
+def play(config, player, questions, retriever, folder, **settings):
+  folder.mkdir(exist_ok=True)
+  summary = harness.evaluate(
+    config,
+    player=player,
+    questions=questions,
+    retriever=retriever,
+    folder=folder,
+    **settings,
+  )
+  return summary, (folder / "episodes.jsonl").read_bytes()
+
+
+def rows_of(text):
+  return [json.loads(line) for line in text.splitlines()]
+
+
+def key(row):
+  return row["seed"], row["budget"], row["question_id"]
+
+
+def test_every_cell_is_played_once_and_stands_in_order(parts, tmp_path):
+  config = for_random()
+  questions = parts["questions"][:3]
+  ticks = []
+  summary, text = play(
+    config,
+    jax_player(parts, config),
+    questions,
+    parts["retriever"],
+    tmp_path,
+    on_done=lambda done, total: ticks.append((done, total)),
+  )
+  rows = rows_of(text)
+  assert [key(row) for row in rows] == [
+    (seed, budget, question.id)
+    for seed in (1, 2)
+    for budget in (0, 2)
+    for question in questions
+  ]
+  assert ticks == [(i, 12) for i in range(1, 13)]
+  assert sorted(p.name for p in tmp_path.iterdir()) == ["episodes.jsonl"]
+  for row in rows:
+    assert row["searches"] == len(row["documents"]) <= row["budget"]
+    assert not row["scaffold"]
+  assert summary["played"] == summary["episodes"] == 12
+  for cell in summary["cells"]:
+    mine = [row for row in rows if row["budget"] == cell["budget"]]
+    assert cell["n"] == len(mine) == 6
+    assert cell["input_tokens"] == sum(row["input_tokens"] for row in mine)
+
+
+def test_one_pass_equals_a_run_for_each_budget_and_seed(parts, tmp_path):
+  config = for_random()
+  questions = parts["questions"][:6]
+  _, whole = play(
+    config,
+    jax_player(parts, config),
+    questions,
+    searching.Searcher(parts["retriever"], config.search),
+    tmp_path / "whole",
+  )
+  alone = []
+  for seed in (1, 2):
+    for budget in (0, 2):
+      one = for_random(budgets=(budget,), seeds=(seed,))
+      # Neither what is asked beside a question nor in what order matters.
+      _, text = play(
+        one,
+        jax_player(parts, one),
+        questions[::-1],
+        parts["retriever"],
+        tmp_path / f"{seed}-{budget}",
+      )
+      alone += rows_of(text)
+  assert sorted(rows_of(whole), key=key) == sorted(alone, key=key)
+  texts = {
+    (row["question_id"], row["budget"], json.dumps(row["spans"]))
+    for row in alone
+  }
+  # Other seeds do say other things.
+  assert len(texts) > len(questions) * 2
+
+
+def test_budgets_share_their_random_numbers(tmp_path):
+  seen = {}
+
+  def say(request):
+    seen.setdefault(request.address.variant, request.address)
+    return scripted.answer("x")
+
+  config = configured(budgets=(0, 1, 5), seeds=(7,))
+  play(
+    config,
+    harness.Player(scripted.Engine(say), scripted.CODEC),
+    [types.Question("a", "?", ("x",)), types.Question("b", "?", ("x",))],
+    scripted.Retriever(),
+    tmp_path,
+  )
+  assert len(seen) == 6
+  drawn_from = {address[:4] for address in seen.values()}
+  assert len(drawn_from) == 2  # One a question.
+  assert {address.rollout for address in seen.values()} == {7}
+
+
+class KilledError(Exception):
+  pass
+
+
+def test_what_was_played_is_not_played_again(tmp_path):
+  config = configured(budgets=(0, 1, 2), seeds=(1,))
+  questions = [types.Question(str(i), "?", ("x",)) for i in range(10)]
+
+  def player(most=None):
+    engine = scripted.Engine(lambda request: scripted.answer("x"))
+
+    def count(done, total):
+      if most and done >= most:
+        raise KilledError
+
+    return harness.Player(engine, scripted.CODEC), count
+
+  one, none = player()
+  _, expected = play(
+    config, one, questions, scripted.Retriever(), tmp_path / "whole"
+  )
+  two, stop = player(11)
+  with pytest.raises(ExceptionGroup):
+    play(
+      config,
+      two,
+      questions,
+      scripted.Retriever(),
+      tmp_path / "killed",
+      on_done=stop,
+    )
+  partial = tmp_path / "killed" / "episodes.partial.jsonl"
+  kept = len(partial.read_bytes().splitlines())
+  assert 11 <= kept < 30
+  # The last line was cut while it was written.
+  partial.write_bytes(partial.read_bytes()[:-40])
+  three, ticks = player()[0], []
+  summary, text = play(
+    config,
+    three,
+    questions,
+    scripted.Retriever(),
+    tmp_path / "killed",
+    on_done=lambda done, total: ticks.append(done),
+  )
+  assert text == expected
+  assert summary["played"] == len(three.engine.requests) == 30 - (kept - 1)
+  assert ticks == list(range(kept, 31))
+  assert not partial.exists()
+
+
+def test_an_episode_that_failed_is_played_again_by_the_next_start(tmp_path):
+  config = configured(budgets=(1,), seeds=(1,))
+  questions = [types.Question(str(i), "?", ("x",)) for i in range(4)]
+  failed = json.dumps(
+    {"seed": 1, "budget": 1, "question_id": "2", "failed": True}
+  )
+  (tmp_path / "episodes.partial.jsonl").write_text(failed + "\n")
+  engine = scripted.Engine(lambda request: scripted.answer("x"))
+  _, text = play(
+    config,
+    harness.Player(engine, scripted.CODEC),
+    questions,
+    scripted.Retriever(),
+    tmp_path,
+  )
+  assert len(engine.requests) == 4
+  assert [row["failed"] for row in rows_of(text)] == [False] * 4
+
+
+def test_a_failed_episode_is_a_row_and_no_sum(tmp_path):
+  config = configured(budgets=(1,), seeds=(1,))
+  summary, text = play(
+    config,
+    harness.Player(
+      scripted.Engine([scripted.search("a"), scripted.answer("x")]),
+      scripted.CODEC,
+    ),
+    [types.Question("q", "?", ("x",))],
+    scripted.Retriever(error=types.RetrievalError("The index is gone.")),
+    tmp_path,
+  )
+  (row,) = rows_of(text)
+  assert row["failed"] and "The index is gone." in row["reason"]
+  (cell,) = summary["cells"]
+  assert (cell["n"], cell["failed"], cell["em"]) == (0, 1, 0)
+
+
+def test_no_more_episodes_are_under_way_than_there_are_slots(tmp_path):
+  config = configured(budgets=(0, 1, 2), seeds=(1, 2, 3))
+  config = dataclasses.replace(
+    config, engine=dataclasses.replace(config.engine, slots=5)
+  )
+  engine = scripted.Engine(
+    lambda request: scripted.answer("x"), seconds=scripted.shuffled_seconds(0)
+  )
+  play(
+    config,
+    harness.Player(engine, scripted.CODEC),
+    [types.Question(str(i), "?", ("x",)) for i in range(20)],
+    scripted.Retriever(),
+    tmp_path,
+  )
+  assert engine.most == 5
+  assert len(engine.released) == 180
+
+
+def test_jobs_are_made_when_there_is_room_for_them():
+  made, running = 0, 0
+
+  def jobs():
+    nonlocal made
+    for i in range(100):
+      made += 1
+      yield i
+
+  async def work(job):
+    nonlocal running
+    running += 1
+    assert made <= job + 4
+    assert running <= 4
+    await asyncio.sleep(0)
+    running -= 1
+
+  asyncio.run(harness.each(jobs(), work, at_once=4))
+  assert made == 100
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"budgets": ()}, "evaluation.budgets: found 0"),
+    ({"seeds": (1, 1)}, "evaluation.seeds: found 2 with 1 different"),
+    ({"budgets": (0, -1)}, "expected numbers from 0"),
+  ],
+)
+def test_what_cannot_be_evaluated_is_refused(changes, message, tmp_path):
+  engine = scripted.Engine([scripted.answer("x")])
+  with pytest.raises(ValueError, match=message):
+    play(
+      configured(**changes),
+      harness.Player(engine, scripted.CODEC),
+      [types.Question("q", "?", ("x",))],
+      scripted.Retriever(),
+      tmp_path,
+    )
+  assert not engine.requests
+
+
+def test_a_row_has_what_the_episode_showed_read_and_cost(tmp_path):
+  passages = [
+    types.Passage("p1", "One", "text"),
+    types.Passage("p2", "Two", "text"),
+  ]
+  config = configured(
+    budgets=(2,),
+    seeds=(3,),
+    search_price=5.0,
+    input_price=2.0,
+    output_price=10.0,
+  )
+  engine = scripted.Engine([scripted.search("a"), scripted.answer("x")])
+  _, text = play(
+    config,
+    harness.Player(engine, scripted.CODEC),
+    [types.Question("nq/1", "?", ("x",), metadata={"dataset": "nq"})],
+    scripted.Retriever({"a": passages}),
+    tmp_path,
+  )
+  (row,) = rows_of(text)
+  assert row["dataset"] == "nq"
+  assert row["documents"] == [
+    [{"id": "p1", "title": "One"}, {"id": "p2", "title": "Two"}]
+  ]
+  first, second = (len(request.token_ids) for request in engine.requests)
+  assert row["prompt_tokens"] == first
+  assert row["input_tokens"] == first + second
+  assert row["cost"] == pytest.approx(
+    0.005 + (first + second) * 2e-6 + row["generated_tokens"] * 1e-5
+  )
+  tokens = row["tokens"]
+  assert [author for author, _ in tokens["authors"]] == [
+    "prompt",
+    "model",
+    "environment",
+    "model",
+  ]
+  assert sum(n for _, n in tokens["authors"]) == len(tokens["ids"])
+  assert tokens["ids"][:second] == list(engine.requests[1].token_ids)
+  turns = [n for author, n in tokens["authors"] if author == "model"]
+  assert sum(turns) == len(tokens["logps"]) == row["generated_tokens"]
+  # The scripted engine's versions count its turns from 7.
+  assert tokens["versions"] == [[7, turns[0]], [8, turns[1]]]
+
+
+def test_the_expert_plays_its_world(parts, tmp_path):
+  engine, codec = expert_policy.make(world_lib.World())
+  config = dataclasses.replace(
+    configured(budgets=(0, 8), seeds=(1,)),
+    episode=config_lib.EpisodeConfig(
+      prompts="world", max_generated=300, max_context=544
+    ),
+  )
+  for scaffold in (False, True):
+    config = dataclasses.replace(
+      config,
+      evaluation=dataclasses.replace(config.evaluation, scaffold=scaffold),
+    )
+    _, text = play(
+      config,
+      harness.Player(engine, codec),
+      parts["questions"],
+      parts["retriever"],
+      tmp_path / str(scaffold),
+    )
+    rows = rows_of(text)
+    assert {row["outcome"] for row in rows} == {"answered"}
+    right = {
+      budget: sum(row["em"] for row in rows if row["budget"] == budget)
+      for budget in (0, 8)
+    }
+    assert right[0] < right[8]
+    # It breaks the format only where it searches beyond its budget.
+    assert all(row["format"] != row["violation"] for row in rows)
+
+
+def test_two_processes_do_not_write_to_one_folder(tmp_path):
+  path = tmp_path / "rows.jsonl"
+  with (
+    journal.Journal(path, 1, lambda row: 0),
+    pytest.raises(ValueError, match="another process writes to it"),
+  ):
+    journal.Journal(path, 1, lambda row: 0)
+
+
+def test_a_damaged_line_is_refused_and_a_missing_row_too(tmp_path):
+  path = tmp_path / "rows.jsonl"
+  (tmp_path / "rows.partial.jsonl").write_text('{"i": 0}\n{"i": \n{"i": 1}\n')
+  with pytest.raises(ValueError, match="line 2: found no row"):
+    journal.Journal(path, 2, lambda row: row["i"])
+  (tmp_path / "rows.partial.jsonl").write_text('{"i": 1}\n')
+  with journal.Journal(path, 2, lambda row: row["i"]) as rows:
+    with pytest.raises(ValueError, match="lacks 1 of 2 rows"):
+      rows.finish()
+    rows.add({"i": 0})
+    rows.finish()
+  assert path.read_text() == '{"i": 0}\n{"i": 1}\n'
+
+
+def test_a_folder_belongs_to_one_evaluation(tmp_path):
+  files = {"config.json": {"a": {"b": (1, 2)}, "c": 1}}
+  journal.claim(tmp_path, files)
+  journal.claim(tmp_path, files)
+  with pytest.raises(ValueError, match=r"a.b is \[1, 2\] there and \[1, 3\]"):
+    journal.claim(tmp_path, {"config.json": {"a": {"b": (1, 3)}, "c": 1}})
+
+
+_KILLED = """
+import os, signal, sys, pathlib
+sys.path.insert(0, "tests")
+import test_harness as t, scripted
+from anysearch_jax import types
+from anysearch_jax.evaluation import harness
+engine = scripted.Engine(
+  lambda request: scripted.answer("x"), seconds=scripted.shuffled_seconds(1)
+)
+def on_done(done, total):
+  if done == 9:
+    os.kill(os.getpid(), signal.SIGKILL)
+t.play(
+  t.configured(budgets=(0, 1), seeds=(1,)),
+  harness.Player(engine, scripted.CODEC),
+  [types.Question(str(i), "?", ("x",)) for i in range(12)],
+  scripted.Retriever(),
+  pathlib.Path(sys.argv[1]),
+  on_done=on_done,
+)
+"""
+
+
+def test_a_process_that_was_killed_is_taken_up_to_the_same_bytes(tmp_path):
+  killed = subprocess.run(
+    [sys.executable, "-c", _KILLED, str(tmp_path / "killed")],
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    check=False,
+  )
+  assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+  partial = tmp_path / "killed" / "episodes.partial.jsonl"
+  assert len(partial.read_bytes().splitlines()) == 9
+  config = configured(budgets=(0, 1), seeds=(1,))
+  questions = [types.Question(str(i), "?", ("x",)) for i in range(12)]
+  found = {}
+  for name in ("killed", "whole"):
+    engine = scripted.Engine(lambda request: scripted.answer("x"))
+    _, found[name] = play(
+      config,
+      harness.Player(engine, scripted.CODEC),
+      questions,
+      scripted.Retriever(),
+      tmp_path / name,
+    )
+  assert len(engine.requests) == 24
+  assert found["killed"] == found["whole"]

@@ -1,0 +1,133 @@
+"""Every pair of rows: values by hand, families, what cannot be tested."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import study
+
+from anysearch_jax.evaluation import (
+  comparison,
+  metrics,
+  pairwise,
+  significance,
+)
+
+FEW = {"resamples": 300, "draws": 300}
+
+
+def _rows(*labels, sets=("nq",), **size):
+  rows = []
+  for place, label in enumerate(labels):
+    row = study.row(label, skill=0.9 - 0.3 * place, **size)
+    found = [
+      e | {"dataset": sets[int(e["question_id"][1:]) % 3 % len(sets)]}
+      for e in row.episodes
+    ]
+    rows.append(metrics.Row(label, tuple(found)))
+  return rows
+
+
+def _by_cell(lines):
+  return {(d.measure, d.dataset, d.budget): d for d in lines}
+
+
+def test_lines_of_one_set_are_the_comparison_of_two_rows():
+  ours, theirs = _rows("a", "b", questions=60, budgets=(0, 2, 4))
+  found = _by_cell(pairwise.pairwise([ours, theirs], **FEW))
+  table = comparison.compare(comparison.pair(ours, theirs), resamples=300)
+  for line in table:
+    accuracy = found["accuracy", None, line.budget]
+    assert accuracy.n == line.n
+    assert accuracy.estimate.value == pytest.approx(line.difference.value)
+    tp = found["tp", None, line.budget]
+    assert tp.estimate.value == (
+      None
+      if line.tp_difference.value is None
+      else pytest.approx(line.tp_difference.value)
+    )
+  at = next(line for line in table if line.budget == 2)
+  assert found["accuracy", None, 2].mcnemar == pytest.approx(
+    significance.mcnemar(at.wins, at.losses)
+  )
+  assert {key[1] for key in found} == {None}
+
+
+def test_all_sets_together_are_averaged_by_set():
+  names = ("musique", "nq")
+  ours, theirs = _rows("a", "b", sets=names, questions=60, budgets=(1, 3))
+  found = _by_cell(pairwise.pairwise([ours, theirs], **FEW))
+  assert [d for d in dict.fromkeys(key[1] for key in found)] == [
+    None,
+    "nq",
+    "musique",
+  ]
+  for measure, budget in itertools.product(("accuracy", "tp"), (None, 1, 3)):
+    own = [found[measure, name, budget].estimate.value for name in names]
+    together = found[measure, None, budget]
+    assert together.estimate.value == pytest.approx(np.mean(own))
+    assert together.n == sum(found[measure, s, budget].n for s in names)
+  sizes = {found["accuracy", name, 1].n for name in names}
+  assert len(sizes) == 2
+
+
+def test_identical_rows_do_not_differ():
+  (row,) = _rows("a", questions=30, budgets=(2,))
+  lines = pairwise.pairwise([row, metrics.Row("again", row.episodes)], **FEW)
+  for line in lines:
+    if line.measure != "cost":  # These files do not tell.
+      assert line.estimate == (0.0, 0.0, 0.0)
+      assert line.permutation == line.adjusted == 1.0
+  assert _by_cell(lines)["accuracy", None, 2].mcnemar == 1.0
+
+
+def test_what_is_not_defined_has_no_numbers():
+  ours, theirs = _rows("a", "b", questions=20, budgets=(0,))
+  found = _by_cell(pairwise.pairwise([ours, theirs], **FEW))
+  line = found["tp", None, 0]
+  assert line.estimate == (None, None, None)
+  assert line.permutation is line.adjusted is None
+  assert found["accuracy", None, None].n == 0
+  assert found["accuracy", None, None].estimate.value is None
+  assert found["cost", None, 0].estimate.value is None
+
+
+def test_mcnemar_asks_for_one_pair_a_question():
+  ours, theirs = _rows("a", "b", questions=30, budgets=(2, 3), seeds=(1, 2))
+  found = _by_cell(pairwise.pairwise([ours, theirs], ("accuracy",), **FEW))
+  assert all(line.mcnemar is None for line in found.values())
+  assert all(line.permutation is not None for line in found.values())
+  assert found["accuracy", None, 2].n > found["accuracy", None, 2].questions
+
+
+def test_holm_is_over_all_pairs_at_one_level_of_detail():
+  rows = _rows("a", "b", "c", questions=40, budgets=(1, 2, 3))
+  lines = pairwise.pairwise(rows, ("accuracy", "searches"), **FEW)
+  assert [(d.ours, d.theirs) for d in lines[:: len(lines) // 3]] == [
+    ("a", "b"),
+    ("a", "c"),
+    ("b", "c"),
+  ]
+  for measure in ("accuracy", "searches"):
+    family = [d for d in lines if d.measure == measure and d.budget is not None]
+    assert len(family) == 9
+    np.testing.assert_allclose(
+      [d.adjusted for d in family],
+      significance.holm([d.permutation for d in family]),
+    )
+    pooled = [d for d in lines if d.measure == measure and d.budget is None]
+    np.testing.assert_allclose(
+      [d.adjusted for d in pooled],
+      significance.holm([d.permutation for d in pooled]),
+    )
+
+
+def test_a_real_difference_is_found_and_equal_ones_repeat():
+  rows = _rows("a", "b", questions=150, budgets=(2, 4))
+  found = pairwise.pairwise(rows, ("accuracy",), **FEW)
+  line = _by_cell(found)["accuracy", None, None]
+  assert line.estimate.above()
+  assert line.adjusted < 0.05
+  assert found == pairwise.pairwise(rows, ("accuracy",), **FEW)
