@@ -1,18 +1,20 @@
 """One pass over all budgets, against one run a budget.
 
-    python -m bench.evaluation --questions=100 --budgets=0..8 --latencies=0,50
+    python -m bench.evaluation --questions=100 --budgets=0..8
 
 Plays the same episodes in several ways, in turns, and checks that all ways give
-the same rows:
+the same rows. First as commands, `launch.evaluate` with all budgets and once
+for each of them, whole processes. Then inside this process:
 
-* one pass: what `launch.evaluate` does
-* a run a budget: a new engine and new answers for each, as separate commands
-  have them; what a process takes to start is not counted
+* one pass: what the command does
+* a run a budget: a new engine and new answers for each; what a process takes to
+  start is not counted
 * one pass, but without shared prefixes, without deduplicated searches, or with
   each budget by itself, so that its last episodes leave slots empty
 
-Searches take `latency` milliseconds longer than the index in this process.
-Prints seconds, of the clock and of the CPU, and their ratios to one pass.
+`--servers=A+B` answers a batch of n searches after A + B n milliseconds, one
+batch after the other, as a server does that computes; 0+0 is the index in this
+process. Prints seconds, of the clock and of the CPU, and ratios to one pass.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ import dataclasses
 import json
 import os
 import pathlib
+import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -40,7 +45,10 @@ from launch import flags as launch_flags
 _QUESTIONS = flags.DEFINE_integer("questions", 100, "Under each budget.")
 _BUDGETS = flags.DEFINE_string("budgets", "0..8", "As launch.evaluate's.")
 _SEEDS = flags.DEFINE_integer("seeds", 1, "How many.")
-_LATENCIES = flags.DEFINE_list("latencies", ["0", "50"], "In milliseconds.")
+_SERVERS = flags.DEFINE_list(
+  "servers", ["0+0", "50+0", "20+10"], "Milliseconds of a batch + of a search."
+)
+_COMMANDS = flags.DEFINE_bool("commands", True, "Also run whole processes.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Of measurements.")
 _SLOTS = flags.DEFINE_integer("slots", 0, "Instead of the quickstart's.")
 _PROCESS = flags.DEFINE_integer("threads", 1, "CPU threads; 0: all.")
@@ -55,16 +63,19 @@ _WAYS = (
 )
 
 
-class Late:
-  """A retriever whose answers come some seconds later, batch by batch."""
+class Server:
+  """A retriever whose answers take the time of a server."""
 
-  def __init__(self, retriever: Any, seconds: float):
+  def __init__(self, retriever: Any, batch: float, each: float):
     self._retriever = retriever
-    self._seconds = seconds
+    self._batch, self._each = batch, each
+    self._free = 0.0
 
   async def search_many(self, requests):
-    if self._seconds:
-      await asyncio.sleep(self._seconds)
+    if seconds := self._batch + self._each * len(requests):
+      now = time.monotonic()
+      self._free = max(self._free, now) + seconds
+      await asyncio.sleep(self._free - now)
     return [await self._retriever.search(request) for request in requests]
 
 
@@ -76,6 +87,65 @@ def no_shared_prefixes() -> Iterator[None]:
   nothing = lambda pool, tokens: page_pool.Shared([])  # noqa: E731
   with mock.patch.object(page_pool.PagePool, "shared", nothing):
     yield
+
+
+def milliseconds(server: str) -> list[float]:
+  """Seconds of a batch, and of each of its searches."""
+  return [float(part) / 1e3 for part in server.split("+")]
+
+
+def commands() -> list[dict[str, Any]]:
+  """One command for all budgets, and one for each."""
+
+  def run(budgets: Sequence[str], root: str) -> tuple[float, float, list[str]]:
+    """Seconds of the clock and of the CPU, and the rows."""
+    rows: list[str] = []
+    started = time.perf_counter(), _children()
+    for number, budget in enumerate(budgets):
+      folder = pathlib.Path(root) / str(number)
+      subprocess.run(
+        [
+          sys.executable,
+          "-m",
+          "launch.evaluate",
+          "--config=configs/quickstart.py",
+          f"--config.evaluation.questions={_QUESTIONS.value}",
+          f"--budgets={budget}",
+          f"--seeds={_SEEDS.value}",
+          f"--threads={_PROCESS.value}",
+          f"--output={folder}",
+        ],
+        check=True,
+        capture_output=True,
+      )
+      rows += (folder / "episodes.jsonl").read_text().splitlines()
+    ended = time.perf_counter(), _children()
+    return ended[0] - started[0], ended[1] - started[1], sorted(rows)
+
+  apart = [str(b) for b in evaluate.parse_budgets(_BUDGETS.value)]
+  with tempfile.TemporaryDirectory() as root:
+    # Whoever comes first compiles for both.
+    run([_BUDGETS.value], f"{root}/warm")
+    one = run([_BUDGETS.value], f"{root}/one")
+    many = run(apart, f"{root}/many")
+  if one[2] != many[2]:
+    raise AssertionError("Separate commands gave other rows than one.")
+  out = []
+  for name, found in (("one command", one), ("a command a budget", many)):
+    seconds, cpu, _ = found
+    print(
+      f"{name:36s} {seconds:7.1f} s  {seconds / one[0]:.2f}x  cpu {cpu:6.1f} s "
+      f"{cpu / one[1]:.2f}x",
+      flush=True,
+    )
+    out.append({"way": name, "seconds": seconds, "cpu": cpu})
+  return out
+
+
+def _children() -> float:
+  """Seconds of the CPU that processes took which have ended."""
+  used = resource.getrusage(resource.RUSAGE_CHILDREN)
+  return used.ru_utime + used.ru_stime
 
 
 def main(argv) -> None:
@@ -109,7 +179,7 @@ def main(argv) -> None:
   questions = source.evaluation_questions(each=_QUESTIONS.value)
   chosen = policies.Chosen("hf", config.policy)
 
-  def play(way: str, latency: float) -> tuple[dict[str, Any], list[str]]:
+  def play(way: str, server: str) -> tuple[dict[str, Any], list[str]]:
     """What it took, and its rows."""
     alone = way in ("a run a budget", "each budget by itself")
     shared = no_shared_prefixes if way == _WAYS[2] else contextlib.nullcontext
@@ -124,7 +194,9 @@ def main(argv) -> None:
         if player is None or way == "a run a budget":
           # Weights are read before the clock starts.
           player = stack.enter_context(policies.player(chosen, config, source))
-          retriever = make(Late(source.retriever, latency), config.search)
+          retriever = make(
+            Server(source.retriever, *milliseconds(server)), config.search
+          )
         folder = pathlib.Path(
           stack.enter_context(tempfile.TemporaryDirectory())
         )
@@ -166,14 +238,14 @@ def main(argv) -> None:
     f"seeds, {config.engine.slots} slots, lanes {config.engine.lanes}, load "
     f"{os.getloadavg()[0]:.1f}"
   )
-  _, expected = play(_WAYS[0], 0.0)
-  out = []
-  for latency in map(float, _LATENCIES.value):
+  out = commands() if _COMMANDS.value else []
+  _, expected = play(_WAYS[0], "0+0")
+  for server in _SERVERS.value:
     rounds = []
     for _ in range(_ROUNDS.value):
       measured = {}
       for way in _WAYS:
-        measured[way], rows = play(way, latency / 1e3)
+        measured[way], rows = play(way, server)
         if rows != expected:
           raise AssertionError(f"{way!r} gave other rows than one pass.")
       rounds.append(measured)
@@ -187,7 +259,7 @@ def main(argv) -> None:
         for clock in ("seconds", "cpu")
       }
       print(
-        f"{latency:4.0f} ms  {way:25s} {found['seconds']:7.1f} s  "
+        f"{server:6s} ms  {way:25s} {found['seconds']:7.1f} s  "
         f"{_spread(ratios['seconds'])}  cpu {found['cpu']:6.1f} s  "
         f"{_spread(ratios['cpu'])}  prefilled {found['prefilled']:.0f} shared "
         f"{found['shared']:.0f}  searches {found['searches']:.0f} queries "
@@ -195,7 +267,7 @@ def main(argv) -> None:
         f"occupancy {found['occupancy']:.0%}",
         flush=True,
       )
-      out.append({"latency": latency, "way": way, "ratios": ratios} | found)
+      out.append({"server": server, "way": way, "ratios": ratios} | found)
   print(f"all rows equal; load {os.getloadavg()[0]:.1f}")
   if _JSON.value:
     pathlib.Path(_JSON.value).write_text(json.dumps(out, indent=2) + "\n")

@@ -37,34 +37,34 @@ def get_config(family: str) -> config_lib.ExperimentConfig:
     name=f"rehearsal-{family}",
     policy="runs/rehearsal/policy",
     compute_dtype="float32",
-    questions=4,
+    questions=2,
     group=3,
     save_every=1,
     curriculum=config_lib.CurriculumConfig(
-      max_budget=2,
-      phase1_steps=2,
-      total_steps=3,
+      max_budget=1,
+      phase1_steps=1,
+      total_steps=2,
       steps_per_rollout=1,
       window=4,
     ),
     optimizer=config_lib.OptimizerConfig(learning_rate=1e-4),
-    episode=config_lib.EpisodeConfig(max_generated=48, max_context=2048),
+    episode=config_lib.EpisodeConfig(max_generated=32, max_context=2048),
     engine=dataclasses.replace(
       quickstart.get_config().engine,
-      slots=12,
+      slots=6,
       max_context=2048,
       page=64,
-      lanes=(12,),
-      prefill_lanes=4,
-      prefill_chunk=128,
+      lanes=(6,),
+      prefill_lanes=2,
+      prefill_chunk=256,
     ),
     batch=config_lib.BatchConfig(
-      row_lengths=(2048,), micro_batch_tokens=4096, max_micro_batches=8
+      row_lengths=(2048,), micro_batch_tokens=2048, max_micro_batches=8
     ),
     mesh=config_lib.MeshConfig(),
     pipeline=config_lib.PipelineConfig(),
     checkpoint=config_lib.CheckpointConfig(export_dtype="float32"),
     evaluation=config_lib.EvaluationConfig(
-      budgets=(0, 2), questions=3, seeds=(42,)
+      budgets=(0, 2), questions=2, seeds=(42,)
     ),
   )

@@ -31,6 +31,7 @@ from launch import flags as launch_flags
 from launch import parts, policies, progress, retrievers
 
 _FIRST_SEED = 42
+_SUMMARY = "summary.json"
 
 
 def define_flags() -> None:
@@ -78,7 +79,7 @@ def main(argv) -> None:
       folder,
       {"config.json": config_values.to_dict(config), "provenance.json": played},
     )
-    if not (folder / harness.EPISODES).is_file():
+    if not (folder / _SUMMARY).is_file():
       _play(
         config,
         chosen,
@@ -117,7 +118,10 @@ def _play(
       folder=folder,
       on_done=lambda done, _: line.tick(done),
     )
-  (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+  # The last file: where it stands, the folder is finished.
+  beside = folder / f"{_SUMMARY}.writing"
+  beside.write_text(json.dumps(summary, indent=2) + "\n")
+  beside.rename(folder / _SUMMARY)
   for cell in summary["cells"]:
     print(
       "{dataset} budget {budget}: {em} of {n} right, {searches} searches, "

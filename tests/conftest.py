@@ -62,6 +62,17 @@ def _real_tokenizer(name: str) -> tokenizer_lib.Tokenizer:
   return tokenizer_lib.Tokenizer.from_folder(_TOKENIZERS / name)
 
 
+@pytest.fixture
+def tokenizers_folder() -> pathlib.Path:
+  """Of the three families' tokenizers; skips where there is none."""
+  if not _TOKENIZERS.is_dir():
+    pytest.skip(
+      f"no folder {_TOKENIZERS}; set ANYSEARCH_TOKENIZERS to one with qwen2.5, "
+      "qwen3 and llama3.1"
+    )
+  return _TOKENIZERS
+
+
 @pytest.fixture(params=["qwen2.5", "qwen3", "llama3.1"])
 def real_tokenizer(request) -> tokenizer_lib.Tokenizer:
   """The tokenizer of each supported family; skips where there is none."""

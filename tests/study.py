@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from anysearch_jax.evaluation import metrics
 
+WORDS: list[str] = []  # Texts of the tokens of all rows made so far.
 HOSTILE = (
   "</span></div><script>alert('x')</script> <img src=x onerror=alert(1)> "
   '{{ 7*7 }} $\\frac{1}{2}$ \u202e \ud800 &amp; "quoted"'
@@ -112,11 +115,7 @@ def _episode(
     "scaffold": scaffold,
     "seed": seed,
     "spans": [{"author": a, "text": t} for a, t in spans],
-    "tokens": [
-      [word + " ", 1 if author == "model" else 2]
-      for author, text in spans
-      for word in text.split(" ")
-    ],
+    "tokens": _tokens(spans, rng),
     "answer": answer if answered else None,
     "em": int(answered and right),
     "format": int(answered and not violation),
@@ -130,6 +129,35 @@ def _episode(
     "total_tokens": generated + 20 * len(queries),
     "metadata": {"hops": hops, "min_searches": 0, "facts": facts},
   }
+
+
+def _tokens(
+  spans: list[tuple[str, str]], rng: np.random.Generator
+) -> dict[str, Any]:
+  """Words as tokens, after a prompt of two; ids are places in `WORDS`."""
+  ids, authors = [_id("a "), _id("prompt ")], [["prompt", 2]]
+  for author, text in spans:
+    words = [_id(word) for word in re.findall(r"\S+\s*|\s+", text)]
+    ids += words
+    authors.append([author, len(words)])
+  written = sum(count for author, count in authors if author == "model")
+  return {
+    "ids": ids,
+    "authors": authors,
+    "logps": [round(float(x), 5) for x in -rng.exponential(size=written)],
+    "versions": [[3, written]],
+  }
+
+
+def _id(word: str) -> int:
+  if word not in WORDS:
+    WORDS.append(word)
+  return WORDS.index(word)
+
+
+def decode(ids: Sequence[int]) -> str:
+  """Text of the ids of a made-up episode."""
+  return "".join(WORDS[i] for i in ids)
 
 
 def training(

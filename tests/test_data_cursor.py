@@ -1,4 +1,4 @@
-"""The cursor: every question once an epoch, and the same again from any place."""
+"""The cursor: each question once an epoch, the same again from any place."""
 
 from __future__ import annotations
 

@@ -356,6 +356,7 @@ def test_answers_come_as_list_array_or_string(value, expected):
       "flashrag",
       "hops that are no small number",
     ),
+    ({"question": "a", "answer": "b", "hops": 2.5}, "plain", "small number"),
     ({"question": "a", "possible_answers": "b"}, "popqa", "no JSON list"),
     (_trained("x", prompt=None), "search_r1", "neither a question nor"),
     (_trained("x", prompt="one\ntwo"), "search_r1", "a prompt without"),
@@ -374,6 +375,14 @@ def test_answers_come_as_list_array_or_string(value, expected):
 def test_a_row_that_is_no_question_says_why(row, format_, message):
   with pytest.raises(formats.MalformedError, match=message):
     formats.read(row, format_)
+
+
+@pytest.mark.parametrize(
+  ("found", "hops"), [(2, 2), (2.0, 2), (float("nan"), None), (None, None)]
+)
+def test_hops_may_have_been_through_pandas(found, hops):
+  row = {"question": "a", "answer": "b", "n_hops": found}
+  assert formats.read(row, "plain").hops == hops
 
 
 def test_unknown_columns_are_no_format():

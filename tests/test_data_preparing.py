@@ -24,10 +24,10 @@ def _lines(path, rows):
   return path
 
 
-def _rows(*questions, answers=("x",), first=0):
+def _rows(*questions):
   return [
-    {"id": f"q{i}", "question": q, "golden_answers": list(answers)}
-    for i, q in enumerate(questions, start=first)
+    {"id": f"q{i}", "question": question, "golden_answers": ["x"]}
+    for i, question in enumerate(questions)
   ]
 
 
@@ -73,12 +73,10 @@ def test_answers_that_normalise_to_nothing_are_none():
 
 
 def test_rows_are_counted_by_what_became_of_them(tmp_path):
-  train = _rows("who a", "Who A?", "in dev?", "over", "the the", first=0)
+  train = _rows("who a", "Who A?", "in dev?", "unanswered")
   train[1]["golden_answers"] = ["y", "*"]
   train[3]["golden_answers"] = ["*", "the"]
-  train[4] |= {"question": "a?", "golden_answers": ["z"]}
-  dev = _rows("In DEV", "b", first=10)
-  del train[4]
+  dev = _rows("In DEV", "b")
   parts = _prepare(
     (_lines(tmp_path / "t.jsonl", train), "nq", "train"),
     (_lines(tmp_path / "d.jsonl", dev), "hotpotqa", "dev"),
@@ -210,7 +208,7 @@ def test_rows_say_what_they_are_of_by_any_name(tmp_path):
 
 
 def test_a_file_of_another_dataset_is_refused(tmp_path):
-  rows = _rows("a")
+  rows = _rows("b")
   rows[0]["metadata"] = {"dataset": "hotpotqa", "split": "test"}
   path = _lines(tmp_path / "a.jsonl", rows)
   with pytest.raises(

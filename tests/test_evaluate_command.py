@@ -52,7 +52,7 @@ def run(tmp_path_factory):
     small_run.CONFIG,
     policy=str(root / "base"),
     curriculum=dataclasses.replace(
-      small_run.CONFIG.curriculum, total_steps=4, phase1_steps=2
+      small_run.CONFIG.curriculum, total_steps=4, phase1_steps=4
     ),
   )
   small_run.train(root / "run", made, config)
@@ -189,6 +189,13 @@ def test_the_commands_play_take_up_and_refuse(tmp_path):
   assert summary["shares"]["searches"] == pytest.approx(
     1 - summary["search"]["batched_queries"] / searches
   )
+  # A kill before the last file leaves nothing to play.
+  (out / "summary.json").unlink()
+  code, said, error = command("launch.evaluate", *flags, "--seeds=2")
+  assert code == 0, error
+  again = json.loads((out / "summary.json").read_text())
+  assert again["played"] == 0
+  assert again["cells"] == summary["cells"]
   # Another configuration is another evaluation.
   code, _, error = command("launch.evaluate", *flags, "--seeds=3")
   assert code != 0

@@ -161,6 +161,18 @@ def test_bootstrap_of_a_normal_mean_is_the_analytic_interval():
   )
 
 
+def test_alike_questions_are_counted_instead_of_drawn_one_by_one():
+  em = np.random.default_rng(1).integers(0, 2, 3000).astype(float)
+  apart = em + 1e-9 * np.arange(3000)  # No two alike.
+  (kinds,), (drawn,) = (
+    intervals.bootstrap(np.stack([x, np.ones(3000)], -1), _mean)
+    for x in (em, apart)
+  )
+  assert kinds.value == pytest.approx(drawn.value, abs=1e-5)
+  width = drawn.high - drawn.low
+  np.testing.assert_allclose(kinds[1:], drawn[1:], atol=0.04 * width)
+
+
 def test_clusters_widen_what_repeats_only_pretend_to_narrow():
   em = np.repeat(np.random.default_rng(1).integers(0, 2, 400), 4).astype(float)
   cluster = np.repeat(np.arange(400), 4)

@@ -11,7 +11,7 @@ import study
 from absl import app, flags
 from absl.testing import flagsaver
 
-from anysearch_jax.evaluation import metrics, page, plots, report, trajectories
+from anysearch_jax.evaluation import metrics, plots, report, trajectories
 from launch import report as command
 
 
@@ -47,7 +47,7 @@ class _Reader(html.parser.HTMLParser):
   def handle_starttag(self, tag, attrs):
     attrs = dict(attrs)
     self.tags.append(tag)
-    self.stack += [] if tag in ("meta", "br") else [tag]
+    self.stack += [] if tag in ("meta", "br", "input") else [tag]
     self.ids += [attrs["id"]] if "id" in attrs else []
     self.references += [
       attrs[k] for k in ("src", "href", "xlink:href") if k in attrs
@@ -66,18 +66,21 @@ def test_the_page_is_complete(written):
   assert read.stack == []
   assert len(read.ids) == len(set(read.ids))
   assert {
-    "results", "curves", "targets", "pairs", "knowledge", "hops",
-    "trajectories", "training", "costs", "making",
+    "results", "curves", "paper", "price", "targets", "pairs", "use",
+    "knowledge", "hops", "trajectories", "browser", "training", "costs",
+    "making",
   } <= set(read.ids)  # fmt: skip
-  # 4 over the budget, 2 of sampling, 7 of the logged histories.
-  assert read.tags.count("svg") == 13
+  # 4 over the budget, 2 prices, a budget's use a row, 1 of hops, 2 of sampling,
+  # 7 of the logged histories.
+  assert read.tags.count("svg") == 4 + 2 + 3 + 1 + 2 + 7
 
 
 def test_the_page_needs_nothing_but_itself(written):
   text = written.read_text("utf-8")
   read = _Reader(text)
   assert all(r.startswith("#") and r[1:] in read.ids for r in read.references)
-  assert not {"script", "link", "iframe", "img"} & set(read.tags)
+  assert not {"link", "iframe", "img"} & set(read.tags)
+  assert read.tags.count("script") == 2  # The browser and its data.
   for outside in ("http:", "https:", "@import", "url(h", "url(//"):
     assert outside not in text
   assert str(pathlib.Path.home()) not in text
@@ -88,7 +91,7 @@ def test_figures_follow_the_theme(written):
   for placeholder in ("#010101", "#020202", "#030303", "#0400", "#0500"):
     assert placeholder not in text
   assert "var(--series-2)" in text
-  assert text.count('role="img"') == 13
+  assert text.count('role="img"') == _Reader(text).tags.count("svg")
   assert "never trained" in text
 
 
@@ -118,7 +121,7 @@ def test_hostile_text_stays_text(tmp_path):
       "answer": hostile,
       "reason": hostile,
       "spans": [{"author": "environment", "text": hostile}],
-      "tokens": [],
+      "dataset": hostile,
     }
     for e in base.episodes
   )
@@ -134,11 +137,14 @@ def test_hostile_text_stays_text(tmp_path):
   output = tmp_path / "r.html"
   report.write(
     output, rows, [f"b{hostile}"], training,
+    samples=[trajectories.Sample(hostile, episodes, lambda ids: hostile)],
+    groups={f"b{hostile}": hostile},
     title=hostile, notes=hostile, resamples=50,
   )  # fmt: skip
   text = output.read_bytes().decode("utf-8")
   read = _Reader(text)
-  assert not {"script", "img"} & set(read.tags)
+  assert "img" not in read.tags
+  assert read.tags.count("script") == 2
   assert read.stack == []
   assert "&lt;script&gt;alert(" in text
   assert "{{ 7*7 }}" in text
@@ -154,6 +160,7 @@ def test_the_numbers_stand_beside_the_page(inputs, written):
   assert data["rows"][0]["cells"]["0"]["tp"] is None
   assert data["budgets"] == [0, 1, 3, 6]
   assert data["trained_budget"] == 5
+  assert data["datasets"] == ["world"]
   assert data["verdicts"][0]["claim"].startswith("Searching pays")
   assert data["configuration"] == {
     "labels": ["AnySearch", "γ=0"],
@@ -183,17 +190,18 @@ def test_summary_table_by_hand():
 
 
 @pytest.mark.parametrize(
-  ("rows", "controls", "sentence"),
+  ("rows", "options", "sentence"),
   [
-    ([], [], "no row"),
-    (["a", "a"], [], "two rows of one label"),
-    (["a"], ["a"], "none of the rows after the first"),
+    ([], {}, "no row"),
+    (["a", "a"], {}, "two rows of one label"),
+    (["a"], {"controls": ["a"]}, "none of the rows after the first"),
+    (["a"], {"groups": {"b": "tool"}}, "Table 'tool' names 'b'"),
   ],
 )
-def test_build_refuses_with_a_sentence(rows, controls, sentence):
+def test_build_refuses_with_a_sentence(rows, options, sentence):
   rows = [study.row(label, questions=1, budgets=(1,)) for label in rows]
   with pytest.raises(ValueError, match=sentence):
-    report.build(rows, controls)
+    report.build(rows, **options)
 
 
 def test_metrics_may_lack_keys_and_hold_nan(tmp_path):
@@ -201,8 +209,9 @@ def test_metrics_may_lack_keys_and_hold_nan(tmp_path):
   run = metrics.Training(
     "b", ({"rollout": 0}, {"rollout": 1, "loss/kl": float("nan")})
   )
-  data = report.build([row], training=[run], resamples=20)
-  assert "Not recorded." in page.render(data, [row], [], [run], title="t")
+  output = tmp_path / "report.html"
+  report.write(output, [row], training=[run], resamples=20)
+  assert "Not recorded." in output.read_text("utf-8")
 
 
 def test_trailing_mean():
@@ -215,7 +224,8 @@ def test_trailing_mean():
 
 def test_trajectories_are_chosen_by_rule(inputs):
   rows, controls, _ = inputs
-  chosen = trajectories.choose(rows, controls, trained=5)
+  samples = [trajectories.Sample(r.label, r.episodes) for r in rows]
+  chosen = trajectories.choose(samples, controls, trained=5)
   assert len(chosen) == 12
   keys = [metrics.key_of(c.episode) for c in chosen]
   assert len(set(keys)) == 12
@@ -262,12 +272,15 @@ def test_a_search_after_an_empty_result_is_a_retry():
   )
 
 
-def test_tokens_say_where_an_author_ends():
-  spans = [{"author": "model", "text": "whole"}]
-  tokens = [["a", 1], ["b", 1], ["c", 2], ["d", 1]]
-  told = trajectories.authored({"spans": spans, "tokens": tokens})
+def test_neighbours_of_one_author_are_one_piece():
+  spans = [
+    {"author": author, "text": text}
+    for author, text in (
+      ("model", "a"), ("model", "b"), ("environment", "c"), ("model", "d"),
+    )
+  ]  # fmt: skip
+  told = trajectories.authored({"spans": spans})
   assert told == [("model", "ab"), ("environment", "c"), ("model", "d")]
-  assert trajectories.authored({"spans": spans}) == [("model", "whole")]
 
 
 def test_the_command_reads_folders(inputs, tmp_path, capsys):

@@ -205,6 +205,10 @@ def _found(row: Row, accepted: Any, known: Row) -> Found:
   }
   evidence = _evidence(known)
   hops = known.get("n_hops", known.get("hops"))
+  if isinstance(hops, float):
+    # Pandas has no whole numbers where some are missing.
+    hops = None if math.isnan(hops) else hops
+    hops = int(hops) if hops is not None and hops.is_integer() else hops
   if hops is None:
     named = _HOPS.match(id_)
     titles = {s.get("title") for s in evidence.get("supporting", ())}

@@ -68,12 +68,10 @@ def fetch(
   Raises:
     HubError: no network, no such repository, revision or file.
   """
-  asked = f"revision {revision!r}"
+  asked, commit, paths = f"revision {revision!r}", revision, []
   try:
-    commit = revision
     if not _COMMIT.fullmatch(revision):
       commit = hub.commit(repository, revision)
-    paths = []
     for asked in names:
       paths.append(hub.download(repository, commit, asked))
   # Its errors share no other class; their texts name the cause.

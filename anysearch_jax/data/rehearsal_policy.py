@@ -21,8 +21,8 @@ from anysearch_jax import prompts, protocol, tensor_files, tokenizer
 from anysearch_jax.policy import architecture, hf, table, transformer
 
 _SIZES = {
-  "hidden_size": 64,
-  "intermediate_size": 128,
+  "hidden_size": 32,
+  "intermediate_size": 64,
   "num_hidden_layers": 2,
   "num_attention_heads": 4,
   "num_key_value_heads": 2,
@@ -30,7 +30,7 @@ _SIZES = {
   # Else what is read would be what is said.
   "tie_word_embeddings": False,
 }
-_HEAD_DIM = 16
+_HEAD_DIM = 8
 _WORDS = ("film", "war", "city", "river", "king")
 _TURNS = tuple(
   f"<{tag}>{word}</{tag}>" for tag in ("search", "answer") for word in _WORDS

@@ -133,10 +133,14 @@ def of(measured: Measured) -> Columns:
   return _build(measured, "these episodes")
 
 
-def read(*paths: pathlib.Path) -> Columns:
+def read(
+  *paths: pathlib.Path, sample: episodes_lib.Sample | None = None
+) -> Columns:
   """Reads one or more `episodes.jsonl` of one row; memory holds numbers only.
 
-  Several files are runs of one method with different seeds.
+  Args:
+    paths: several files are runs of one method with different seeds.
+    sample: is shown every episode on the way.
 
   Raises:
     ValueError: a file that cannot be used; see `episodes.read`. No episode, or
@@ -146,7 +150,10 @@ def read(*paths: pathlib.Path) -> Columns:
   def all_lines() -> Iterable[episodes_lib.Episode]:
     for path in paths:
       with path.open("rb") as lines:
-        yield from episodes_lib.read(lines, source=str(path))
+        for episode in episodes_lib.read(lines, source=str(path)):
+          if sample is not None:
+            sample.add(episode)
+          yield episode
 
   source = ", ".join(map(str, paths))
   found = _build(all_lines(), source)

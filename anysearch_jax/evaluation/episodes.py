@@ -104,32 +104,46 @@ def twice(source: str, question: str, budget: int, seed: int) -> ValueError:
   )
 
 
+class Sample:
+  """Some whole episodes of many, without holding the others.
+
+  The draw goes by (question, budget, seed) and not by place: other rows over
+  the same episodes give the same ones, so that they can be compared, and the
+  order of lines changes nothing.
+  """
+
+  def __init__(self, n: int, seed: int = 0):
+    """Args: n: episodes at most, >= 0. seed: of the draw."""
+    self._n, self._seed = n, seed
+    # The largest draw first: what the next smaller one replaces.
+    self._kept: list[tuple[int, int, Episode]] = []
+    self._seen = 0
+
+  def add(self, episode: Episode) -> None:
+    """Considers one more."""
+    text = repr((self._seed, *key_of(episode))).encode("utf-8", "replace")
+    draw = -int.from_bytes(hashlib.blake2b(text, digest_size=16).digest())
+    self._seen += 1
+    heapq.heappush(self._kept, (draw, self._seen, episode))
+    if len(self._kept) > self._n:
+      heapq.heappop(self._kept)
+
+  def episodes(self) -> list[Episode]:
+    """Those drawn, ordered by (question, budget, seed)."""
+    return sorted((episode for *_, episode in self._kept), key=key_of)
+
+
 def sample_rows(path: pathlib.Path, n: int, seed: int = 0) -> list[Episode]:
-  """Some whole episodes of a file, drawn without holding the others.
-
-  The draw goes by (question, budget, seed) and not by place: files of other
-  rows over the same episodes give the same ones, so that they can be compared,
-  and the order of lines changes nothing.
-
-  Args:
-    path: an `episodes.jsonl`.
-    n: episodes at most, >= 0.
-    seed: of the draw.
-
-  Returns:
-    Ordered by (question, budget, seed).
+  """The `Sample` of a file's episodes.
 
   Raises:
     ValueError: as `read`.
   """
-
-  def draw(episode: Episode) -> bytes:
-    text = repr((seed, *key_of(episode)))
-    return hashlib.blake2b(text.encode("utf-8", "replace")).digest()
-
+  sample = Sample(n, seed)
   with path.open("rb") as lines:
-    chosen = heapq.nsmallest(n, read(lines, source=str(path)), key=draw)
-  return sorted(chosen, key=key_of)
+    for episode in read(lines, source=str(path)):
+      sample.add(episode)
+  return sample.episodes()
 
 
 def key_of(episode: Episode) -> tuple[str, int, int]:

@@ -9,7 +9,7 @@ from typing import Any
 import markupsafe
 
 from anysearch_jax.evaluation import curves as curves_lib
-from anysearch_jax.evaluation import metrics, plots
+from anysearch_jax.evaluation import intervals, metrics, plots, study
 
 HISTORIES = {
   "reward/total": "reward, total",
@@ -35,7 +35,7 @@ _PANEL = (
   ("searches", "Searches made", "mean searches"),
   ("tokens", "Tokens, written and read", "mean tokens"),
 )
-PRICES = {
+_PRICES = {
   "searches": "mean searches",
   "tokens": "mean tokens, written and read",
   "cost": "US dollars an episode",
@@ -44,28 +44,38 @@ PRICES = {
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-  """Rows that are drawn together: the same colours mean the same rows."""
+  """Rows that are drawn together: the same colours mean the same rows.
+
+  Attributes:
+    rows: colour and label.
+    curves: over the budget. prices: accuracy over what it took. hops: accuracy
+      by the hops of the question, None where no row tells them.
+  """
 
   title: str
   rows: Sequence[tuple[int, str]]
-  figures: Sequence[markupsafe.Markup]
+  curves: Sequence[markupsafe.Markup]
+  prices: Sequence[markupsafe.Markup]
+  hops: markupsafe.Markup | None
 
 
 def panel(
   title: str,
   curves: Sequence[curves_lib.Curve],
   by_dataset: Mapping[str, Sequence[curves_lib.Curve]],
+  hops: Mapping[str, Mapping[int, intervals.Estimate]],
   index: Mapping[str, int],
   *,
   name: str,
   trained: int,
 ) -> Panel:
-  """Accuracy, TP, searches and tokens against B; accuracy of every set.
+  """Draws some rows.
 
   Args:
     title: over the panel.
     curves: of the rows, all sets together.
     by_dataset: likewise of each set; only drawn where there are several.
+    hops: accuracy by hops of each row.
     index: colour of each label.
     name: unique on the page.
     trained: the largest budget of training.
@@ -74,7 +84,7 @@ def panel(
   def against(
     found: Sequence[curves_lib.Curve], measure: str, title: str, label: str
   ) -> markupsafe.Markup:
-    return markupsafe.Markup(
+    return _svg(
       plots.against_budget(
         [
           plots.Series(
@@ -91,6 +101,7 @@ def panel(
     )
 
   sets = by_dataset if len(by_dataset) > 1 else {}
+  told = {label: points for label, points in hops.items() if points}
   return Panel(
     title,
     [(index[c.label], c.label) for c in curves],
@@ -101,18 +112,29 @@ def panel(
         for dataset, found in sets.items()
       ),
     ],
+    [
+      _price(curves, found, index, against=price, name=f"{name}-{price}")
+      for price, found in study.offers(curves).items()
+    ],
+    _hops(told, index, name=f"{name}-hops") if told else None,
   )
 
 
-def price(
+def _svg(text: str) -> markupsafe.Markup:
+  """Drawn by `plots`, which escapes what it is given."""
+  return markupsafe.Markup(text)
+
+
+def _price(
   curves: Sequence[curves_lib.Curve],
   offers: Sequence[curves_lib.Offer],
   index: Mapping[str, int],
   *,
   against: str,
+  name: str,
 ) -> markupsafe.Markup:
-  """Accuracy over a price of `PRICES`, the Pareto front ringed."""
-  return markupsafe.Markup(
+  """Accuracy over a price, the Pareto front ringed."""
+  return _svg(
     plots.against_cost(
       [
         plots.Series(
@@ -126,9 +148,29 @@ def price(
         for c in curves
       ],
       [(o.price, o.accuracy) for o in offers if not o.dominated],
-      name=f"price-{against}",
+      name=name,
       title=f"Accuracy for its {against}",
-      x_label=PRICES[against],
+      x_label=_PRICES[against],
+      y_label="exact match",
+    )
+  )
+
+
+def _hops(
+  hops: Mapping[str, Mapping[int, intervals.Estimate]],
+  index: Mapping[str, int],
+  *,
+  name: str,
+) -> markupsafe.Markup:
+  return _svg(
+    plots.against_budget(
+      [
+        plots.Series(index[label], sorted(points.items()))
+        for label, points in hops.items()
+      ],
+      name=name,
+      title="Accuracy by hops, all B ≥ 1",
+      x_label="hops of the question",
       y_label="exact match",
     )
   )
@@ -140,21 +182,8 @@ def use(counts: Mapping[int, Sequence[int]], *, name: str) -> markupsafe.Markup:
     {k: n / sum(found) for k, n in enumerate(found) if n}
     for found in counts.values()
   ]
-  return markupsafe.Markup(
+  return _svg(
     plots.shares(list(counts), shares, name=name, title="Searches made")
-  )
-
-
-def hops(series: Sequence[plots.Series]) -> markupsafe.Markup:
-  """Accuracy by the hops of the question, x of each series."""
-  return markupsafe.Markup(
-    plots.against_budget(
-      series,
-      name="hops",
-      title="Accuracy by hops, all B ≥ 1",
-      x_label="hops of the question",
-      y_label="exact match",
-    )
   )
 
 
@@ -166,7 +195,7 @@ def sampling(run: metrics.Training, *, name: str) -> markupsafe.Markup | None:
     budgets += 1
   if not budgets:
     return None
-  return markupsafe.Markup(
+  return _svg(
     plots.sampling(
       [r["rollout"] for r in records],
       [
@@ -203,7 +232,7 @@ def histories(
         name="training-" + key.replace("/", "-"),
         title=title,
       )
-      found.append(markupsafe.Markup(svg))
+      found.append(_svg(svg))
   return found
 
 

@@ -74,9 +74,31 @@ def evaluate(
   Raises:
     ValueError: what cannot be evaluated, or a folder that cannot be used.
   """
-  e = config.evaluation
-  grid = _Grid(e, questions)
+  grid = _Grid(config.evaluation, questions)
   started = time.monotonic()
+  played = 0
+  if not (folder / EPISODES).is_file():
+    played = _play(config, grid, player, retriever, folder, on_done)
+  return {
+    "episodes": len(grid),
+    "played": played,
+    "seconds": time.monotonic() - started,
+    "slots": config.engine.slots,
+    **savings(player.engine, retriever),
+    "cells": cells(journal.read(folder / EPISODES)),
+  }
+
+
+def _play(
+  config: config_lib.ExperimentConfig,
+  grid: _Grid,
+  player: Player,
+  retriever: types.Retriever,
+  folder: pathlib.Path,
+  on_done: Callable[[int, int], None],
+) -> int:
+  """Plays what is not there yet; how many episodes that were."""
+  e = config.evaluation
   with journal.Journal(
     folder / EPISODES, len(grid), grid.place, again=lambda row: row["failed"]
   ) as rows:
@@ -101,14 +123,7 @@ def evaluate(
     left = (place for place in grid.order() if place not in rows)
     asyncio.run(each(left, play, at_once=config.engine.slots))
     rows.finish()
-  return {
-    "episodes": len(grid),
-    "played": len(grid) - before,
-    "seconds": time.monotonic() - started,
-    "slots": config.engine.slots,
-    **savings(player.engine, retriever),
-    "cells": cells(journal.read(folder / EPISODES)),
-  }
+  return len(grid) - before
 
 
 def address(question_id: str, *, seed: int, variant: int) -> types.Address:

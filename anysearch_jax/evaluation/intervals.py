@@ -14,6 +14,9 @@ import chex
 import numpy as np
 
 _CHUNK = 4_000_000  # Draws held at once: bounds memory, not the result's shape.
+_PER_KIND = (
+  16  # Drawing the count of a kind costs as much as so many questions.
+)
 NOTHING = (None, None, None)
 
 
@@ -193,13 +196,19 @@ def _resample(
   rng: np.random.Generator, sums: np.ndarray, resamples: int
 ) -> tuple[np.ndarray, np.ndarray]:
   """Totals as observed `[1, K]` and of every resample `[R, K]`."""
+  observed = sums.sum(axis=0, keepdims=True)
   questions = len(sums)
+  kinds, times = np.unique(sums, axis=0, return_counts=True)
+  if len(kinds) * _PER_KIND <= questions:
+    # Alike questions need not be told apart: how many of each kind is enough.
+    drawn = rng.multinomial(questions, times / questions, size=resamples)
+    return observed, drawn @ kinds
   step = max(1, _CHUNK // questions)
   totals = [
     _counts(rng, min(step, resamples - start), questions) @ sums
     for start in range(0, resamples, step)
   ]
-  return sums.sum(axis=0, keepdims=True), np.concatenate(totals)
+  return observed, np.concatenate(totals)
 
 
 def _counts(

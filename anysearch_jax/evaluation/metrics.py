@@ -60,15 +60,15 @@ def read_row(
     label: how the row is called.
     paths: of one method; several are runs with different seeds.
     run: the folder of the training run.
-    sample: whole episodes kept of each file; see `episodes.sample_rows`.
+    sample: whole episodes kept of all files; see `episodes.Sample`.
     seed: of the sample.
 
   Raises:
     ValueError: as `columns.read`.
   """
-  table = columns.read(*paths)
-  kept = [e for path in paths for e in episodes.sample_rows(path, sample, seed)]
-  return Row(label, tuple(kept), run, table)
+  kept = episodes.Sample(sample, seed)
+  table = columns.read(*paths, sample=kept)
+  return Row(label, tuple(kept.episodes()), run, table)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anysearch_jax.evaluation import comparison, intervals, metrics
+from anysearch_jax.evaluation import (
+  columns,
+  comparison,
+  intervals,
+  measures,
+  metrics,
+)
 
 _METHOD = """\
 A search agent: it reasons, searches and answers, and each search costs one
@@ -198,12 +204,13 @@ def _sampling(s: Mapping[str, Any]) -> str:
 
 def _evaluation(row: metrics.Row, resamples: int) -> str:
   """A table of one evaluation, a line a budget."""
-  scaffold = any(episode["scaffold"] for episode in row.episodes)
-  seeds = len({episode["seed"] for episode in row.episodes})
-  tp = comparison.productivities(row.episodes, resamples=resamples)
+  table = row.columns
+  seeds = len(columns.by_seed(table))
+  tp = comparison.productivities(table, resamples=resamples)
   lines = []
-  for budget, cell in metrics.by_budget(row.episodes).items():
-    accuracy = intervals.wilson(cell.correct, cell.n)
+  for budget, part in columns.by_budget(table).items():
+    cell = metrics.cell(part)
+    accuracy = measures.estimates(part, ("accuracy",))["accuracy"]
     lines.append(
       (
         str(budget),
@@ -216,10 +223,10 @@ def _evaluation(row: metrics.Row, resamples: int) -> str:
     )
   head = ("budget", "n", "exact match, %", "searches", "TP", "failed")
   return (
-    f"**{row.label}**: {'with' if scaffold else 'no'} scaffold, {seeds} "
-    f"seed{'s' if seeds > 1 else ''}; 95% intervals in brackets (Wilson; TP, "
-    "correct answers per search, bootstrap over questions).\n\n"
-    + _table(head, lines)
+    f"**{row.label}**: {'with' if table.scaffold.any() else 'no'} scaffold, {seeds} "
+    f"seed{'s' if seeds > 1 else ''}; 95% intervals in brackets (Wilson, "
+    "clustered by question; TP, correct answers per search, bootstrap over "
+    "questions).\n\n" + _table(head, lines)
   )
 
 

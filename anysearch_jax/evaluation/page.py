@@ -91,27 +91,17 @@ def _figures(study: study_lib.Study) -> dict[str, Any]:
           dataset: chosen(curves, labels)
           for dataset, curves in study.by_dataset.items()
         },
+        {label: study.hops[label] for label in labels},
         index,
         name=f"panel-{number}",
         trained=study.trained,
       )
       for number, (title, labels) in enumerate(study.groups.items())
     ],
-    "prices": [
-      figures.price(study.curves, offers, index, against=against)
-      for against, offers in study.offers.items()
-    ],
     "uses": [
       (index[label], label, figures.use(counts, name=f"use-{number}"))
       for number, (label, counts) in enumerate(study.use.items())
     ],
-    "hops": figures.hops(
-      [
-        plots.Series(index[label], sorted(points.items()))
-        for label, points in study.hops.items()
-        if points
-      ]
-    ),
     "samplings": [
       figures.sampling(run, name=f"sampling-{number}")
       for number, run in enumerate(study.training)

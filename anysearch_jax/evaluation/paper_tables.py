@@ -217,7 +217,14 @@ def pairwise(
 ) -> tables.Table:
   """Differences of every two rows with p values, one line a cell of a pair."""
   lines: dict[tuple[str, ...], dict[str, pairwise_lib.Difference]] = {}
-  for difference in found:
+  sets = list(dict.fromkeys(d.dataset for d in found))
+  for difference in sorted(
+    found,
+    key=lambda d: (
+      sets.index(d.dataset),
+      -1 if d.budget is None else d.budget,
+    ),
+  ):
     key = (
       difference.dataset or "all",
       "all ≥ 1" if difference.budget is None else str(difference.budget),
@@ -296,7 +303,7 @@ def sampling(training: Sequence[metrics.Training]) -> tables.Table:
     "sampling",
     "Sampling probability of each budget in Phase II",
     "Mean over the rollouts of each span of optimizer steps; the first line is "
-    "the beginning of Phase II, where it is uniform.",
+    "its beginning.",
     ("run", "steps"),
     tuple(tables.Column(f"B = {b + 1}", digits=2) for b in range(most)),
     tuple(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from anysearch_jax.evaluation import (
   columns,
   intervals,
+  metrics,
   shown,
   tables,
 )
@@ -19,21 +20,28 @@ def formats(rows: Sequence[shown.Shown]) -> tables.Table:
   return tables.Table(
     "formats",
     "Format and failures",
-    "Rates among scored episodes with intervals clustered by question. Over "
-    "budget: it asked for a search that it did not have.",
+    "Rates among scored episodes with 95 % intervals clustered by question. "
+    "Over budget: it asked for a search that it did not have. Failed (engine "
+    "or retriever out of reach): a count, in no rate and no mean.",
     ("row", "B"),
     (
       tables.Column("well formed"),
       tables.Column("truncated"),
       tables.Column("invalid"),
       tables.Column("over budget"),
+      tables.Column("failed", digits=0),
     ),
     tuple(
       tables.Line(
-        (row.label, str(budget)), tuple(shown.cells(part, names)), None
+        (row.label, str(budget)),
+        (
+          *shown.cells(row.table.where(row.table.budget == budget), names),
+          tables.Cell(failed),
+        ),
+        row.index,
       )
       for row in rows
-      for budget, part in columns.by_budget(row.table).items()
+      for budget, failed in row.failed.items()
     ),
   )
 
@@ -46,7 +54,9 @@ def hops(rows: Sequence[shown.Shown]) -> tables.Table:
     for count, part in columns.by_hops(row.table).items():
       by_budget = columns.by_budget(part)
       cells = [shown.cells(by_budget.get(b), ("accuracy",))[0] for b in at]
-      lines.append(tables.Line((row.label, str(count)), tuple(cells), None))
+      lines.append(
+        tables.Line((row.label, str(count)), tuple(cells), row.index)
+      )
   return tables.Table(
     "hops",
     "Accuracy by hops",
@@ -58,7 +68,7 @@ def hops(rows: Sequence[shown.Shown]) -> tables.Table:
 
 
 def budget_use(
-  use: Mapping[str, Mapping[int, Sequence[int]]],
+  use: Mapping[str, Mapping[int, Sequence[int]]], index: Mapping[str, int]
 ) -> tables.Table:
   """The share of episodes that made 0, 1, ... searches of their budget."""
   most = max(
@@ -71,6 +81,7 @@ def budget_use(
         _rate(counts[k], sum(counts)) if k < len(counts) else None
         for k in range(most)
       ),
+      index[label],
     )
     for label, found in use.items()
     for budget, counts in found.items()
@@ -89,26 +100,47 @@ def _rate(count: int, n: int) -> tables.Cell:
   return tables.cell(intervals.wilson(count, n))
 
 
-def _by_set(
-  found: Sequence[curves_lib.Curve],
-  by_dataset: Mapping[str, Sequence[curves_lib.Curve]],
-) -> list[tuple[str, Sequence[curves_lib.Curve]]]:
-  """Each set's curves, then the average's where there are several sets."""
-  average = [("average", found)] if len(by_dataset) > 1 else []
-  return [*by_dataset.items(), *average]
-
-
 def curves(
-  found: Sequence[curves_lib.Curve],
-  by_dataset: Mapping[str, Sequence[curves_lib.Curve]],
-  index: Mapping[str, int],
+  rows: Sequence[shown.Shown], study: Mapping[str, Sequence[curves_lib.Curve]]
 ) -> tables.Table:
-  """Every measure of every row at every budget."""
+  """Every measure of every row at every budget.
+
+  Args:
+    rows: all of them.
+    study: the curves of each set, and of the average of several.
+  """
+  by_label = {row.label: row for row in rows}
+
+  def spreads(dataset: str, label: str, budget: int) -> list[tables.Cell]:
+    part = by_label[label].cells.get((dataset, budget))
+    found = None if part is None else metrics.cell(part)
+    return [
+      tables.Cell(found and found.accuracy_spread),
+      tables.Cell(found and found.tp_spread),
+    ]
+
+  lines = [
+    tables.Line(
+      (dataset, f"{point.budget}{'*' * point.unseen}", curve.label),
+      (
+        tables.cell(point.accuracy, point.n),
+        *map(tables.cell, (point.tp, point.searches, point.tokens, point.cost)),
+        *spreads(dataset, curve.label, point.budget),
+      ),
+      by_label[curve.label].index,
+    )
+    for dataset, found in study.items()
+    for budget in shown.budgets(rows)
+    for curve in found
+    for point in curve.points
+    if point.budget == budget
+  ]
   return tables.Table(
     "curves",
     "Everything by budget",
-    "95 % intervals clustered by question. * a budget above those of training."
-    " Dollars by the prices of the evaluation, or those given to the report.",
+    "95 % intervals clustered by question; spread: the sample standard "
+    "deviation over seeds. * a budget above those of training. Dollars by the "
+    "prices of the evaluation, or those given to the report.",
     ("set", "B", "row"),
     (
       tables.Column("EM"),
@@ -116,31 +148,18 @@ def curves(
       tables.Column("searches", digits=2),
       tables.Column("tokens", digits=1),
       tables.Column("dollars", digits=5),
+      tables.Column("EM", "spread"),
+      tables.Column("TP", "spread"),
     ),
-    tuple(
-      tables.Line(
-        (dataset, f"{point.budget}{'*' * point.unseen}", curve.label),
-        (
-          tables.cell(point.accuracy, point.n),
-          *map(
-            tables.cell, (point.tp, point.searches, point.tokens, point.cost)
-          ),
-        ),
-        index[curve.label],
-      )
-      for dataset, part in _by_set(found, by_dataset)
-      for curve in part
-      for point in curve.points
-    ),
+    tuple(lines),
   )
 
 
 def areas(
-  found: Sequence[curves_lib.Curve],
-  by_dataset: Mapping[str, Sequence[curves_lib.Curve]],
-  index: Mapping[str, int],
+  rows: Sequence[shown.Shown], study: Mapping[str, Sequence[curves_lib.Curve]]
 ) -> tables.Table:
-  """The area under each row's budget curve."""
+  """The area under each row's budget curve; arguments as of `curves`."""
+  index = {row.label: row.index for row in rows}
   return tables.Table(
     "area",
     "Area under the budget curve",
@@ -163,8 +182,8 @@ def areas(
         ),
         index[curve.label],
       )
-      for dataset, part in _by_set(found, by_dataset)
-      for curve in part
+      for dataset, found in study.items()
+      for curve in found
       if curve.area.value is not None
     ),
   )

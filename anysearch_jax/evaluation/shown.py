@@ -23,13 +23,17 @@ NAMES = {
 class Shown:
   """A row as tables show it: label, colour and its numbers.
 
-  cells: by dataset and budget, the scored episodes; none is empty.
+  Attributes:
+    table: the scored episodes.
+    cells: those by dataset and budget; none is empty.
+    failed: by budget, how many were left out.
   """
 
   label: str
   index: int
   table: columns.Columns
   cells: Mapping[tuple[str, int], columns.Columns]
+  failed: Mapping[int, int]
 
 
 def show(row: metrics.Row, index: int) -> Shown:
@@ -43,6 +47,10 @@ def show(row: metrics.Row, index: int) -> Shown:
       (dataset, budget): part
       for dataset, found in columns.by_dataset(table).items()
       for budget, part in columns.by_budget(found).items()
+    },
+    {
+      budget: len(part) - len(part.scored())
+      for budget, part in columns.by_budget(row.columns).items()
     },
   )
 

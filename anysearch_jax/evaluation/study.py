@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,7 +40,6 @@ class Study:
     index: colour of each row and training run.
     groups: labels that are shown together, by title; the system leads each.
     curves: of each row over all its sets; by_dataset: of each set.
-    offers: by price, every row at every budget.
     use: of each row, see `metrics.budget_use`.
     hops: of each row, accuracy by hops over every B >= 1.
     training: the runs behind the rows.
@@ -51,7 +51,6 @@ class Study:
   groups: Mapping[str, Sequence[str]]
   curves: Sequence[curves_lib.Curve]
   by_dataset: Mapping[str, Sequence[curves_lib.Curve]]
-  offers: Mapping[str, Sequence[curves_lib.Offer]]
   use: Mapping[str, Mapping[int, Sequence[int]]]
   hops: Mapping[str, Mapping[int, intervals.Estimate]]
   training: Sequence[metrics.Training]
@@ -96,12 +95,8 @@ def measure(
     ]
     for dataset in shown_lib.datasets(list(shown.values()))
   }
-  offers = {
-    against: curves_lib.pareto(curves, against)
-    for against in ("searches", "tokens", "cost")
-  }
-  if not any(offer.price for offer in offers["cost"]):
-    del offers["cost"]
+  average = {"average": curves} if len(by_dataset) > 1 else {}
+  every = by_dataset | average
   use = {row.label: metrics.budget_use(row.columns) for row in rows}
   everything = list(shown.values())
   tables = [
@@ -114,13 +109,13 @@ def measure(
     paper_tables.tokens(everything),
     row_tables.formats(everything),
     row_tables.hops(everything),
-    row_tables.budget_use(use),
+    row_tables.budget_use(use, index),
     paper_tables.early_stopping(labels[0], compared, index),
     *_pairwise(rows, together, resamples),
     paper_tables.sampling(training),
-    row_tables.curves(curves, by_dataset, index),
-    row_tables.areas(curves, by_dataset, index),
-    row_tables.pareto(offers, index),
+    row_tables.curves(everything, every),
+    row_tables.areas(everything, every),
+    row_tables.pareto(offers(curves), index),
   ]
   return Study(
     trained=trained,
@@ -128,7 +123,6 @@ def measure(
     groups=dict(together.values()),
     curves=curves,
     by_dataset=by_dataset,
-    offers=offers,
     use=use,
     hops={
       row.label: {
@@ -142,6 +136,19 @@ def measure(
     training=training,
     tables=tables,
   )
+
+
+def offers(
+  curves: Sequence[curves_lib.Curve],
+) -> dict[str, tuple[curves_lib.Offer, ...]]:
+  """Rows at budgets by price; dollars only where any are known."""
+  found = {
+    against: curves_lib.pareto(curves, against)
+    for against in ("searches", "tokens", "cost")
+  }
+  if not any(offer.price for offer in found["cost"]):
+    del found["cost"]
+  return found
 
 
 def _pairwise(
@@ -168,15 +175,18 @@ def _pairwise(
 def _groups(
   labels: Sequence[str], groups: Mapping[str, str]
 ) -> dict[str, tuple[str, list[str]]]:
-  """Name -> title and labels, the system first in each."""
-  if not groups:
+  """Name for files -> title and labels, the system first in each."""
+  members: dict[str, list[str]] = {}
+  for label in labels[1:] if groups else ():
+    members.setdefault(groups.get(label, "other"), [labels[0]]).append(label)
+  if not members:
     return {"rows": ("All rows", list(labels))}
   found: dict[str, tuple[str, list[str]]] = {}
-  for label in labels[1:]:
-    name = groups.get(label, "other")
-    title = GROUPS.get(name, name)
-    found.setdefault(name, (title, [labels[0]]))[1].append(label)
-  return found or {"rows": ("All rows", list(labels))}
+  for title, together in members.items():
+    name = re.sub(r"[^\w-]+", "_", title, flags=re.ASCII)[:40]
+    name = f"{name}_{len(found)}" if name in found else name
+    found[name] = (GROUPS.get(title, title), together)
+  return found
 
 
 def _colours(

@@ -1,0 +1,147 @@
+"""A headless Chromium over the pipe of its own protocol, for tests."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+BINARY = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+class Page:
+  """One page; what it logged is in `errors`."""
+
+  def __init__(self, write: int, read: Any):
+    self._write, self._read = write, read
+    self._last = 0
+    self._session: str | None = None
+    self.errors: list[str] = []
+    target = self._call("Target.createTarget", url="about:blank")["targetId"]
+    self._session = self._call(
+      "Target.attachToTarget", targetId=target, flatten=True
+    )["sessionId"]
+    for domain in ("Page", "Runtime", "Log", "Network"):
+      self._call(f"{domain}.enable")
+
+  def open(self, path: pathlib.Path, *, width: int, height: int) -> None:
+    """Loads a file at a size; a narrow one is a phone's."""
+    self._call(
+      "Emulation.setDeviceMetricsOverride",
+      width=width,
+      height=height,
+      deviceScaleFactor=1,
+      mobile=width < 600,
+    )
+    self._call("Page.navigate", url=path.resolve().as_uri())
+    self.run(
+      "new Promise(done => document.readyState === 'complete' ? done() : "
+      "addEventListener('load', () => done()))"
+    )
+
+  def run(self, script: str) -> Any:
+    """The value of an expression; an error in it is a RuntimeError."""
+    found = self._call(
+      "Runtime.evaluate",
+      expression=script,
+      awaitPromise=True,
+      returnByValue=True,
+    )
+    if "exceptionDetails" in found:
+      raise RuntimeError(json.dumps(found["exceptionDetails"]))
+    return found["result"].get("value")
+
+  def dark(self) -> None:
+    """As on a device whose theme is dark."""
+    feature = {"name": "prefers-color-scheme", "value": "dark"}
+    self._call("Emulation.setEmulatedMedia", features=[feature])
+
+  def screenshot(self, path: pathlib.Path, *, whole: bool = False) -> None:
+    """What is seen, or the whole page."""
+    found = self._call(
+      "Page.captureScreenshot", captureBeyondViewport=whole, format="png"
+    )
+    path.write_bytes(base64.b64decode(found["data"]))
+
+  def _call(self, method: str, **params: Any) -> dict[str, Any]:
+    self._last += 1
+    message = {"id": self._last, "method": method, "params": params}
+    if self._session is not None:
+      message["sessionId"] = self._session
+    os.write(self._write, json.dumps(message).encode() + b"\0")
+    while True:
+      reply = self._receive()
+      if reply.get("id") == self._last:
+        if "error" in reply:
+          raise RuntimeError(f"{method}: {reply['error']}")
+        return reply["result"]
+      self._note(reply)
+
+  def _receive(self) -> dict[str, Any]:
+    text = bytearray()
+    while (byte := self._read.read(1)) != b"\0":
+      if not byte:
+        raise RuntimeError("Chromium ended.")
+      text += byte
+    return json.loads(text)
+
+  def _note(self, event: dict[str, Any]) -> None:
+    method, params = event.get("method"), event.get("params", {})
+    if method == "Runtime.exceptionThrown":
+      self.errors.append(json.dumps(params["exceptionDetails"]))
+    elif method == "Runtime.consoleAPICalled" and params["type"] == "error":
+      self.errors.append(json.dumps(params["args"]))
+    elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
+      self.errors.append(params["entry"]["text"])
+    elif method == "Network.requestWillBeSent":
+      url = params["request"]["url"]
+      if not url.startswith(("file:", "about:", "data:")):
+        self.errors.append(f"request of {url}")
+
+
+@contextlib.contextmanager
+def page(profile: pathlib.Path) -> Iterator[Page]:
+  """A page of a browser that ends with the block."""
+  to_browser, from_browser = os.pipe(), os.pipe()
+
+  def take_pipes() -> None:
+    # The protocol's fixed numbers: 3 is read, 4 written.
+    read, write = os.dup(to_browser[0]), os.dup(from_browser[1])
+    os.dup2(read, 3)
+    os.dup2(write, 4)
+
+  process = subprocess.Popen(
+    [
+      BINARY,
+      "--headless",
+      "--no-sandbox",
+      "--disable-gpu",
+      "--no-first-run",
+      "--disable-background-networking",
+      f"--user-data-dir={profile}",
+      "--remote-debugging-pipe",
+    ],
+    stdin=subprocess.DEVNULL,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+    close_fds=False,
+    preexec_fn=take_pipes,
+    start_new_session=True,
+  )
+  os.close(to_browser[0])
+  os.close(from_browser[1])
+  try:
+    with os.fdopen(from_browser[0], "rb") as read:
+      yield Page(to_browser[1], read)
+  finally:
+    os.close(to_browser[1])
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,275 @@
+"""Tables of the report: their numbers are those of the metrics, in the paper's
+layout, the same on the page, in JSON and in CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import pytest
+import study
+
+from anysearch_jax.evaluation import intervals, metrics, report, tables
+
+
+def _of_sets(label, **options):
+  """A row over two of the paper's sets and one of its own."""
+  names = ("musique", "nq", "own")
+  row = study.row(label, questions=18, **options)
+  return metrics.Row(
+    label,
+    tuple(
+      e | {"dataset": names[int(e["question_id"][1:]) % 3]}
+      for e in row.episodes
+    ),
+  )
+
+
+@pytest.fixture(scope="module")
+def rows():
+  options = {"budgets": (0, 2, 5), "seeds": (1, 2)}
+  return [
+    _of_sets("A", **options),
+    _of_sets("no R_abs", thrift=0.9, **options),
+    _of_sets("lambda = 0", skill=0.2, **options),
+  ]
+
+
+@pytest.fixture(scope="module")
+def built(rows, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("report")
+  data = report.write(
+    folder / "report.html",
+    rows,
+    training=[study.training("A")],
+    groups={"A": "tool", "no R_abs": "tool", "lambda = 0": "sampling"},
+    resamples=200,
+  )
+  return folder, data
+
+
+def _lines(folder, name):
+  text = (folder / f"{name}.csv").read_text("utf-8")
+  return list(csv.DictReader(io.StringIO(text)))
+
+
+def _part(row, dataset, budget):
+  return [
+    e
+    for e in row.episodes
+    if e["dataset"] == dataset
+    and e["budget"] == budget
+    and e["outcome"] != "failed"
+  ]
+
+
+def test_the_main_table_has_the_papers_columns_and_the_metrics_numbers(
+  rows, built
+):
+  folder, data = built
+  table = data["tables"]["main"]
+  assert [c["full_name"] for c in table["columns"]] == [
+    "General QA NQ†", "Multi-hop QA MuSiQue*", "own", "Avg.",
+  ]  # fmt: skip
+  lines = {(line["B"], line["row"]): line for line in _lines(folder, "main")}
+  assert len(lines) == 9
+  for row in rows:
+    for budget in (0, 2, 5):
+      line = lines[str(budget), row.label]
+      means = []
+      for dataset, column in (
+        ("nq", "General QA NQ†"),
+        ("musique", "Multi-hop QA MuSiQue*"),
+        ("own", "own"),
+      ):
+        part = _part(row, dataset, budget)
+        means.append(sum(e["em"] for e in part) / len(part))
+        assert float(line[column]) == pytest.approx(means[-1])
+        assert int(line[f"{column} n"]) == len(part)
+        low, high = (float(line[f"{column} {end}"]) for end in ("low", "high"))
+        assert low <= means[-1] <= high
+      assert float(line["Avg."]) == pytest.approx(sum(means) / 3)
+
+
+def test_an_average_stands_only_where_a_row_has_all_sets(rows):
+  less = metrics.Row(
+    "less", tuple(e for e in rows[0].episodes if e["dataset"] != "own")
+  )
+  data = report.build([rows[0], less], resamples=20).data
+  by_row = {
+    line["keys"][1]: line["cells"]
+    for line in data["tables"]["main"]["lines"]
+    if line["keys"][0] == "2"
+  }
+  assert by_row["A"][-1] is not None
+  assert by_row["less"][-1] is None
+  assert by_row["less"][-2] is None
+
+
+def test_the_efficiency_table_takes_the_budgets_that_were_evaluated(
+  rows, built
+):
+  lines = _lines(built[0], "efficiency")
+  assert {line["B"] for line in lines} == {"5"}
+  assert [line["set"] for line in lines[::3]] == ["nq", "musique", "own"]
+  part = _part(rows[1], "musique", 5)
+  (line,) = (
+    line
+    for line in lines
+    if (line["set"], line["row"]) == ("musique", "no R_abs")
+  )
+  searches = sum(e["searches"] for e in part)
+  assert float(line["searches"]) == pytest.approx(searches / len(part))
+  assert float(line["TP"]) == pytest.approx(
+    sum(e["em"] for e in part) / searches
+  )
+
+
+def test_each_ablation_is_a_table_led_by_the_system(built):
+  folder, data = built
+  names = [n for n in data["tables"] if n.startswith("ablation")]
+  assert names == ["ablation_tool", "ablation_sampling"]
+  rows = [line["row"] for line in _lines(folder, "ablation_sampling")]
+  assert rows == ["A", "lambda = 0"]
+  assert data["rows"][1]["index"] == data["rows"][2]["index"] == 1
+
+
+def test_pairs_are_compared_within_their_table(rows, built):
+  folder, _ = built
+  lines = _lines(folder, "pairwise_tool")
+  assert {line["pair"] for line in lines} == {"A − no R_abs"}
+  ours, theirs = (
+    {metrics.key_of(e): e for e in row.episodes} for row in rows[:2]
+  )
+  couples = [
+    (ours[key], theirs[key])
+    for key in ours
+    if key[1] == 5
+    and ours[key]["dataset"] == "own"
+    and "failed" not in (ours[key]["outcome"], theirs[key]["outcome"])
+  ]
+  (line,) = (line for line in lines if (line["set"], line["B"]) == ("own", "5"))
+  assert int(line["EM difference n"]) == len(couples)
+  assert float(line["EM difference"]) == pytest.approx(
+    sum(a["em"] - b["em"] for a, b in couples) / len(couples)
+  )
+  assert 0 < float(line["EM p"]) <= float(line["EM p, Holm"]) <= 1
+
+
+def test_early_stopping_counts_losses_with_budget_left(rows, built):
+  (line,) = (
+    line
+    for line in _lines(built[0], "early_stopping")
+    if (line["other"], line["B"]) == ("no R_abs", "5")
+  )
+  theirs = {metrics.key_of(e): e for e in rows[1].episodes}
+  couples = [
+    (e, theirs[metrics.key_of(e)]) for e in rows[0].episodes if e["budget"] == 5
+  ]
+  couples = [
+    c for c in couples if "failed" not in (c[0]["outcome"], c[1]["outcome"])
+  ]
+  losses = [a for a, b in couples if a["em"] < b["em"]]
+  unused = [e for e in losses if e["searches"] < 5]
+  wins = [a for a, b in couples if a["em"] > b["em"]]
+  assert losses and wins
+  assert float(line["count π wrong, other right"]) == len(losses)
+  assert float(line["count of these, π left budget unused"]) == len(unused)
+  assert float(line["count net gain"]) == len(wins) - len(losses)
+  assert float(line["rate π right, other wrong"]) == pytest.approx(
+    len(wins) / len(couples)
+  )
+
+
+def test_the_use_of_the_budget_sums_to_one(rows, built):
+  for line in _lines(built[0], "budget_use"):
+    shares = [
+      float(value)
+      for key, value in line.items()
+      if re.fullmatch(r"searches made \d+", key) and value
+    ]
+    assert len(shares) == int(line["B"]) + 1
+    assert sum(shares) == pytest.approx(1)
+
+
+def test_the_sampling_table_begins_with_phase_two(built):
+  lines = _lines(built[0], "sampling")
+  assert lines[0]["steps"] == "60"  # The 13th of 60 rollouts, 5 steps each.
+  assert [float(lines[0][f"B = {b}"]) for b in range(1, 6)] == pytest.approx(
+    [0.2 + 0.2 * 0.2, 0.2, 0.2 - 0.01, 0.2 - 0.014, 0.2 - 0.016]
+  )
+  assert len(lines) == 6
+
+
+def test_json_and_markdown_hold_what_the_csv_files_hold(built):
+  folder, data = built
+  stored = json.loads((folder / "report.json").read_text("utf-8"))
+  assert stored == json.loads(json.dumps(data))
+  markdown = (folder / "tables.md").read_text("utf-8")
+  for name, table in stored["tables"].items():
+    if table["lines"]:
+      assert f"### {table['title']}" in markdown
+      assert len(_lines(folder, name)) == len(table["lines"])
+    else:
+      assert not (folder / f"{name}.csv").exists()
+
+
+def test_prices_given_to_the_report_replace_the_episodes_costs(rows):
+  from anysearch_jax.evaluation import costs
+
+  data = report.build(
+    rows[:1], prices=costs.Prices(search=5.0), resamples=20
+  ).data
+  (line,) = (
+    line
+    for line in data["tables"]["curves"]["lines"]
+    if line["keys"][:2] == ("own", "2")
+  )
+  part = _part(rows[0], "own", 2)
+  mean = sum(e["searches"] for e in part) / len(part)
+  assert line["cells"][4]["value"] == pytest.approx(mean * 5 / 1000)
+
+
+def _table(**cells):
+  return tables.Table(
+    "t",
+    "T",
+    "note",
+    ("k", "row"),
+    (tables.Column("x", "g", best=True), tables.Column("y")),
+    tuple(
+      tables.Line(tuple(key.split("_")), values)
+      for key, values in cells.items()
+    ),
+  )
+
+
+def test_the_best_and_the_second_of_a_block_are_marked():
+  table = _table(
+    a_1=(tables.Cell(0.5), tables.Cell(9.0)),
+    a_2=(tables.Cell(0.7), None),
+    a_3=(tables.Cell(0.7), None),
+    a_4=(tables.Cell(0.1), None),
+    b_1=(tables.Cell(0.9), None),
+  )
+  first, second = tables.blocks(table)
+  assert tables.ranks(first, table.columns) == [[2, 0], [1, 0], [1, 0], [0, 0]]
+  assert tables.ranks(second, table.columns) == [[0, 0]]
+
+
+def test_csv_and_markdown_by_hand():
+  found = tables.cell(intervals.Estimate(0.25, 0.125, 0.5), 8)
+  table = _table(**{"a_=1+1": (found, tables.Cell(2)), "b_p|q": (None, None)})
+  assert tables.to_csv(table) == (
+    "k,row,g x,g x low,g x high,g x n,y\n"
+    "a,'=1+1,0.25,0.125,0.5,8,2\n"
+    "b,p|q,,,,,\n"
+  )
+  assert tables.to_markdown(table).splitlines()[2:6] == [
+    "| k | row | g x | y |",
+    "| --- | --- | --- | --- |",
+    "| a | =1+1 | 0.250 [0.125, 0.500] n=8 | 2.000 |",
+    "| b | p\\|q | – | – |",
+  ]
