@@ -13,7 +13,8 @@ Expected: unknown; nothing has been trained with it yet.
         --local-dir models/Llama-3.1-8B-Instruct
     python -m launch.train --config=configs/llama3_1_8b.py
 
-Questions and passages are still those of the generated world (`data.source`).
+Questions from data/qa (launch.prepare_data), passages from indexes/e5
+(launch.build_index): README.md has the commands.
 """
 
 from __future__ import annotations

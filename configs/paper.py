@@ -56,6 +56,8 @@ def experiment(
   config = config_lib.ExperimentConfig(
     name="-".join(filter(None, (name, preset))),
     policy=policy,
+    data=config_lib.DataConfig(source="prepared", path="data/qa"),
+    retrieval=config_lib.RetrievalConfig(kind="index", index="indexes/e5"),
     episode=config_lib.EpisodeConfig(max_context=8192),
     engine=config_lib.EngineConfig(
       slots=512,

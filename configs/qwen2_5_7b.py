@@ -13,7 +13,8 @@ Expected: unknown; nothing has been trained with it yet.
         --local-dir models/Qwen2.5-7B-Instruct
     python -m launch.train --config=configs/qwen2_5_7b.py
 
-Questions and passages are still those of the generated world (`data.source`).
+Questions from data/qa (launch.prepare_data), passages from indexes/e5
+(launch.build_index): README.md has the commands.
 """
 
 from __future__ import annotations

@@ -36,6 +36,10 @@ def get_config(family: str) -> config_lib.ExperimentConfig:
     paper,
     name=f"rehearsal-{family}",
     policy="runs/rehearsal/policy",
+    # Served, as on several nodes.
+    retrieval=config_lib.RetrievalConfig(
+      kind="http", url="http://127.0.0.1:8000"
+    ),
     compute_dtype="float32",
     questions=2,
     group=3,

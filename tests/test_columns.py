@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import study
 
+from anysearch_jax import scoring
 from anysearch_jax.evaluation import columns, episodes, metrics
 
 
@@ -113,6 +114,12 @@ def test_read_refuses_with_a_sentence(tmp_path):
       columns.read(path)
 
 
+def test_an_outcome_that_is_none_is_refused():
+  (episode,) = study.row("a", questions=1, budgets=(1,)).episodes
+  with pytest.raises(ValueError, match="'q0' ended as 'lost'; expected one of"):
+    columns.of([episode | {"outcome": "lost"}])
+
+
 def test_half_a_surrogate_pair_can_be_read(tmp_path):
   (episode,) = study.row("a", questions=1, budgets=(1,)).episodes
   path = _file(tmp_path / "x", [episode | {"question": study.HOSTILE}])
@@ -139,6 +146,21 @@ def test_a_row_keeps_a_sample_and_measures_all(tmp_path):
   found = metrics.read_row("a", path, run="r", sample=10)
   assert (len(found.episodes), len(found.columns), found.run) == (10, 60, "r")
   assert metrics.by_budget(found.columns) == metrics.by_budget(row.columns)
+
+
+@pytest.mark.parametrize(
+  ("answer", "aliases", "expected"),
+  [
+    ("a cat sat on the mat", ["cat on mat"], 6 / 7),  # 3 of 4, 3 of 3.
+    ("cat cat", ["cat"], 2 / 3),  # A word counts as often as both have it.
+    ("cat", ["dog", "the big cat", "cat dog bird"], 2 / 3),
+    ("The", ["the"], 0.0),  # Nothing is left of either.
+    ("", [], 0.0),
+    (None, ["cat"], 0.0),
+  ],
+)
+def test_f1_by_hand(answer, aliases, expected):
+  assert scoring.f1(answer, aliases) == pytest.approx(expected)
 
 
 def test_f1_is_of_words_and_one_where_em_is():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import study
 
-from anysearch_jax.evaluation import comparison, metrics, verdicts
+from anysearch_jax.evaluation import comparison, episodes, metrics, verdicts
 
 
 def _row(
@@ -106,12 +106,12 @@ def test_the_early_stopping_table_of_one_set():
 def test_pairs_of_a_large_row_are_those_of_the_small_join():
   ours = study.row("a", questions=12, budgets=(0, 1, 3), seeds=(3, 1))
   theirs = study.row("b", questions=9, budgets=(3, 0, 5), seeds=(1, 2))
-  left = {metrics.key_of(e): e for e in metrics.scored(ours.episodes)}
-  right = {metrics.key_of(e): e for e in metrics.scored(theirs.episodes)}
+  left = {episodes.key_of(e): e for e in episodes.scored(ours.episodes)}
+  right = {episodes.key_of(e): e for e in episodes.scored(theirs.episodes)}
   common = sorted(left.keys() & right.keys())
   pairs = comparison.pair(ours, theirs)
   assert len(pairs) == len(common) > 10
-  for side, episodes in ((pairs.ours, left), (pairs.theirs, right)):
+  for side, own in ((pairs.ours, left), (pairs.theirs, right)):
     found = list(
       zip(
         side.ids[side.question],
@@ -122,7 +122,7 @@ def test_pairs_of_a_large_row_are_those_of_the_small_join():
       )
     )
     assert found == [
-      (*key, episodes[key]["em"], episodes[key]["searches"]) for key in common
+      (*key, own[key]["em"], own[key]["searches"]) for key in common
     ]
 
 

@@ -191,6 +191,13 @@ def test_estimates_hold_the_cells_values():
     assert estimate.low <= estimate.value <= estimate.high
 
 
+def test_estimates_of_no_episode_say_nothing():
+  row = study.row("a", questions=2, budgets=(1,))
+  found = measures.estimates(row.columns.where(row.columns.budget == 9))
+  assert found["accuracy"] == (None, 0.0, 1.0)
+  assert found["tp"] == found["searches"] == (None, None, None)
+
+
 def test_an_estimate_of_one_seed_is_wilsons():
   row = study.row("a", questions=50, budgets=(3,))
   cell = metrics.cell(row.columns)

@@ -104,6 +104,25 @@ def test_clustered_rate_of_many_is_the_bootstrap_of_scipy():
   np.testing.assert_allclose(found[1:], oracle, atol=0.05 * width)
 
 
+def test_intervals_cover_the_truth_as_often_as_they_say():
+  rng = np.random.default_rng(8)
+  rates = ratios = 0
+  for _ in range(1000):
+    # Three seeds of 60 questions: the mean difficulty is 1/2, searches 2.
+    easy = rng.random((60, 1))
+    em = (rng.random((60, 3)) < easy).sum(1).astype(float)
+    searches = (
+      (1 + rng.binomial(2, 1 - easy, size=(60, 3))).sum(1).astype(float)
+    )
+    found = intervals.clustered_rate(em, np.full(60, 3.0))
+    rates += found.low < 0.5 < found.high
+    found = intervals.delta(em, searches)
+    ratios += found.low < 0.25 < found.high
+  # Binomial error of 1000 runs: 0.007; taken as independent, 0.87 would hold.
+  assert 0.93 < rates / 1000 < 0.97
+  assert 0.92 < ratios / 1000 < 0.97
+
+
 def test_clustered_rate_of_nothing_says_nothing():
   none = np.zeros(0)
   assert intervals.clustered_rate(none, none) == (None, 0.0, 1.0)

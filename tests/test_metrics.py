@@ -218,7 +218,7 @@ def test_first_hop_sorts_by_memory_and_needs_budget():
 def test_parse_episodes_reads_back_what_was_written():
   row = study.row("a", questions=2, budgets=(0, 1))
   lines = [json.dumps(e) for e in row.episodes] + ["\n"]
-  assert metrics.parse_episodes(lines, source="x") == row.episodes
+  assert episodes.parse(lines, source="x") == row.episodes
 
 
 @pytest.mark.parametrize(
@@ -232,4 +232,4 @@ def test_parse_episodes_reads_back_what_was_written():
 )
 def test_parse_episodes_refuses_with_a_sentence(lines, sentence):
   with pytest.raises(ValueError, match=sentence):
-    metrics.parse_episodes(lines, source="x.jsonl")
+    episodes.parse(lines, source="x.jsonl")

@@ -66,9 +66,12 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
 
 def paper(preset="", **mesh):
+  """Without its retriever, which has tests of its own."""
   config = launch_flags.load_config(f"configs/qwen2_5_7b.py{preset}")
   return dataclasses.replace(
-    config, mesh=dataclasses.replace(config.mesh, **mesh)
+    config,
+    mesh=dataclasses.replace(config.mesh, **mesh),
+    retrieval=config_lib.RetrievalConfig(),
   )
 
 
@@ -301,6 +304,7 @@ def test_a_dry_run_prints_commands_and_starts_nothing(tmp_path):
   )
   assert code == 0
   assert not output.exists()
+  assert "--index=indexes/e5" in said
   assert f"# server-0, log {output}/logs/server-0.log; ready when" in said
   lines = [
     line.strip().removesuffix("\\").strip() for line in said.splitlines()
@@ -313,6 +317,10 @@ def test_a_dry_run_prints_commands_and_starts_nothing(tmp_path):
     "--config.seed=7",
     f"--output={output}",
     "--threads=3",
+    "--config.retrieval.kind=http",
+    "--config.retrieval.url=http://127.0.0.1:8000",
+    "--config.retrieval.index=",
+    "--config.retrieval.encoder=",
     "--config.engine.kind=sglang",
     "--config.sglang.urls=http://127.0.0.1:30000",
     "--config.mesh.trainer=0,1,2,3",

@@ -102,6 +102,23 @@ def test_mcnemar_asks_for_one_pair_a_question():
   assert found["accuracy", None, 2].n > found["accuracy", None, 2].questions
 
 
+def test_every_seed_alone_is_told():
+  names = ("musique", "nq")
+  size = {"questions": 40, "budgets": (0, 2, 5), "seeds": (7, 3)}
+  rows = _rows("a", "b", sets=names, **size)
+  found = _by_cell(pairwise.pairwise(rows, ("accuracy", "tp"), **FEW))
+  for place, seed in enumerate((3, 7)):
+    alone = [
+      metrics.Row(r.label, tuple(e for e in r.episodes if e["seed"] == seed))
+      for r in rows
+    ]
+    own = _by_cell(pairwise.pairwise(alone, ("accuracy", "tp"), **FEW))
+    for key, line in found.items():
+      value = own[key].estimate.value
+      assert line.by_seed[place] == (value and pytest.approx(value)), key
+      assert own[key].by_seed == (line.by_seed[place],)
+
+
 def test_holm_is_over_all_pairs_at_one_level_of_detail():
   rows = _rows("a", "b", "c", questions=40, budgets=(1, 2, 3))
   lines = pairwise.pairwise(rows, ("accuracy", "searches"), **FEW)
@@ -116,6 +133,10 @@ def test_holm_is_over_all_pairs_at_one_level_of_detail():
     np.testing.assert_allclose(
       [d.adjusted for d in family],
       significance.holm([d.permutation for d in family]),
+    )
+    np.testing.assert_allclose(
+      [d.discovery for d in family],
+      significance.benjamini_hochberg([d.permutation for d in family]),
     )
     pooled = [d for d in lines if d.measure == measure and d.budget is None]
     np.testing.assert_allclose(

@@ -117,7 +117,7 @@ def _tokens(
 ) -> dict[str, Any]:
   ids, authors = tokens["ids"], [tuple(run) for run in tokens["authors"]]
   prompt = sum(count for author, count in authors if author == "prompt")
-  texts = token_texts(ids[prompt:], decode)
+  texts, logps = token_texts(ids[prompt:], decode), tokens.get("logps")
   return {
     "prompt": decode(ids[:prompt]),
     "tokens": {
@@ -126,7 +126,7 @@ def _tokens(
         for pair in zip(ids[prompt:], texts, strict=True)
       ],
       "authors": [run for run in authors if run[0] != "prompt"],
-      "logps": [round(x, 3) for x in tokens.get("logps") or ()] or None,
+      "logps": None if logps is None else [round(x, 3) for x in logps],
       "versions": tokens.get("versions"),
     },
   }

@@ -249,13 +249,23 @@ def _numbers(
     episode["budget"],
     episode["seed"],
     NONE if hops is None else hops,
-    OUTCOMES.index(episode["outcome"]),
+    _outcome(episode, source),
     NONE if hop is None else KINDS.index(hop[0]),
     *(episode[key] for key in _PRESENT),
     *(_optional(episode, key) for key in _OPTIONAL),
     _f1(episode),
     0 if hop is None else hop[1],
   )
+
+
+def _outcome(episode: episodes_lib.Episode, source: str) -> int:
+  if episode["outcome"] not in OUTCOMES:
+    raise ValueError(
+      f"{source}: question {str(episode['question_id'])!r} ended as "
+      f"{episode['outcome']!r}; expected one of {', '.join(OUTCOMES)}. "
+      "Evaluate this row again with this version."
+    )
+  return OUTCOMES.index(episode["outcome"])
 
 
 def _optional(episode: Mapping[str, Any], key: str) -> float:

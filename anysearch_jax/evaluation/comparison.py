@@ -19,7 +19,6 @@ from anysearch_jax.evaluation import (
   pairing,
 )
 
-Pairs = pairing.Pairs
 pair = pairing.pair
 
 
@@ -51,7 +50,9 @@ class Number:
   n: int
 
 
-def compare(pairs: Pairs, *, resamples: int = 10_000) -> list[Comparison]:
+def compare(
+  pairs: pairing.Pairs, *, resamples: int = 10_000
+) -> list[Comparison]:
   """Compares two rows at every common budget, then pooled over B >= 1."""
   if not pairs.questions:
     return []

@@ -17,12 +17,7 @@ import numpy as np
 from anysearch_jax.evaluation import columns, episodes, intervals, measures
 
 Episode = episodes.Episode
-REQUIRED = episodes.REQUIRED
-parse_episodes = episodes.parse
 key_of = episodes.key_of
-scored = episodes.scored
-words = episodes.words
-mentions = episodes.mentions
 
 
 @dataclasses.dataclass(frozen=True)

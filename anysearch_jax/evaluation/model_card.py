@@ -205,6 +205,7 @@ def _sampling(s: Mapping[str, Any]) -> str:
 def _evaluation(row: metrics.Row, resamples: int) -> str:
   """A table of one evaluation, a line a budget."""
   table = row.columns
+  scaffold = "with" if table.scaffold.any() else "no"
   seeds = len(columns.by_seed(table))
   tp = comparison.productivities(table, resamples=resamples)
   lines = []
@@ -223,7 +224,7 @@ def _evaluation(row: metrics.Row, resamples: int) -> str:
     )
   head = ("budget", "n", "exact match, %", "searches", "TP", "failed")
   return (
-    f"**{row.label}**: {'with' if table.scaffold.any() else 'no'} scaffold, {seeds} "
+    f"**{row.label}**: {scaffold} scaffold, {seeds} "
     f"seed{'s' if seeds > 1 else ''}; 95% intervals in brackets (Wilson, "
     "clustered by question; TP, correct answers per search, bootstrap over "
     "questions).\n\n" + _table(head, lines)

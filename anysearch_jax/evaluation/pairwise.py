@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from anysearch_jax.evaluation import (
+  columns,
   intervals,
   measures,
   metrics,
@@ -29,12 +30,17 @@ class Difference:
     budget: None: all with B >= 1 together.
     n: pairs of episodes, over so many questions.
     estimate: ours minus theirs; paired bootstrap, clustered by question.
+      It tells what other questions would give, not what training again would:
+      where seeds are runs of their own, see by_seed.
+    by_seed: the estimate's value on each seed alone, by seed.
     permutation: p value of exchanging whole questions between the rows.
     mcnemar: mid-p of the discordant pairs; of accuracy only, and only where
       each question has one pair, as the test asks for independent ones.
     adjusted: `permutation` after Holm's correction over the family: all pairs
       of rows, in this measure, at this level of detail (everything together;
       by budget; by dataset; by both).
+    discovery: likewise after Benjamini and Hochberg's: the share of false
+      claims among those with no larger value.
   """
 
   ours: str
@@ -45,9 +51,11 @@ class Difference:
   n: int
   questions: int
   estimate: intervals.Estimate
+  by_seed: tuple[float | None, ...]
   permutation: float | None
   mcnemar: float | None
   adjusted: float | None = None
+  discovery: float | None = None
 
 
 def pairwise(
@@ -81,10 +89,16 @@ def pairwise(
     level = line.measure, line.dataset is None, line.budget is None
     families.setdefault(level, []).append(place)
   for places in families.values():
-    p = [found[i].permutation for i in places]
-    adjusted = significance.holm([np.nan if v is None else v for v in p])
-    for i, value in zip(places, adjusted, strict=True):
-      found[i] = dataclasses.replace(found[i], adjusted=_defined(value))
+    p = np.array([found[i].permutation for i in places], dtype=np.float64)
+    for i, adjusted, discovery in zip(
+      places,
+      significance.holm(p),
+      significance.benjamini_hochberg(p),
+      strict=True,
+    ):
+      found[i] = dataclasses.replace(
+        found[i], adjusted=_defined(adjusted), discovery=_defined(discovery)
+      )
   return tuple(found)
 
 
@@ -103,12 +117,7 @@ def _compared(
   )
   used = np.array(first.budgets) >= 1
   # The first "budget" is all of B >= 1 together.
-  left, right = (
-    np.concatenate(
-      [side.values[:, used].sum(axis=1, keepdims=True), side.values], axis=1
-    )
-    for side in (first, second)
-  )
+  left, right = (_pooled(side.values, used) for side in (first, second))
   questions, cells, sums = left.shape
   difference = _difference(first, names, cells)
   estimates = intervals.bootstrap(
@@ -126,12 +135,20 @@ def _compared(
     stratum=first.stratum,
     draws=draws,
   )
+  by_seed = difference(
+    *(
+      _pooled(_by_seed(side, pairs, first), used).reshape(
+        -1, len(first.datasets), cells * sums
+      )
+      for side in (pairs.ours, pairs.theirs)
+    )
+  ).T
   sets = [None, *(first.datasets if len(first.datasets) > 1 else ())]
   keys = itertools.product(sets, (None, *first.budgets), names)
   parts = {None: pairs} | pairs.by_dataset()
   lines = []
-  for (dataset, budget, name), estimate, p in zip(
-    keys, estimates, p_values, strict=True
+  for (dataset, budget, name), estimate, seeds, p in zip(
+    keys, estimates, by_seed, p_values, strict=True
   ):
     n, asked, mcnemar = _counts(parts[dataset], budget)
     lines.append(
@@ -144,11 +161,34 @@ def _compared(
         n,
         asked,
         estimate,
+        tuple(map(_defined, seeds)),
         _defined(p),
         mcnemar if name == "accuracy" else None,
       )
     )
   return lines
+
+
+def _pooled(values: np.ndarray, used: np.ndarray) -> np.ndarray:
+  """Sums `[..., B, K]` with those of the `used` budgets put first."""
+  pooled = values[..., used, :].sum(axis=-2, keepdims=True)
+  return np.concatenate([pooled, values], axis=-2)
+
+
+def _by_seed(
+  side: columns.Columns, pairs: pairing.Pairs, found: measures.Sums
+) -> np.ndarray:
+  """Sums of one side by seed, dataset and budget, `[seeds, D, B, K]`."""
+  seeds, seed = np.unique(pairs.ours.seed, return_inverse=True)
+  shape = len(seeds), len(found.datasets), len(found.budgets)
+  budget = np.searchsorted(found.budgets, pairs.budget)
+  place = seed, pairs.stratum[pairs.question], budget
+  summed = measures.columns_of(side)
+  return intervals.cluster_sums(
+    np.ravel_multi_index(place, shape),
+    [summed[name] for name in found.names],
+    clusters=int(np.prod(shape)),
+  ).reshape(*shape, -1)
 
 
 def _difference(

@@ -16,7 +16,7 @@ _TIGHT = (1, 2, 3, 4)  # Budgets that must beat closed book.
 _AMPLE = 4  # From this budget on the controls must not be better.
 _WELL_BELOW = 0.5  # P(search | known) over P(search | unknown), at most.
 
-Compared = tuple[comparison.Pairs, Sequence[comparison.Comparison]]
+Compared = tuple[pairing.Pairs, Sequence[comparison.Comparison]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _searches_what_it_lacks(
 
 
 def _needs_no_scaffold(
-  scaffolded: Mapping[str, comparison.Pairs], resamples: int
+  scaffolded: Mapping[str, pairing.Pairs], resamples: int
 ) -> Verdict:
   claim = (
     "Internalised: the scaffold at inference changes accuracy by less than "
@@ -190,7 +190,7 @@ def _needs_no_scaffold(
 
 
 def _keeps_ample(
-  controls: Mapping[str, comparison.Pairs], resamples: int
+  controls: Mapping[str, pairing.Pairs], resamples: int
 ) -> Verdict:
   claim = (
     f"No price at ample budgets: accuracy pooled over B >= {_AMPLE} is not "

@@ -1,0 +1,187 @@
+"""Folders that a report takes: runs, evaluations, seeds, training groups."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+import study
+from absl import app, flags
+from absl.testing import flagsaver
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.evaluation import loading
+from launch import report as command
+
+_POLICY = pathlib.Path("configs/quickstart_policy")
+
+
+def _run(folder, *names, label="A", seed=42):
+  """A run with evaluations of these names."""
+  study.save_training(study.training(label, rollouts=12), folder)
+  for name in names:
+    row = study.row(label, questions=4, budgets=(0, 2), seeds=(seed,))
+    study.save_row(row, folder / "evaluation" / name)
+  return folder
+
+
+def test_a_run_gives_a_row_for_each_of_its_evaluations(tmp_path):
+  run = _run(tmp_path / "any-42", "plain", "scaffold")
+  found = loading.sources(str(run))
+  assert [s.label for s in found] == ["any-42", "any-42, scaffold"]
+  assert [s.run for s in found] == [run, run]
+  assert found[1].folders == (run / "evaluation" / "scaffold",)
+
+
+def test_an_evaluation_is_called_after_its_run(tmp_path):
+  run = _run(tmp_path / "any-42", "scaffold")
+  folder = run / "evaluation" / "scaffold"
+  assert [s.label for s in loading.sources(str(folder))] == ["any-42, scaffold"]
+  assert [s.label for s in loading.sources(f"B={folder}")] == ["B"]
+
+
+def test_an_evaluation_outside_a_run_is_called_after_its_folder(tmp_path):
+  study.save_row(study.row("x", questions=1, budgets=(1,)), tmp_path / "mine")
+  (found,) = loading.sources(str(tmp_path / "mine"))
+  assert (found.label, found.run) == ("mine", None)
+
+
+def test_runs_of_several_seeds_make_one_row_of_each_evaluation(tmp_path):
+  runs = [
+    _run(tmp_path / f"any-{seed}", "plain", "scaffold", seed=seed)
+    for seed in (42, 43)
+  ]
+  plain, scaffold = loading.sources(f"A = b={'+'.join(map(str, runs))}")
+  assert (plain.label, scaffold.label) == ("A = b", "A = b, scaffold")
+  row = loading.load_row(plain.label, *plain.folders)
+  assert len(row.columns) == 2 * 2 * 4
+  assert set(row.columns.seed) == {42, 43}
+
+
+def test_one_seed_twice_is_refused(tmp_path):
+  runs = [_run(tmp_path / name, "plain") for name in "ab"]
+  (source,) = loading.sources(f"A={runs[0]}+{runs[1]}")
+  with pytest.raises(ValueError, match="Row 'A': .* occurs twice .* own eval"):
+    loading.load_row(source.label, *source.folders)
+
+
+def test_a_folder_without_an_evaluation_is_refused(tmp_path):
+  _run(tmp_path / "run")
+  with pytest.raises(ValueError, match="found neither episodes.jsonl nor eval"):
+    loading.sources(str(tmp_path / "run"))
+
+
+def test_the_tokenizer_is_that_of_the_policy_that_played(tmp_path):
+  folder = tmp_path / "run" / "evaluation" / "plain"
+  folder.mkdir(parents=True)
+  assert loading.decoder(folder) is None
+  (folder / "config.json").write_text(json.dumps({"policy": "gone/policy"}))
+  assert loading.decoder(folder) is None
+  (folder / "config.json").write_text(json.dumps({"policy": str(_POLICY)}))
+  decode = loading.decoder(folder)
+  # The world's words stand apart; a control token is written out.
+  assert decode([7, 56]) == "<think> need"
+
+
+def test_a_run_that_moved_has_its_tokenizer_inside(tmp_path):
+  folder = tmp_path / "run" / "evaluation" / "plain"
+  folder.mkdir(parents=True)
+  (tmp_path / "run" / "policy").mkdir()
+  (tmp_path / "run" / "policy" / "tokenizer.json").write_bytes(
+    (_POLICY / "tokenizer.json").read_bytes()
+  )
+  assert loading.decoder(folder)([7]) == "<think>"
+
+
+def _group(*right):
+  """A recorded group: right or wrong after one search of two."""
+  spans = [
+    {"author": "model", "text": "<think> a </think><search>b</search>"},
+    {"author": "environment", "text": "\n\n<information>c</information>\n\n"},
+  ]
+  return {
+    "question_id": "q",
+    "question": "who?",
+    "golden_answers": ["x"],
+    "budget": 2,
+    "scaffold": False,
+    "trajectories": [
+      {
+        "spans": [
+          *spans,
+          {
+            "author": "model",
+            "text": f"<think> d </think><answer>{'x' if r else 'y'}</answer>",
+          },
+        ],
+        "searches": 1,
+        "queries": ["b"],
+        "violation": False,
+        "outcome": "answered",
+        "reason": "",
+        "failed": False,
+        "generated_tokens": 9,
+        "retrieved_tokens": 3,
+        "total_tokens": 12,
+      }
+      for r in right
+    ],
+  }
+
+
+def test_training_groups_come_with_reward_and_advantage(tmp_path):
+  run = tmp_path / "run"
+  (run / "trajectories").mkdir(parents=True)
+  (run / "trajectories" / "rollout-00007.jsonl").write_text(
+    json.dumps(_group(1, 0)) + "\n"
+  )
+  (run / "config.json").write_text(
+    json.dumps({"reward": {"gamma_mode": "off"}, "key_of_another_version": 1})
+  )
+  (sample,) = command.groups_of({"A": run})
+  assert sample.label == "A, training"
+  right, wrong = sample.episodes
+  reward = config_lib.RewardConfig()
+  assert right["reward"] == pytest.approx(reward.alpha + reward.beta)
+  assert wrong["reward"] == pytest.approx(reward.beta)
+  # Two rewards stand one standard deviation off their mean.
+  assert right["advantage"] == pytest.approx(1, abs=1e-4)
+  assert wrong["advantage"] == pytest.approx(-1, abs=1e-4)
+  assert (right["seed"], right["em"], wrong["answer"]) == (7, 1, "y")
+
+
+def test_a_run_without_recorded_groups_has_none_to_show(tmp_path):
+  _run(tmp_path / "run")
+  assert command.groups_of({"A": tmp_path / "run"}) == []
+
+
+def test_the_command_takes_run_folders(tmp_path, capsys):
+  runs = [_run(tmp_path / name, "plain", label=name) for name in "ab"]
+  flags.FLAGS.mark_as_parsed()
+  with flagsaver.flagsaver(
+    output=str(tmp_path / "out" / "r.html"), controls=["other"]
+  ):
+    command.main(["report", str(runs[0]), f"other={runs[1]}"])
+  data = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+  assert [row["label"] for row in data["rows"]] == ["a", "other"]
+  assert [run["label"] for run in data["training"]] == ["a", "other"]
+  assert data["controls"] == ["other"]
+  assert "other" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ("given", "sentence"),
+  [
+    ({"prices": ["1", "2"]}, "--prices: found '1,2', expected three numbers"),
+    ({"tables": ["tool"]}, "expected label=folder"),
+  ],
+)
+def test_the_command_refuses_flags_with_a_sentence(tmp_path, given, sentence):
+  run = _run(tmp_path / "a", "plain")
+  flags.FLAGS.mark_as_parsed()
+  with (
+    flagsaver.flagsaver(output=str(tmp_path / "r.html"), **given),
+    pytest.raises(app.UsageError, match=sentence),
+  ):
+    command.main(["report", str(run)])

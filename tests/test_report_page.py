@@ -1,0 +1,250 @@
+"""The report in a browser: it works, on laptop and phone, from a file."""
+
+from __future__ import annotations
+
+import json
+
+import chromium
+import pytest
+import study
+
+from anysearch_jax.evaluation import report, trajectories
+
+pytestmark = pytest.mark.skipif(
+  chromium.BINARY is None, reason="There is no chromium here."
+)
+_SIZES = {"laptop": (1366, 768), "phone": (390, 844)}
+_HOSTILE = (
+  "<img src=x onerror=\"document.title='run'\"></script><script>document.title="
+  "'run'</script><svg onload=\"document.title='run'\">"
+)
+
+
+def _hostile(episode):
+  return episode | {
+    "question": _HOSTILE + episode["question"],
+    "answer": _HOSTILE,
+    "golden_answers": [_HOSTILE],
+    "reason": _HOSTILE,
+  }
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+  size = {"questions": 30, "budgets": (0, 2, 6)}
+  rows = [
+    study.row("A", **size),
+    study.row("B", thrift=0.8, **size),
+  ]
+  samples = [
+    trajectories.Sample(row.label, row.episodes, study.decode) for row in rows
+  ]
+  group = {
+    key: value for key, value in rows[0].episodes[0].items() if key != "tokens"
+  } | {"training": True, "reward": 0.65, "advantage": -1.25, "seed": 7}
+  samples += [
+    trajectories.Sample("A, training", [_hostile(group)]),
+  ]
+  samples[0] = trajectories.Sample(
+    "A", [_hostile(e) for e in rows[0].episodes], lambda ids: _decoded(ids)
+  )
+  output = tmp_path_factory.mktemp("report") / "report.html"
+  data = report.write(
+    output,
+    rows,
+    ["B"],
+    [study.training("A")],
+    samples=samples,
+    notes=_HOSTILE,
+    resamples=50,
+  )
+  return output, data
+
+
+def _decoded(ids):
+  """The made-up text, hostile before each of its ends."""
+  return study.decode(ids).replace("</answer>", f"{_HOSTILE}</answer>")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+  with chromium.page(tmp_path_factory.mktemp("profile")) as page:
+    yield page
+
+
+@pytest.fixture(params=_SIZES)
+def page(request, browser, written):
+  width, height = _SIZES[request.param]
+  browser.errors.clear()
+  browser.open(written[0], width=width, height=height)
+  yield browser
+  assert browser.errors == []
+
+
+def _choose(page, part, value):
+  page.run(
+    f"""(() => {{
+      const control = document.querySelector('[data-part="{part}"]');
+      control.value = {json.dumps(value)};
+      control.dispatchEvent(new Event(
+        control.tagName === 'SELECT' ? 'change' : 'input'));
+    }})()"""
+  )
+
+
+def _text(page, selector):
+  return page.run(f"document.querySelector('{selector}').textContent")
+
+
+def _listed(page):
+  return page.run(
+    "[...document.querySelectorAll('.list small')].map(e => e.textContent)"
+  )
+
+
+def test_nothing_stands_over_the_edge(page):
+  width, inner, over = page.run(
+    """[document.documentElement.scrollWidth, innerWidth,
+    [...document.querySelectorAll('body *')].filter(e =>
+      e.getBoundingClientRect().right > innerWidth + 1 &&
+      !e.closest('.scroll, svg')).map(e => e.outerHTML.slice(0, 80))]"""
+  )
+  assert width <= inner
+  assert over == []
+
+
+def test_text_of_others_is_never_run(page):
+  assert page.run("document.title") == "One policy, any budget: A"
+  assert page.run("document.querySelectorAll('script').length") == 2
+  assert page.run("document.querySelectorAll('img, [onerror]').length") == 0
+  for shade in ("logp", "difference", "advantage", "author"):
+    _choose(page, "shade", shade)
+  assert "<img src=x onerror" in _text(page, "[data-part=detail] h3")
+  assert page.run("document.title") == "One policy, any budget: A"
+
+
+def test_filters_narrow_the_list(page):
+  everything = _text(page, "[data-part=status]")
+  _choose(page, "row", "1")
+  _choose(page, "budget", "6")
+  found = _listed(page)
+  assert found
+  assert all(text.startswith("B · B = 6") for text in found)
+  assert _text(page, "[data-part=status]") != everything
+  _choose(page, "em", "1")
+  right = _listed(page)
+  assert 0 < len(right) < len(found)
+  assert all(text.endswith("right") for text in right)
+  _choose(page, "text", "kel3x0 kel3x0 nowhere")
+  assert _listed(page) == []
+  assert "No trajectory passes" in _text(page, "[data-part=detail]")
+  _choose(page, "text", "")
+  assert _listed(page) == right
+
+
+def test_words_are_found_in_what_was_written(page):
+  _choose(page, "text", "KEL7X0")
+  assert page.run(
+    "[...document.querySelectorAll('.list span')].every("
+    "e => e.textContent.includes('kel7x0'))"
+  )
+  assert _listed(page)
+
+
+def test_a_token_tells_its_log_probability(page, written):
+  _choose(page, "row", "1")
+  _choose(page, "shade", "logp")
+  payload = json.loads(_text(page, "#browser-data"))
+  shown = _text(page, "[data-part=detail] h3")
+  (entry,) = (
+    e
+    for e in payload["entries"]
+    if e["row"] == 1
+    and e["question"] == shown
+    and f"B = {e['budget']} ·" in _text(page, "[data-part=detail] p")
+  )
+  page.run("document.querySelectorAll('.token')[1].click()")
+  told = _text(page, "[data-part=told]")
+  logp = f"{entry['tokens']['logps'][1]:.3f}".replace("-", "−")
+  assert f"log-probability {logp}," in told
+  assert told.endswith("policy version 3")
+  assert page.run("document.querySelectorAll('.token.down').length") > 0
+
+
+def test_a_difference_ends_where_the_rows_part(page):
+  _choose(page, "row", "1")
+  _choose(page, "shade", "difference")
+  note = _text(page, "[data-part=shade-note]")
+  assert "Log-probability here minus A's" in note
+  # Rows whose tokens differ from the first on have nothing to hold against.
+  payload = json.loads(_text(page, "#browser-data"))
+  ours, theirs = (
+    {
+      (e["question_id"], e["budget"]): e["tokens"]["texts"]
+      for e in payload["entries"]
+      if e["row"] == row
+    }
+    for row in (1, 0)
+  )
+  first = next(iter(ours))
+  shared = 0
+  for one, other in zip(ours[first], theirs[first]):
+    if one != other:
+      break
+    shared += 1
+  assert f"({shared} tokens of the response)" in note
+
+
+def test_an_advantage_is_shown_of_training_only(page):
+  _choose(page, "shade", "advantage")
+  assert "choose a training row" in _text(page, "[data-part=shade-note]")
+  _choose(page, "row", "2")
+  facts = _text(page, "[data-part=detail] p")
+  assert "rollout 7" in facts
+  assert "reward 0.650 · advantage −1.250" in facts
+  assert page.run("document.querySelectorAll('.piece .down').length") > 0
+
+
+def test_next_and_previous_walk_the_list(page):
+  first = _text(page, "[data-part=detail]")
+  page.run("document.querySelector('[data-part=next]').click()")
+  assert _text(page, "[data-part=detail]") != first
+  assert (
+    page.run(
+      "[...document.querySelectorAll('.list button')].findIndex("
+      "b => b.getAttribute('aria-current') === 'true')"
+    )
+    == 1
+  )
+  page.run("document.querySelector('[data-part=previous]').click()")
+  assert _text(page, "[data-part=detail]") == first
+
+
+def test_what_is_read_stands_out_from_its_ground(browser, written):
+  script = """(() => {
+    const light = (text) => {
+      const [r, g, b] = text.match(/[\\d.]+/g).map((x) => x / 255).map((x) =>
+        x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+      return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const ground = (e) => {
+      for (; e; e = e.parentElement) {
+        const color = getComputedStyle(e).backgroundColor;
+        if (!/, 0\\)$/.test(color) && color !== 'transparent') return color;
+      }
+      return 'rgb(255, 255, 255)';
+    };
+    const low = [];
+    for (const e of document.querySelectorAll(
+      'p, th, td, small, a, button, label, h1, h2, h3, .text, .who, summary')) {
+      const [a, b] = [light(getComputedStyle(e).color), light(ground(e))];
+      const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+      if (ratio < 4.5) low.push(e.outerHTML.slice(0, 80));
+    }
+    return low;
+  })()"""
+  browser.open(written[0], width=1366, height=768)
+  assert browser.run(script) == []
+  browser.dark()
+  assert browser.run("matchMedia('(prefers-color-scheme: dark)').matches")
+  assert browser.run(script) == []
