@@ -41,6 +41,11 @@ def main(argv) -> None:
   from anysearch_jax.training import warm_start
 
   w = config.warm_start
+  if config.data.source != "world":
+    sys.exit(
+      f"launch.warm_start: found data.source {config.data.source!r}, expected "
+      "'world': demonstrations are of the generated world."
+    )
   source = parts.source(config)
   codec = tokenizer_lib.Tokenizer(world_tokenizer.build_tokenizer(source.world))
   a = architecture_lib.Architecture(
