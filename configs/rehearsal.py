@@ -69,6 +69,6 @@ def get_config(family: str) -> config_lib.ExperimentConfig:
     pipeline=config_lib.PipelineConfig(),
     checkpoint=config_lib.CheckpointConfig(export_dtype="float32"),
     evaluation=config_lib.EvaluationConfig(
-      budgets=(0, 2), questions=2, seeds=(42,)
+      budgets=(0, 2), questions=4, seeds=(42,)
     ),
   )

@@ -22,7 +22,7 @@ import time
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import config_values, json_files, types
+from anysearch_jax import config_values, json_files, run_lock, types
 from launch import flags as launch_flags
 from launch import parts, policies, progress, retrievers
 
@@ -108,7 +108,10 @@ def branch() -> str:
       line = line or progress.Line(total, unit="end", clock=time.monotonic)
       line.tick(done)
 
-    with policies.player(chosen, config, source) as player:
+    with (
+      run_lock.hold(folder / run_lock.NAME),
+      policies.player(chosen, config, source) as player,
+    ):
       branching.branch(
         config,
         evaluation=evaluation,

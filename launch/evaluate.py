@@ -26,7 +26,7 @@ from typing import Any
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import config_values, types
+from anysearch_jax import config_values, run_lock, types
 from launch import flags as launch_flags
 from launch import parts, policies, progress, retrievers
 
@@ -80,16 +80,17 @@ def main(argv) -> None:
       {"config.json": config_values.to_dict(config), "provenance.json": played},
     )
     if not (folder / _SUMMARY).is_file():
-      _play(
-        config,
-        chosen,
-        source,
-        questions,
-        searching.Searcher(
-          retriever, config.search, identity=played["retriever"]["sha256"]
-        ),
-        folder,
-      )
+      with run_lock.hold(folder / run_lock.NAME):
+        _play(
+          config,
+          chosen,
+          source,
+          questions,
+          searching.Searcher(
+            retriever, config.search, identity=played["retriever"]["sha256"]
+          ),
+          folder,
+        )
   except (ValueError, types.EngineError) as error:
     sys.exit(f"launch.evaluate: {error}")
   print(f"episodes: {folder / harness.EPISODES}")

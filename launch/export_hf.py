@@ -52,24 +52,25 @@ def main(argv) -> None:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   f = flags.FLAGS
   parts.setup_jax(threads=f.threads, cache=f.cache)
-  from anysearch_jax import export
+  from anysearch_jax import export, run_lock
   from anysearch_jax.training import checkpoint
 
   run = pathlib.Path(f.checkpoint)
   if run.name == "checkpoints":
     run = run.parent
   try:
-    rollout = export.write(
-      run,
-      f.output,
-      rollout=f.rollout,
-      dtype=f.dtype,
-      shard_bytes=size(f.max_shard_size),
-      base=f.base,
-      base_model=f.base_model,
-      adapter=f.adapter,
-      overwrite=f.overwrite,
-    )
+    with run_lock.hold(run_lock.beside(f.output)):
+      rollout = export.write(
+        run,
+        f.output,
+        rollout=f.rollout,
+        dtype=f.dtype,
+        shard_bytes=size(f.max_shard_size),
+        base=f.base,
+        base_model=f.base_model,
+        adapter=f.adapter,
+        overwrite=f.overwrite,
+      )
   except (ValueError, FileNotFoundError, checkpoint.DamagedError) as error:
     sys.exit(f"launch.export_hf: {error}")
   print(f"policy after {rollout} rollouts: {f.output}")

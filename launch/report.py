@@ -111,6 +111,7 @@ def main(argv: Sequence[str]) -> None:
         *groups_of(runs),
       ],
       groups=dict(parse_pairs(_TABLES.value)),
+      worth={s.label: loading.load_worth(*s.folders) for s in sources},
       prices=parse_prices(_PRICES.value),
       title=_TITLE.value,
       notes=_NOTES.value,

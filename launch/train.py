@@ -12,6 +12,7 @@ damaged. On several hosts it trains one policy, see `launch/distributed.py`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -60,12 +61,14 @@ def main(argv) -> None:
     )
   parts.setup_jax(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   distributed.connect()
-  with distributed.leaves_at_once():
-    _main(config)
+  with distributed.leaves_at_once(), contextlib.ExitStack() as held:
+    _main(config, held)
 
 
-def _main(config: config_lib.ExperimentConfig) -> None:
-  from anysearch_jax import processes
+def _main(
+  config: config_lib.ExperimentConfig, held: contextlib.ExitStack
+) -> None:
+  from anysearch_jax import processes, run_lock
   from anysearch_jax.policy import hf, lora
   from anysearch_jax.rollout import searching
   from anysearch_jax.training import (
@@ -85,9 +88,13 @@ def _main(config: config_lib.ExperimentConfig) -> None:
       lambda: _begin(config, rollouts * collection.questions(config))
     )
     agree(config, provenance)
-    processes.by_first(
-      lambda: (claim(folder, config), note(folder, provenance))
-    )
+
+    def begin() -> None:
+      held.enter_context(run_lock.hold(folder / run_lock.NAME))
+      claim(folder, config)
+      note(folder, provenance)
+
+    processes.by_first(begin)
     trainer = loop.Trainer(
       config,
       policy=hf.load(

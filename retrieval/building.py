@@ -20,11 +20,13 @@ import dataclasses
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import pathlib
 import shutil
+import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -34,6 +36,10 @@ KINDS = ("bm25", "faiss_flat", "jax_flat", "faiss_file")
 BUILT, _BEGUN = "index.json", "build.json"
 # Passages that an encoder sorts by length at a time.
 _TEXTS = 4096
+# Seconds that another process which builds is waited for, and between looks.
+_PATIENCE, _POLL = 6 * 3600.0, 0.2
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,10 +294,31 @@ def _finish(
 
 @contextlib.contextmanager
 def _alone(folder: pathlib.Path) -> Iterator[None]:
-  """One process at a time; a killed one holds nothing."""
+  """One process at a time; a killed one holds nothing.
+
+  Raises:
+    ValueError: another one was waited for too long.
+  """
   with (folder / ".lock").open("w") as file:
-    fcntl.flock(file, fcntl.LOCK_EX)
+    end = None
+    while not _locked(file):
+      if end is None:
+        end = time.monotonic() + _PATIENCE
+        _log.warning("%s: waits for another process that builds it.", folder)
+      if time.monotonic() > end:
+        raise ValueError(
+          f"{folder}: another process has worked on it for {_PATIENCE:g} "
+          "seconds; look after that one, and give this command again."
+        )
+      time.sleep(_POLL)
     yield
+
+
+def _locked(file: TextIO) -> bool:
+  with contextlib.suppress(BlockingIOError):
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return True
+  return False
 
 
 def _write_json(path: pathlib.Path, values: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ without the key.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import math
 import os
@@ -148,9 +149,12 @@ class Caller:
     """Ends calls that are under way, and the thread."""
     if not self._closed:
       self._closed = True
-      asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+      ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+      # A daemon: one that hangs is left behind.
+      with contextlib.suppress(TimeoutError):
+        ending.result(3 * _CLOSE_SECONDS)
       self._loop.call_soon_threadsafe(self._loop.stop)
-      self._thread.join()
+      self._thread.join(_CLOSE_SECONDS)
 
   def until(self) -> float:
     """The end of a search that begins now; in a coroutine of this caller."""
@@ -269,7 +273,9 @@ class Caller:
       task.cancel()
     if others:
       await asyncio.wait(others, timeout=_CLOSE_SECONDS)
-    await self._client.aclose()
+    with contextlib.suppress(TimeoutError):
+      async with asyncio.timeout(_CLOSE_SECONDS):
+        await self._client.aclose()
 
   def _serve(self) -> None:
     self._loop.run_forever()

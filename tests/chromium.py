@@ -17,13 +17,14 @@ BINARY = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 class Page:
-  """One page; what it logged is in `errors`."""
+  """One page; what it logged is in `errors`, its device's width in `width`."""
 
   def __init__(self, write: int, read: Any):
     self._write, self._read = write, read
     self._last = 0
     self._session: str | None = None
     self.errors: list[str] = []
+    self.width = 0
     target = self._call("Target.createTarget", url="about:blank")["targetId"]
     self._session = self._call(
       "Target.attachToTarget", targetId=target, flatten=True
@@ -33,6 +34,7 @@ class Page:
 
   def open(self, path: pathlib.Path, *, width: int, height: int) -> None:
     """Loads a file at a size; a narrow one is a phone's."""
+    self.width = width
     self._call(
       "Emulation.setDeviceMetricsOverride",
       width=width,

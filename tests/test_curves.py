@@ -74,6 +74,8 @@ def test_over_sets_every_set_weighs_the_same():
     )
     assert point.tp.value == pytest.approx(np.mean([c.tp for c in own]))
     assert point.n == sum(c.n for c in own)
+  both = [point.accuracy.value for point in curve.points]
+  assert curve.area.value == pytest.approx(np.mean(both))
   six = columns.by_budget(found)[6]
   average = metrics.over_sets(six, resamples=200)
   assert average["accuracy"] == pytest.approx(

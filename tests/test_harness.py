@@ -16,9 +16,7 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.data import expert_policy
-from anysearch_jax.data import world as world_lib
-from anysearch_jax.evaluation import harness, journal
+from anysearch_jax.evaluation import harness
 from anysearch_jax.rollout import engine as engine_lib
 from anysearch_jax.rollout import searching
 
@@ -312,114 +310,6 @@ def test_what_cannot_be_evaluated_is_refused(changes, message, tmp_path):
       tmp_path,
     )
   assert not engine.requests
-
-
-def test_a_row_has_what_the_episode_showed_read_and_cost(tmp_path):
-  passages = [
-    types.Passage("p1", "One", "text"),
-    types.Passage("p2", "Two", "text"),
-  ]
-  config = configured(
-    budgets=(2,),
-    seeds=(3,),
-    search_price=5.0,
-    input_price=2.0,
-    output_price=10.0,
-  )
-  engine = scripted.Engine([scripted.search("a"), scripted.answer("x")])
-  _, text = play(
-    config,
-    harness.Player(engine, scripted.CODEC),
-    [types.Question("nq/1", "?", ("x",), metadata={"dataset": "nq"})],
-    scripted.Retriever({"a": passages}),
-    tmp_path,
-  )
-  (row,) = rows_of(text)
-  assert row["dataset"] == "nq"
-  assert row["documents"] == [
-    [{"id": "p1", "title": "One"}, {"id": "p2", "title": "Two"}]
-  ]
-  first, second = (len(request.token_ids) for request in engine.requests)
-  assert row["prompt_tokens"] == first
-  assert row["input_tokens"] == first + second
-  assert row["cost"] == pytest.approx(
-    0.005 + (first + second) * 2e-6 + row["generated_tokens"] * 1e-5
-  )
-  tokens = row["tokens"]
-  assert [author for author, _ in tokens["authors"]] == [
-    "prompt",
-    "model",
-    "environment",
-    "model",
-  ]
-  assert sum(n for _, n in tokens["authors"]) == len(tokens["ids"])
-  assert tokens["ids"][:second] == list(engine.requests[1].token_ids)
-  turns = [n for author, n in tokens["authors"] if author == "model"]
-  assert sum(turns) == len(tokens["logps"]) == row["generated_tokens"]
-  # The scripted engine's versions count its turns from 7.
-  assert tokens["versions"] == [[7, turns[0]], [8, turns[1]]]
-
-
-def test_the_expert_plays_its_world(parts, tmp_path):
-  engine, codec = expert_policy.make(world_lib.World())
-  config = dataclasses.replace(
-    configured(budgets=(0, 8), seeds=(1,)),
-    episode=config_lib.EpisodeConfig(
-      prompts="world", max_generated=300, max_context=544
-    ),
-  )
-  for scaffold in (False, True):
-    config = dataclasses.replace(
-      config,
-      evaluation=dataclasses.replace(config.evaluation, scaffold=scaffold),
-    )
-    _, text = play(
-      config,
-      harness.Player(engine, codec),
-      parts["questions"],
-      parts["retriever"],
-      tmp_path / str(scaffold),
-    )
-    rows = rows_of(text)
-    assert {row["outcome"] for row in rows} == {"answered"}
-    right = {
-      budget: sum(row["em"] for row in rows if row["budget"] == budget)
-      for budget in (0, 8)
-    }
-    assert right[0] < right[8]
-    # It breaks the format only where it searches beyond its budget.
-    assert all(row["format"] != row["violation"] for row in rows)
-
-
-def test_two_processes_do_not_write_to_one_folder(tmp_path):
-  path = tmp_path / "rows.jsonl"
-  with (
-    journal.Journal(path, 1, lambda row: 0),
-    pytest.raises(ValueError, match="another process writes to it"),
-  ):
-    journal.Journal(path, 1, lambda row: 0)
-
-
-def test_a_damaged_line_is_refused_and_a_missing_row_too(tmp_path):
-  path = tmp_path / "rows.jsonl"
-  (tmp_path / "rows.partial.jsonl").write_text('{"i": 0}\n{"i": \n{"i": 1}\n')
-  with pytest.raises(ValueError, match="line 2: found no row"):
-    journal.Journal(path, 2, lambda row: row["i"])
-  (tmp_path / "rows.partial.jsonl").write_text('{"i": 1}\n')
-  with journal.Journal(path, 2, lambda row: row["i"]) as rows:
-    with pytest.raises(ValueError, match="lacks 1 of 2 rows"):
-      rows.finish()
-    rows.add({"i": 0})
-    rows.finish()
-  assert path.read_text() == '{"i": 0}\n{"i": 1}\n'
-
-
-def test_a_folder_belongs_to_one_evaluation(tmp_path):
-  files = {"config.json": {"a": {"b": (1, 2)}, "c": 1}}
-  journal.claim(tmp_path, files)
-  journal.claim(tmp_path, files)
-  with pytest.raises(ValueError, match=r"a.b is \[1, 2\] there and \[1, 3\]"):
-    journal.claim(tmp_path, {"config.json": {"a": {"b": (1, 3)}, "c": 1}})
 
 
 _KILLED = """

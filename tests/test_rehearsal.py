@@ -60,7 +60,7 @@ def test_the_paper_s_run_goes_through(
     json.loads(line)
     for line in (run / "evaluation" / "plain" / "episodes.jsonl").open()
   ]
-  assert len(episodes) == 2 * 2 * 2
+  assert len(episodes) == 2 * 2 * 4
   assert {e["dataset"] for e in episodes} == {"nq", "musique"}
   assert any("Doc 1(Title: " in str(e["spans"]) for e in episodes)
   assert not any(e["failed"] for e in episodes)

@@ -94,6 +94,15 @@ def test_a_run_that_moved_has_its_tokenizer_inside(tmp_path):
   assert loading.decoder(folder)([7]) == "<think>"
 
 
+def test_the_worth_of_searches_lies_in_the_evaluation(tmp_path):
+  (tmp_path / "b" / "branches").mkdir(parents=True)
+  path = tmp_path / "b" / "branches" / "summary.json"
+  path.write_text(json.dumps({"stop": {"ends": 1}}))
+  folders = tmp_path / "a", tmp_path / "b"
+  assert loading.load_worth(*folders) == {"stop": {"ends": 1}}
+  assert loading.load_worth(folders[0]) == {}
+
+
 def _group(*right):
   """A recorded group: right or wrong after one search of two."""
   spans = [

@@ -232,6 +232,26 @@ def test_prices_given_to_the_report_replace_the_episodes_costs(rows):
   assert line["cells"][4]["value"] == pytest.approx(mean * 5 / 1000)
 
 
+def _ends(worth, low, high, reached, **by):
+  estimate = {"value": worth, "low": low, "high": high}
+  counts = {"ends": 10, "failed": 2, "reached": reached, "tries": 1.0}
+  return counts | {"gained": 3, "lost": 1, "worth": estimate} | by
+
+
+def test_the_worth_of_a_search_is_shown_where_it_was_asked(rows):
+  part = _ends(None, None, None, 0)
+  summary = {"stop": _ends(0.25, 0.1, 0.4, 8, by_hops={"2": part})}
+  data = report.build(rows[:1], worth={"A": summary}, resamples=20).data
+  whole, of_two = data["tables"]["worth"]["lines"]
+  assert whole["keys"] == ("A", "searched, against no search", "all")
+  assert whole["cells"][0] == {"value": 0.25, "low": 0.1, "high": 0.4, "n": 8}
+  assert whole["cells"][3]["value"] == 1.0  # Of 8 that did not fail.
+  assert of_two["keys"][2] == "hops 2"
+  assert of_two["cells"][0]["value"] is None
+  unasked = report.build(rows[:1], worth={"A": {}}, resamples=20).data
+  assert unasked["tables"]["worth"]["lines"] == ()
+
+
 def _table(**cells):
   return tables.Table(
     "t",

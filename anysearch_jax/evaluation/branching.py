@@ -19,7 +19,8 @@ still searches is told in the environment's words that none is left. Nothing
 else changes: the prompt names the budget that the episode began with.
 
 Worth is paired: exact match with the search less exact match without it, one
-of the two as it was played. Every end is addressed, so it is drawn again alike.
+of the two as it was played; what came after a search counts as its worth. Every
+end is addressed, so it is drawn again alike.
 """
 
 from __future__ import annotations

@@ -48,13 +48,15 @@ class Panel:
 
   Attributes:
     rows: colour and label.
-    curves: over the budget. prices: accuracy over what it took. hops: accuracy
-      by the hops of the question, None where no row tells them.
+    curves: over the budget; sets: of each set, where there are several.
+    prices: accuracy over what it took.
+    hops: accuracy by the hops of the question, None where no row tells them.
   """
 
   title: str
   rows: Sequence[tuple[int, str]]
   curves: Sequence[markupsafe.Markup]
+  sets: Sequence[markupsafe.Markup]
   prices: Sequence[markupsafe.Markup]
   hops: markupsafe.Markup | None
 
@@ -105,12 +107,10 @@ def panel(
   return Panel(
     title,
     [(index[c.label], c.label) for c in curves],
+    [against(curves, *measure) for measure in _PANEL],
     [
-      *(against(curves, *measure) for measure in _PANEL),
-      *(
-        against(found, "accuracy", f"Accuracy, {dataset}", "exact match")
-        for dataset, found in sets.items()
-      ),
+      against(found, "accuracy", f"Accuracy, {dataset}", "exact match")
+      for dataset, found in sets.items()
     ],
     [
       _price(curves, found, index, against=price, name=f"{name}-{price}")

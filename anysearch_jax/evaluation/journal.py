@@ -7,7 +7,6 @@ they were finished. When all are there they are written in their own order to
 
 from __future__ import annotations
 
-import fcntl
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +22,8 @@ Row = Mapping[str, Any]
 class Journal:
   """The rows of one file; use as a context manager.
 
-  Only their places in the file are held in memory.
+  Only their places in the file are held in memory. One process at a time may
+  write: commands hold the `run_lock` of the folder.
 
   Args:
     path: of the finished file, `<name>.jsonl`; its folder exists.
@@ -32,7 +32,7 @@ class Journal:
     again: whether a row that an earlier start left is to be written again.
 
   Raises:
-    ValueError: another process writes here, or a line is not a row.
+    ValueError: a line is not a row.
   """
 
   def __init__(
@@ -49,14 +49,6 @@ class Journal:
     self._again = again
     self._starts = np.full(rows, -1, np.int64)
     self._file = self._partial.open("a+b")
-    try:
-      fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      self._file.close()
-      raise ValueError(
-        f"{self._partial}: another process writes to it; wait for that one, or "
-        "name another folder."
-      ) from None
     try:
       self._read()
     except BaseException:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 import tokenizers
 
@@ -126,6 +128,19 @@ def decoder(folder: pathlib.Path) -> trajectories.Decoder | None:
       core = tokenizers.Tokenizer.from_file(str(place / "tokenizer.json"))
       return lambda ids: core.decode(list(ids), skip_special_tokens=False)
   return None
+
+
+def load_worth(*folders: pathlib.Path) -> Mapping[str, Any]:
+  """What `launch.branch` measured of the first evaluation that it was run on.
+
+  Returns:
+    As `branching.summary`; empty where it was run on none.
+  """
+  for folder in folders:
+    path = folder / "branches" / "summary.json"
+    if path.is_file():
+      return json_files.read(path)
+  return {}
 
 
 def load_training(label: str, folder: pathlib.Path) -> metrics.Training:

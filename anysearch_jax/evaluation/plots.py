@@ -168,6 +168,7 @@ def against_cost(
       markeredgecolor=_INK,
       markeredgewidth=0.9,
     )
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(6))
     axes.set_ylim(bottom=0)
     return _svg(fig, name, title)
 

@@ -44,6 +44,7 @@ def build(
   training: Sequence[metrics.Training] = (),
   *,
   groups: Mapping[str, str] | None = None,
+  worth: Mapping[str, Mapping[str, Any]] | None = None,
   prices: costs.Prices | None = None,
   notes: str = "",
   resamples: int = 10_000,
@@ -55,6 +56,7 @@ def build(
     controls: labels of the rows it is held against.
     training: the runs behind the rows.
     groups: the table of ablations of each label; see `study.measure`.
+    worth: what one more search was, of some labels; see `loading.load_worth`.
     prices: for costs; None takes those that the episodes were recorded with.
     notes: how this was made, plain text.
     resamples: of every bootstrap.
@@ -101,6 +103,7 @@ def build(
     training,
     {label: table for label, (_, table) in compared.items()},
     groups=groups or {},
+    worth=worth or {},
     trained=trained_budget(system.label, training),
     resamples=resamples,
   )

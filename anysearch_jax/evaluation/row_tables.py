@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from anysearch_jax.evaluation import (
   columns,
@@ -210,4 +211,62 @@ def pareto(
       for offer in found
       if not offer.dominated
     ),
+  )
+
+
+_KINDS = {
+  "continue": "searched on instead of stopping",
+  "stop": "searched, against no search",
+}
+_AXES = {
+  "by_hops": "hops",
+  "by_budget_left": "budget left",
+  "by_searches_before": "searches before",
+}
+
+
+def worth(
+  found: Mapping[str, Mapping[str, Any]], index: Mapping[str, int]
+) -> tables.Table:
+  """What one more search was worth, by other ends of stored episodes.
+
+  Args:
+    found: of some rows, what `branching.summary` returns.
+    index: colour of each label.
+  """
+  lines = []
+  for label, summary in found.items():
+    for kind, name in _KINDS.items():
+      whole = summary.get(kind, {})
+      parts = {"all": whole} if whole else {}
+      for axis, words in _AXES.items():
+        parts |= {f"{words} {v}": p for v, p in whole.get(axis, {}).items()}
+      lines += [
+        tables.Line(
+          (label, name, part_name),
+          (
+            tables.cell(intervals.Estimate(**part["worth"]), part["reached"]),
+            tables.Cell(part["gained"]),
+            tables.Cell(part["lost"]),
+            _rate(part["reached"], part["ends"] - part["failed"]),
+          ),
+          index[label],
+        )
+        for part_name, part in parts.items()
+      ]
+  return tables.Table(
+    "worth",
+    "What one more search was worth",
+    "Exact match with the search minus without it, from other ends of stored "
+    "episodes (launch.branch); n: ends that were reached; 95 % bootstrap over "
+    "questions. Reached: ends of the kind that the policy came to within its "
+    "tries, with Wilson's interval.",
+    ("row", "the episode", "where"),
+    (
+      tables.Column("worth", signed=True),
+      tables.Column("gained", digits=0),
+      tables.Column("lost", digits=0),
+      tables.Column("reached", digits=2),
+    ),
+    tuple(lines),
   )

@@ -63,6 +63,7 @@ def measure(
   compared: Mapping[str, Sequence[comparison.Comparison]],
   *,
   groups: Mapping[str, str],
+  worth: Mapping[str, Mapping[str, Any]],
   trained: int,
   resamples: int = 10_000,
 ) -> Study:
@@ -74,6 +75,7 @@ def measure(
     compared: the system against each other row.
     groups: of some labels, the ablation (a key of `GROUPS`, or any name) that
       they belong to. Without any, all rows are one group.
+    worth: of some labels, what one more search was; see `loading.load_worth`.
     trained: the largest budget of the system's training.
     resamples: of every bootstrap.
   """
@@ -116,6 +118,7 @@ def measure(
     row_tables.curves(everything, every),
     row_tables.areas(everything, every),
     row_tables.pareto(offers(curves), index),
+    row_tables.worth(worth, index),
   ]
   return Study(
     trained=trained,

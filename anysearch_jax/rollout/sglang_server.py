@@ -8,6 +8,7 @@ answer is a `types.EngineError`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import re
@@ -64,11 +65,15 @@ class Background:
     )
 
   def close(self, last: Callable[[], Awaitable[None]]) -> None:
-    """Gives tasks that still run a moment, then does `last` and ends."""
+    """Gives tasks that still run a moment, then does `last` and ends.
+
+    What does not end in time is left behind.
+    """
     if self._thread.is_alive():
       self.run(_settle(last))
       self._loop.call_soon_threadsafe(self._loop.stop)
-      self._thread.join()
+      # A daemon: one that hangs is left behind.
+      self._thread.join(_ABORT_SECONDS)
 
   def _serve(self) -> None:
     self._loop.run_forever()
@@ -83,6 +88,7 @@ class Server:
     client: without a deadline of its own.
     config: `retries`, and `deadline` where it is short.
     counters: `retries` are counted here.
+    secret: what must be in no sentence.
   """
 
   def __init__(
@@ -92,7 +98,9 @@ class Server:
     client: httpx2.AsyncClient,
     config: config_lib.SglangConfig,
     counters: Counter[str],
+    secret: str = "",
   ):
+    self._secret = secret
     self.url = url.rstrip("/")
     self._client = client
     self._retries = config.retries
@@ -119,7 +127,7 @@ class Server:
       try:
         longest = int(models["data"][0]["max_model_len"]) - _RESERVED
       except (LookupError, TypeError, ValueError):
-        raise types.EngineError(
+        raise self._error(
           f"{self.url}: neither /server_info nor /v1/models tells the longest "
           "context; expected a server of requirements-sglang.txt."
         ) from None
@@ -203,19 +211,20 @@ class Server:
             return response
           met = f"HTTP {response.status_code}: {_message(response)}"
     except TimeoutError:
-      raise types.EngineError(
+      raise self._error(
         f"{url}: no answer within {deadline:g} seconds."
       ) from None
     except httpx2.HTTPError as error:
-      raise types.EngineError(f"{url}: {error}") from error
-    raise types.EngineError(
+      # Its cause would hold the request, and so the key.
+      raise self._error(f"{url}: {error}") from None
+    raise self._error(
       f"{url}: tried {self._retries + 1} times, the last met {met}. Is an "
       "SGLang server running there (launch/serve_sglang.sh)?"
     )
 
   def _check(self, response: httpx2.Response) -> None:
     if response.status_code != 200:
-      raise types.EngineError(
+      raise self._error(
         f"{response.url}: HTTP {response.status_code}: {_message(response)}"
       )
 
@@ -227,10 +236,15 @@ class Server:
     except (ValueError, RecursionError):
       value = None
     if not isinstance(value, dict):
-      raise types.EngineError(
+      raise self._error(
         f"{response.url}: found {response.text[:80]!r}, expected a JSON object."
       )
     return value
+
+  def _error(self, sentence: str) -> types.EngineError:
+    if self._secret:
+      sentence = sentence.replace(self._secret, "...")
+    return types.EngineError(sentence)
 
 
 def connect(
@@ -247,14 +261,8 @@ def connect(
       f"sglang.urls: found {wrong[0] if wrong else 'none'!r}, expected "
       "addresses such as http://127.0.0.1:30000."
     )
-  headers = {}
-  if variable := config.api_key_variable:
-    if not os.environ.get(variable):
-      raise ValueError(
-        f"sglang.api_key_variable: {variable} is not set; expected the "
-        "servers' key in it."
-      )
-    headers["Authorization"] = f"Bearer {os.environ[variable]}"
+  key = _key(config.api_key_variable) if config.api_key_variable else ""
+  headers = {"Authorization": f"Bearer {key}"} if key else {}
   client = httpx2.AsyncClient(
     headers=headers,
     timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
@@ -262,9 +270,25 @@ def connect(
     trust_env=False,  # Proxies are for the outside.
   )
   return client, [
-    Server(url, client=client, config=config, counters=counters)
+    Server(url, client=client, config=config, counters=counters, secret=key)
     for url in config.urls
   ]
+
+
+def _key(variable: str) -> str:
+  """What the variable holds; a key that cannot be sent is not shown."""
+  key = os.environ.get(variable, "").strip()
+  if not key:
+    raise ValueError(
+      f"sglang.api_key_variable: {variable} is not set; expected the servers' "
+      "key in it."
+    )
+  if not (key.isascii() and key.isprintable() and " " not in key):
+    raise ValueError(
+      f"sglang.api_key_variable: {variable} holds characters that no key has; "
+      "expected the servers' key in it."
+    )
+  return key
 
 
 def _message(response: httpx2.Response) -> str:
@@ -299,5 +323,8 @@ async def _settle(last: Callable[[], Awaitable[None]]) -> None:
   late = asyncio.all_tasks() - {asyncio.current_task()}
   for task in late:
     task.cancel()
-  await asyncio.gather(*late, return_exceptions=True)
-  await last()
+  if late:
+    await asyncio.wait(late, timeout=_ABORT_SECONDS)
+  with contextlib.suppress(TimeoutError):
+    async with asyncio.timeout(_ABORT_SECONDS):
+      await last()

@@ -1,0 +1,104 @@
+"""The room that a run takes, from its configuration and the parameter table.
+
+Lower bounds: of a device, activations come on top, and `launch.plan` knows
+them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import weights
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import lora, table
+
+_MASTER = 4  # Bytes of a float32.
+_TOKEN = 6  # Bytes of a token's text in a record, at most for most languages.
+
+
+class Footprint(NamedTuple):
+  """Bytes of a run.
+
+  Attributes:
+    checkpoint: one of them; `checkpoints`: as many as stand at a time.
+    export: the policy's folder at the end.
+    trajectories: what is recorded, at the longest.
+    handed: weights on their way to SGLang, in RAM.
+    trained: of each device that trains: weights, moments, gradients, reference.
+    sampled: of each that samples: weights and KV cache; 0 for SGLang.
+  """
+
+  checkpoint: int
+  checkpoints: int
+  export: int
+  trajectories: int
+  handed: int
+  trained: int
+  sampled: int
+
+  @property
+  def disk(self) -> int:
+    """Of the run's folder."""
+    return self.checkpoints + self.export + self.trajectories
+
+
+def of(
+  a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
+) -> Footprint:
+  """The footprint of a run.
+
+  Args:
+    a: of the policy, without adapters.
+    config: of the run.
+  """
+  a = lora.attach(a, config.lora)
+  trained = weights.count(table.trainable_rows(a))
+  base = weights.count(table.base_rows(a))
+  compute = _bytes(config.compute_dtype)
+  checkpoint = 3 * _MASTER * trained  # Weights and both moments.
+  keep = config.checkpoint
+  c = config.curriculum
+  rollouts = math.ceil(c.total_steps / c.steps_per_rollout)
+  recorded = math.ceil(rollouts / config.save_every) + 1
+  tokens = config.questions * config.group * config.episode.max_context
+  export = base * _bytes(keep.export_dtype)
+  frozen = 0
+  if config.lora.rank:
+    export += _MASTER * trained
+    frozen = base * _bytes(config.lora.base_dtype)
+  elif config.objective.kl_coefficient:
+    frozen = base * compute
+  mesh = config.mesh
+  return Footprint(
+    checkpoint=checkpoint,
+    checkpoints=checkpoint * (keep.keep_last + keep.keep_best + 1),
+    export=export,
+    trajectories=recorded * tokens * _TOKEN,
+    handed=base * compute,
+    trained=(4 * _MASTER * trained + frozen) // (mesh.fsdp * mesh.tensor),
+    sampled=_sampled(a, config, base * compute),
+  )
+
+
+def _sampled(
+  a: architecture_lib.Architecture,
+  config: config_lib.ExperimentConfig,
+  policy: int,
+) -> int:
+  """Bytes of a device that samples."""
+  e, mesh = config.engine, config.mesh
+  if e.kind != "jax":
+    return 0
+  tokens = e.kv_tokens or e.slots * e.max_context
+  cache = 2 * a.layers * a.kv_heads * a.head_dim * tokens
+  devices = len(mesh.rollout) or mesh.data * mesh.fsdp * mesh.tensor
+  cache *= _bytes(config.compute_dtype)
+  return (policy + cache) // math.gcd(devices, a.kv_heads)
+
+
+def _bytes(dtype: str) -> int:
+  return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
