@@ -161,6 +161,28 @@ def probabilities(
   return (1 - mix) * gap / jnp.sum(gap) + mix / config.max_budget
 
 
+@functools.partial(jax.jit, static_argnames="config")
+def distribution(
+  state: CurriculumState, *, config: config_lib.CurriculumConfig
+) -> chex.Array:
+  """What Phase II draws the budgets of the rollout at `state.step` from.
+
+  Uniform in its first rollout, `probabilities` in all others.
+
+  Args:
+    state: the curriculum state.
+    config: says when Phase II begins.
+
+  Returns:
+    float32 `[Bmax]`.
+  """
+  c = config
+  first = state.step // c.steps_per_rollout == (
+    c.phase1_steps // c.steps_per_rollout
+  )
+  return jnp.where(first, 1 / c.max_budget, probabilities(state, config=c))
+
+
 @functools.partial(jax.jit, static_argnames=("num_groups", "config"))
 def assign(
   state: CurriculumState,
@@ -170,9 +192,8 @@ def assign(
 ) -> Assignment:
   """Budgets and scaffold of the rollout that starts at `state.step`.
 
-  Phase II's first rollout draws uniformly, later ones from `probabilities`,
-  independently for each group. The draw is a function of seed and rollout:
-  asking twice gives the same budgets.
+  Phase II draws from `distribution`, independently for each group. The draw is
+  a function of seed and rollout: asking twice gives the same budgets.
 
   Args:
     state: the curriculum state.
@@ -189,8 +210,7 @@ def assign(
   if c.fixed_budget >= 0:
     return Assignment(jnp.full(num_groups, c.fixed_budget, jnp.int32), scaffold)
   rollout = state.step // c.steps_per_rollout
-  first = rollout == c.phase1_steps // c.steps_per_rollout
-  p = jnp.where(first, 1 / c.max_budget, probabilities(state, config=c))
+  p = distribution(state, config=c)
   seed = jax.random.wrap_key_data(state.key, impl=_PRNG)
   drawn = 1 + jax.random.categorical(
     jax.random.fold_in(seed, rollout), jnp.log(p), shape=(num_groups,)

@@ -27,7 +27,7 @@ def warning(found: str, todo: str) -> Finding:
 
 
 def problem(found: str, todo: str = "") -> Finding:
-  """Something that a run cannot do with; the library's sentences need no todo."""
+  """What a run cannot do with; a sentence that says all needs no todo."""
   return Finding(PROBLEM, found, todo)
 
 

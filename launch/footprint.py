@@ -80,7 +80,14 @@ def of(
     trajectories=recorded * tokens * _TOKEN,
     handed=base * compute,
     trained=(4 * _MASTER * trained + frozen) // (mesh.fsdp * mesh.tensor),
-    sampled=_sampled(a, config, base * compute),
+    sampled=_sampled(
+      a,
+      config,
+      # In float32 it samples with the very arrays that are trained.
+      0
+      if compute == _MASTER and not (mesh.rollout or frozen)
+      else base * compute,
+    ),
   )
 
 

@@ -16,7 +16,7 @@ from anysearch_jax.evaluation import metrics, trajectories
 EPISODES = "episodes.jsonl"
 # Held whole of each file: for the browser, and the rules that choose
 # trajectories to read.
-_SAMPLED = 1500
+_SAMPLED = 500
 
 
 @dataclasses.dataclass(frozen=True)

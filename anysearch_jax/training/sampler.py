@@ -38,7 +38,7 @@ class Seen(NamedTuple):
 class Sampled(NamedTuple):
   """A rollout to train on.
 
-  probabilities: Phase II's, as they stood when budgets were drawn.
+  probabilities: Phase II's, which budgets are drawn from.
   seen: what sampling knows after it.
   """
 
@@ -170,7 +170,7 @@ class Sampler:
     """Scores and records a rollout."""
     config, c = self._config, self._config.curriculum
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "score"):
-      probabilities = curriculum_lib.probabilities(
+      probabilities = curriculum_lib.distribution(
         self.seen.curriculum, config=c
       )
       scored = experience.score(

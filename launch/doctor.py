@@ -1,0 +1,153 @@
+"""Checks an installation, and what a run of a configuration needs.
+
+    python -m launch.doctor
+    python -m launch.doctor --config=configs/qwen3_4b.py --output=runs/x
+
+One line a check: ok, warning or problem, what was found, and what to do. Nothing
+is changed, started or paid for; a web search engine is asked once, with
+--ask_web. The exit code is 1 where there is a problem.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+import sys
+from collections.abc import Iterator
+
+from absl import app, flags
+
+from anysearch_jax import config as config_lib
+from launch import checks, machine_checks, parts
+from launch import flags as launch_flags
+
+
+def define_flags() -> None:
+  """The command's flags; only the command that runs defines them."""
+  launch_flags.define_config(required=False)
+  flags.DEFINE_string(
+    "output", None, "Folder of the run; default: runs/<name>."
+  )
+  flags.DEFINE_integer(
+    "processes", 1, "Processes like this one that will train.", lower_bound=1
+  )
+  flags.DEFINE_bool("ask_web", False, "Ask a web search engine, for its price.")
+  flags.DEFINE_float(
+    "deadline", 120, "Seconds that a check may take.", lower_bound=0.1
+  )
+  flags.DEFINE_integer("threads", 0, "CPU threads; 0: XLA's own choice.")
+
+
+def main(argv) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+  f = flags.FLAGS
+  # To look is not to take.
+  os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+  config = launch_flags.read_config() if f.config or f.set_config else None
+  found = [
+    finding
+    for finding in examine(
+      config,
+      output=f.output,
+      processes=f.processes,
+      ask_web=f.ask_web,
+      deadline=f.deadline,
+      threads=f.threads,
+    )
+  ]
+  problems = sum(finding.level == checks.PROBLEM for finding in found)
+  warnings = sum(finding.level == checks.WARNING for finding in found)
+  print(f"{problems} problems, {warnings} warnings")
+  sys.stdout.flush()
+  # A check that hangs may hold an orderly end.
+  os._exit(1 if problems else 0)
+
+
+def examine(
+  config: config_lib.ExperimentConfig | None,
+  *,
+  output: str | None = None,
+  processes: int = 1,
+  ask_web: bool = False,
+  deadline: float = 120.0,
+  threads: int = 0,
+) -> Iterator[checks.Finding]:
+  """Every finding, printed as it comes.
+
+  Args:
+    config: of a run; None is the installation alone.
+    output: of the run.
+    processes: like this one that will train.
+    ask_web: whether a web search engine is asked.
+    deadline: seconds of a check.
+    threads: as for `parts.setup_jax`.
+  """
+
+  def look(name: str, check) -> list[checks.Finding]:
+    found = checks.run(checks.Check(name, check), deadline=deadline)
+    for line in checks.lines(name, found):
+      print(line, flush=True)
+    return found
+
+  yield from look("python", machine_checks.python)
+  yield from look("packages", machine_checks.packages)
+  setup = functools.partial(parts.setup_jax, threads=threads, cache="")
+
+  def devices() -> Iterator[checks.Finding]:
+    setup()
+    return machine_checks.devices()
+
+  yield from (found := look("devices", devices))
+  # What follows imports JAX.
+  if config is None or any(x.level == checks.PROBLEM for x in found):
+    return
+  yield from _of_run(
+    config,
+    look,
+    folder=pathlib.Path(output or f"runs/{config.name}"),
+    processes=processes,
+    ask_web=ask_web,
+  )
+
+
+def _of_run(
+  config: config_lib.ExperimentConfig,
+  look,
+  *,
+  folder: pathlib.Path,
+  processes: int,
+  ask_web: bool,
+) -> Iterator[checks.Finding]:
+  """What a configuration needs."""
+  from launch import policy_checks, run_checks
+
+  yield from look("config", lambda: run_checks.configuration(config))
+  held = []
+
+  def policy() -> checks.Finding:
+    held.extend(policy_checks.folder(config))
+    return checks.ok(held[2])
+
+  yield from look("policy", policy)
+  if held:
+    a, codec, _ = held
+    yield from look("texts", lambda: policy_checks.texts(codec, config))
+    yield from look("mesh", lambda: run_checks.mesh(a, config, processes))
+    yield from look("memory", lambda: run_checks.memory(a, config))
+    yield from look("disk", lambda: run_checks.disk(a, config, folder))
+    if config.engine.kind == "sglang":
+      yield from look("weights", lambda: run_checks.handed_over(a, config))
+  yield from look("output", lambda: run_checks.output(folder))
+  yield from look("data", lambda: run_checks.data(config))
+  yield from look(
+    "retriever", lambda: run_checks.retriever(config, ask_web=ask_web)
+  )
+  if config.engine.kind == "sglang":
+    yield from look("servers", lambda: run_checks.servers(config))
+
+
+if __name__ == "__main__":
+  define_flags()
+  launch_flags.run(main)

@@ -1,0 +1,155 @@
+"""Whether a policy's text side carries the protocol, as episodes need it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import protocol, tensor_files, types
+from anysearch_jax import tokenizer as tokenizer_lib
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import hf, table
+from anysearch_jax.rollout import episode, stops
+from launch import checks
+
+_QUESTION = types.Question("doctor", "Which river flows through Paris?", ("",))
+_BEFORE_TAGS = ("a ", "a.", "a\n", "a", "?")
+
+
+def folder(
+  config: config_lib.ExperimentConfig,
+) -> tuple[architecture_lib.Architecture, tokenizer_lib.Tokenizer, str]:
+  """What a policy's folder holds, its weights by their headers, in words.
+
+  Raises:
+    ValueError: it cannot be used.
+  """
+  if not config.policy:
+    raise ValueError(
+      "policy: found nothing, expected a Hugging Face folder "
+      "(--config.policy=FOLDER)."
+    )
+  a, codec = hf.describe(config.policy)
+  held = tensor_files.headers(config.policy)
+  wanted = {name for row in table.base_rows(a) for name in row.names()}
+  if missing := sorted(wanted - held.keys()):
+    raise ValueError(
+      f"{config.policy}: lacks tensor {missing[0]!r} ({len(missing)} in all); "
+      "copy the folder again."
+    )
+  return (
+    a,
+    codec,
+    f"{config.policy}: {a.family}, {a.layers} layers of {a.d_model}, "
+    f"{codec.vocab_size} tokens",
+  )
+
+
+def texts(
+  codec: tokenizer_lib.Tokenizer, config: config_lib.ExperimentConfig
+) -> Iterator[checks.Finding]:
+  """Tags, ends of turns, and the prompt."""
+  yield from _tags(codec)
+  yield from _stops(codec)
+  yield from _prompt(codec, config)
+
+
+def _tags(codec: tokenizer_lib.Tokenizer) -> Iterator[checks.Finding]:
+  """Every tag must come back from its tokens, whatever stands beside it."""
+  lost = [
+    tag
+    for name in protocol.TAGS
+    for tag in (f"<{name}>", f"</{name}>")
+    if any(
+      tag not in codec.decode(codec.encode(f"{before}{tag} b"))
+      for before in _BEFORE_TAGS
+    )
+  ]
+  if lost:
+    yield checks.problem(
+      f"the tokenizer loses {', '.join(lost)}",
+      "take a tokenizer that writes plain text as it is; tags that are special "
+      "tokens of it must be ordinary ones.",
+    )
+  else:
+    yield checks.ok(f"all {2 * len(protocol.TAGS)} tags survive the tokenizer")
+
+
+def _stops(codec: tokenizer_lib.Tokenizer) -> Iterator[checks.Finding]:
+  """The engine must halt at the token that completes a closing tag."""
+  halts = stops.halting_tokens(
+    codec.token_texts(),
+    protocol.STOPS,
+    codec.end_of_turn_ids,
+    vocab_size=codec.vocab_size,
+  )
+  missed = []
+  for stop in protocol.STOPS:
+    for before in _BEFORE_TAGS:
+      ids = codec.encode(f"{before}{stop}\n\n")
+      ends = [
+        n for n in range(1, len(ids) + 1) if stop in codec.decode(ids[:n])
+      ]
+      if not ends or not halts[ids[ends[0] - 1]]:
+        missed.append(f"{before}{stop}")
+  if missed:
+    yield checks.problem(
+      f"the end of {missed[0]!r} is not found among its tokens "
+      f"({len(missed)} such)",
+      "take a tokenizer that writes ASCII as itself (byte-level or word-level).",
+    )
+  else:
+    yield checks.ok(
+      f"{' and '.join(protocol.STOPS)} are found; {int(halts.sum())} of "
+      f"{codec.vocab_size} tokens halt a row"
+    )
+
+
+def _prompt(
+  codec: tokenizer_lib.Tokenizer, config: config_lib.ExperimentConfig
+) -> Iterator[checks.Finding]:
+  """The prompt of a question, and what ends a turn."""
+  if not codec.end_of_turn_ids:
+    yield checks.problem(
+      "no token ends a turn",
+      "name eos_token_id in generation_config.json of the policy's folder.",
+    )
+  text, ids = episode.prompt(
+    _QUESTION,
+    budget=config.curriculum.max_budget,
+    scaffold=True,
+    config=config.episode,
+    codec=codec,
+  )
+  room = config.episode.max_context - len(ids)
+  if _QUESTION.text not in text:
+    yield checks.problem(
+      "the chat template leaves the question out of the prompt",
+      "look at chat_template in the policy's folder.",
+    )
+  elif room < 1:
+    yield checks.problem(
+      f"the prompt takes {len(ids)} tokens of episode.max_context "
+      f"{config.episode.max_context}",
+      "raise episode.max_context (and engine.max_context, batch.row_lengths).",
+    )
+  else:
+    template = "chat template" if codec.hf.chat_template else "no chat template"
+    yield checks.ok(f"a prompt of {len(ids)} tokens ({template}), {room} left")
+  if codec.hf.chat_template:
+    yield from _template_end(codec)
+
+
+def _template_end(codec: tokenizer_lib.Tokenizer) -> Iterator[checks.Finding]:
+  """What the template ends a message with must end a turn."""
+  text, _ = codec.render(_QUESTION.text)
+  after = text.rpartition(_QUESTION.text)[2].lstrip()
+  closing = [t for t in codec.control_tokens if after.startswith(t)]
+  if not closing:
+    return
+  end = max(closing, key=len)
+  if codec.hf.convert_tokens_to_ids(end) not in codec.end_of_turn_ids:
+    yield checks.warning(
+      f"the chat template ends messages with {end}, which ends no turn",
+      "add its id to eos_token_id in generation_config.json.",
+    )

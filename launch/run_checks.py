@@ -1,0 +1,297 @@
+"""What a configuration needs: devices, room, questions, retriever, servers."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import pathlib
+import shutil
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import run_lock, types
+from anysearch_jax.data import prepared
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.rollout import sglang_server, sglang_weights
+from anysearch_jax.training import placement, validation
+from launch import checks, footprint, machine_checks, parts, retrievers
+from retrieval import answer_log, errors
+
+_QUERIES = 10
+
+
+def configuration(config: config_lib.ExperimentConfig) -> checks.Finding:
+  """Whether it can run at all."""
+  validation.validate(config)
+  return checks.ok(f"{config.name} is one that can run")
+
+
+def mesh(
+  a: architecture_lib.Architecture,
+  config: config_lib.ExperimentConfig,
+  processes: int,
+) -> checks.Finding:
+  """Whether the devices bear the mesh."""
+  import jax
+
+  m = config.mesh
+  wanted = m.data * m.fsdp * m.tensor
+  if processes > 1:
+    here = jax.local_device_count()
+    if wanted > here * processes:
+      return checks.problem(
+        f"the mesh takes {wanted} devices, {processes} processes like this one "
+        f"have {here * processes}",
+        "lower mesh.data, mesh.fsdp or mesh.tensor, or start more processes.",
+      )
+    return checks.ok(f"{wanted} of {here * processes} devices train")
+  placement.check(a, config)
+  return checks.ok(
+    f"data {m.data} x fsdp {m.fsdp} x tensor {m.tensor} fits this process"
+  )
+
+
+def memory(
+  a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
+) -> Iterator[checks.Finding]:
+  """The least that a device holds against what it has."""
+  takes = footprint.of(a, config)
+  apart = bool(config.mesh.rollout) and not (
+    set(config.mesh.rollout) & set(config.mesh.trainer)
+  )
+  least = (max if apart else lambda x, y: x + y)(takes.trained, takes.sampled)
+  has = machine_checks.device_memory()
+  free = machine_checks.available_memory()
+  where = "a device"
+  if has is None:
+    has, where = free, "free RAM"
+    m = config.mesh
+    least *= m.fsdp * m.tensor  # All of them are in it.
+  said = f"at least {checks.size(least)}, before activations"
+  if has is None:
+    yield checks.warning(
+      f"{said}; found nobody who says what there is",
+      "ask launch.plan with a --target.",
+    )
+  elif least > has:
+    yield checks.problem(
+      f"{said}; {where} has {checks.size(has)}",
+      "cut the policy over more devices (mesh.fsdp, mesh.tensor), train "
+      "adapters (lora.rank) or keep a smaller KV cache (engine.kv_tokens); "
+      "launch.plan says exactly.",
+    )
+  else:
+    yield checks.ok(f"{said}; {where} has {checks.size(has)}")
+  if free is not None and takes.checkpoint > free:
+    yield checks.warning(
+      f"a checkpoint is {checks.size(takes.checkpoint)} and goes through RAM, "
+      f"of which {checks.size(free)} are free",
+      "end other processes, or train on more hosts.",
+    )
+
+
+def disk(
+  a: architecture_lib.Architecture,
+  config: config_lib.ExperimentConfig,
+  folder: pathlib.Path,
+) -> checks.Finding:
+  """Room for checkpoints, the export and trajectories."""
+  takes = footprint.of(a, config)
+  there = sum(
+    path.stat().st_size
+    for path in (folder / "checkpoints").rglob("*")
+    if path.is_file()
+  )
+  needed = max(takes.disk - there, 0)
+  free = shutil.disk_usage(_nearest(folder)).free
+  said = (
+    f"the run writes up to {checks.size(needed)} more ({checks.size(takes.checkpoint)} "
+    f"a checkpoint); {checks.size(free)} are free"
+  )
+  if needed > free:
+    return checks.problem(
+      said, "name an --output with more room, or lower checkpoint.keep_last."
+    )
+  return checks.ok(said)
+
+
+def output(folder: pathlib.Path) -> checks.Finding:
+  """Whether a run may write there."""
+  if who := run_lock.holder(folder / run_lock.NAME):
+    return checks.problem(
+      f"{folder}: {who} writes to it", "wait for it, or name another --output."
+    )
+  nearest = _nearest(folder)
+  try:
+    with tempfile.TemporaryFile(dir=nearest):
+      pass
+  except OSError as error:
+    return checks.problem(
+      f"{nearest} cannot be written to ({error.strerror})",
+      "name another --output, or give this user the right to.",
+    )
+  return checks.ok(f"{folder} can be written to")
+
+
+def handed_over(
+  a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
+) -> checks.Finding:
+  """Room for the weights that SGLang servers read."""
+  takes = footprint.of(a, config).handed
+  where = _nearest(
+    sglang_weights.folder(config.sglang.weights, config.sglang.urls)
+  )
+  free = shutil.disk_usage(where).free
+  said = f"{where}: weights take {checks.size(takes)}; {checks.size(free)} free"
+  if takes > free:
+    return checks.problem(
+      said,
+      "give it more (docker run --shm-size, mount -o remount,size=...), or name "
+      "another folder in sglang.weights.",
+    )
+  if not os.access(where, os.W_OK):
+    return checks.problem(
+      f"{where} cannot be written to", "name sglang.weights."
+    )
+  return checks.ok(said)
+
+
+def data(config: config_lib.ExperimentConfig) -> Iterator[checks.Finding]:
+  """The questions; of prepared ones every file is read and its hash compared."""
+  if config.data.source != "prepared":
+    parts.source(config)
+    yield checks.ok(f"{config.data.source}: its questions are made as needed")
+    return
+  if not config.data.path:
+    raise ValueError(
+      "data.path: found nothing, expected a folder of launch.prepare_data."
+    )
+  folder = prepared.Prepared(config.data.path)
+  counts = {name: len(folder.rows(name)) for name in folder.names}
+  yield checks.ok(
+    f"{config.data.path}: "
+    + ", ".join(f"{name} {count}" for name, count in counts.items())
+  )
+  folder.rows(config.data.split)
+  folder.evaluation_questions(config.evaluation.datasets, 1)
+
+
+def retriever(
+  config: config_lib.ExperimentConfig, *, ask_web: bool
+) -> Iterator[checks.Finding]:
+  """Whether it answers, and how fast; without a log, so that none is written."""
+  c = config.retrieval
+  if c.log:
+    yield _log(c)
+    if c.log_mode == "strict":
+      return
+  source = parts.source(config)
+  live = dataclasses.replace(
+    config, retrieval=dataclasses.replace(c, log="", log_mode="record")
+  )
+  made = retrievers.make(live, source.retriever)
+  if c.kind == "web" and not ask_web:
+    yield checks.ok(
+      f"{c.web}: its key is there; not asked (--ask_web asks once)"
+    )
+    return
+  questions = source.evaluation_questions(config.evaluation.datasets, _QUERIES)
+  yield from _asked(
+    made,
+    questions[: 1 if c.kind == "web" else _QUERIES],
+    config.episode,
+  )
+
+
+def servers(config: config_lib.ExperimentConfig) -> Iterator[checks.Finding]:
+  """SGLang servers: health, context, what they serve; nothing is changed."""
+  client, each_one = sglang_server.connect(config.sglang, Counter())
+  background = sglang_server.Background()
+  try:
+    for server in each_one:
+      try:
+        yield background.run(_server(server, config.episode.max_context))
+      except types.EngineError as error:
+        yield checks.problem(str(error))
+  finally:
+    background.close(client.aclose)
+
+
+async def _server(
+  server: sglang_server.Server, max_context: int
+) -> checks.Finding:
+  start = time.monotonic()
+  await server.tell("GET", "/health")
+  took = time.monotonic() - start
+  info = await server.get("/server_info", "/get_server_info")
+  version = await sglang_weights.version(server)
+  longest = info.get("max_req_input_len")
+  said = (
+    f"{server.url}: SGLang {info.get('version', 'of unknown version')}, serves "
+    f"{version!r}, answers in {took * 1e3:.0f} ms"
+  )
+  if type(longest) is int and longest < max_context:
+    return checks.warning(
+      f"{said}; contexts up to {longest} of episode.max_context {max_context}",
+      "start it with a longer --context-length.",
+    )
+  return checks.ok(said)
+
+
+def _asked(
+  made: types.Retriever,
+  questions: list[types.Question],
+  config: config_lib.EpisodeConfig,
+) -> Iterator[checks.Finding]:
+  seconds, empty = [], 0
+  for question in questions:
+    request = types.SearchRequest(question.text, config.top_k, question.corpus)
+    start = time.monotonic()
+    try:
+      found = asyncio.run(made.search(request))
+    except (types.RetrievalError, errors.RetrievalError) as error:
+      yield checks.problem(str(error))
+      return
+    seconds.append(time.monotonic() - start)
+    empty += not found
+  said = (
+    f"{len(seconds)} searches: p50 {statistics.median(seconds) * 1e3:.1f} ms, "
+    f"slowest {max(seconds) * 1e3:.1f} ms, {empty} without a passage"
+  )
+  if empty == len(seconds):
+    yield checks.problem(
+      said, "see that it searches the corpus that the questions are about."
+    )
+  elif max(seconds) > config.search_deadline / 2:
+    yield checks.warning(
+      said,
+      f"give it more devices, or raise episode.search_deadline, now "
+      f"{config.search_deadline:g} seconds.",
+    )
+  else:
+    yield checks.ok(said)
+
+
+def _log(c: config_lib.RetrievalConfig) -> checks.Finding:
+  """A log is opened as for reading."""
+  if not pathlib.Path(c.log).exists() and c.log_mode != "strict":
+    return checks.ok(f"log {c.log}: not there yet, the run makes it")
+  try:
+    opened = answer_log.AnswerLog(c.log, writable=False)
+  except errors.RetrievalError as error:
+    return checks.problem(f"log: {error}")
+  try:
+    return checks.ok(f"log {c.log}: {len(opened)} answers, readable")
+  finally:
+    opened.close()
+
+
+def _nearest(folder: pathlib.Path) -> pathlib.Path:
+  """The folder, or the one that it will be made in."""
+  folder = folder.absolute()
+  return next(path for path in (folder, *folder.parents) if path.is_dir())
