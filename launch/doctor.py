@@ -3,8 +3,8 @@
     python -m launch.doctor
     python -m launch.doctor --config=configs/qwen3_4b.py --output=runs/x
 
-One line a check: ok, warning or problem, what was found, and what to do. Nothing
-is changed, started or paid for; a web search engine is asked once, with
+One line a check: ok, warning or problem, what was found, and what to do.
+Nothing is changed, started or paid for; a web search engine is asked once, with
 --ask_web. The exit code is 1 where there is a problem.
 """
 
@@ -46,9 +46,8 @@ def main(argv) -> None:
   # To look is not to take.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   config = launch_flags.read_config() if f.config or f.set_config else None
-  found = [
-    finding
-    for finding in examine(
+  found = list(
+    examine(
       config,
       output=f.output,
       processes=f.processes,
@@ -56,7 +55,7 @@ def main(argv) -> None:
       deadline=f.deadline,
       threads=f.threads,
     )
-  ]
+  )
   problems = sum(finding.level == checks.PROBLEM for finding in found)
   warnings = sum(finding.level == checks.WARNING for finding in found)
   print(f"{problems} problems, {warnings} warnings")

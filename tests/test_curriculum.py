@@ -174,6 +174,9 @@ class DrawsTest(chex.TestCase):
     chex.assert_shape(budgets, (draws,))
     chex.assert_type(budgets, jnp.int32)
     p = np.array([0.2] * 5 if uniform else [0.28, 0.24, 0.20, 0.16, 0.12])
+    np.testing.assert_allclose(
+      curriculum.distribution(state, config=CONFIG), p, atol=1e-6
+    )
     frequencies = np.bincount(budgets, minlength=7)[1:6] / draws
     sigma = np.sqrt(p * (1 - p) / draws)
     np.testing.assert_array_less(np.abs(frequencies - p), 5 * sigma)
