@@ -83,9 +83,9 @@ def of(
     sampled=_sampled(
       a,
       config,
-      # In float32 it samples with the very arrays that are trained.
+      # In float32 it may sample with the very arrays that are trained.
       0
-      if compute == _MASTER and not (mesh.rollout or frozen)
+      if compute == _MASTER and not (mesh.rollout or config.lora.rank)
       else base * compute,
     ),
   )

@@ -96,7 +96,7 @@ def _stops(codec: tokenizer_lib.Tokenizer) -> Iterator[checks.Finding]:
     yield checks.problem(
       f"the end of {missed[0]!r} is not found among its tokens "
       f"({len(missed)} such)",
-      "take a tokenizer that writes ASCII as itself (byte-level or word-level).",
+      "take a tokenizer that writes ASCII as itself (a byte-level BPE).",
     )
   else:
     yield checks.ok(

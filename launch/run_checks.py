@@ -23,6 +23,7 @@ from launch import checks, footprint, machine_checks, parts, retrievers
 from retrieval import answer_log, errors
 
 _QUERIES = 10
+_QUESTION = types.Question("doctor", "Which river flows through Paris?", ("",))
 
 
 def configuration(config: config_lib.ExperimentConfig) -> checks.Finding:
@@ -110,8 +111,8 @@ def disk(
   needed = max(takes.disk - there, 0)
   free = shutil.disk_usage(_nearest(folder)).free
   said = (
-    f"the run writes up to {checks.size(needed)} more ({checks.size(takes.checkpoint)} "
-    f"a checkpoint); {checks.size(free)} are free"
+    f"the run writes up to {checks.size(needed)} more (a checkpoint is "
+    f"{checks.size(takes.checkpoint)}); {checks.size(free)} are free"
   )
   if needed > free:
     return checks.problem(
@@ -151,8 +152,8 @@ def handed_over(
   if takes > free:
     return checks.problem(
       said,
-      "give it more (docker run --shm-size, mount -o remount,size=...), or name "
-      "another folder in sglang.weights.",
+      "give it more (docker run --shm-size, mount -o remount,size=...), or "
+      "name another folder in sglang.weights.",
     )
   if not os.access(where, os.W_OK):
     return checks.problem(
@@ -162,7 +163,7 @@ def handed_over(
 
 
 def data(config: config_lib.ExperimentConfig) -> Iterator[checks.Finding]:
-  """The questions; of prepared ones every file is read and its hash compared."""
+  """The questions; prepared ones are read whole and their hashes compared."""
   if config.data.source != "prepared":
     parts.source(config)
     yield checks.ok(f"{config.data.source}: its questions are made as needed")
@@ -184,28 +185,31 @@ def data(config: config_lib.ExperimentConfig) -> Iterator[checks.Finding]:
 def retriever(
   config: config_lib.ExperimentConfig, *, ask_web: bool
 ) -> Iterator[checks.Finding]:
-  """Whether it answers, and how fast; without a log, so that none is written."""
+  """Whether it answers, and how fast; its log is not written to."""
   c = config.retrieval
   if c.log:
     yield _log(c)
     if c.log_mode == "strict":
       return
-  source = parts.source(config)
+  lexical, questions = None, [_QUESTION]
+  try:
+    source = parts.source(config)
+    lexical = source.retriever
+    questions = source.evaluation_questions(
+      config.evaluation.datasets, _QUERIES
+    )[:_QUERIES]
+  except ValueError:  # Another check is of the questions.
+    if c.kind == "lexical":
+      raise
   live = dataclasses.replace(
     config, retrieval=dataclasses.replace(c, log="", log_mode="record")
   )
-  made = retrievers.make(live, source.retriever)
+  made = retrievers.make(live, lexical)
   if c.kind == "web" and not ask_web:
-    yield checks.ok(
-      f"{c.web}: its key is there; not asked (--ask_web asks once)"
-    )
+    yield checks.ok(f"{c.web}: its key is there; not asked (see --ask_web)")
     return
-  questions = source.evaluation_questions(config.evaluation.datasets, _QUERIES)
-  yield from _asked(
-    made,
-    questions[: 1 if c.kind == "web" else _QUERIES],
-    config.episode,
-  )
+  asked = questions[:1] if c.kind == "web" else questions
+  yield from _asked(made, asked, config.episode)
 
 
 def servers(config: config_lib.ExperimentConfig) -> Iterator[checks.Finding]:

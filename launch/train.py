@@ -77,6 +77,7 @@ def _main(
     loop,
     placement,
     validation,
+    watch,
   )
 
   try:
@@ -130,7 +131,8 @@ def _main(
     checkpoint.DamagedError,
     checkpoint.MismatchError,
     checkpoint.UnknownMetricError,
-    loop.NotFiniteError,
+    watch.NotFiniteError,
+    watch.FailedEpisodesError,
   ) as error:
     sys.exit(f"launch.train: {error}")
   if processes.first():

@@ -21,11 +21,11 @@ from anysearch_jax.rollout import searching
 from anysearch_jax.training import (
   checkpoint,
   learner,
-  loop,
   pipeline,
   staleness,
   timeline,
   validation,
+  watch,
 )
 
 
@@ -220,15 +220,17 @@ def test_a_step_that_is_not_finite_stops_the_sampler(
   def steps(self, packed):
     yield {"finite": 0.0, "loss/total": float("nan"), "grad_norm": 1.0}
 
+  config = dataclasses.replace(
+    runs.at_level(1), watch=config_lib.WatchConfig(bad_steps=1)
+  )
+
   async def script(request):
     if request.address.rollout == 1:
       await asyncio.sleep(3600)
 
   monkeypatch.setattr(runs.Learner, "steps", steps)
-  with pytest.raises(loop.NotFiniteError, match="not-finite-0"):
-    runs.run(
-      tmp_path, parts, runs.at_level(1), engine=runs.Engine(parts, script)
-    )
+  with pytest.raises(watch.NotFiniteError, match="not-finite-0"):
+    runs.run(tmp_path, parts, config, engine=runs.Engine(parts, script))
   assert "sampler" not in {thread.name for thread in threading.enumerate()}
 
 

@@ -18,7 +18,7 @@ import small_run
 from anysearch_jax import config as config_lib
 from anysearch_jax import weights
 from anysearch_jax.policy import hf
-from anysearch_jax.training import checkpoint, loop, validation
+from anysearch_jax.training import checkpoint, validation, watch
 
 
 @pytest.fixture(scope="module")
@@ -182,16 +182,35 @@ def test_a_run_does_not_resume_on_other_terms(
     )
 
 
-def test_a_step_that_is_not_finite_stops_the_run(parts, tmp_path):
+@pytest.fixture
+def broken(parts):
+  """Parts whose policy gives no number."""
   policy = parts["policy"]
-  broken = jax.tree.map(np.copy, policy.params)
-  broken["norm"][0] = np.nan
-  with pytest.raises(loop.NotFiniteError, match="not-finite-0"):
-    small_run.train(
-      tmp_path, parts | {"policy": policy._replace(params=broken)}
-    )
-  dumped = tmp_path / "trajectories" / "not-finite-0.jsonl"
-  assert len(dumped.read_text().splitlines()) == 4
+  params = jax.tree.map(np.copy, policy.params)
+  params["norm"][0] = np.nan
+  return parts | {"policy": policy._replace(params=params)}
+
+
+def test_steps_that_are_not_finite_stop_the_run(broken, tmp_path):
+  with pytest.raises(watch.NotFiniteError, match="not-finite-1.*3 in a row"):
+    small_run.train(tmp_path, broken)
+  # Two steps a rollout; both rollouts are there to be looked at.
+  for rollout in range(2):
+    dumped = tmp_path / "trajectories" / f"not-finite-{rollout}.jsonl"
+    assert len(dumped.read_text().splitlines()) == 4
+
+
+def test_a_run_goes_on_after_fewer_and_says_so(broken, tmp_path, caplog):
+  config = dataclasses.replace(
+    small_run.CONFIG, watch=config_lib.WatchConfig(bad_steps=100)
+  )
+  small_run.train(tmp_path, broken, config, rollouts=2)
+  said = [r.message for r in caplog.records if "was not applied" in r.message]
+  assert len(said) == 4
+  records = [
+    json.loads(x) for x in (tmp_path / "metrics.jsonl").open(encoding="utf-8")
+  ]
+  assert [r["finite"] for r in records] == [0, 0]
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ class Rollout(NamedTuple):
     sampling; they are not in `groups`.
   resampled: groups sampled a second time.
   failed: failed trajectories of every sampling, kept or not.
+  reason: of the first of them; "" where there is none.
 
   Groups that were given up (`keep`) are in none of these.
   """
@@ -40,6 +41,7 @@ class Rollout(NamedTuple):
   dropped: int
   resampled: int
   failed: int
+  reason: str = ""
 
 
 async def run_episode(
@@ -188,16 +190,19 @@ async def run_groups(
     settling = [tasks.create_task(settle(each)) for each in assignments]
   samplings = [settled[a.index] for a in assignments if a.index in settled]
   groups = [tries[-1] for tries in samplings if _stands(tries[-1])]
+  lost = [
+    trajectory
+    for tries in samplings
+    for sampled in tries
+    for trajectory in sampled.trajectories
+    if trajectory.failed
+  ]
   return Rollout(
     groups=groups,
     dropped=len(samplings) - len(groups),
     resampled=sum(len(tries) > 1 for tries in samplings),
-    failed=sum(
-      trajectory.failed
-      for tries in samplings
-      for sampled in tries
-      for trajectory in sampled.trajectories
-    ),
+    failed=len(lost),
+    reason=lost[0].reason if lost else "",
   )
 
 

@@ -51,6 +51,7 @@ class Collected(NamedTuple):
   dropped, resampled, failed: as in `driver.Rollout`.
   stragglers: groups that were given up.
   engine, search: what engines and retrievers counted meanwhile.
+  reason: why the first of the failed ones failed.
   """
 
   groups: list[types.Group | None]
@@ -61,6 +62,7 @@ class Collected(NamedTuple):
   stragglers: int
   engine: Counter[str]
   search: Counter[str]
+  reason: str = ""
 
 
 def questions(config: config_lib.ExperimentConfig) -> int:
@@ -160,6 +162,7 @@ def collect(
     stragglers=len(assignments) - len(found) - dropped,
     engine=engine_counts,
     search=search_counts,
+    reason=next((p.reason for p, *_ in shares if p.reason), ""),
   )
 
 

@@ -34,6 +34,7 @@ from anysearch_jax.training import (
   timeline,
   validation,
 )
+from anysearch_jax.training import watch as watch_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +44,6 @@ class Event:
   rollout: int
   rollouts: int
   values: dict[str, float]
-
-
-class NotFiniteError(RuntimeError):
-  """A loss or gradient was not finite; the step was not applied."""
 
 
 class Trainer:
@@ -105,6 +102,7 @@ class Trainer:
     self._timeline = timeline.Timeline(
       clock, folder / "timeline.json" if trace and processes.first() else None
     )
+    self._watch = watch_lib.Watch(config)
     self._engine = engine or self._make_engine()
     validation.validate_engine(config, self._engine)
     # Of what was trained on; the sampler may be ahead.
@@ -129,7 +127,8 @@ class Trainer:
     Whatever ends it early stops the sampler too.
 
     Raises:
-      NotFiniteError: a step was not finite; its rollout is dumped.
+      watch.NotFiniteError: steps in a row were not finite.
+      watch.FailedEpisodesError: too many episodes of a rollout failed.
       staleness.StaleError: the engine sampled with weights it should not have.
       checkpoint.DamagedError: there are checkpoints and none is sound.
       checkpoint.MismatchError: the checkpoint is of a run with another seed,
@@ -221,6 +220,7 @@ class Trainer:
     level = self._config.pipeline.async_level
     ahead.fill(rollout, self._learner.published)
     sampled = ahead.take()
+    self._watch.collected(rollout, sampled.collected)
     ages = staleness.ages(rollout, sampled.scored.groups)
     staleness.check(rollout, ages, bound=level)
     with self._timeline.span(rollout, timeline.TRAINER, "train"):
@@ -244,6 +244,7 @@ class Trainer:
       },
       **seconds,
     }
+    self._watch.rollout(values)
     return values, steps, sampled.scored
 
   def _optimize(
@@ -255,13 +256,11 @@ class Trainer:
     """The optimizer steps of a rollout: their metrics."""
     steps = []
     for values in self._learner.steps(packed):
-      if not values["finite"]:
-        path = self._record(f"not-finite-{sampled.rollout}", sampled.scored)
-        raise NotFiniteError(
-          f"Rollout {sampled.rollout}: loss {values['loss/total']}, gradient "
-          f"norm {values['grad_norm']}. The step was not applied; its "
-          f"trajectories are in {path}."
-        )
+      self._watch.step(
+        sampled.rollout,
+        values,
+        lambda: self._record(f"not-finite-{sampled.rollout}", sampled.scored),
+      )
       steps.append(values)
       ahead.check()
     return steps

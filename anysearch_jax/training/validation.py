@@ -28,6 +28,13 @@ def validate(config: config_lib.ExperimentConfig) -> None:
   _batch(config.batch)
   _mesh(config.mesh, config.batch)
   _pipeline(config)
+  _at_least("watch.bad_steps", config.watch.bad_steps, 1)
+  _at_least("watch.max_stale", config.watch.max_stale, 1)
+  if not 0 <= config.watch.max_failed <= 1:
+    raise ValueError(
+      f"watch.max_failed: found {config.watch.max_failed}, expected a share, "
+      "0 to 1."
+    )
   _one_of("engine.kind", config.engine.kind, ("jax", "sglang"))
   if config.engine.kind == "sglang":
     # Else the driver gives turns up that the engine still waits for.

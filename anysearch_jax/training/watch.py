@@ -1,0 +1,136 @@
+"""What stops a run, and what it warns of while it goes on.
+
+A warning is given when something begins, and again only after it has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+from collections.abc import Callable, Mapping
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.training import collection
+
+_log = logging.getLogger(__name__)
+
+
+class NotFiniteError(RuntimeError):
+  """Steps in a row had a loss or gradient that is not finite."""
+
+
+class FailedEpisodesError(RuntimeError):
+  """Too many episodes failed for want of the engine or the retriever."""
+
+
+class Watch:
+  """Watches a run from one rollout to the next.
+
+  Args:
+    config: of the run.
+    warn: is told each warning, a sentence.
+  """
+
+  def __init__(
+    self,
+    config: config_lib.ExperimentConfig,
+    warn: Callable[[str], None] = _log.warning,
+  ):
+    self._config, self._warn = config, warn
+    self._bad = 0  # Steps in a row that were not finite.
+    self._on: set[str] = set()  # What was warned of and lasts.
+    self._last_seen: dict[int, int] = {}  # Rollout, by budget.
+
+  def collected(self, rollout: int, collected: collection.Collected) -> None:
+    """Looks at what a rollout's episodes came to, before it is trained on.
+
+    Raises:
+      FailedEpisodesError: more failed than `watch.max_failed`.
+    """
+    config = self._config
+    groups = collection.questions(config) + collected.resampled
+    played = (groups - collected.stragglers) * config.group
+    share, bound = collected.failed / played, config.watch.max_failed
+    if share > bound:
+      raise FailedEpisodesError(
+        f"Rollout {rollout}: {collected.failed} of {played} episodes failed, "
+        f"more than watch.max_failed, {bound:g}; the first: "
+        f"{collected.reason or 'no reason was kept.'} It was not trained on. "
+        "Mend that and start the same command again; it resumes."
+      )
+
+  def step(
+    self,
+    rollout: int,
+    values: Mapping[str, float],
+    dump: Callable[[], pathlib.Path],
+  ) -> None:
+    """Looks at the metrics of an optimizer step.
+
+    Args:
+      rollout: whose step it was.
+      values: of the step.
+      dump: writes the rollout's trajectories and says where.
+
+    Raises:
+      NotFiniteError: it was not finite, like those before it.
+    """
+    if values["finite"]:
+      self._bad = 0
+      return
+    self._bad += 1
+    sentence = (
+      f"Rollout {rollout}: loss {values['loss/total']}, gradient norm "
+      f"{values['grad_norm']}. The step was not applied; its trajectories are "
+      f"in {dump()}."
+    )
+    if self._bad >= self._config.watch.bad_steps:
+      raise NotFiniteError(
+        f"{sentence} That is {self._bad} in a row (watch.bad_steps)."
+      )
+    self._warn(sentence)
+
+  def rollout(self, values: Mapping[str, float]) -> None:
+    """Looks at the metrics of a rollout that was trained on."""
+    c, rollout = self._config.watch, int(values["rollout"])
+    entropy, kl = values["policy/entropy"], values["loss/kl"]
+    gap = values["loss/logp_difference"]
+    signs = {
+      "entropy": (
+        entropy < c.min_entropy,
+        f"the policy's entropy is {entropy:.2g} nats a token, below "
+        f"{c.min_entropy:g}: it hardly explores any more.",
+      ),
+      "kl": (
+        kl > c.max_kl,
+        f"the KL divergence from the start is {kl:.2g}, above {c.max_kl:g}.",
+      ),
+      "gap": (
+        gap > c.max_gap,
+        f"log-probabilities of sampling and training differ by {gap:.2g} a "
+        f"token, more than {c.max_gap:g}: is it the same policy that samples?",
+      ),
+      "advantages": (
+        values["policy/advantage_share"] == 0,
+        "all advantages are zero: nothing is learnt from such a rollout.",
+      ),
+    } | self._stale(values)
+    for name, (on, sentence) in signs.items():
+      if on and name not in self._on:
+        self._warn(f"Rollout {rollout}: {sentence}")
+      (self._on.add if on else self._on.discard)(name)
+
+  def _stale(self, values: Mapping[str, float]) -> dict[str, tuple[bool, str]]:
+    """Windows that Phase II draws by and that nothing enters."""
+    c, bound = self._config.curriculum, self._config.watch.max_stale
+    rollout, signs = int(values["rollout"]), {}
+    for budget in range(1, c.max_budget + 1):
+      if values[f"curriculum/count{budget}"] or values["phase"] == 1:
+        self._last_seen[budget] = rollout
+      age = rollout - self._last_seen.setdefault(budget, rollout)
+      signs[f"window {budget}"] = (
+        age >= bound and c.fixed_budget < 0,
+        f"budget {budget} had no episode for {age} rollouts; its accuracy, "
+        "which budgets are drawn by, is of an older policy.",
+      )
+    return signs

@@ -1,0 +1,28 @@
+"""Configurations and findings, as the doctor's tests share them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from configs import quickstart
+
+CONFIG = quickstart.get_config()
+
+
+def with_(config=CONFIG, **groups):
+  """The configuration with values of its groups changed."""
+  return dataclasses.replace(
+    config,
+    **{
+      name: dataclasses.replace(getattr(config, name), **values)
+      for name, values in groups.items()
+    },
+  )
+
+
+def levels(found):
+  return {finding.level for finding in found}
+
+
+def said(found, level):
+  return [f"{f.found} {f.todo}" for f in found if f.level == level]

@@ -1,0 +1,152 @@
+"""What stops a run, and what it warns of."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.training import collection, watch
+
+CONFIG = config_lib.ExperimentConfig(
+  questions=4,
+  group=5,
+  watch=config_lib.WatchConfig(
+    bad_steps=2,
+    max_failed=0.3,
+    min_entropy=0.1,
+    max_kl=0.5,
+    max_gap=0.2,
+    max_stale=3,
+  ),
+)
+FINE = {
+  "rollout": 0,
+  "phase": 2,
+  "policy/entropy": 1.0,
+  "policy/advantage_share": 0.5,
+  "loss/kl": 0.01,
+  "loss/logp_difference": 0.001,
+  **{f"curriculum/count{budget}": 3 for budget in range(1, 6)},
+}
+
+
+def collected(**counts):
+  values = dict.fromkeys(collection.COUNTS, 0) | counts
+  return collection.Collected(
+    groups=[],
+    places=np.zeros(0, np.int64),
+    engine=Counter(),
+    search=Counter(),
+    reason="The search failed: no answer.",
+    **values,
+  )
+
+
+@pytest.fixture
+def said():
+  return []
+
+
+@pytest.fixture
+def watching(said):
+  return watch.Watch(CONFIG, said.append)
+
+
+@pytest.mark.parametrize(
+  "counts",
+  [
+    {},
+    {"failed": 6},  # Of 20.
+    {"failed": 9, "resampled": 2},  # Of 30.
+  ],
+)
+def test_some_failures_are_borne(watching, counts):
+  watching.collected(0, collected(**counts))
+
+
+@pytest.mark.parametrize(
+  ("counts", "sentence"),
+  [
+    ({"failed": 7}, "Rollout 4: 7 of 20 episodes failed, more than .* 0.3"),
+    ({"failed": 5, "stragglers": 1}, "5 of 15 episodes failed"),
+    ({"failed": 40, "resampled": 4, "dropped": 4}, "40 of 40"),
+  ],
+)
+def test_too_many_failures_stop_the_run_with_their_reason(
+  watching, counts, sentence
+):
+  with pytest.raises(watch.FailedEpisodesError, match=sentence) as raised:
+    watching.collected(4, collected(**counts))
+  assert "The search failed: no answer." in str(raised.value)
+
+
+def test_only_steps_in_a_row_stop_the_run(watching, said):
+  dumps = []
+
+  def step(finite):
+    values = {"finite": finite, "loss/total": 1.5, "grad_norm": np.inf}
+    watching.step(7, values, lambda: dumps.append(1) or pathlib.Path("x.jsonl"))
+
+  for finite in (0, 1, 0, 1, 1, 0):
+    step(finite)
+  assert len(said) == len(dumps) == 3
+  assert "gradient norm inf. The step was not applied" in said[0]
+  with pytest.raises(watch.NotFiniteError, match=r"x\.jsonl.*2 in a row"):
+    step(0)
+
+
+@pytest.mark.parametrize(
+  ("values", "sentence"),
+  [
+    ({"policy/entropy": 0.05}, "entropy is 0.05 nats a token, below 0.1"),
+    ({"loss/kl": 0.7}, "KL divergence from the start is 0.7, above 0.5"),
+    ({"loss/logp_difference": 0.3}, "differ by 0.3 a token, more than 0.2"),
+    ({"policy/advantage_share": 0.0}, "all advantages are zero"),
+  ],
+)
+def test_a_warning_is_given_when_something_begins(
+  watching, said, values, sentence
+):
+  watching.rollout(FINE)
+  assert not said
+  for _ in range(3):
+    watching.rollout(FINE | values | {"rollout": 5})
+  assert len(said) == 1 and sentence in said[0] and "Rollout 5" in said[0]
+  watching.rollout(FINE)
+  watching.rollout(FINE | values)
+  assert len(said) == 2
+
+
+def test_what_is_not_a_number_is_no_sign(watching, said):
+  watching.rollout(FINE | {"policy/entropy": np.nan, "loss/kl": np.nan})
+  assert not said
+
+
+def play(watching, phases, counts):
+  for rollout, (phase, count) in enumerate(zip(phases, counts, strict=True)):
+    watching.rollout(
+      FINE | {"rollout": rollout, "phase": phase, "curriculum/count3": count}
+    )
+
+
+def test_a_window_that_nothing_enters_is_named(watching, said):
+  play(watching, [2] * 5, [1, 0, 0, 0, 0])
+  assert len(said) == 1
+  assert "Rollout 3: budget 3 had no episode for 3 rollouts" in said[0]
+
+
+def test_phase_one_leaves_no_window_stale(watching, said):
+  play(watching, [1] * 5 + [2] * 3, [0] * 7 + [1])
+  assert not said
+
+
+def test_a_fixed_budget_has_no_windows(said):
+  curriculum = dataclasses.replace(CONFIG.curriculum, fixed_budget=5)
+  config = dataclasses.replace(CONFIG, curriculum=curriculum)
+  play(watch.Watch(config, said.append), [2] * 6, [0] * 6)
+  assert not said
