@@ -91,7 +91,7 @@ def main(argv) -> None:
           ),
           folder,
         )
-  except (ValueError, types.EngineError) as error:
+  except (OSError, ValueError, types.EngineError) as error:
     sys.exit(f"launch.evaluate: {error}")
   print(f"episodes: {folder / harness.EPISODES}")
 

@@ -7,7 +7,8 @@ The run folder gets config.json, provenance.json, source/, prompts.json,
 metrics.jsonl, steps.jsonl, tensorboard/, checkpoints/, trajectories/, policy/
 (the trained policy as a Hugging Face folder) and, of adapters, adapter/ (a PEFT
 folder). The same command again resumes from the newest checkpoint that is not
-damaged. On several hosts it trains one policy, see `launch/distributed.py`.
+damaged. SIGTERM has it save before its next optimizer step and exit with 75,
+"try again". On several hosts it trains one policy, see `launch/distributed.py`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ import contextlib
 import json
 import os
 import pathlib
+import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from absl import app, flags
 
@@ -27,6 +31,9 @@ from anysearch_jax import config_values, types
 from launch import distributed, parts, plan, progress, retrievers
 from launch import flags as launch_flags
 
+# Exit code of a run that was stopped and goes on by the same command.
+RESUME = os.EX_TEMPFAIL
+
 
 def define_flags() -> None:
   """The command's flags; only the command that runs defines them."""
@@ -34,6 +41,9 @@ def define_flags() -> None:
   flags.DEFINE_string("output", None, "Run folder; default: runs/<name>.")
   launch_flags.define_process()
   distributed.define_flags()
+  flags.DEFINE_float(
+    "grace", 120, "Seconds for a checkpoint when SIGTERM comes.", 0
+  )
   flags.DEFINE_bool(
     "timeline", False, "Write timeline.json to the folder, for Perfetto."
   )
@@ -125,8 +135,10 @@ def _main(
         "entropy {policy/entropy:.2f}".format(**event.values),
       )
 
+  stopped = False
   try:
-    trainer.run(tick)
+    with _stops_at(signal.SIGTERM, trainer.stop, flags.FLAGS.grace):
+      stopped = not trainer.run(tick)
   except (
     checkpoint.DamagedError,
     checkpoint.MismatchError,
@@ -135,8 +147,40 @@ def _main(
     watch.FailedEpisodesError,
   ) as error:
     sys.exit(f"launch.train: {error}")
+  if stopped:
+    print("stopped; the same command goes on from here", file=sys.stderr)
+    sys.exit(RESUME)
   if processes.first():
     print(f"trained policy: {folder / 'policy'}")
+
+
+@contextlib.contextmanager
+def _stops_at(
+  number: signal.Signals, stop: Callable[[], None], grace: float
+) -> Iterator[None]:
+  """A signal stops the run; a second one, or too long a stop, the process."""
+
+  def give_up() -> None:
+    print(
+      f"no checkpoint within {grace:g} seconds (--grace); the same command "
+      "goes on from the last one",
+      file=sys.stderr,
+      flush=True,
+    )
+    os._exit(RESUME)
+
+  def handle(number: int, frame: Any) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    stop()
+    timer = threading.Timer(grace, give_up)
+    timer.daemon = True
+    timer.start()
+
+  before = signal.signal(number, handle)
+  try:
+    yield
+  finally:
+    signal.signal(number, before)
 
 
 def _begin(

@@ -91,7 +91,7 @@ def test_budgets_know_the_outcomes_of_all_earlier_rollouts(finished):
       state, num_groups=4, config=runs.SCRIPTED.curriculum
     )
     assert [g["budget"] for g in groups] == assigned.budgets.tolist()
-    p = curriculum.probabilities(state, config=runs.SCRIPTED.curriculum)
+    p = curriculum.distribution(state, config=runs.SCRIPTED.curriculum)
     assert [record["curriculum/p1"], record["curriculum/p2"]] == p.tolist()
     answers = [
       scoring.judge(

@@ -7,9 +7,17 @@ neither is what the kernel does with a local file.
 from __future__ import annotations
 
 import ast
+import asyncio
+import fcntl
+import time
 
+import httpx2
 import pytest
+import retrieval_cases
 import source_tree
+
+from anysearch_jax.rollout import sglang_server
+from retrieval import building, calls, client
 
 # Calls by their last name, whatever they are called on: how many positional
 # arguments such a wait has at most before a timeout, and the place of the
@@ -269,3 +277,42 @@ def test_an_await_without_end_is_found(line):
 )
 def test_a_wait_that_ends_is_none(line):
   assert not endless(source_tree.nodes(f"def f():\n  x = {line}"))
+
+
+# Waits that had no end.
+
+
+async def _for_ever(*_):
+  await asyncio.sleep(3600)
+
+
+def test_a_client_that_does_not_close_is_left_behind(monkeypatch):
+  monkeypatch.setattr(calls, "_CLOSE_SECONDS", 0.1)
+  monkeypatch.setattr(httpx2.AsyncClient, "aclose", _for_ever)
+  retriever = client.HttpRetriever("http://127.0.0.1:9")
+  start = time.monotonic()
+  retriever.close()
+  assert time.monotonic() - start < 10
+
+
+def test_servers_that_do_not_close_are_left_behind(monkeypatch):
+  monkeypatch.setattr(sglang_server, "_ABORT_SECONDS", 0.1)
+  background = sglang_server.Background()
+  start = time.monotonic()
+  background.close(_for_ever)
+  assert time.monotonic() - start < 10
+
+
+def test_who_builds_an_index_beside_another_waits_and_then_says_so(
+  tmp_path, monkeypatch, caplog
+):
+  monkeypatch.setattr(building, "_PATIENCE", 0.3)
+  source = retrieval_cases.write(tmp_path / "c.jsonl")
+  folder = tmp_path / "index"
+  folder.mkdir()
+  with (folder / ".lock").open("w") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    with pytest.raises(ValueError, match="another process has worked on it"):
+      building.build(source, folder, building.Settings("bm25"))
+    assert f"{folder}: waits for another process" in caplog.text
+  assert building.build(source, folder, building.Settings("bm25"))

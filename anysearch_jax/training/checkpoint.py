@@ -161,6 +161,10 @@ class Checkpoints:
       ),
     )
 
+  def has(self, rollout: int) -> bool:
+    """Whether there is one of this rollout, written or being written."""
+    return rollout in self._manager.all_steps()
+
   def save(self, saved: Saved, quality: float) -> None:
     """Writes in the background; the arrays are copied before it returns.
 

@@ -84,6 +84,11 @@ class Learner:
     a = self.architecture
     return lora.combine(self._base, trained) if a.lora else trained
 
+  @property
+  def steps_alone(self) -> bool:
+    """Whether a step needs nothing of its rollout's earlier ones."""
+    return not self._scores_first
+
   def abstract_state(self) -> train_step.TrainState:
     """The state's shapes, types and shardings."""
     return jax.tree.map(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import pathlib
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import curriculum, processes, types
@@ -44,6 +45,18 @@ class Event:
   rollout: int
   rollouts: int
   values: dict[str, float]
+
+
+class _StoppedError(Exception):
+  """The run is to stop before the next optimizer step.
+
+  sampled: the rollout that is being trained on; None between two of them.
+  steps: metrics of its optimizer steps that were taken.
+  """
+
+  def __init__(self, sampled: sampler.Sampled | None = None, steps: Any = ()):
+    super().__init__()
+    self.sampled, self.steps = sampled, list(steps)
 
 
 class Trainer:
@@ -103,6 +116,10 @@ class Trainer:
       clock, folder / "timeline.json" if trace and processes.first() else None
     )
     self._watch = watch_lib.Watch(config)
+    self._stopping = threading.Event()
+    self._stoppable = jax.process_count() == 1
+    # Of the rollout that a stopped run was in the middle of.
+    self._taken_steps: list[dict[str, float]] = []
     self._engine = engine or self._make_engine()
     validation.validate_engine(config, self._engine)
     # Of what was trained on; the sampler may be ahead.
@@ -121,10 +138,21 @@ class Trainer:
     )
     self._folder.begin(self._policy, questions[0], config=config)
 
-  def run(self, on_event: Callable[[Event], None] = lambda event: None) -> None:
+  def stop(self) -> None:
+    """Has `run` save before the next optimizer step, and return.
+
+    Any thread and any signal handler may call it. With several processes it
+    has no effect: they would have to stop at the same step.
+    """
+    self._stopping.set()
+
+  def run(self, on_event: Callable[[Event], None] = lambda event: None) -> bool:
     """Trains to the end, from the newest sound checkpoint if there is one.
 
     Whatever ends it early stops the sampler too.
+
+    Returns:
+      Whether it came to the end; else it was stopped, and goes on from there.
 
     Raises:
       watch.NotFiniteError: steps in a row were not finite.
@@ -155,7 +183,13 @@ class Trainer:
         timeline=self._timeline,
       ) as ahead:
         for rollout in range(first, rollouts):
-          values, steps, scored = self._rollout(rollout, ahead)
+          try:
+            values, steps, scored = self._rollout(rollout, ahead)
+          except _StoppedError as stopped:
+            # One that is there already is of the rollout's beginning.
+            if not checkpoints.has(rollout):
+              checkpoints.save(self._saved(rollout, ahead, stopped), -math.inf)
+            return False
           if writer:
             writer.write(values["step"], values, steps)
           # The clocks of processes differ; one of them decides what is kept.
@@ -176,6 +210,7 @@ class Trainer:
       ),
       config=config,
     )
+    return True
 
   @property
   def _checkpoints(self) -> pathlib.Path:
@@ -216,10 +251,17 @@ class Trainer:
 
     Returns:
       Metrics of the rollout and of each optimizer step, and what was seen.
+
+    Raises:
+      _StoppedError: `stop` was called.
     """
     level = self._config.pipeline.async_level
+    if self._stoppable and self._stopping.is_set():
+      raise _StoppedError
     ahead.fill(rollout, self._learner.published)
-    sampled = ahead.take()
+    sampled = ahead.take(self._stopping if self._stoppable else None)
+    if sampled is None:
+      raise _StoppedError
     self._watch.collected(rollout, sampled.collected)
     ages = staleness.ages(rollout, sampled.scored.groups)
     staleness.check(rollout, ages, bound=level)
@@ -233,7 +275,7 @@ class Trainer:
     seconds = timeline.metrics(self._timeline.take(rollout))
     values = {
       **sampler.metrics(sampled, config=self._config.curriculum),
-      **_over_steps(steps, on_policy=not ages.any()),
+      **metrics.over_steps(steps, on_policy=not ages.any()),
       **staleness.metrics(ages),
       **self._learner.speed(packed, seconds["time/train"]),
       "compile/prefill": kv_store.prefill._cache_size(),
@@ -254,8 +296,10 @@ class Trainer:
     ahead: pipeline.Pipeline,
   ) -> list[dict[str, float]]:
     """The optimizer steps of a rollout: their metrics."""
-    steps = []
-    for values in self._learner.steps(packed):
+    steps, self._taken_steps = self._taken_steps, []
+    # Old log-probs are those of a rollout's beginning, which is gone by then.
+    stoppable = self._learner.steps_alone and self._stoppable
+    for values in self._learner.steps(packed[len(steps) :]):
       self._watch.step(
         sampled.rollout,
         values,
@@ -263,17 +307,28 @@ class Trainer:
       )
       steps.append(values)
       ahead.check()
+      if stoppable and self._stopping.is_set() and len(steps) < len(packed):
+        raise _StoppedError(sampled, steps)
     return steps
 
-  def _saved(self, rollout: int, ahead: pipeline.Pipeline) -> checkpoint.Saved:
-    """The run as it stands before `rollout`."""
-    played = [s.collected for s in ahead.sampled_before(rollout)]
+  def _saved(
+    self,
+    rollout: int,
+    ahead: pipeline.Pipeline,
+    stopped: _StoppedError | None = None,
+  ) -> checkpoint.Saved:
+    """The run as it stands before `rollout`, or in the middle of it."""
+    within = stopped is not None and stopped.sampled is not None
+    # The weights that rollouts ahead are sampled with are gone by then.
+    played = [s.collected for s in ahead.sampled_before(rollout + within)]
+    if within:
+      played.insert(0, stopped.sampled.collected)
     return checkpoint.Saved(
       rollout,
       self._learner.state,
       # Each process has the curriculum; as a host's it is written once.
       jax.device_get(self._seen.curriculum),
-      self._progress(rollout),
+      self._progress(rollout) | ({"steps": stopped.steps} if within else {}),
       pending.pack(played) if played else None,
     )
 
@@ -319,34 +374,17 @@ class Trainer:
           "what the run began with, or name another folder."
         )
     self._learner.state = saved.state
+    self._taken_steps = saved.progress.get("steps", [])
     counters = {
       group: Counter(saved.progress["counters"].get(group))
       for group in self._seen.counters
     }
     self._seen = sampler.Seen(saved.curriculum, counters)
     self._sampler.seen = self._seen
-    return saved.rollout, self._take_up(saved)
-
-  def _take_up(self, saved: checkpoint.Saved) -> list[sampler.Sampled]:
-    """The rollouts of a checkpoint that may still be trained on."""
-    ready: list[sampler.Sampled] = []
-    if saved.pending is None:
-      return ready
-    played = pending.unpack(
-      saved.pending,
-      lambda rollout, place: collection.question(
-        self._questions, rollout, place, config=self._config
-      ),
-    )
-    for rollout, collected in enumerate(played, start=saved.rollout):
-      ages = staleness.ages(rollout, collected.groups)
-      level = self._config.pipeline.async_level
-      if not staleness.holds(rollout, ages, bound=level):
-        # Budgets of the later ones follow from this one, which is sampled anew.
-        self._sampler.count_stale(len(played) - len(ready))
-        break
-      ready.append(self._sampler.take_up(rollout, collected))
-    return ready
+    ready = self._sampler.take_up_all(saved.rollout, saved.pending)
+    if not ready:
+      self._taken_steps = []
+    return saved.rollout, ready
 
   def _record(self, name: str, scored: experience.Experience) -> pathlib.Path:
     return self._folder.record(name, filter(None, scored.groups))
@@ -357,20 +395,3 @@ def _closing(engine: collection.Engine) -> contextlib.AbstractContextManager:
   if hasattr(engine, "close"):
     return contextlib.closing(engine)
   return contextlib.nullcontext()
-
-
-def _over_steps(
-  steps: Sequence[dict[str, float]], *, on_policy: bool
-) -> dict[str, float]:
-  """Means and maxima over a rollout's optimizer steps."""
-  out = {
-    name: float(
-      (np.max if name.endswith("_max") else np.mean)([v[name] for v in steps])
-    )
-    for name in steps[0]
-  }
-  if on_policy:
-    # Before the first step the policy is the one that sampled: the gap is what
-    # separates the engine's numerics from the trainer's.
-    out["policy/engine_gap_max"] = steps[0]["loss/logp_difference_max"]
-  return out

@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+import time
 from collections.abc import Mapping, Sequence
 
-import tensorboardX
+import numpy as np
+from tensorboardX import event_file_writer, summary
+from tensorboardX.proto import event_pb2, summary_pb2
 
 Values = Mapping[str, float | int | bool]
 
@@ -22,7 +25,10 @@ class Writer:
     folder = pathlib.Path(folder)
     self._rollouts = folder / "metrics.jsonl"
     self._steps = folder / "steps.jsonl"
-    self._board = tensorboardX.SummaryWriter(str(folder / "tensorboard"))
+    board = folder / "tensorboard"
+    board.mkdir(parents=True, exist_ok=True)
+    # Not a SummaryWriter: a full disk ends its thread, and then it hangs.
+    self._board = event_file_writer.EventsWriter(str(board / "events"))
 
   def write(self, step: int, values: Values, steps: Sequence[Values]) -> None:
     """A line of plain numbers each; what is not finite becomes null.
@@ -43,26 +49,63 @@ class Writer:
     ):
       with path.open("a") as file:
         file.writelines(json.dumps(_plain(r)) + "\n" for r in records)
-    for name, value in _plain(values).items():
-      if value is not None:
-        self._board.add_scalar(name, value, step)
+    self._show(step, values)
 
   def keep_before(self, rollout: int) -> None:
-    """Drops the records of rollouts that a resumed run will do again."""
+    """Drops the records of rollouts that a resumed run will do again.
+
+    Half a line, which a kill or a full disk left at the end, is of such a one.
+    """
     for path in (self._rollouts, self._steps):
-      lines = (
-        path.read_text().splitlines(keepends=True) if path.exists() else []
-      )
+      text = path.read_text() if path.exists() else ""
+      lines = text[: text.rfind("\n") + 1].splitlines(keepends=True)
       kept = [line for line in lines if json.loads(line)["rollout"] < rollout]
       beside = path.with_name(path.name + ".writing")
       beside.write_text("".join(kept))
       beside.rename(path)
+
+  def _show(self, step: int, values: Values) -> None:
+    """Writes the event of a rollout for TensorBoard."""
+    scalars = [
+      scalar
+      for name, value in _plain(values).items()
+      if value is not None
+      for scalar in summary.scalar(name, value).value
+    ]
+    event = event_pb2.Event(
+      wall_time=time.time(),
+      step=step,
+      summary=summary_pb2.Summary(value=scalars),
+    )
+    self._board.write_event(event)
+    self._board.flush()
 
   def __enter__(self) -> Writer:
     return self
 
   def __exit__(self, *unused) -> None:
     self._board.close()
+
+
+def over_steps(
+  steps: Sequence[Mapping[str, float]], *, on_policy: bool
+) -> dict[str, float]:
+  """Means and maxima over a rollout's optimizer steps.
+
+  Args:
+    steps: the metrics of each.
+    on_policy: before the first one the policy was the one that sampled.
+  """
+  out = {
+    name: float(
+      (np.max if name.endswith("_max") else np.mean)([v[name] for v in steps])
+    )
+    for name in steps[0]
+  }
+  if on_policy:
+    # What separates the engine's numerics from the trainer's.
+    out["policy/engine_gap_max"] = steps[0]["loss/logp_difference_max"]
+  return out
 
 
 def _plain(values: Values) -> dict[str, float | int | bool | None]:

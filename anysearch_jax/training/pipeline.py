@@ -26,6 +26,8 @@ from anysearch_jax.policy import transformer
 from anysearch_jax.training import sampler as sampler_lib
 from anysearch_jax.training import timeline as timeline_lib
 
+_LOOK = 0.1  # Seconds between looks at whether to stop.
+
 
 class _Ahead(NamedTuple):
   """A rollout that is to be trained on."""
@@ -105,8 +107,18 @@ class Pipeline:
       params = None
     self._next = end
 
-  def take(self) -> sampler_lib.Sampled:
-    """The next rollout, as soon as it is sampled."""
+  def take(
+    self, stopping: threading.Event | None = None
+  ) -> sampler_lib.Sampled | None:
+    """The next rollout, as soon as it is sampled.
+
+    None if `stopping` is set before that; it stays the next one then.
+    """
+    ahead = self._ahead[0]
+    while not ahead.sampled.done() and stopping is not None:
+      if stopping.is_set():
+        return None
+      concurrent.futures.wait([ahead.sampled], timeout=_LOOK)
     return self._wait(self._ahead.popleft())
 
   def sampled_before(self, version: int) -> list[sampler_lib.Sampled]:

@@ -21,7 +21,7 @@ from anysearch_jax import curriculum as curriculum_lib
 from anysearch_jax import types
 from anysearch_jax.policy import transformer
 from anysearch_jax.rollout import searching
-from anysearch_jax.training import collection, experience
+from anysearch_jax.training import collection, experience, pending, staleness
 from anysearch_jax.training import timeline as timeline_lib
 
 
@@ -121,7 +121,32 @@ class Sampler:
     """The next rollout, which was played before; see `sample`."""
     return self._enter(rollout, self._assign(), collected)
 
-  def count_stale(self, rollouts: int) -> None:
+  def take_up_all(
+    self, first: int, packed: pending.Pending | None
+  ) -> list[Sampled]:
+    """The rollouts from `first` on that a checkpoint kept, in order.
+
+    Those that are too old to be trained on are not among them.
+    """
+    if packed is None:
+      return []
+    config, ready = self._config, []
+    played = pending.unpack(
+      packed,
+      lambda rollout, place: collection.question(
+        self._parts["stream"], rollout, place, config=config
+      ),
+    )
+    for rollout, collected in enumerate(played, start=first):
+      ages = staleness.ages(rollout, collected.groups)
+      if not staleness.holds(rollout, ages, bound=config.pipeline.async_level):
+        # Budgets of the later ones follow from this one, which is sampled anew.
+        self._count_stale(len(played) - len(ready))
+        break
+      ready.append(self.take_up(rollout, collected))
+    return ready
+
+  def _count_stale(self, rollouts: int) -> None:
     """Counts rollouts that are too old to be trained on and sampled anew."""
     counters = {name: Counter(c) for name, c in self.seen.counters.items()}
     counters["run"].update(stale_rollouts=rollouts)

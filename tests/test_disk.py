@@ -1,0 +1,227 @@
+"""Full disks, folders that only read, half-written files: nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import pathlib
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+
+import pytest
+import scripted_runs as runs
+import small_run
+from tensorboardX.proto import event_pb2
+
+from anysearch_jax.evaluation import journal
+from anysearch_jax.policy import hf
+from anysearch_jax.training import learner, metrics
+
+_SIZE = 64 << 20
+
+
+@pytest.fixture
+def disk(tmp_path):
+  """A small disk; skips where nobody may mount one."""
+  folder = tmp_path / "disk"
+  folder.mkdir()
+  options = ("-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(folder))
+  mounted = (
+    shutil.which("mount")
+    and not subprocess.run(
+      ["mount", *options], capture_output=True, check=False, timeout=30
+    ).returncode
+  )
+  if not mounted:
+    pytest.skip("a full disk needs the right to mount one (root)")
+  yield folder
+  subprocess.run(["umount", "-l", folder], check=True, timeout=30)
+
+
+@contextlib.contextmanager
+def room(disk, size):
+  """Only so many bytes are free."""
+  ballast = disk / "ballast"
+  ballast.write_bytes(bytes(shutil.disk_usage(disk).free - size))
+  try:
+    yield
+  finally:
+    ballast.unlink()
+
+
+@pytest.fixture(scope="module")
+def parts():
+  return small_run.parts()
+
+
+@pytest.fixture(scope="module")
+def finished(parts, tmp_path_factory):
+  return runs.finished(parts, tmp_path_factory)
+
+
+def _says_that_it_is_full(error: BaseException) -> bool:
+  """The error, or one that led to it, names the full disk."""
+  seen = []
+  while error is not None and error not in seen:
+    seen.append(error)
+    error = error.__cause__ or error.__context__
+  return any("No space left on device" in str(each) for each in seen)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85])
+def test_a_run_stops_on_a_full_disk_and_goes_on_when_there_is_room(
+  share, finished, parts, disk, monkeypatch
+):
+  whole, _, _ = finished(0)
+  monkeypatch.setattr(learner, "Learner", runs.Learner)
+  start = shutil.disk_usage(disk).free
+  shutil.copytree(whole, disk / "copy")
+  needs = start - shutil.disk_usage(disk).free
+  shutil.rmtree(disk / "copy")
+  with room(disk, int(share * needs)), pytest.raises(Exception) as caught:
+    runs.run(disk / "run", parts, runs.at_level(0))
+  assert _says_that_it_is_full(caught.value)
+  runs.run(disk / "run", parts, runs.at_level(0))
+  assert runs.left(disk / "run") == runs.left(whole)
+
+
+def test_an_export_on_a_full_disk_leaves_the_earlier_one(disk, parts):
+  policy = parts["policy"]
+  hf.save(disk / "policy", policy)
+  before = {f.name: f.read_bytes() for f in (disk / "policy").iterdir()}
+  size = sum(map(len, before.values()))
+  with room(disk, size // 2), pytest.raises(Exception) as caught:
+    hf.save(disk / "policy", policy)
+  assert _says_that_it_is_full(caught.value)
+  after = {f.name: f.read_bytes() for f in (disk / "policy").iterdir()}
+  assert after == before
+  assert [path.name for path in disk.iterdir()] == ["policy"]
+
+
+# A limit on the size of a file is a full disk that needs no right to mount.
+
+
+@contextlib.contextmanager
+def files_of_at_most(size):
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    signal.signal(signal.SIGXFSZ, before)
+
+
+def _row(place):
+  return {"place": place, "text": "x" * 50}
+
+
+def _journal(folder):
+  return journal.Journal(folder / "rows.jsonl", 30, lambda row: row["place"])
+
+
+@pytest.mark.parametrize("size", [300, 333, 1000])
+def test_an_evaluation_on_a_full_disk_goes_on_where_it_stopped(tmp_path, size):
+  with pytest.raises(OSError), files_of_at_most(size):
+    with _journal(tmp_path) as rows:
+      for place in range(30):
+        rows.add(_row(place))
+  with _journal(tmp_path) as rows:
+    # Every line that was whole.
+    assert len(rows) == sum(
+      size >= end
+      for end in itertools.accumulate(
+        len(json.dumps(_row(place))) + 1 for place in range(30)
+      )
+    )
+    for place in range(30):
+      if place not in rows:
+        rows.add(_row(place))
+    rows.finish()
+  found = list(journal.read(tmp_path / "rows.jsonl"))
+  assert found == [_row(place) for place in range(30)]
+
+
+def test_records_of_a_rollout_that_were_cut_are_dropped(tmp_path):
+  def record(writer, rollout):
+    writer.write(
+      2 * rollout + 2,
+      {"rollout": rollout, "step": 2 * rollout + 2, "x": 0.5},
+      [{"y": 1.0}, {"y": 2.0}],
+    )
+
+  with metrics.Writer(tmp_path) as writer:
+    record(writer, 0)
+    record(writer, 1)
+  whole = [
+    (tmp_path / name).read_bytes() for name in ("metrics.jsonl", "steps.jsonl")
+  ]
+  for name in ("metrics.jsonl", "steps.jsonl"):
+    path = tmp_path / name
+    path.write_bytes(path.read_bytes()[:-7])
+  with metrics.Writer(tmp_path) as writer:
+    writer.keep_before(1)
+    record(writer, 1)
+  assert whole == [
+    (tmp_path / name).read_bytes() for name in ("metrics.jsonl", "steps.jsonl")
+  ]
+
+
+def _events(folder: pathlib.Path):
+  """The records of TensorBoard's files, as their format says."""
+  for path in sorted(folder.iterdir()):
+    content = path.read_bytes()
+    while content:
+      (size,) = struct.unpack("<Q", content[:8])
+      yield event_pb2.Event.FromString(content[12 : 12 + size])
+      content = content[16 + size :]
+
+
+def test_tensorboard_is_shown_the_numbers_as_they_come(tmp_path):
+  with metrics.Writer(tmp_path) as writer:
+    writer.write(2, {"rollout": 0, "reward/em": 0.25, "x": float("nan")}, [])
+    # It is there before the end.
+    first, found = _events(tmp_path / "tensorboard")
+  assert first.file_version == "brain.Event:2"
+  values = {v.tag: v.simple_value for v in found.summary.value}
+  assert (found.step, values) == (2, {"rollout": 0.0, "reward/em": 0.25})
+
+
+def test_metrics_on_a_full_disk_stop_the_run_and_do_not_hang_it(tmp_path):
+  with pytest.raises(OSError), files_of_at_most(2000):
+    with metrics.Writer(tmp_path) as writer:
+      for rollout in range(1000):
+        writer.write(rollout, {"rollout": rollout}, [{"y": 1.0}])
+
+
+# Folders that only read. /proc takes no folder, not even of root's.
+
+
+@pytest.mark.parametrize(
+  ("module", "arguments"),
+  [
+    ("train", []),
+    ("evaluate", ["--scripted=expert"]),
+  ],
+)
+def test_a_folder_that_only_reads_is_refused_with_a_sentence(module, arguments):
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", f"launch.{module}", "--cache=", *arguments),
+      *("--config=configs/quickstart.py", "--output=/proc/nowhere/run"),
+    ],
+    capture_output=True,
+    text=True,
+    timeout=300,
+    check=False,
+  )
+  assert done.returncode == 1
+  assert f"launch.{module}: " in done.stderr.splitlines()[-1]
+  assert "/proc/nowhere" in done.stderr.splitlines()[-1]
+  assert "Traceback" not in done.stderr.partition(f"launch.{module}: ")[2]
