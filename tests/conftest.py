@@ -15,10 +15,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import functools
 import pathlib
 
+import hypothesis
 import pytest
 
 from anysearch_jax import tensor_files
 from anysearch_jax import tokenizer as tokenizer_lib
+
+# A busy machine is no failure.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _TOKENIZERS = pathlib.Path(

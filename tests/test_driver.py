@@ -84,7 +84,7 @@ def test_episode_asks_the_engine_and_the_retriever():
 def test_groups_and_samples_come_in_order():
   given = assignments()
   rollout = run_groups(given, scripted.Engine(script))
-  assert rollout[1:] == (0, 0, 0)
+  assert rollout[1:4] == (0, 0, 0)
   assert len(rollout.groups) == 3
   for assignment, group in zip(given, rollout.groups, strict=True):
     assert group.question is assignment.question
@@ -120,7 +120,7 @@ def failing(*addresses):
 
 def test_one_failure_stays_in_its_group():
   rollout = run_groups(assignments(), scripted.Engine(failing((11, 1, 0))))
-  assert rollout[1:] == (0, 0, 1)
+  assert rollout[1:4] == (0, 0, 1)
   outcomes = [t.outcome for t in rollout.groups[1].trajectories]
   assert outcomes == ["answered", "failed", "answered"]
   assert rollout.groups[1].trajectories[1].reason == (
@@ -131,7 +131,7 @@ def test_one_failure_stays_in_its_group():
 def test_a_group_below_two_is_sampled_again_once():
   engine = scripted.Engine(failing((11, 0, 0), (11, 2, 0)))
   rollout = run_groups(assignments(), engine)
-  assert rollout[1:] == (0, 1, 2)
+  assert rollout[1:4] == (0, 1, 2)
   attempts = [
     [trajectory.address.attempt for trajectory in group.trajectories]
     for group in rollout.groups
@@ -144,14 +144,15 @@ def test_a_group_below_two_again_is_dropped_and_counted():
   lost = [(11, sample, attempt) for sample in (0, 2) for attempt in (0, 1)]
   engine = scripted.Engine(failing(*lost))
   rollout = run_groups(assignments(), engine)
-  assert rollout[1:] == (1, 1, 4)
+  assert rollout[1:4] == (1, 1, 4)
+  assert rollout.reason.startswith("Turn 0 failed: ")
   assert [group.question.id for group in rollout.groups] == ["id0", "id2"]
 
 
 def test_a_group_of_one_is_kept_as_it_is():
   engine = scripted.Engine(failing((11, 0, 0)))
   rollout = run_groups(assignments(), engine, group=1)
-  assert rollout[1:] == (0, 0, 1)
+  assert rollout[1:4] == (0, 0, 1)
   outcomes = [group.trajectories[0].outcome for group in rollout.groups]
   assert outcomes == ["answered", "failed", "answered"]
 
@@ -231,7 +232,7 @@ def test_groups_beyond_those_kept_are_given_up():
     14,
   ]
   assert [len(g.trajectories) for g in rollout.groups] == [3, 3, 3]
-  assert rollout[1:] == (0, 0, 0)
+  assert rollout[1:4] == (0, 0, 0)
   assert engine.running == 0
   asked = {request.address for request in engine.requests}
   assert len(asked) == 15
@@ -282,4 +283,4 @@ def test_shared_index_is_refused():
 
 
 def test_no_assignment_is_no_group():
-  assert run_groups([], scripted.Engine(script)) == ([], 0, 0, 0)
+  assert run_groups([], scripted.Engine(script)) == ([], 0, 0, 0, "")
