@@ -184,21 +184,23 @@ class Plan:
 
   def report(self, rows: Sequence[ablations.Row]) -> jobs_lib.Job:
     """Of all rows and seeds that are evaluated by then."""
-    shown, training, tables = [], [], []
+    shown, training, tables, commands = [], [], [], []
     for row in rows:
       finished = sorted(
         path.parent
         for path in self._root.glob(f"{row.name}-*/evaluation/*/episodes.jsonl")
       )
-      if finished:
-        shown.append(f"{row.label}={'+'.join(map(str, finished))}")
-        tables.append(f"{row.label}={row.table}")
-        run = finished[0].parent.parent
-        if (run / "metrics.jsonl").is_file():
-          training.append(f"{row.label}={run}")
+      if not finished:
+        continue
+      shown.append(f"{row.label}={'+'.join(map(str, finished))}")
+      tables.append(f"{row.label}={row.table}")
+      runs = [folder.parent.parent for folder in finished]
+      if (runs[0] / "metrics.jsonl").is_file():
+        training.append(f"{row.label}={runs[0]}")
+      seeds = [int(run.name.rpartition("-")[2]) for run in runs]
+      commands += [job.shown() for job in self.jobs([row], seeds)]
     output = self._root / "report.html"
-    logs = sorted((self._root / "logs").glob("*.command"))
-    notes = "\n".join(path.read_text().strip() for path in logs)
+    notes = "\n".join(commands)
     return jobs_lib.Job(
       "report",
       [
