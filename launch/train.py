@@ -78,6 +78,8 @@ def main(argv) -> None:
 def _main(
   config: config_lib.ExperimentConfig, held: contextlib.ExitStack
 ) -> None:
+  import jax
+
   from anysearch_jax import processes, run_lock
   from anysearch_jax.policy import hf, lora
   from anysearch_jax.rollout import searching
@@ -137,7 +139,11 @@ def _main(
 
   stopped = False
   try:
-    with _stops_at(signal.SIGTERM, trainer.stop, flags.FLAGS.grace):
+    with (
+      _stops_at(signal.SIGTERM, trainer.stop, flags.FLAGS.grace)
+      if jax.process_count() == 1
+      else contextlib.nullcontext()  # They cannot stop at the same step.
+    ):
       stopped = not trainer.run(tick)
   except (
     checkpoint.DamagedError,
@@ -169,17 +175,19 @@ def _stops_at(
     )
     os._exit(RESUME)
 
+  timer = threading.Timer(grace, give_up)
+  timer.daemon = True
+
   def handle(number: int, frame: Any) -> None:
     signal.signal(number, signal.SIG_DFL)
     stop()
-    timer = threading.Timer(grace, give_up)
-    timer.daemon = True
     timer.start()
 
   before = signal.signal(number, handle)
   try:
     yield
   finally:
+    timer.cancel()
     signal.signal(number, before)
 
 

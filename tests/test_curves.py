@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import study
 
-from anysearch_jax import config as config_lib
 from anysearch_jax.evaluation import (
   columns,
   costs,
@@ -155,22 +152,6 @@ def test_what_is_free_needs_no_count():
   np.testing.assert_allclose(free, row.columns.searches / 1000)
   unknown = costs.dollars(row.columns, costs.Prices(input=1.0))
   assert np.isnan(unknown).all()
-
-
-def test_a_search_costs_as_much_as_the_papers_tokens():
-  # Table of the appendix: 0.005 dollars a search; tokens at 0.10 and 0.25.
-  for output, tokens in ((0.10, 50_000), (0.25, 20_000), (0.05, 100_000)):
-    prices = costs.Prices(search=5.0, output=output)
-    assert costs.search_in_tokens(prices) == pytest.approx(tokens)
-  assert costs.search_in_tokens(costs.Prices(search=5.0)) is None
-
-
-def test_prices_are_those_of_the_configuration():
-  settings = dataclasses.replace(
-    config_lib.EvaluationConfig(), search_price=5.0, output_price=0.1
-  )
-  assert costs.prices_of(settings) == costs.Prices(5.0, 0.0, 0.1)
-  assert not costs.prices_of(config_lib.EvaluationConfig())
 
 
 def test_estimates_hold_the_cells_values():

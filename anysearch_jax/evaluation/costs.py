@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 
-from anysearch_jax import config as config_lib
 from anysearch_jax.evaluation import columns
 
 
@@ -20,11 +19,6 @@ class Prices:
 
   def __bool__(self) -> bool:
     return any(dataclasses.astuple(self))
-
-
-def prices_of(config: config_lib.EvaluationConfig) -> Prices:
-  """The prices an evaluation was configured with."""
-  return Prices(config.search_price, config.input_price, config.output_price)
 
 
 def dollars(table: columns.Columns, prices: Prices) -> np.ndarray:
@@ -47,12 +41,3 @@ def dollars(table: columns.Columns, prices: Prices) -> np.ndarray:
 def priced(table: columns.Columns, prices: Prices) -> columns.Columns:
   """The same episodes at other prices than they were recorded with."""
   return dataclasses.replace(table, cost=dollars(table, prices))
-
-
-def search_in_tokens(prices: Prices) -> float | None:
-  """The output tokens that cost as much as one search (the paper's table).
-
-  Returns:
-    None where output tokens are free.
-  """
-  return prices.search * 1e3 / prices.output if prices.output else None
