@@ -1,0 +1,393 @@
+"""Half an hour of training among faults, against the same without them.
+
+    python -m bench.soak [--rollouts=700] [--output=DIR]
+
+The quickstart's policy is trained in its world twice at once, each run on one
+thread. In one of them a tenth of the searches fail or hang, the engine is lost
+with all that it was doing every other minute, and the process is killed
+(SIGKILL) now and then until two thirds are done, and started again. Prints what
+was lost on the way, whether a lost episode was anybody's reward (it counts how
+far the logged means are from those over what did not fail), how the memory of
+the last life grew, and the accuracy of both policies on the same questions.
+
+What is in --output is taken up again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import pathlib
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from absl import flags
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from configs import quickstart
+from launch import flags as launch_flags
+from launch import parts
+
+_ROLLOUTS = flags.DEFINE_integer("rollouts", 700, "Of each run.", 1)
+_QUESTIONS = flags.DEFINE_integer("questions", 400, "Of the evaluation.", 1)
+_OUTPUT = flags.DEFINE_string("output", None, "Folder; default: a fresh one.")
+_JSON = flags.DEFINE_string("json", None, "File for the numbers.")
+_WORKER = flags.DEFINE_enum(
+  "worker", None, ["faulty", "calm"], "Trains, as a process of the bench."
+)
+_ERRORS = 0.1  # Share of the searches.
+_HANGS = 0.1  # Share of those, which hang until their deadline.
+_DEADLINE = 2.0  # Seconds of a search.
+_ENGINE_LIFE = 120.0  # Seconds, on average; so are the next.
+_LIFE = 240.0
+_KILLED_UNTIL = 2 / 3
+_LOOK = 2.0
+_START = 300.0  # Seconds until a run that resumes has a rollout.
+_BUDGETS = (0, 2, 5)
+
+
+class FaultyRetriever:
+  """A retriever of which a tenth of the answers fail or never come."""
+
+  def __init__(self, retriever: Any, drawn: random.Random):
+    self._retriever, self._drawn = retriever, drawn
+
+  async def search_many(
+    self, requests: Sequence[types.SearchRequest]
+  ) -> list[Any]:
+    answers = list(await self._retriever.search_many(requests))
+    for i, _ in enumerate(requests):
+      if self._drawn.random() < _ERRORS:
+        if self._drawn.random() < _HANGS:
+          await asyncio.sleep(2 * _DEADLINE)
+        answers[i] = types.RetrievalError("HTTP 500, as the bench wants it.")
+    return answers
+
+
+class MortalEngine:
+  """An engine that is lost now and then with all that it was doing.
+
+  Args:
+    make: an engine of these weights and this version.
+    params: its first ones.
+    drawn: when it is lost.
+  """
+
+  def __init__(self, make: Any, params: Any, drawn: random.Random):
+    self._make, self._params, self._version = make, params, 0
+    self._drawn = drawn
+    self._engine = make(params, 0)
+    self._flying: dict[asyncio.Task, None] = {}
+    self._owners: dict[types.Address, list[Any]] = {}
+    self.lost = 0
+    self._schedule()
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._engine, name)
+
+  def set_params(self, params: Any, version: int) -> None:
+    self._params, self._version = params, version
+    self._engine.set_params(params, version)
+
+  async def generate(self, request: types.GenerateRequest) -> types.Generation:
+    if time.monotonic() > self._end and self._flying:
+      self._lose()
+    owners = self._owners.setdefault(request.address, [])
+    if self._engine not in owners:
+      owners.append(self._engine)
+    task = asyncio.ensure_future(self._engine.generate(request))
+    self._flying[task] = None
+    try:
+      return await task
+    except asyncio.CancelledError:
+      if asyncio.current_task().cancelling():
+        raise
+      raise types.EngineError("The engine was lost.") from None
+    finally:
+      task.cancel()
+      self._flying.pop(task, None)
+
+  def release(self, address: types.Address) -> None:
+    for engine in self._owners.pop(address, [self._engine]):
+      engine.release(address)
+
+  def _lose(self) -> None:
+    """Another engine takes the place of this one."""
+    for task in self._flying:
+      task.cancel()
+    counters = self._engine.counters
+    self._engine = self._make(self._params, self._version)
+    self._engine.counters = counters
+    self.lost += 1
+    self._schedule()
+    print(f"engine lost {self.lost}", flush=True)
+
+  def _schedule(self) -> None:
+    life = self._drawn.expovariate(1 / _ENGINE_LIFE)
+    self._end = time.monotonic() + life
+
+
+def configuration() -> config_lib.ExperimentConfig:
+  """The quickstart's, for longer, at a rate that bears it."""
+  c = quickstart.get_config()
+  return dataclasses.replace(
+    c,
+    save_every=5,
+    curriculum=dataclasses.replace(
+      c.curriculum,
+      total_steps=_ROLLOUTS.value * c.curriculum.steps_per_rollout,
+    ),
+    optimizer=dataclasses.replace(c.optimizer, learning_rate=1e-4),
+    episode=dataclasses.replace(c.episode, search_deadline=_DEADLINE),
+    # A lost engine fails most of a rollout.
+    watch=dataclasses.replace(c.watch, max_failed=1.0),
+    evaluation=dataclasses.replace(
+      c.evaluation, budgets=_BUDGETS, questions=_QUESTIONS.value
+    ),
+  )
+
+
+def train(folder: pathlib.Path, *, faulty: bool) -> None:
+  """A life of a run; to its end if nothing ends it."""
+  parts.setup_jax(threads=1, cache=".jax_cache")
+  from anysearch_jax.policy import hf
+  from anysearch_jax.rollout import engine as engine_lib
+  from anysearch_jax.rollout import searching
+  from anysearch_jax.training import collection, loop, validation
+
+  config = configuration()
+  validation.validate(config)
+  source = parts.source(config)
+  drawn = random.Random(time.time_ns())
+  retriever, engine = source.retriever, None
+  policy = hf.load(config.policy)
+  if faulty:
+    retriever = FaultyRetriever(retriever, drawn)
+    engine = MortalEngine(
+      lambda params, version: engine_lib.JaxEngine(
+        params,
+        policy.architecture,
+        policy.tokenizer,
+        config=config.engine,
+        sampling=config.sampling,
+        seed=config.seed,
+        version=version,
+      ),
+      policy.params,
+      drawn,
+    )
+  count = _ROLLOUTS.value * collection.questions(config)
+  folder.mkdir(parents=True, exist_ok=True)
+  loop.Trainer(
+    config,
+    policy=policy,
+    questions=source.questions("train", count, config.seed),
+    retriever=searching.Searcher(retriever, config.search, identity="soak"),
+    folder=folder,
+    engine=engine,
+  ).run()
+
+
+class Run:
+  """A run under observation: its process, its lives, their memory."""
+
+  def __init__(self, kind: str, root: pathlib.Path, drawn: random.Random):
+    self._kind, self._drawn = kind, drawn
+    self.folder = root / kind
+    self._log = root / f"{kind}.log"
+    self._root = root
+    self.kills = 0
+    self.lives: list[list[tuple[float, int]]] = []
+    self._begin()
+
+  def look(self) -> bool:
+    """Looks after the process; whether it goes on."""
+    code = self._process.poll()
+    if code is not None:
+      if code:
+        sys.exit(f"The {self._kind} run ended with {code}: see {self._log}.")
+      return False
+    memory = resident(self._process.pid)
+    if memory and rollouts(self.folder) > self._first:
+      self.lives[-1].append((time.monotonic(), memory))
+    if (
+      self._kind == "faulty"
+      and self.lives[-1]
+      and time.monotonic() > self._end
+      and rollouts(self.folder) < _KILLED_UNTIL * _ROLLOUTS.value
+    ):
+      self._process.send_signal(signal.SIGKILL)
+      self._process.wait(30)
+      self.kills += 1
+      self._begin()
+    return True
+
+  def stop(self) -> None:
+    self._process.kill()
+    self._process.wait(30)
+
+  def _begin(self) -> None:
+    self._first = rollouts(self.folder)
+    self.lives.append([])
+    self._end = time.monotonic() + self._drawn.expovariate(1 / _LIFE)
+    with self._log.open("a") as log:
+      self._process = subprocess.Popen(
+        [
+          *(sys.executable, "-m", "bench.soak", f"--worker={self._kind}"),
+          f"--rollouts={_ROLLOUTS.value}",
+          f"--output={self._root}",
+        ],
+        stdout=log,
+        stderr=log,
+      )
+
+
+def resident(pid: int) -> int:
+  """Bytes of a process in memory; 0 if it has just ended."""
+  with contextlib.suppress(OSError):
+    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
+      if line.startswith("VmRSS"):
+        return int(line.split()[1]) * 1024
+  return 0
+
+
+def lines(path: pathlib.Path) -> list[dict[str, Any]]:
+  if not path.is_file():
+    return []
+  found = path.read_text().splitlines()
+  return [json.loads(line) for line in found if line.endswith("}")]
+
+
+def rollouts(folder: pathlib.Path) -> int:
+  """Rollouts that were trained on."""
+  path = folder / "metrics.jsonl"
+  return len(path.read_bytes().splitlines()) if path.is_file() else 0
+
+
+def growth(samples: Sequence[tuple[float, int]]) -> float:
+  """Memory at the end of a life over that after its first quarter."""
+  tenth = max(1, len(samples) // 10)
+  quarter = len(samples) // 4
+  early = statistics.median(m for _, m in samples[quarter : quarter + tenth])
+  late = statistics.median(m for _, m in samples[-tenth:])
+  return late / early
+
+
+def as_rewards(folder: pathlib.Path) -> tuple[int, int, float]:
+  """Looks for failed episodes in the logged rewards.
+
+  Returns:
+    Recorded rollouts with a failed episode, their failed episodes, and how far
+    at most the logged mean of EM is from that over the episodes that did not
+    fail.
+  """
+  from launch import score
+
+  logged = {line["rollout"]: line for line in lines(folder / "metrics.jsonl")}
+  found, failed, farthest = 0, 0, 0.0
+  for path in sorted((folder / "trajectories").glob("rollout-*.jsonl")):
+    groups = list(map(score.parse_group, path.read_bytes().splitlines()))
+    bad = sum(t.failed for g in groups for t in g.trajectories)
+    if not bad:
+      continue
+    scored = [score.score_group(g, configuration()) for g in groups]
+    right = [t["em"] for ts in scored for t in ts if t["em"] is not None]
+    number = int(path.stem.removeprefix("rollout-"))
+    gap = abs(logged[number]["reward/em"] - statistics.fmean(right))
+    found, failed, farthest = found + 1, failed + bad, max(farthest, gap)
+  return found, failed, farthest
+
+
+def accuracy(run: Run) -> pathlib.Path:
+  """Evaluates the policy of a run; the folder."""
+  folder = run.folder / "evaluation"
+  budgets = ",".join(map(str, _BUDGETS))
+  subprocess.run(
+    [
+      *(sys.executable, "-m", "launch.evaluate", "--threads=1"),
+      *("--config=configs/quickstart.py", f"--budgets={budgets}"),
+      f"--config.evaluation.questions={_QUESTIONS.value}",
+      f"--hf={run.folder / 'policy'}",
+      f"--output={folder}",
+    ],
+    check=True,
+    stdout=subprocess.DEVNULL,
+  )
+  return folder
+
+
+@contextlib.contextmanager
+def place() -> Iterator[pathlib.Path]:
+  if _OUTPUT.value:
+    path = pathlib.Path(_OUTPUT.value)
+    path.mkdir(parents=True, exist_ok=True)
+    yield path
+  else:
+    with tempfile.TemporaryDirectory() as folder:
+      yield pathlib.Path(folder)
+
+
+def main(argv: Sequence[str]) -> None:
+  del argv
+  if _WORKER.value:
+    folder = pathlib.Path(_OUTPUT.value) / _WORKER.value
+    train(folder, faulty=_WORKER.value == "faulty")
+    return
+  from anysearch_jax.evaluation import comparison, loading, pairing
+
+  drawn = random.Random(0)
+  with place() as root:
+    start = time.monotonic()
+    runs = [Run(kind, root, drawn) for kind in ("faulty", "calm")]
+    try:
+      going = list(runs)
+      while going:
+        time.sleep(_LOOK)
+        going = [run for run in going if run.look()]
+    finally:
+      for run in runs:
+        run.stop()
+    minutes = (time.monotonic() - start) / 60
+    faulty, calm = runs
+    logged = lines(faulty.folder / "metrics.jsonl")
+    found, failed, farthest = as_rewards(faulty.folder)
+    numbers = {
+      "minutes": minutes,
+      "steps": logged[-1]["step"],
+      "rollouts_logged_once": [x["rollout"] for x in logged]
+      == list(range(_ROLLOUTS.value)),
+      "kills": faulty.kills,
+      "engines_lost": (root / "faulty.log").read_text().count("engine lost"),
+      "trajectories": logged[-1]["run/trajectories"],
+      "failed": logged[-1]["run/failed"],
+      "resampled_groups": logged[-1]["run/resampled_groups"],
+      "dropped_groups": logged[-1]["run/dropped_groups"],
+      "recorded_rollouts_with_failures": found,
+      "failed_in_them": failed,
+      "farthest_mean_of_em": farthest,
+      "memory_growth": growth(faulty.lives[-1]),
+      "memory_growth_calm": growth(calm.lives[-1]),
+    }
+    pairs = pairing.pair(
+      *(loading.load_row(run.folder.name, accuracy(run)) for run in runs)
+    )
+    numbers["accuracy"] = [
+      dataclasses.asdict(each) for each in comparison.compare(pairs)
+    ]
+  print(json.dumps(numbers, indent=2))
+  if _JSON.value:
+    pathlib.Path(_JSON.value).write_text(json.dumps(numbers, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+  launch_flags.run(main)
