@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from anysearch_jax.config_methods import MethodConfig
 from anysearch_jax.config_rollout import (
   EngineConfig,
   EpisodeConfig,
@@ -76,6 +77,8 @@ class ObjectiveConfig:
     sampled. `trainer`: the trainer's own before the rollout's first step.
   importance_cap: with `trainer`, a token's policy loss is weighted by
     min(pi_trainer / pi_engine, importance_cap); 0 is off.
+  advantage: `group` (GRPO's: rewards standardised in their group) or `gae`
+    (PPO's: estimated by a critic, see `CriticConfig`).
   """
 
   clip_low: float = 0.2
@@ -87,11 +90,19 @@ class ObjectiveConfig:
   reduction: str = "sequence-mean"
   old_logp: str = "engine"
   importance_cap: float = 0.0
+  advantage: str = "group"
+
+  @property
+  def has_critic(self) -> bool:
+    return self.advantage == "gae"
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-  """AdamW; weight decay on matrices only; max_grad_norm 0 is off."""
+  """AdamW; weight decay on matrices only; max_grad_norm 0 is off.
+
+  warmup_steps: over which the learning rate rises linearly; 0: constant.
+  """
 
   learning_rate: float = 1e-6
   b1: float = 0.9
@@ -99,6 +110,32 @@ class OptimizerConfig:
   eps: float = 1e-8
   weight_decay: float = 0.01
   max_grad_norm: float = 1.0
+  warmup_steps: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class CriticConfig:
+  """The critic of `objective.advantage` `gae`, a network like the policy.
+
+  gamma, lam: discount, and lambda of the estimate, in [0, 1].
+  learning_rate, warmup_steps: its own; all else is the policy's optimizer's,
+    and the norm of its gradient is clipped by itself.
+  alone_steps: optimizer steps at the start in which only the critic learns.
+  value_clip: how far a value may move from that before the rollout's first
+    step; 0 is off.
+  whiten: advantages to mean 0 and variance 1 over a rollout's model tokens.
+  reward_kl: each model token's reward is less by this times log pi_behaviour -
+    log pi_reference; `objective.kl_coefficient` is the KL term of the loss.
+  """
+
+  gamma: float = 1.0
+  lam: float = 1.0
+  learning_rate: float = 1e-5
+  warmup_steps: int = 0
+  alone_steps: int = 0
+  value_clip: float = 0.5
+  whiten: bool = True
+  reward_kl: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,6 +293,8 @@ class WatchConfig:
   min_entropy (nats a token), max_kl, max_gap (mean difference of sampled and
     trained log-probabilities), max_stale (rollouts since a budget's window had
     an outcome): beyond these it warns.
+  quiet_seconds: so long no turn and no search of a rollout or an evaluation
+    ends, and it warns with what is waited for; 0 is off.
   """
 
   bad_steps: int = 3
@@ -264,13 +303,15 @@ class WatchConfig:
   max_kl: float = 1.0
   max_gap: float = 0.1
   max_stale: int = 20
+  quiet_seconds: float = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
   """Everything a run needs; saved whole as `config.json` in its folder.
 
-  policy: a Hugging Face folder. compute_dtype: bfloat16 or float32, of sampling
+  method: the system that is trained, with its constants; `reward` are those of
+    AnySearch. policy: a Hugging Face folder. compute_dtype: bfloat16 or float32, of sampling
   and training; trained weights and moments are float32. questions x group
   trajectories a rollout.
   save_every: rollouts between checkpoints (and recorded trajectories).
@@ -283,10 +324,12 @@ class ExperimentConfig:
   questions: int = 512
   group: int = 5
   save_every: int = 20
+  method: MethodConfig = MethodConfig()
   reward: RewardConfig = RewardConfig()
   curriculum: CurriculumConfig = CurriculumConfig()
   objective: ObjectiveConfig = ObjectiveConfig()
   optimizer: OptimizerConfig = OptimizerConfig()
+  critic: CriticConfig = CriticConfig()
   episode: EpisodeConfig = EpisodeConfig()
   sampling: SamplingConfig = SamplingConfig()
   engine: EngineConfig = EngineConfig()

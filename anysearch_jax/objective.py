@@ -23,6 +23,7 @@ from anysearch_jax import config as config_lib
 KL_ESTIMATORS = ("k1", "k2", "k3")
 REDUCTIONS = ("sequence-mean", "token-mean")
 OLD_LOGPS = ("engine", "trainer")
+ADVANTAGES = ("group", "gae")
 
 
 class TokenTerms(NamedTuple):

@@ -3,14 +3,21 @@
 All of them compute the same values; the first one writes files and prints.
 Every process makes these calls in the same order. A lone process makes them
 too, and then they cost nothing.
+
+What is shared are JSON values (keys are strings) and NumPy arrays of numbers
+among them. From another process tuples come as lists, and errors as what they
+are where they are Python's or this project's own; nothing that is received can
+run anything.
 """
 
 from __future__ import annotations
 
 import functools
-import pickle
+import io
+import json
+import sys
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -19,6 +26,10 @@ from jax.experimental import multihost_utils
 T = TypeVar("T")
 
 _PIECE = 1 << 22  # Most bytes of each process in one exchange.
+# Stands for an array, by its number; no name of anything that is shared.
+_ARRAY = "\0array"
+# Packages whose errors are raised again as what they are.
+_KNOWN = ("builtins", "anysearch_jax", "retrieval")
 
 
 def first() -> bool:
@@ -30,7 +41,7 @@ def share(make: Callable[[], T]) -> list[T]:
   """What `make` gives in each process, known to all.
 
   Args:
-    make: called once in each; what it gives can be pickled.
+    make: called once in each; what it gives can be shared, see the module.
 
   Raises:
     Exception: what `make` raised in the first process where it did; all raise
@@ -38,16 +49,16 @@ def share(make: Callable[[], T]) -> list[T]:
   """
   if jax.process_count() == 1:
     return [make()]
+  error = None
   try:
-    mine, error = make(), None
+    mine = _encoded(make())
   except Exception as raised:  # Raised again below, here as elsewhere.
-    mine, error = None, raised
-  outcomes = [
-    pickle.loads(content) for content in _gather(_pickled(mine, error))
-  ]
-  for process, (_, raised) in enumerate(outcomes):
-    if raised is not None:
-      raised = error or raised
+    error = raised
+    mine = _encoded(None, error)
+  outcomes = [_decoded(content) for content in _gather(mine)]
+  for process, (_, told) in enumerate(outcomes):
+    if told is not None:
+      raised = error or _error(**told)
       raised.add_note(f"Raised in process {process} of {len(outcomes)}.")
       raise raised
   return [value for value, _ in outcomes]
@@ -81,13 +92,77 @@ def _copied(sharding: jax.sharding.NamedSharding):
   return jax.jit(lambda x: x, out_shardings=sharding)
 
 
-def _pickled(value: object, error: Exception | None) -> bytes:
-  try:
-    return pickle.dumps((value, error))
-  except Exception:  # Whatever a library put into its error.
-    if error is None:
-      raise
-    return pickle.dumps((None, RuntimeError(repr(error))))
+def _encoded(value: Any, error: Exception | None = None) -> bytes:
+  """A value, or what is told of an error: JSON, then the arrays of it.
+
+  Raises:
+    TypeError: a value that cannot be shared.
+  """
+  arrays: list[np.ndarray] = []
+
+  def aside(x: Any) -> dict[str, int]:
+    if not isinstance(x, np.ndarray) or x.dtype.kind not in "biuf":
+      raise TypeError(
+        f"Found {type(x).__name__}, expected JSON values and NumPy arrays of "
+        "numbers; nothing else is shared between processes."
+      )
+    arrays.append(x)
+    return {_ARRAY: len(arrays) - 1}
+
+  told = None if error is None else _told(error)
+  text = json.dumps([value, told], default=aside).encode()
+  file = io.BytesIO()
+  for array in (np.frombuffer(text, np.uint8), *arrays):
+    np.save(file, array, allow_pickle=False)
+  return file.getvalue()
+
+
+def _decoded(content: bytes) -> tuple[Any, dict[str, Any] | None]:
+  """The value, and what is told of an error; see `_encoded`."""
+  file, found = io.BytesIO(content), []
+  while file.tell() < len(content):
+    found.append(np.load(file, allow_pickle=False))
+  text, *arrays = found
+  value, told = json.loads(
+    text.tobytes(),
+    object_hook=lambda x: arrays[x[_ARRAY]] if x.keys() == {_ARRAY} else x,
+  )
+  return value, told
+
+
+def _told(error: Exception) -> dict[str, Any]:
+  """An error as values: its classes by name, its arguments where plain."""
+  # Those of its constructor: `args` has no file name.
+  arguments = error.__reduce__()[1]
+  plain = all(x is None or isinstance(x, str | int | float) for x in arguments)
+  classes = type(error).__mro__
+  return {
+    "classes": [
+      [c.__module__, c.__qualname__]
+      for c in classes[: classes.index(Exception)]
+    ],
+    "arguments": list(arguments) if plain else None,
+    "text": str(error),
+  }
+
+
+def _error(
+  classes: list[list[str]], arguments: list[Any] | None, text: str
+) -> Exception:
+  """The error that was told of, or what it is a kind of, with its words."""
+  said = f"{classes[0][1] if classes else 'Exception'}: {text}"
+  for i, (module, name) in enumerate(classes):
+    # Nothing is imported for it: this process runs the same program.
+    found = getattr(sys.modules.get(module), name, None)
+    known = module.partition(".")[0] in _KNOWN and isinstance(found, type)
+    if not known or not issubclass(found, Exception):
+      continue
+    given = [said] if i or arguments is None else arguments
+    try:
+      return found(*given)
+    except Exception:  # Its constructor wants something else.
+      continue
+  return RuntimeError(said)
 
 
 def _gather(content: bytes) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""The prompts of an episode, and the environment's error lines.
+"""The paper's prompts and error lines, and those of the generated world.
 
 `{B}` and `{Question}` stand for the budget and the question.
 """
@@ -6,25 +6,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
-
-@dataclasses.dataclass(frozen=True)
-class PromptSet:
-  """The texts that frame an episode.
-
-  Attributes:
-    scaffold: prompt while the scaffold is on (the paper's Phase I).
-    plain: prompt without the scaffold (Phase II and inference).
-    over_budget: the line that answers a search beyond the budget.
-    no_action: the line that answers a turn without a well-formed action.
-  """
-
-  scaffold: str
-  plain: str
-  over_budget: str
-  no_action: str
+from anysearch_jax import environment
 
 
 # The paper's appendix "Prompt Design", verbatim.
@@ -78,7 +62,7 @@ Now, answer the following question:
 {Question}"""
 
 PROMPTS = {
-  "paper": PromptSet(
+  "paper": environment.Environment(
     scaffold=_PAPER_SCAFFOLD,
     plain=_PAPER_PLAIN,
     over_budget=(
@@ -91,7 +75,7 @@ PROMPTS = {
     ),
   ),
   # The generated world's tokenizer has one token a word.
-  "world": PromptSet(
+  "world": environment.Environment(
     scaffold="guide budget {B} question {Question}",
     plain="budget {B} question {Question}",
     over_budget="no budget ; answer now\n",
@@ -106,7 +90,7 @@ def render(template: str, *, budget: int, question: str) -> str:
   """Fills a prompt in one pass, so that a question may hold `{B}` itself.
 
   Args:
-    template: `scaffold` or `plain` of a `PromptSet`.
+    template: `scaffold` or `plain` of a `environment.Environment`.
     budget: searches assigned to the episode, >= 0.
     question: the question, already neutralised.
 

@@ -22,6 +22,7 @@ TAG_PATTERN = re.compile(rf"<(/?)({'|'.join(TAGS)})>")
 
 _ANY_CASE_TAG = re.compile(rf"<(/?(?:{'|'.join(TAGS)}))>", re.IGNORECASE)
 _ZERO_WIDTH_SPACE = "\u200b"
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class ActionKind(enum.StrEnum):
@@ -94,8 +95,9 @@ def neutralise(text: str, control_tokens: Sequence[str] = ()) -> str:
   """Text that can pass neither for a protocol tag nor for a control token.
 
   The angle brackets of every tag, in any case, become `‹` and `›`; every
-  control token gets a zero-width space after its first character. Applied to
-  its own result it changes nothing.
+  control token gets a zero-width space after its first character. Half of a
+  surrogate pair, which no tokenizer encodes, becomes U+FFFD. Applied to its own
+  result it changes nothing.
 
   Args:
     text: a title, passage or question from outside.
@@ -107,7 +109,7 @@ def neutralise(text: str, control_tokens: Sequence[str] = ()) -> str:
   Raises:
     ValueError: a control token that this rewriting cannot break.
   """
-  text = _ANY_CASE_TAG.sub(r"‹\1›", text)
+  text = _ANY_CASE_TAG.sub(r"‹\1›", _HALF.sub("\ufffd", text))
   if control_tokens:
     text = _control_pattern(tuple(control_tokens)).sub(
       lambda match: match[0] + _ZERO_WIDTH_SPACE, text
@@ -161,19 +163,25 @@ def budget_line(budget: int, used: int) -> str:
 
 
 def observation(
-  passages: Sequence[types.Passage], control_tokens: Sequence[str] = ()
+  passages: Sequence[types.Passage],
+  control_tokens: Sequence[str] = (),
+  *,
+  layout: str = "Doc {rank}(Title: {title}) {text}",
 ) -> str:
   """The information block that answers a search.
 
   Args:
     passages: the hits in rank order; none is legal.
     control_tokens: the tokenizer's control-token strings, as `neutralise`.
+    layout: of one passage.
 
   Returns:
     The block between blank lines, one neutralised passage a line.
   """
   lines = (
-    f"Doc {rank}(Title: {_one_line(passage.title)}) {_one_line(passage.text)}"
+    layout.format(
+      rank=rank, title=_one_line(passage.title), text=_one_line(passage.text)
+    )
     for rank, passage in enumerate(passages, 1)
   )
   # Neutralised as a whole: nothing can be assembled across a boundary.

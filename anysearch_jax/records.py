@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,7 @@ def episode(
   *,
   seed: int,
   prices: config_lib.EvaluationConfig,
+  read: Callable[[Sequence[types.Span]], str | None] | None = None,
 ) -> dict[str, Any]:
   """One evaluated episode with its verdict (answer, EM, format) and its tokens.
 
@@ -70,6 +71,7 @@ def episode(
     t: the episode.
     seed: of the evaluation.
     prices: of searches and tokens, for its `cost` in US dollars.
+    read: finds the answer, as in `scoring.judge`.
   """
   verdict = scoring.judge(
     t.spans,
@@ -77,6 +79,7 @@ def episode(
     budget=t.budget,
     searches=t.searches,
     scaffold=t.scaffold,
+    read=read,
   )
   read = sum(contexts(t))
   return {

@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from anysearch_jax import protocol, types
 
@@ -50,6 +50,7 @@ def judge(
   budget: int,
   searches: int,
   scaffold: bool,
+  read: Callable[[Sequence[types.Span]], str | None] | None = None,
 ) -> Verdict:
   """Judges one trajectory (the paper's appendix, R_acc and R_format).
 
@@ -59,11 +60,12 @@ def judge(
     budget: searches assigned, >= 0.
     searches: searches charged.
     scaffold: whether the environment was to write budget blocks.
+    read: finds the answer, where that is not `extract_answer`.
 
   Returns:
     The verdict.
   """
-  answer = extract_answer(spans)
+  answer = (read or extract_answer)(spans)
   return Verdict(
     answer=answer,
     em=exact_match(answer, golden_answers),

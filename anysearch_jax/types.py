@@ -107,6 +107,7 @@ class Trajectory:
     violation: a search beyond the budget was tried.
     reason: why a `FAILED` episode failed, or which limit truncated it.
     documents: what each charged search showed, in rank order.
+    search_ends: index of the last token of each turn that searched.
   """
 
   address: Address
@@ -125,6 +126,7 @@ class Trajectory:
   outcome: Outcome
   reason: str = ""
   documents: tuple[tuple[Document, ...], ...] = ()
+  search_ends: tuple[int, ...] = ()
 
   @property
   def generated_tokens(self) -> int:
@@ -212,12 +214,32 @@ class Engine(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
+class Asker:
+  """Who searches: for retrievers whose answer depends on it.
+
+  text: the response so far, the turn that searches included. turn: of that.
+  """
+
+  address: Address
+  turn: int
+  question: Question
+  text: str
+
+
+@dataclasses.dataclass(frozen=True)
 class SearchRequest:
-  """One query for at most `k` passages of `corpus`."""
+  """One query for at most `k` passages of `corpus`.
+
+  asker: no part of what is asked, unless the retriever says that it is
+    (`searching.Searcher`).
+  """
 
   query: str
   k: int
   corpus: str = ""
+  asker: Asker | None = dataclasses.field(
+    default=None, compare=False, repr=False
+  )
 
 
 class Retriever(Protocol):

@@ -86,9 +86,7 @@ def main(argv) -> None:
   scored = experience.score(
     a.groups,
     jax.numpy.asarray([g.budget for g in a.groups]),
-    group=config.group,
-    reward=config.reward,
-    objective_config=config.objective,
+    config=config,
   )
   (batch,) = experience.batches(scored, steps=1, config=config.batch)
   examples = experience.examples(scored)

@@ -63,6 +63,7 @@ def branch() -> str:
   """
   from anysearch_jax.evaluation import branching, harness, journal
   from anysearch_jax.rollout import searching
+  from anysearch_jax.training import validation
 
   f = flags.FLAGS
   evaluation, folder = pathlib.Path(f.evaluation), pathlib.Path(f.output)
@@ -86,7 +87,9 @@ def branch() -> str:
         f"{name}); name that one, else the worth of a search would be that of "
         "another policy."
       )
+  validation.validate_playing(config)
   source = parts.source(config)
+  policies.check(chosen, config, source, source.evaluation_questions((), 1))
   retriever = retrievers.make(config, source.retriever)
   journal.claim(
     folder,

@@ -54,6 +54,8 @@ def define_flags() -> None:
 def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+  if not flags.FLAGS.output:
+    raise app.UsageError("--output: found nothing, expected a folder.")
   try:
     config = short_flags(launch_flags.read_config())
   except ValueError as error:
@@ -63,14 +65,18 @@ def main(argv) -> None:
   parts.setup_jax(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   from anysearch_jax.evaluation import harness, journal
   from anysearch_jax.rollout import searching
+  from anysearch_jax.training import validation
 
   folder = pathlib.Path(flags.FLAGS.output)
   try:
+    validation.validate_playing(config)
+    retrievers.validate(config.retrieval)
     source = parts.source(config)
     e = config.evaluation
     questions = source.evaluation_questions(
       e.datasets, e.questions, split=flags.FLAGS.split
     )
+    policies.check(chosen, config, source, questions)
     retriever = retrievers.make(config, source.retriever)
     played = provenance(
       policies.identity(chosen), retriever, questions, flags.FLAGS.split

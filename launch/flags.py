@@ -12,13 +12,16 @@ it.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import importlib.util
 import inspect
+import os
 import pathlib
 import sys
+import traceback
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from absl import app, flags, logging
@@ -42,7 +45,7 @@ def run(main: Callable[[Sequence[str]], Any]) -> None:
 
 def define_process() -> None:
   """Defines `--threads` and `--cache`, for `parts.setup_jax`."""
-  flags.DEFINE_integer("threads", 0, "CPU threads; 0: XLA's own choice.")
+  flags.DEFINE_integer("threads", 0, "CPU threads; 0: XLA's own choice.", 0)
   flags.DEFINE_string("cache", ".jax_cache", "Folder of compiled programs.")
 
 
@@ -79,7 +82,8 @@ def load_config(name: str) -> config_lib.ExperimentConfig:
   """Runs the file's `get_config()`, or `get_config(preset)` of `FILE:preset`.
 
   Raises:
-    ValueError: no such file, or one without a configuration or that preset.
+    ValueError: no such file, one that cannot be run, or one without a
+      configuration or that preset; an unknown key or a value of the wrong type.
   """
   path, *preset = name.split(":", 1)
   if not pathlib.Path(path).is_file():
@@ -88,20 +92,44 @@ def load_config(name: str) -> config_lib.ExperimentConfig:
     raise ValueError(f"--config={path}: expected a Python file (.py).")
   spec = importlib.util.spec_from_file_location("anysearch_config", path)
   module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
+  with _told(path):
+    spec.loader.exec_module(module)
   if not hasattr(module, "get_config"):
     raise ValueError(
       f"--config={path}: no get_config() in it; see configs/ for the form."
     )
   if preset and not inspect.signature(module.get_config).parameters:
     raise ValueError(f"--config={name}: {path} has no presets; leave it out.")
-  config = module.get_config(*preset)
+  with _told(path):
+    config = module.get_config(*preset)
   if not isinstance(config, config_lib.ExperimentConfig):
     raise ValueError(
       f"--config={path}: get_config() returned {type(config).__name__}, "
       "expected an ExperimentConfig."
     )
-  return config
+  # Python does not look at the types of fields.
+  return config_values.from_dict(type(config), config_values.to_dict(config))
+
+
+@contextlib.contextmanager
+def _told(path: str) -> Iterator[None]:
+  """Makes a sentence of what a configuration file raises."""
+  try:
+    yield
+  except (ValueError, app.UsageError):
+    raise
+  except Exception as error:  # Whatever its author did.
+    line = next(
+      (
+        f", line {frame.lineno}"
+        for frame in reversed(traceback.extract_tb(error.__traceback__))
+        if frame.filename == os.path.abspath(path)
+      ),
+      "",
+    )
+    raise ValueError(
+      f"--config={path}{line}: {type(error).__name__}: {error}"
+    ) from error
 
 
 def override(

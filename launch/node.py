@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.planning import quiet
 from launch import distributed, supervisor
 from launch import flags as launch_flags
 
@@ -238,6 +239,28 @@ def describe(
   return "\n".join(lines)
 
 
+def validate(
+  config: config_lib.ExperimentConfig, trainer: supervisor.Part
+) -> None:
+  """Refuses a configuration before servers are started for it.
+
+  Args:
+    config: resolved, less what the trainer's command adds to it.
+    trainer: as `parts_of` made it.
+
+  Raises:
+    ValueError: what was found, what was expected.
+  """
+  with quiet.standard_error():  # JAX tells what it does not find.
+    from anysearch_jax.training import validation  # No device is touched.
+
+  prefix = "--config."
+  added = [x for x in trainer.command if x.startswith(prefix)]
+  validation.validate(
+    launch_flags.override(config, [x.removeprefix(prefix) for x in added])
+  )
+
+
 def define_flags() -> None:
   """The command's flags; only the command that runs defines them."""
   launch_flags.define_config()
@@ -304,6 +327,7 @@ def main(argv) -> int:
       processes=f.processes or 1,
       retriever_port=f.retriever_port,
     )
+    validate(config, main_part)
   except ValueError as error:
     sys.exit(f"launch.node: {error}")
   if f.dry_run:

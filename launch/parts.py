@@ -75,11 +75,24 @@ def source(
   """Where questions come from, and passages where they are with them.
 
   Raises:
-    ValueError: a source that is not there, or prepared questions without a
-      retriever.
+    ValueError: a source that is not there, or one whose questions the retriever
+      cannot answer.
   """
+  kind = config.retrieval.kind
   match config.data.source:
     case "world":
+      if kind != "lexical":
+        raise ValueError(
+          f"retrieval.kind: found {kind!r} with data.source 'world', whose "
+          "questions are each of one of many small corpora that nothing else "
+          "holds; expected 'lexical', which searches them. Others answer "
+          "prepared questions (data.source=prepared, data.path=FOLDER)."
+        )
+      if config.data.path:
+        raise ValueError(
+          f"data.path: found {config.data.path!r} with data.source 'world', "
+          "which reads no folder; expected data.source=prepared, or no path."
+        )
       from retrieval import lexical  # Its library computes with JAX at import.
 
       seed = config.data.world_seed
@@ -91,7 +104,7 @@ def source(
           "data.path: found nothing, expected a folder of launch.prepare_data "
           "for data.source 'prepared'."
         )
-      if config.retrieval.kind == "lexical":
+      if kind == "lexical":
         raise ValueError(
           "retrieval.kind: found 'lexical', which searches the passages that "
           "come with the questions; prepared ones bring none. Build an index "

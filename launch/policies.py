@@ -16,12 +16,13 @@ import importlib
 import json
 import pathlib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
+from anysearch_jax import types
 from launch import parts
 
 if typing.TYPE_CHECKING:
@@ -88,6 +89,59 @@ def read_flags(
   return config, chosen
 
 
+def describe(config: config_lib.ExperimentConfig) -> tuple[Any, Any]:
+  """Architecture and tokenizer of `config.policy`, and that it can be sampled.
+
+  Raises:
+    ValueError: there is no such policy, or no key to the servers' door.
+  """
+  from anysearch_jax.policy import hf
+  from anysearch_jax.rollout import sglang_server
+
+  if not config.policy:
+    raise ValueError(
+      "policy: found nothing, expected a Hugging Face folder "
+      "(--config.policy=FOLDER)."
+    )
+  if config.engine.kind == "sglang":
+    sglang_server.read_key(config.sglang)
+  return hf.describe(config.policy)
+
+
+def check(
+  chosen: Chosen,
+  config: config_lib.ExperimentConfig,
+  source: parts.Source,
+  questions: Sequence[types.Question],
+) -> None:
+  """Refuses what cannot be played, before weights are read.
+
+  Args:
+    chosen, config, source: as for `player`.
+    questions: that will be asked.
+
+  Raises:
+    ValueError: what was found, what was expected.
+  """
+  from anysearch_jax.training import placement, validation
+
+  if chosen.kind == "scripted":
+    _scripted(chosen.name, source)
+    return
+  validation.validate_sampling(config)
+  folder = chosen.name
+  if chosen.kind == "checkpoint":
+    run, _ = _run(chosen.name)
+    if not (run / "source").is_dir():
+      raise ValueError(
+        f"{run}: no source/; expected the folder of a training run."
+      )
+    folder = str(run / "source")
+  a, codec = describe(dataclasses.replace(config, policy=folder))
+  placement.check_playing(a, config)
+  validation.validate_prompts(config, questions, codec)
+
+
 def identity(chosen: Chosen) -> dict[str, Any]:
   """What tells the policy from every other, by the hash of its weights.
 
@@ -145,7 +199,7 @@ def player(
   from anysearch_jax.evaluation import harness
 
   if chosen.kind == "scripted":
-    yield harness.Player(*_scripted(chosen.name, config, source))
+    yield harness.Player(*_scripted(chosen.name, source)(config, source))
     return
   policy = _policy(chosen, config)
   engine = _engine(policy, config)
@@ -179,6 +233,7 @@ def _engine(policy: Any, config: config_lib.ExperimentConfig) -> Any:
   import jax.numpy as jnp
 
   from anysearch_jax.evaluation import harness
+  from anysearch_jax.methods import systems
   from anysearch_jax.policy import sharding
   from anysearch_jax.rollout import engine, sglang
 
@@ -196,17 +251,21 @@ def _engine(policy: Any, config: config_lib.ExperimentConfig) -> Any:
     seed=harness.ENGINE_SEED,
     dtype=dtype,
     mesh=sharding.rollout_mesh(config.mesh, policy.architecture),
+    stop=systems.environment(config.episode.prompts).stops,
   )
 
 
-def _scripted(
-  name: str, config: config_lib.ExperimentConfig, source: parts.Source
-) -> Any:
-  """An engine and its codec."""
+def _scripted(name: str, source: parts.Source) -> Callable[..., Any]:
+  """What makes an engine and its codec, of configuration and source."""
   if name == "expert":
+    if not isinstance(source, parts.Source):
+      raise ValueError(
+        "--scripted=expert: it knows the generated world only; expected "
+        "data.source 'world'."
+      )
     from anysearch_jax.data import expert_policy
 
-    return expert_policy.make(source.world)
+    return lambda config, source: expert_policy.make(source.world)
   module, _, function = name.partition(":")
   try:
     make = getattr(importlib.import_module(module), function)
@@ -214,7 +273,9 @@ def _scripted(
     raise ValueError(
       f"--scripted={name}: {error}; expected `expert`, or module:function."
     ) from error
-  return make(config, source)
+  if not callable(make):
+    raise ValueError(f"--scripted={name}: {make!r} is no function.")
+  return make
 
 
 def _run(name: str) -> tuple[pathlib.Path, int | None]:

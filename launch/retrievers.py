@@ -12,6 +12,14 @@ from anysearch_jax import types
 
 KINDS = ("lexical", "index", "http", "web")
 _FIELDS = {"index": "index", "http": "url", "web": "web"}
+# What else the kinds take, if it is given.
+_EXTRAS = {
+  "encoder": ("index",),
+  "engine": ("web",),
+  "price": ("web",),
+  "key_variable": ("http", "web"),
+}
+_LOG_MODES = ("record", "replay", "strict")
 
 
 class Named:
@@ -66,17 +74,12 @@ class Named:
     return [told(answer) for answer in answers]
 
 
-def make(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
-  """What `config.retrieval` names.
-
-  Args:
-    config: of the run.
-    lexical: of the questions' own source.
+def validate(c: config_lib.RetrievalConfig) -> None:
+  """Refuses values that do not belong together.
 
   Raises:
     ValueError: what was found, what was expected.
   """
-  c = config.retrieval
   if c.kind not in KINDS:
     raise ValueError(
       f"retrieval.kind: found {c.kind!r}, expected one of {', '.join(KINDS)}."
@@ -87,6 +90,36 @@ def make(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
         f"retrieval.{field}: found {getattr(c, field)!r} with retrieval.kind "
         f"{c.kind!r}; expected a value for kind {kind!r} and none for others."
       )
+  for field, kinds in _EXTRAS.items():
+    if getattr(c, field) and c.kind not in kinds:
+      raise ValueError(
+        f"retrieval.{field}: found {getattr(c, field)!r} with retrieval.kind "
+        f"{c.kind!r}; expected it with kind {' or '.join(kinds)} only."
+      )
+  if c.log_mode not in _LOG_MODES:
+    raise ValueError(
+      f"retrieval.log_mode: found {c.log_mode!r}, expected one of "
+      f"{', '.join(_LOG_MODES)}."
+    )
+  if not c.log and c.log_mode != "record":
+    raise ValueError(
+      f"retrieval.log_mode: found {c.log_mode!r} without retrieval.log; "
+      "expected the file to answer from."
+    )
+
+
+def make(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
+  """What `config.retrieval` names.
+
+  Args:
+    config: of the run.
+    lexical: of the questions' own source.
+
+  Raises:
+    ValueError: what was found, what was expected.
+  """
+  validate(config.retrieval)
+  c = config.retrieval
   if c.kind == "lexical" and not c.log:
     return lexical
   # A log answers by itself in this mode.

@@ -28,7 +28,7 @@ from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import config_values, types
-from launch import distributed, parts, plan, progress, retrievers
+from launch import distributed, parts, plan, policies, progress, retrievers
 from launch import flags as launch_flags
 
 # Exit code of a run that was stopped and goes on by the same command.
@@ -61,6 +61,8 @@ def define_flags() -> None:
 def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+  if flags.FLAGS.output == "":
+    raise app.UsageError("--output: found nothing, expected a folder.")
   config = launch_flags.read_config()
   if flags.FLAGS.dry_run:
     dry_run(config, flags.FLAGS.target)
@@ -151,6 +153,7 @@ def _main(
     checkpoint.UnknownMetricError,
     watch.NotFiniteError,
     watch.FailedEpisodesError,
+    types.EngineError,
   ) as error:
     sys.exit(f"launch.train: {error}")
   if stopped:
@@ -195,13 +198,14 @@ def _begin(
   config: config_lib.ExperimentConfig, count: int
 ) -> tuple[Sequence[types.Question], types.Retriever, dict]:
   """What a run learns from; refuses before anything is claimed."""
-  from anysearch_jax.policy import hf
-  from anysearch_jax.training import placement
+  from anysearch_jax.training import placement, validation
 
-  source = parts.source(config)
-  a, _ = hf.describe(config.policy)
+  retrievers.validate(config.retrieval)
+  a, codec = policies.describe(config)
   placement.check(a, config)
+  source = parts.source(config)
   questions = source.questions(config.data.split, count, config.seed)
+  validation.validate_prompts(config, questions, codec)
   retriever = retrievers.make(config, source.retriever)
   provenance = parts.provenance(config, retriever, questions)
   return questions, retriever, provenance

@@ -38,15 +38,25 @@ def main(argv) -> None:
   from anysearch_jax.data import world_tokenizer
   from anysearch_jax.policy import architecture as architecture_lib
   from anysearch_jax.policy import hf, transformer
-  from anysearch_jax.training import warm_start
+  from anysearch_jax.training import validation, warm_start
 
   w = config.warm_start
-  if config.data.source != "world":
-    sys.exit(
-      f"launch.warm_start: found data.source {config.data.source!r}, expected "
-      "'world': demonstrations are of the generated world."
+  folder = flags.FLAGS.output or config.policy
+  if not folder:
+    raise app.UsageError(
+      "--output: found nothing, expected a folder (or one in config.policy)."
     )
-  source = parts.source(config)
+  try:
+    validation.validate_playing(config)
+    warm_start.validate(w)
+    if config.data.source != "world":
+      raise ValueError(
+        f"found data.source {config.data.source!r}, expected 'world': "
+        "demonstrations are of the generated world."
+      )
+    source = parts.source(config)
+  except ValueError as error:
+    sys.exit(f"launch.warm_start: {error}")
   codec = tokenizer_lib.Tokenizer(world_tokenizer.build_tokenizer(source.world))
   a = architecture_lib.Architecture(
     family="qwen3",
@@ -87,7 +97,6 @@ def main(argv) -> None:
   for kind, p in probes.items():
     print(f"P({kind}) {p:.3f}")
   lacks = warm_start.gate(probes)
-  folder = flags.FLAGS.output or config.policy
   if lacks:
     folder += ".rejected"
   hf.save(folder, hf.Policy(params, a, codec), dtype=np.float16)

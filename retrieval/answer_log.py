@@ -87,12 +87,16 @@ class AnswerLog:
         isolation_level=None,
         check_same_thread=False,
       )
-      # Survives a killed process, if not a power cut in its last moment.
-      self._db.execute("PRAGMA synchronous = NORMAL")
-      found = [
-        self._db.execute(f"PRAGMA {name}").fetchone()[0]
-        for name in ("application_id", "user_version")
-      ]
+      try:
+        # Survives a killed process, if not a power cut in its last moment.
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        found = [
+          self._db.execute(f"PRAGMA {name}").fetchone()[0]
+          for name in ("application_id", "user_version")
+        ]
+      except sqlite3.Error:
+        self._db.close()
+        raise
     except sqlite3.Error as error:
       raise self._unreadable(error) from error
     if found != [_APPLICATION, _VERSION]:

@@ -13,6 +13,7 @@ Row i is the i-th line that is kept. A prepared corpus is a folder:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import hashlib
@@ -21,6 +22,7 @@ import mmap
 import os
 import pathlib
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
@@ -57,6 +59,8 @@ class Corpus:
   Args:
     folder: as `prepare` made it.
 
+  `sha256` is that of the lines.
+
   Raises:
     CorpusError: it is not there, or its lines are not those that were prepared
       (by their number of bytes; `verify` reads them all).
@@ -65,20 +69,25 @@ class Corpus:
   def __init__(self, folder: str | os.PathLike):
     folder = pathlib.Path(folder)
     try:
-      self.info: dict[str, Any] = json.loads((folder / _INFO).read_text())
+      self.info: dict[str, Any] = json.loads((folder / _INFO).read_bytes())
       self._offsets = np.load(folder / _OFFSETS, mmap_mode="r")
       self.path = folder / self.info["lines"]
       size = self.path.stat().st_size
-    except (OSError, ValueError, KeyError) as error:
+      found = size, self._offsets.dtype, self._offsets.shape
+      expected = self.info["bytes"], np.int64, (self.info["passages"] + 1,)
+      self.sha256: str = self.info["sha256"]
+    # NumPy raises whatever a damaged header leads to.
+    except Exception as error:
       raise CorpusError(
         f"{folder}: found no prepared corpus ({error}); build it with "
         "launch.build_index."
       ) from error
-    if size != self.info["bytes"] or len(self) != self.info["passages"]:
+    if found != expected:
       raise CorpusError(
-        f"{self.path}: found {size} bytes and {len(self)} offsets, expected "
-        f"{self.info['bytes']} and {self.info['passages']}; the corpus is not "
-        "the one that was indexed. Bring it back, or build the index again."
+        f"{self.path}: found {size} bytes and offsets of {found[1]} "
+        f"{found[2]}, expected {expected[0]} and int64 {expected[2]}; the "
+        "corpus is not the one that was indexed. Bring it back, or build the "
+        "index again."
       )
     with self.path.open("rb") as file:
       self._map = (
@@ -87,11 +96,6 @@ class Corpus:
 
   def __len__(self) -> int:
     return len(self._offsets) - 1
-
-  @property
-  def sha256(self) -> str:
-    """Of the lines."""
-    return self.info["sha256"]
 
   def __getitem__(self, row: int) -> Passage:
     """The passage of a row in [0, len).
@@ -157,10 +161,11 @@ def prepare(
     "source_time": stat.st_mtime_ns,
     "skip_malformed": skip_malformed,
   }
-  if (folder / _INFO).is_file():
-    found = json.loads((folder / _INFO).read_text())
-    if {name: found.get(name) for name in made_of} == made_of:
-      return Corpus(folder)
+  # Where it is damaged it is made again.
+  with contextlib.suppress(CorpusError):
+    there = Corpus(folder)
+    if made_of.items() <= there.info.items():
+      return there
   folder.mkdir(parents=True, exist_ok=True)
   compressed = source.suffix == ".gz"
   beside = folder / f"{_LINES}.tmp"
@@ -255,7 +260,7 @@ def _lines(file: BinaryIO, source: pathlib.Path) -> Iterator[bytes]:
           "expected one passage a line."
         )
       yield line
-  except (OSError, EOFError) as error:
+  except (OSError, EOFError, zlib.error) as error:
     raise CorpusError(
       f"{source}, after line {number}: {error}. Expected a whole file; copy it "
       "again."
@@ -278,24 +283,30 @@ def _parse(line: bytes) -> Passage:
     raise CorpusError(f"Found {line[:60]!r}, expected a JSON object.")
   identifier, contents = values.get("id"), values.get("contents")
   if not isinstance(identifier, str | int) or isinstance(identifier, bool):
-    raise CorpusError(f"Found id {identifier!r}, expected text or a number.")
+    raise CorpusError(
+      f"Found id {identifier!r:.60}, expected text or a number."
+    )
   if not isinstance(contents, str):
     raise CorpusError(
       f'Found contents {contents!r:.60}, expected text ("\\"Title\\"\\ntext").'
     )
-  try:
-    contents.encode()
-  except UnicodeEncodeError:
-    # Half of a pair, as cut texts have them: nobody could encode it.
-    whole = contents.encode("utf-16", "surrogatepass")
-    contents = whole.decode("utf-16", "replace")
-  title, end, text = contents.partition("\n")
+  title, end, text = _whole(contents).partition("\n")
   if not end or not title.strip().strip('"') or not text.strip():
     raise CorpusError(
       f"Found contents {contents[:60]!r}, expected a title, a line end and the "
       "text."
     )
-  return Passage(str(identifier), title, text)
+  return Passage(_whole(str(identifier)), title, text)
+
+
+def _whole(text: str) -> str:
+  """Text without halves of pairs, as cut ones have them: nobody encodes one."""
+  try:
+    text.encode()
+  except UnicodeEncodeError:
+    whole = text.encode("utf-16", "surrogatepass")
+    return whole.decode("utf-16", "replace")
+  return text
 
 
 def _write_json(path: pathlib.Path, values: dict[str, Any]) -> None:

@@ -177,7 +177,8 @@ class Service:
       413, f"The request has more than {limit} bytes; ask in several."
     )
     length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > limit:
+    # As a float, for there may be more digits than an int is read from.
+    if length.isdecimal() and float(length) > limit:
       raise too_large
     body = bytearray()
     try:

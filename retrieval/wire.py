@@ -36,7 +36,7 @@ def body(value: Any) -> bytes:
 
 
 def message(data: bytes) -> str:
-  """What an error says; services have several shapes of them."""
+  """What an error says, for logs; services have several shapes of them."""
   try:
     value = json.loads(data)
   except (ValueError, RecursionError):
@@ -46,7 +46,9 @@ def message(data: bytes) -> str:
       (value[k] for k in ("error", "message", "detail") if k in value), None
     )
   text = value if isinstance(value, str) else data.decode(errors="replace")
-  return " ".join(text.split())[:300] or "no reason given."
+  text = " ".join(text.split())[:300] or "no reason given."
+  # Nothing that steers a terminal, and no half of a surrogate pair.
+  return "".join(each if each.isprintable() else "\ufffd" for each in text)
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
@@ -58,6 +60,6 @@ def retry_after(headers: Mapping[str, str]) -> float:
     try:
       date = email.utils.parsedate_to_datetime(text)
       seconds = (date - datetime.datetime.now(date.tzinfo)).total_seconds()
-    except ValueError:
+    except (ValueError, OverflowError):
       return 0.0
   return seconds if 0 < seconds < math.inf else 0.0

@@ -87,9 +87,7 @@ def _scored(parts, config):
   return experience.score(
     groups,
     np.ones(4, np.int32),
-    group=2,
-    reward=config.reward,
-    objective_config=config.objective,
+    config=config,
   )
 
 

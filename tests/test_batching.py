@@ -63,7 +63,7 @@ def segments(rows):
   flat = {
     name: x.reshape(-1, x.shape[-1])
     for name, x in rows._asdict().items()
-    if name != "used"
+    if name != "used" and x is not None
   }
   ids = flat.pop("segment_ids")
   for x in flat.values():

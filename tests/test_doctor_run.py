@@ -183,15 +183,13 @@ def test_the_web_is_asked_only_where_it_may_cost(questions, monkeypatch):
   assert 1 <= len(sent) <= 4  # One search and its tries.
 
 
-def test_questions_whose_passages_the_server_lacks_are_a_problem():
-  with fake_retriever.listening(_answers) as url:
-    config = doctored.with_(retrieval={"kind": "http", "url": url})
-    check = checks.Check(
-      "r", lambda: run_checks.retriever(config, ask_web=False)
-    )
-    (finding,) = checks.run(check, deadline=60)
+def test_questions_whose_passages_no_server_has_are_a_problem():
+  served = {"kind": "http", "url": "http://127.0.0.1:9"}
+  config = doctored.with_(retrieval=served)
+  check = checks.Check("data", lambda: run_checks.data(config))
+  (finding,) = checks.run(check, deadline=60)
   assert finding.level == checks.PROBLEM
-  assert "Found a search of the corpus 'snapshot-" in finding.found
+  assert "'http' with data.source 'world'" in finding.found
 
 
 def test_a_log_is_read_and_never_made(tmp_path):

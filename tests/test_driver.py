@@ -14,6 +14,7 @@ from scripted import CODEC, answer, search
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.rollout import driver
+from anysearch_jax.rollout import inflight as inflight_lib
 
 CONFIG = config_lib.EpisodeConfig(prompts="world", max_generated=500)
 HITS = {f"q{i}": [types.Passage(str(i), f"T{i}", "text")] for i in range(9)}
@@ -246,6 +247,19 @@ def test_a_group_that_waits_for_its_turn_is_given_up_too():
   asked = {request.address for request in engine.requests}
   assert len(asked) < 15
   assert collections.Counter(engine.released) == dict.fromkeys(asked, 1)
+
+
+def test_who_was_given_up_is_in_flight_no_more():
+  said, now = [], [0.0]
+  inflight = inflight_lib.InFlight(60, warn=said.append, clock=lambda: now[0])
+  engine = scripted.Engine(script, seconds=lambda: next(delays))
+  delays = iter([3600.0] * 2 + [0.0] * 99)
+  run_groups(
+    assignments(5), engine, keep=2, max_concurrency=4, inflight=inflight
+  )
+  now[0] = 100.0
+  inflight.look()
+  assert not said
 
 
 def test_a_dropped_group_is_not_one_of_those_kept():

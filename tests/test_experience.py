@@ -69,9 +69,7 @@ def score(groups, objective_config=OBJECTIVE):
   return experience.score(
     groups,
     np.array([2, 1, 2], np.int32),
-    group=2,
-    reward=config_lib.RewardConfig(),
-    objective_config=objective_config,
+    config=config_lib.ExperimentConfig(group=2, objective=objective_config),
   )
 
 

@@ -23,6 +23,7 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import hf
+from anysearch_jax.training import validation
 from launch import flags as launch_flags
 from launch import node
 
@@ -354,13 +355,34 @@ def test_on_a_cpu_it_trains(tmp_path):
   assert (output / "policy" / "config.json").is_file()
 
 
+def test_a_configuration_that_cannot_run_starts_nothing(tmp_path):
+  code, said = command(
+    make(tmp_path, rollout=(4, 5, 6, 7)),
+    "--config.questions=1",
+    "--config.group=3",
+    f"--output={tmp_path / 'run'}",
+  )
+  assert code == 1
+  assert said.strip() == (
+    "launch.node: 1 questions x 3 samples = 3 trajectories do not divide into "
+    "2 optimizer steps a rollout."
+  )
+  assert not (tmp_path / "run").exists()
+
+
+def test_the_papers_run_is_one_that_the_trainer_takes():
+  config = launch_flags.load_config("configs/qwen2_5_7b.py")
+  _, trainer = node.parts_of(config, [], servers=node.Servers())
+  assert resolved(config, trainer).pipeline.async_level == 1
+  validation.validate(resolved(config, trainer))
+
+
 def test_a_trainer_that_refuses_stops_the_servers(tmp_path, ports):
   script = tmp_path / "server.py"
   script.write_text(SERVER)
   code, said = command(
     make(tmp_path, rollout=(4, 5, 6, 7)),
-    "--config.questions=1",
-    "--config.group=3",
+    "--config.episode.max_context=9",
     f"--server_command={sys.executable} {script} {{port}} {{gpus}} {{tp}}",
     f"--port={ports}",
     f"--log_dir={tmp_path / 'logs'}",
@@ -374,7 +396,7 @@ def test_a_trainer_that_refuses_stops_the_servers(tmp_path, ports):
     with socket.socket() as gone:
       assert gone.connect_ex(("127.0.0.1", ports + index)) != 0
   assert "[trainer] failed with code 1" in said
-  assert "launch.train: 1 questions x 3 samples = 3 trajectories do" in said
+  assert "launch.train: episode.max_context: found 9, expected more" in said
 
 
 @pytest.mark.skipif(

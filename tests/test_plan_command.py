@@ -22,6 +22,7 @@ def get_config():
   return config.ExperimentConfig(
     name="small",
     policy="%s",
+    questions=8,
     engine=config.EngineConfig(
       slots=4, max_context=128, lanes=(4,), prefill_lanes=2, decode_steps=2
     ),

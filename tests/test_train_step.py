@@ -273,9 +273,8 @@ def test_without_a_kl_term_no_reference_is_needed(params, trajectories):
 
 def first_rows(trajectories):
   """The first micro-batch of the short rows."""
-  rows = batching.pack(trajectories, config=PACKED)[0]
-  return rows._replace(
-    **{n: x[0] for n, x in rows._asdict().items() if n != "used"}
+  return train_step.micro_batch(
+    batching.pack(trajectories, config=PACKED)[0], 0
   )
 
 

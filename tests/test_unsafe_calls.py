@@ -31,10 +31,6 @@ _NEVER = {"allow_pickle", "trust_remote_code", "shell"}
 
 # What stands there on purpose, by file and text, with the reason.
 _ALLOWED = {
-  ("anysearch_jax/processes.py", "import pickle"): (
-    "values between the processes of one run, over JAX's own collectives; "
-    "never a file"
-  ),
   ("launch/flags.py", "spec.loader.exec_module"): "a configuration file",
   ("launch/policies.py", "importlib.import_module"): "what --scripted names",
 }

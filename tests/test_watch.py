@@ -85,6 +85,20 @@ def test_too_many_failures_stop_the_run_with_their_reason(
   assert "The search failed: no answer." in str(raised.value)
 
 
+def test_a_rollout_of_which_nothing_is_left_stops_the_run(said):
+  patient = dataclasses.replace(CONFIG.watch, max_failed=1.0)
+  watching = watch.Watch(
+    dataclasses.replace(CONFIG, watch=patient), said.append
+  )
+  counts = {"failed": 33, "resampled": 4}
+  some = collected(**counts, dropped=3)._replace(groups=[None, "group"])
+  watching.collected(4, some)
+  none = collected(**counts, dropped=4)._replace(groups=[None, None])
+  sentence = "33 of 40 episodes failed, which leaves no group.* no answer."
+  with pytest.raises(watch.FailedEpisodesError, match=sentence):
+    watching.collected(4, none)
+
+
 def test_only_steps_in_a_row_stop_the_run(watching, said):
   dumps = []
 

@@ -66,7 +66,7 @@ def rows(path: pathlib.Path) -> Iterator[Numbered]:
         )
   except UnicodeDecodeError as error:
     raise UnreadableError(f"{path}: not UTF-8 text ({error}).") from error
-  except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+  except (OSError, EOFError, zlib.error, csv.Error, pa.ArrowException) as error:
     raise UnreadableError(
       f"{path}: {error}. Expected a whole file; copy it again."
     ) from error
@@ -95,20 +95,28 @@ def _lines(file: IO[str]) -> Iterator[Numbered]:
 
 
 def _table(file: IO[str], delimiter: str) -> Iterator[Numbered]:
-  reader = csv.DictReader(file, delimiter=delimiter)
+  table = csv.reader(file, delimiter=delimiter, strict=True)
+  names = next(table, [])
   while True:
+    before = table.line_num
     try:
-      row = next(reader, None)
+      row = next(table, None)
     except csv.Error:
-      yield reader.line_num, formats.MalformedError("not a row of a table")
+      # A cell that ran on over lines took rows along that nobody counts.
+      if table.line_num > before + 1:
+        raise
+      yield table.line_num, formats.MalformedError("not a row of a table")
       continue
     if row is None:
       return
-    whole = None not in row and None not in row.values()
-    yield (
-      reader.line_num,
-      row if whole else formats.MalformedError("another number of columns"),
-    )
+    if row:
+      whole = len(row) == len(names)
+      yield (
+        table.line_num,
+        dict(zip(names, row))
+        if whole
+        else formats.MalformedError("another number of columns"),
+      )
 
 
 def _parquet(path: pathlib.Path) -> Iterator[Numbered]:

@@ -28,13 +28,14 @@ Row = Mapping[str, Any]
 
 _MARK = "Question:"
 _HOPS = re.compile(r"([1-9])hop")
-# Columns that have a place of their own in `Found`, or are of no use later.
+# Columns that have a place of their own in `Found`, or are of no use later, and
+# the one in which reports look for the chain of a question of the world.
 _TAKEN = frozenset(
   (
     *("id", "_id", "question", "Question", "QuestionId", "question_id"),
     *("answer", "Answer", "answers", "answer_aliases", "answerable"),
     *("golden_answers", "possible_answers", "dataset", "split", "index"),
-    *("hops", "n_hops", "data_source", "prompt", "ability"),
+    *("hops", "n_hops", "data_source", "prompt", "ability", "facts"),
   )
 )
 

@@ -39,6 +39,7 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import scoring, types
 from anysearch_jax.evaluation import cuts, harness, intervals, journal
+from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, episode
 
 KINDS = ("continue", "stop")
@@ -121,7 +122,7 @@ def branch(
         retriever=retriever,
         tries=tries,
       )
-      rows.add(_row(stored, cut, sample, tried, trajectory))
+      rows.add(_row(stored, cut, sample, tried, trajectory, config.episode))
       on_done(next(finished), total)
 
     asyncio.run(harness.each(jobs(), play, at_once=config.engine.slots))
@@ -234,6 +235,7 @@ def _row(
   sample: int,
   tries: int,
   end: types.Trajectory | None,
+  config: config_lib.EpisodeConfig,
 ) -> dict[str, Any]:
   """One end as plain values."""
   row = {
@@ -264,6 +266,7 @@ def _row(
     budget=end.budget,
     searches=end.searches,
     scaffold=end.scaffold,
+    read=systems.environment(config.prompts).answer,
   )
   gain = verdict.em - stored["em"]
   return row | {

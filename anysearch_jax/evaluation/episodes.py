@@ -18,25 +18,30 @@ import orjson
 
 Episode = Mapping[str, Any]
 
-REQUIRED = (
-  "question_id",
-  "question",
-  "golden_answers",
-  "budget",
-  "scaffold",
-  "seed",
-  "spans",
-  "answer",
-  "em",
-  "format",
-  "searches",
-  "queries",
-  "violation",
-  "outcome",
-  "generated_tokens",
-  "retrieved_tokens",
-  "total_tokens",
-)
+_NUMBER, _TEXT = (int, float), (str,)
+_WHOLE, _LIST = (int,), (list,)  # True and false are whole numbers too.
+
+# What every episode has, and of which kinds.
+_REQUIRED = {
+  "question_id": (str, int),
+  "question": _TEXT,
+  "golden_answers": _LIST,
+  "budget": _WHOLE,
+  "scaffold": _WHOLE,
+  "seed": _WHOLE,
+  "spans": _LIST,
+  "answer": (str, type(None)),
+  "em": _NUMBER,
+  "format": _NUMBER,
+  "searches": _WHOLE,
+  "queries": _LIST,
+  "violation": _WHOLE,
+  "outcome": _TEXT,
+  "generated_tokens": _WHOLE,
+  "retrieved_tokens": _WHOLE,
+  "total_tokens": _WHOLE,
+}
+_KINDS = _REQUIRED | {"dataset": (str, type(None)), "metadata": (dict,)}
 
 
 def read(lines: Iterable[str | bytes], *, source: str) -> Iterator[Episode]:
@@ -47,34 +52,47 @@ def read(lines: Iterable[str | bytes], *, source: str) -> Iterator[Episode]:
     source: what to call the file in an error.
 
   Raises:
-    ValueError: a line that is not JSON, or a key that is missing.
+    ValueError: a line that is not a JSON object, or a key that is missing or
+      holds another kind of value.
   """
   for number, line in enumerate(lines, start=1):
     if not line.strip():
       continue
-    episode = _decode(line, f"{source}, line {number}")
-    missing = [key for key in REQUIRED if key not in episode]
-    if missing:
+    where = f"{source}, line {number}"
+    episode = _decode(line, where)
+    if missing := [key for key in _REQUIRED if key not in episode]:
       raise ValueError(
-        f"{source}, line {number}: the episode lacks {', '.join(missing)}; "
-        "evaluate this row again with this version."
+        f"{where}: the episode lacks {', '.join(missing)}; evaluate this row "
+        "again with this version."
       )
+    for key, kinds in _KINDS.items():
+      if key in episode and not isinstance(episode[key], kinds):
+        raise ValueError(
+          f"{where}: found {key} {episode[key]!r:.60}, expected "
+          f"{' or '.join(kind.__name__ for kind in kinds)}; evaluate this row "
+          "again with this version."
+        )
     yield episode
 
 
 def _decode(line: str | bytes, where: str) -> Episode:
   try:
-    return orjson.loads(line)
+    episode = orjson.loads(line)
   except orjson.JSONDecodeError:
-    pass
-  # Half a surrogate pair, which a model may emit, is refused by the fast one.
-  try:
-    return json.loads(line)
-  except ValueError as error:
+    # Half a surrogate pair, which a model may emit, is refused by that one.
+    try:
+      episode = json.loads(line)
+    except (ValueError, RecursionError) as error:
+      raise ValueError(
+        f"{where}: found text that is not JSON ({error}); "
+        "expected one episode a line. Evaluate this row again."
+      ) from error
+  if not isinstance(episode, dict):
     raise ValueError(
-      f"{where}: found text that is not JSON ({error}); "
-      "expected one episode a line. Evaluate this row again."
-    ) from error
+      f"{where}: found {type(episode).__name__}, expected a JSON object. "
+      "Evaluate this row again."
+    )
+  return episode
 
 
 def parse(lines: Iterable[str | bytes], *, source: str) -> tuple[Episode, ...]:

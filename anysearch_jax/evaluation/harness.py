@@ -21,7 +21,9 @@ from typing import Any, NamedTuple, TypeVar
 from anysearch_jax import config as config_lib
 from anysearch_jax import records, types
 from anysearch_jax.evaluation import journal
+from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver
+from anysearch_jax.rollout import inflight as inflight_lib
 
 EPISODES = "episodes.jsonl"
 # An engine's seed; those of the evaluation are in the addresses.
@@ -99,11 +101,13 @@ def _play(
 ) -> int:
   """Plays what is not there yet; how many episodes that were."""
   e = config.evaluation
+  env = systems.environment(config.episode.prompts)
   with journal.Journal(
     folder / EPISODES, len(grid), grid.place, again=lambda row: row["failed"]
   ) as rows:
     before = len(rows)
     finished = itertools.count(before + 1)
+    inflight = inflight_lib.InFlight(config.watch.quiet_seconds)
 
     async def play(place: int) -> None:
       seed, budget, question = grid.cell(place)
@@ -116,12 +120,19 @@ def _play(
         retriever=retriever,
         config=config.episode,
         codec=player.codec,
+        inflight=inflight,
       )
-      rows.add(records.episode(trajectory, seed=seed, prices=e))
+      rows.add(
+        records.episode(trajectory, seed=seed, prices=e, read=env.answer)
+      )
       on_done(next(finished), len(grid))
 
-    left = (place for place in grid.order() if place not in rows)
-    asyncio.run(each(left, play, at_once=config.engine.slots))
+    async def play_all() -> None:
+      left = (place for place in grid.order() if place not in rows)
+      with inflight.watched():
+        await each(left, play, at_once=config.engine.slots)
+
+    asyncio.run(play_all())
     rows.finish()
   return len(grid) - before
 

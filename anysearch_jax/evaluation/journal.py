@@ -104,9 +104,10 @@ class Journal:
         break
       try:
         row = json.loads(line)
-        place = self._place(row)
+        # Looked up, so that no other value is taken for a place.
+        place = range(len(self._starts)).index(self._place(row))
         self._starts[place] = -1 if self._again(row) else start
-      except (ValueError, LookupError, TypeError) as error:
+      except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ValueError(
           f"{self._partial}, line {number}: found no row of this evaluation "
           f"({type(error).__name__}: {error}); remove the folder to start over."
@@ -119,7 +120,7 @@ def read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
   """The rows of a finished file, one after the other.
 
   Raises:
-    ValueError: there is none, or a line is not JSON.
+    ValueError: there is none, or a line is not a JSON object.
   """
   if not path.is_file():
     raise ValueError(
@@ -128,11 +129,16 @@ def read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
   with path.open("rb") as file:
     for number, line in enumerate(file, start=1):
       try:
-        yield json.loads(line)
-      except ValueError as error:
+        row = json.loads(line)
+      except (ValueError, RecursionError) as error:
         raise ValueError(
           f"{path}, line {number}: found text that is not JSON ({error})."
         ) from error
+      if not isinstance(row, dict):
+        raise ValueError(
+          f"{path}, line {number}: found {type(row).__name__}, expected a row."
+        )
+      yield row
 
 
 def claim(folder: pathlib.Path, files: Mapping[str, Mapping[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from anysearch_jax import config as config_lib
 from anysearch_jax.planning import plan as plan_lib
 
-_TRAINED = ("masters", "moments", "gradients")
+_TRAINED = ("masters", "critic", "moments", "gradients")
 _SEARCH = "--search compiles other micro-batches, recomputation and meshes."
 
 
@@ -97,7 +97,8 @@ def _changes(
       "batch.remat=full, at best",
       lambda part: {"activations": 0.0} if _trains(part) else {},
     )
-  if config.objective.kl_coefficient and not config.lora.rank:
+  alone = config.objective.kl_coefficient and not config.critic.reward_kl
+  if alone and not config.lora.rank:
     yield Change(
       "reference",
       "objective.kl_coefficient=0 (no reference)",
@@ -105,7 +106,8 @@ def _changes(
     )
   if not config.lora.rank:
     # The frozen base takes two bytes a weight, where masters take four.
-    base = 0.0 if config.objective.kl_coefficient else 0.5
+    penalized = config.objective.kl_coefficient or config.critic.reward_kl
+    base = 0.0 if penalized else 0.5
     yield Change(
       "adapters",
       "adapters (lora.rank=64, lora.base_dtype=bfloat16)",
@@ -157,7 +159,7 @@ def _fewer_tokens(
 
 def _cut(part: plan_lib.Part, times: int) -> dict[str, float]:
   """More devices cut what training keeps; caches may have no more heads."""
-  kinds = ["masters", "moments", "reference", "gradients"]
+  kinds = [*_TRAINED, "reference"]
   kinds += [] if _samples_in(part) else ["activations", "batch"]
   return dict.fromkeys(kinds, 1 / times)
 

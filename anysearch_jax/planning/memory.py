@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -23,6 +23,13 @@ def kinds(program: program_lib.Program) -> dict[str, int]:
   """Bytes a device of each of a program's kinds, empty ones left out."""
   found = {name: on_device(tree) for name, tree in program.kinds.items()}
   return {name: size for name, size in found.items() if size}
+
+
+def gradients(kinds: Mapping[str, int]) -> int:
+  """Bytes of a step's one buffer, as large as what the step changes."""
+  if "moments" not in kinds:
+    return 0
+  return kinds.get("masters", 0) + kinds.get("critic", 0)
 
 
 def held(

@@ -131,8 +131,7 @@ def measure(
     devices=count,
     tokens=program.tokens,
     kinds=kinds,
-    # One buffer, as large as what it changes.
-    gradients=kinds.get("masters", 0) if "moments" in kinds else 0,
+    gradients=memory.gradients(kinds),
     held=memory.held(program, (p for p in together if p is not program)),
     compiled=compiled,
     predicted=predicted,

@@ -22,8 +22,8 @@ class Program(NamedTuple):
       (micro-batches of an optimizer step, tokens of a decode call).
     blocks: of cached keys that a row's attention goes through in a loop of
       that kind, inside the other one where a call has two.
-    kinds: which abstract arrays are `masters`, `moments`, `reference`,
-      `KV cache`, `engine weights`, `batch`, ... . A kind of the same name in
+    kinds: which abstract arrays are `masters`, `critic`, `moments`,
+      `reference`, `KV cache`, `engine weights`, `batch`, ... . A kind of the same name in
       another program is the same arrays; all but `batch` stay between calls.
     reads: abstract arrays that each trip reads from memory at least; None: all
       arguments.

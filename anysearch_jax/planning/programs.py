@@ -22,7 +22,7 @@ from anysearch_jax.policy import (
   transformer,
 )
 from anysearch_jax.rollout import kv_memory, kv_store
-from anysearch_jax.training import batching, placement, train_step
+from anysearch_jax.training import batching, placement, ppo, train_step
 
 
 def programs(
@@ -32,7 +32,7 @@ def programs(
   devices: Sequence[jax.Device],
   micro_batches: int,
 ) -> list[program.Program]:
-  """Train step, reference pass, prefill and decode of a configuration.
+  """Train step, passes before it, prefill and decode of a configuration.
 
   Args:
     config: the whole of it; `lora` is attached to `a` here.
@@ -60,13 +60,21 @@ def _training(
     "temperature": config.sampling.temperature,
     "compute": placement.compute(config, a, placed.trainer),
   }
-  tx = train_step.optimizer(a, config.optimizer)
+  critic = config.critic if config.objective.has_critic else None
+  tx = train_step.optimizer(a, config.optimizer, critic=critic)
   shardings = train_step.shardings(a, tx, placed.trainer)
   trained = weights.abstract(
     table.trainable_rows(a), shardings.params, jnp.float32
   )
+  of_critic = critic and weights.abstract(
+    table.critic_rows(a), shardings.critic, jnp.float32
+  )
   state = _placed(
-    jax.eval_shape(functools.partial(train_step.init, tx=tx), trained),
+    jax.eval_shape(
+      lambda params, critic: train_step.init(params, tx, critic=critic),
+      trained,
+      of_critic,
+    ),
     shardings,
   )
   reference = _reference(config, placed)
@@ -76,21 +84,25 @@ def _training(
     ),
     batching.abstract(config.batch, multiple=placed.row_multiple),
   )
-  step = train_step.make(
-    train_step.grpo_loss(
-      a,
-      config.objective,
-      on_policy=config.curriculum.steps_per_rollout == 1,
-      **how,
-    ),
-    tx,
-    shardings,
+  loss = train_step.grpo_loss(
+    a,
+    config.objective,
+    on_policy=config.curriculum.steps_per_rollout == 1,
+    **how,
   )
+  if critic is not None:
+    loss = ppo.with_critic(loss, a, critic, compute=how["compute"])
+    batch = tuple(
+      rows._replace(old_value=rows.advantage, returns=rows.advantage)
+      for rows in batch
+    )
+  step = train_step.make(loss, tx, shardings)
   # Every row length has a loop of its own; together they run this often.
   trips = math.ceil(micro_batches / len(batch))
   tokens = sum(trips * math.prod(rows.tokens.shape[1:]) for rows in batch)
   kinds = {
     "masters": state.params,
+    "critic": state.critic,
     "moments": state.opt_state,
     "reference": reference,
     "batch": batch,
@@ -104,7 +116,7 @@ def _training(
       tokens=tokens,
       trips=trips,
       kinds=kinds,
-      reads=(state.params, reference),
+      reads=(state.trained, reference),
     )
   ]
   if a.lora is None and reference is not None:
@@ -118,6 +130,20 @@ def _training(
         tokens=tokens,
         trips=trips,
         kinds={"reference": reference, "batch": batch},
+      )
+    )
+  if critic is not None:
+    estimator = ppo.Estimator(a, critic, sharding=placed.rows, **how)
+    base = None if a.lora is None else reference
+    out.append(
+      program.Program(
+        "value pass",
+        estimator.value,
+        (state.critic, base, batch),
+        {},
+        tokens=tokens,
+        trips=trips,
+        kinds={"critic": state.critic, "reference": base, "batch": batch},
       )
     )
   return out
@@ -241,7 +267,8 @@ def _reference(
 ) -> transformer.Params | None:
   """What stands beside the state: see `loop.Trainer`."""
   a = placed.a.without_lora()
-  if placed.a.lora is None and not config.objective.kl_coefficient:
+  penalized = config.objective.kl_coefficient or config.critic.reward_kl
+  if placed.a.lora is None and not penalized:
     return None
   cut = sharding.shardings(a, placed.trainer)
   return _cast(table.rows(a), cut, _base_dtype(config, placed))

@@ -175,7 +175,7 @@ def _state(train: program.Program, together: list[program.Program]) -> int:
   """Bytes a device before any activation, gradients included."""
   kinds = memory.kinds(train)
   held = memory.held(train, (p for p in together if p is not train))
-  return sum(kinds.values()) + kinds["masters"] + sum(held.values())
+  return sum([*kinds.values(), memory.gradients(kinds), *held.values()])
 
 
 def _layer_inputs(

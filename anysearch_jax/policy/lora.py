@@ -26,11 +26,16 @@ def attach(
   """`a` with the adapters of a configuration; as it is where that has none.
 
   Raises:
-    ValueError: settings that make no adapter.
+    ValueError: settings that make no adapter, or none of this policy.
   """
   validate(config)
   if not config.rank:
     return a
+  if config.rank > a.d_model:
+    raise ValueError(
+      f"lora.rank: found {config.rank}, expected at most the policy's width, "
+      f"{a.d_model}: no weight has a higher rank."
+    )
   adapters = architecture_lib.Lora(config.rank, config.alpha, config.targets)
   return dataclasses.replace(a, lora=adapters)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -42,6 +43,30 @@ def rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
 def trainable_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
   """What training changes: the adapters where there are any, else all."""
   return adapter_rows(a) or base_rows(a)
+
+
+def headless(a: architecture_lib.Architecture) -> architecture_lib.Architecture:
+  """`a` without a vocabulary head of its own."""
+  return dataclasses.replace(a, tied=True)
+
+
+def critic_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
+  """What is trained of a critic of `a`: its body as the policy's, and a head.
+
+  The file names are those of a Hugging Face token classifier of one label. The
+  head starts at zero, and so does every value.
+  """
+  value = weights.Weight(
+    path=("value",),
+    shape=(a.d_model,),
+    axes=(None,),
+    name="score.weight",
+    split=(a.d_model,),
+    perm=(0,),
+    file_shape=(1, a.d_model),
+    init=0.0,
+  )
+  return [*trainable_rows(headless(a)), value]
 
 
 def base_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.rollout import episode
+from anysearch_jax.rollout import inflight as inflight_lib
 
 
 class Assignment(NamedTuple):
@@ -54,6 +55,7 @@ async def run_episode(
   retriever: types.Retriever,
   config: config_lib.EpisodeConfig,
   codec: types.TextCodec,
+  inflight: inflight_lib.InFlight = inflight_lib.OFF,
 ) -> types.Trajectory:
   """Plays one episode to its end.
 
@@ -61,6 +63,7 @@ async def run_episode(
     question, budget, scaffold, address, config, codec: as `episode.start`.
     engine: samples the turns; the episode is released from it at the end.
     retriever: answers the searches.
+    inflight: is told what the episode waits for.
 
   Returns:
     The trajectory; `failed` with the reason when the engine or the retriever
@@ -75,7 +78,9 @@ async def run_episode(
       config=config,
       codec=codec,
     )
-    return await play(state, request, engine=engine, retriever=retriever)
+    return await play(
+      state, request, engine=engine, retriever=retriever, inflight=inflight
+    )
   finally:
     engine.release(address)
 
@@ -86,17 +91,19 @@ async def play(
   *,
   engine: types.Engine,
   retriever: types.Retriever,
+  inflight: inflight_lib.InFlight = inflight_lib.OFF,
 ) -> types.Trajectory:
   """Plays an episode from where it stands to its end.
 
   Args:
     state, request: as `episode.start` or `episode.step` returned them.
-    engine, retriever: as `run_episode`; the episode is not released.
+    engine, retriever, inflight: as `run_episode`; the episode is not released.
   """
   while not isinstance(request, episode.Done):
-    event = await answer(
-      request, engine=engine, retriever=retriever, config=state.config
-    )
+    with inflight.waiting(request):
+      event = await answer(
+        request, engine=engine, retriever=retriever, config=state.config
+      )
     state, request = episode.step(state, event)
   return request.trajectory
 
@@ -113,6 +120,7 @@ async def run_groups(
   max_concurrency: int | None = None,
   keep: int | None = None,
   on_done: Callable[[types.Trajectory], None] | None = None,
+  inflight: inflight_lib.InFlight = inflight_lib.OFF,
 ) -> Rollout:
   """Samples `group` trajectories for every assignment, all at once.
 
@@ -129,6 +137,7 @@ async def run_groups(
     keep: as soon as so many groups stand, the others are cancelled and
       released; which ones depends on time. None waits for all of them.
     on_done: called with every trajectory as it finishes, in any order.
+    inflight: is told what the episodes wait for, and looks.
 
   Returns:
     The groups in the order of `assignments`, samples in order, and counts.
@@ -149,17 +158,22 @@ async def run_groups(
     assignment: Assignment, sample: int, attempt: int
   ) -> types.Trajectory:
     index, question, budget, scaffold = assignment
-    async with gate:
-      trajectory = await run_episode(
-        question,
-        budget=budget,
-        scaffold=scaffold,
-        address=types.Address(rollout, index, sample, attempt),
-        engine=engine,
-        retriever=retriever,
-        config=config,
-        codec=codec,
-      )
+    address = types.Address(rollout, index, sample, attempt)
+    with contextlib.ExitStack() as outside:
+      outside.enter_context(inflight.waiting(address))
+      async with gate:
+        outside.close()
+        trajectory = await run_episode(
+          question,
+          budget=budget,
+          scaffold=scaffold,
+          address=address,
+          engine=engine,
+          retriever=retriever,
+          config=config,
+          codec=codec,
+          inflight=inflight,
+        )
     if on_done is not None:
       on_done(trajectory)
     return trajectory
@@ -186,8 +200,9 @@ async def run_groups(
           task.cancel()
 
   settled: dict[int, list[types.Group]] = {}
-  async with asyncio.TaskGroup() as tasks:
-    settling = [tasks.create_task(settle(each)) for each in assignments]
+  with inflight.watched():
+    async with asyncio.TaskGroup() as tasks:
+      settling = [tasks.create_task(settle(each)) for each in assignments]
   samplings = [settled[a.index] for a in assignments if a.index in settled]
   groups = [tries[-1] for tries in samplings if _stands(tries[-1])]
   lost = [

@@ -68,6 +68,7 @@ class JaxEngine:
     dtype: compute and cache type.
     mesh: of `params`; kv heads are cut over its `tensor`, rows and pages over
       its `data`. None: one device.
+    stop: texts that end a turn, those of the environment that is played.
 
   `counters` holds `sampled_tokens`, `prefilled_tokens`, `shared_tokens` (of
   prompts that others had prefilled), `prefill_calls`, `decode_calls`,
@@ -90,6 +91,7 @@ class JaxEngine:
     version: int = 0,
     dtype: Any = jnp.float32,
     mesh: jax.sharding.Mesh | None = None,
+    stop: tuple[str, ...] = protocol.STOPS,
   ):
     mesh = sharding.mesh() if mesh is None else mesh
     self._parts = mesh.shape["data"]
@@ -98,9 +100,10 @@ class JaxEngine:
     self._tokenizer = tokenizer
     self._config = config
     self._version = version
+    self._stop = stop
     self._halts = stops.halting_tokens(
       tokenizer.token_texts(),
-      protocol.STOPS,
+      stop,
       tokenizer.end_of_turn_ids,
       vocab_size=architecture.vocab_size,
     )
@@ -143,9 +146,9 @@ class JaxEngine:
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
     """Samples one turn. Raises `types.EngineError` when it cannot."""
-    if request.stop != protocol.STOPS:
+    if request.stop != self._stop:
       raise ValueError(
-        f"stop {request.stop!r}: this engine stops at {protocol.STOPS!r}."
+        f"stop {request.stop!r}: this engine stops at {self._stop!r}."
       )
     room = self.max_context - len(request.token_ids)
     if room < 1:

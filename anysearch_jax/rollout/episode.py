@@ -17,7 +17,9 @@ import itertools
 import numpy as np
 
 from anysearch_jax import config as config_lib
+from anysearch_jax import environment as environment_lib
 from anysearch_jax import prompts, protocol, types
+from anysearch_jax.methods import systems
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +66,10 @@ class Episode:
     chunks: prompt, turns and environment texts in order.
     queries: the charged queries; their number is the budget used.
     documents: what each of them found.
+    search_ends: where the turns ended that searched, as in a `Trajectory`.
     bad_turns: turns answered with an error line.
     violation: a search beyond the budget was tried.
+    verifying: the policy was asked what it thinks of its answer.
     request: what is awaited; None only inside `start`.
   """
 
@@ -78,14 +82,27 @@ class Episode:
   chunks: tuple[Chunk, ...] = ()
   queries: tuple[str, ...] = ()
   documents: tuple[tuple[types.Document, ...], ...] = ()
+  search_ends: tuple[int, ...] = ()
   bad_turns: int = 0
   violation: bool = False
+  verifying: bool = False
   request: Request | None = None
+
+  @property
+  def environment(self) -> environment_lib.Environment:
+    """The texts around the episode, and how its own are read."""
+    return systems.environment(self.config.prompts)
 
   @property
   def used(self) -> int:
     """Searches charged."""
     return len(self.queries)
+
+  @property
+  def left(self) -> int:
+    """Searches that may still be made."""
+    lost = self.bad_turns if self.environment.turns_are_budget else 0
+    return self.budget - self.used - lost
 
   @property
   def turns(self) -> int:
@@ -129,25 +146,20 @@ def prompt(
     question: neutralised here, before the chat template is applied.
     budget: searches assigned, >= 0.
     scaffold: the Phase I prompt, else the Phase II / inference prompt.
-    config: names the prompt set.
+    config: names the environment.
     codec: renders one user message.
 
   Returns:
     The text through the chat template, and its ids.
 
   Raises:
-    ValueError: an unknown prompt set, or a negative budget.
+    ValueError: an unknown environment, or a negative budget.
   """
-  if config.prompts not in prompts.PROMPTS:
-    raise ValueError(
-      f"config.episode.prompts: found {config.prompts!r}, expected one of "
-      f"{', '.join(sorted(prompts.PROMPTS))}."
-    )
-  prompt_set = prompts.PROMPTS[config.prompts]
+  env = systems.environment(config.prompts)
   content = prompts.render(
-    prompt_set.scaffold if scaffold else prompt_set.plain,
+    env.scaffold if scaffold else env.plain,
     budget=budget,
-    question=protocol.neutralise(question.text, codec.control_tokens),
+    question=protocol.neutralise(question.text, _unwanted(env, codec)),
   )
   return codec.render(content)
 
@@ -168,7 +180,7 @@ def start(
     budget: searches assigned, >= 0; 0 is to answer without a search.
     scaffold: the environment states the budget before every turn (Phase I).
     address: the seed of the episode's randomness.
-    config: limits and prompt set.
+    config: limits and environment.
     codec: the text side of the policy's tokenizer.
 
   Returns:
@@ -176,7 +188,7 @@ def start(
     token recorded) when the prompt leaves no room for one.
 
   Raises:
-    ValueError: an unknown prompt set, or a negative budget.
+    ValueError: an unknown environment, or a negative budget.
   """
   text, ids = prompt(
     question, budget=budget, scaffold=scaffold, config=config, codec=codec
@@ -205,13 +217,16 @@ def step(episode: Episode, event: Event) -> tuple[Episode, Request]:
     case types.GenerateRequest(max_tokens=most), types.Generation():
       return _after_turn(episode, event, most)
     case types.SearchRequest(query=query), Retrieved(passages):
-      text = protocol.observation(passages, episode.codec.control_tokens)
+      env = episode.environment
+      text = env.observation(passages, _unwanted(env, episode.codec))
       found = tuple(types.Document(p.id, p.title) for p in passages)
       charged = dataclasses.replace(
         episode,
         queries=(*episode.queries, query),
         documents=(*episode.documents, found),
+        search_ends=(*episode.search_ends, episode.tokens - 1),
       )
+      text += env.after_search(charged.budget, charged.used)
       return _next_turn(charged, _written(charged, text))
   raise ValueError(
     f"Found a {type(event).__name__} while the episode at {episode.address} "
@@ -254,22 +269,24 @@ def _after_turn(
   )
   episode = dataclasses.replace(episode, chunks=(*episode.chunks, turn))
 
-  lines = prompts.PROMPTS[episode.config.prompts]
-  match protocol.last_action(generation.text):
+  env = episode.environment
+  if episode.verifying:
+    return _after_verification(episode, generation)
+  match env.action(generation.text):
     case protocol.Action(protocol.ActionKind.ANSWER, _):
-      return _finish(episode, types.Outcome.ANSWERED)
+      return _answered(episode)
     case protocol.Action(protocol.ActionKind.SEARCH, query) if query:
-      if episode.used < episode.budget:
-        return _wait(
-          episode,
-          types.SearchRequest(
-            query, episode.config.top_k, episode.question.corpus
-          ),
-        )
-      episode = dataclasses.replace(episode, violation=True)
-      line = lines.over_budget
+      if env.repeated and query in episode.queries:
+        line = env.repeated
+      elif episode.left > 0:
+        return _wait(episode, _search(episode, query))
+      else:
+        episode = dataclasses.replace(episode, violation=True)
+        line = env.over_budget
+    case _ if env.ends_itself and generation.finish is not types.Finish.LENGTH:
+      return _finish(episode, types.Outcome.INVALID)
     case _:
-      line = lines.no_action
+      line = env.no_action
 
   if generation.finish is types.Finish.LENGTH:
     reason = _limit(episode) or (
@@ -277,10 +294,43 @@ def _after_turn(
       "tokens that were left to it."
     )
     return _finish(episode, types.Outcome.TRUNCATED, reason)
-  if episode.bad_turns >= episode.config.answered_bad_turns:
+  last = env.turns_are_budget and episode.left <= 0
+  if last or episode.bad_turns >= episode.config.answered_bad_turns:
     return _finish(episode, types.Outcome.INVALID)
   episode = dataclasses.replace(episode, bad_turns=episode.bad_turns + 1)
   return _next_turn(episode, _written(episode, line))
+
+
+def _search(episode: Episode, query: str) -> types.SearchRequest:
+  said = (c.text for c in episode.chunks if c.author != types.Author.PROMPT)
+  return types.SearchRequest(
+    query,
+    episode.config.top_k,
+    episode.question.corpus,
+    asker=types.Asker(
+      episode.address, episode.turns - 1, episode.question, "".join(said)
+    ),
+  )
+
+
+def _answered(episode: Episode) -> tuple[Episode, Request]:
+  """Ends an episode with its answer, or asks what the policy thinks of it."""
+  verification = episode.environment.verification
+  if verification is None or episode.left <= 0 or _limit(episode):
+    return _finish(episode, types.Outcome.ANSWERED)
+  asking = dataclasses.replace(episode, verifying=True)
+  return _next_turn(asking, _written(asking, verification.ask))
+
+
+def _after_verification(
+  episode: Episode, generation: types.Generation
+) -> tuple[Episode, Request]:
+  """Lets an answer stand, or has the policy go on."""
+  verification = episode.environment.verification
+  episode = dataclasses.replace(episode, verifying=False)
+  if verification.accepted(generation.text) or _limit(episode):
+    return _finish(episode, types.Outcome.ANSWERED)
+  return _next_turn(episode, _written(episode, verification.go_on))
 
 
 def _next_turn(episode: Episode, *chunks: Chunk) -> tuple[Episode, Request]:
@@ -290,7 +340,7 @@ def _next_turn(episode: Episode, *chunks: Chunk) -> tuple[Episode, Request]:
   context, and never ends in an observation that nobody saw.
   """
   if episode.scaffold:
-    line = protocol.budget_line(episode.budget, episode.used)
+    line = episode.environment.before_turn(episode.budget, episode.used)
     chunks = (*chunks, _written(episode, line))
   asking = dataclasses.replace(episode, chunks=episode.chunks + chunks)
   if reason := _limit(asking):
@@ -301,7 +351,7 @@ def _next_turn(episode: Episode, *chunks: Chunk) -> tuple[Episode, Request]:
     turn=asking.turns,
     token_ids=tuple(ids),
     max_tokens=asking.room,
-    stop=protocol.STOPS,
+    stop=asking.environment.stops,
   )
   return _wait(asking, request)
 
@@ -320,6 +370,13 @@ def _limit(episode: Episode) -> str:
       f"{episode.tokens} (max_context)."
     )
   return ""
+
+
+def _unwanted(
+  env: environment_lib.Environment, codec: types.TextCodec
+) -> tuple[str, ...]:
+  """Texts that nothing from outside may hold."""
+  return (*codec.control_tokens, *env.markers)
 
 
 def _written(episode: Episode, text: str) -> Chunk:
@@ -371,5 +428,6 @@ def _finish(
     outcome=outcome,
     reason=reason,
     documents=episode.documents,
+    search_ends=episode.search_ends,
   )
   return _wait(episode, Done(trajectory))

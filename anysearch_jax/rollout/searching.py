@@ -71,6 +71,8 @@ class Searcher:
   Args:
     retriever: answers; by `search_many` (see `BatchRetriever`) where it has it.
       Where it has not, the queries of a batch are asked by concurrent `search`.
+      One whose answer is for the asker alone (`types.Asker`) has an attribute
+      `by_asker` that is true.
     config: sizes of batches and cache.
     identity: of the index behind the retriever. Assign another one to
       `identity` when the index changes: older answers are then not found.
@@ -93,9 +95,10 @@ class Searcher:
     *,
     identity: Hashable = "",
   ):
-    _validate(config)
+    validate(config)
     self._retriever = retriever
     self._many = getattr(retriever, "search_many", None)
+    self._by_asker = getattr(retriever, "by_asker", False)
     # Without batches a query is a call: as many are under way at a time.
     self._size, self._most_calls = (
       (config.batch, config.concurrency)
@@ -117,6 +120,8 @@ class Searcher:
   ) -> Sequence[types.Passage]:
     """Answers one query. Raises `types.RetrievalError` when it cannot."""
     key = (request.query, request.k, request.corpus, self.identity)
+    if self._by_asker:
+      key += (request.asker.address, request.asker.turn)
     self.counters["searches"] += 1
     # Taken out and put back, it is the most recently used.
     answer = self._cache.pop(key, None)
@@ -280,7 +285,8 @@ def _leave(query: _Query, mine: asyncio.Future, traffic: _Traffic) -> None:
     query.call.task.cancel()
 
 
-def _validate(config: config_lib.SearchConfig) -> None:
+def validate(config: config_lib.SearchConfig) -> None:
+  """Raises ValueError with a sentence for sizes that cannot work."""
   for name, least in (("cache", 0), ("batch", 1), ("concurrency", 1)):
     found = getattr(config, name)
     if found < least:

@@ -255,13 +255,8 @@ def connect(
   Raises:
     ValueError: no url, or one that is none; a key that is not there.
   """
-  wrong = [url for url in config.urls if not re.match(r"https?://[^/]", url)]
-  if wrong or not config.urls:
-    raise ValueError(
-      f"sglang.urls: found {wrong[0] if wrong else 'none'!r}, expected "
-      "addresses such as http://127.0.0.1:30000."
-    )
-  key = _key(config.api_key_variable) if config.api_key_variable else ""
+  validate(config)
+  key = read_key(config)
   headers = {"Authorization": f"Bearer {key}"} if key else {}
   client = httpx2.AsyncClient(
     headers=headers,
@@ -275,8 +270,26 @@ def connect(
   ]
 
 
-def _key(variable: str) -> str:
-  """What the variable holds; a key that cannot be sent is not shown."""
+def validate(config: config_lib.SglangConfig) -> None:
+  """Raises ValueError with a sentence for addresses that are none."""
+  wrong = [url for url in config.urls if not re.match(r"https?://[^/]", url)]
+  if wrong or not config.urls:
+    raise ValueError(
+      f"sglang.urls: found {wrong[0] if wrong else 'none'!r}, expected "
+      "addresses such as http://127.0.0.1:30000."
+    )
+
+
+def read_key(config: config_lib.SglangConfig) -> str:
+  """The servers' key, "" where they have none.
+
+  Raises:
+    ValueError: the variable is not set, or holds what cannot be sent, which is
+      not shown.
+  """
+  variable = config.api_key_variable
+  if not variable:
+    return ""
   key = os.environ.get(variable, "").strip()
   if not key:
     raise ValueError(

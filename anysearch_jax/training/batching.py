@@ -29,12 +29,14 @@ class Example:
       model did not write it. The first token is no target.
     logps: float32 `[T]`, behaviour log-probabilities.
     advantage: of the whole sequence.
+    rewards: float32 `[T]`, what each token earned; None is nothing.
   """
 
   token_ids: np.ndarray
   weights: np.ndarray
   logps: np.ndarray
   advantage: float = 0.0
+  rewards: np.ndarray | None = None
 
 
 class Rows(NamedTuple):
@@ -43,6 +45,8 @@ class Rows(NamedTuple):
   At index t stands the prediction of `targets[t]` from `tokens[..t]`:
   `behaviour_logp`, `old_logp`, `advantage` and `weight` belong to the target.
   `old_logp` is `behaviour_logp` until the trainer puts its own in its place.
+  With a critic (else None) `reward` is packed, from which the trainer makes
+  `advantage`, `old_value` and `returns` before the first step.
   """
 
   tokens: np.ndarray
@@ -54,6 +58,9 @@ class Rows(NamedTuple):
   advantage: np.ndarray
   weight: np.ndarray
   used: np.ndarray  # int32 [], micro-batches that hold tokens.
+  reward: np.ndarray | None = None
+  old_value: np.ndarray | None = None
+  returns: np.ndarray | None = None
 
 
 TrainBatch = tuple[Rows, ...]
@@ -83,15 +90,16 @@ def rows_per_micro_batch(
 
 
 def abstract(
-  config: config_lib.BatchConfig, *, multiple: int = 1
+  config: config_lib.BatchConfig, *, multiple: int = 1, rewards: bool = False
 ) -> TrainBatch:
   """The shapes and dtypes that `pack` gives to every batch."""
 
   def rows(length: int) -> Rows:
     b = rows_per_micro_batch(length, config=config, multiple=multiple)
     shape = (config.max_micro_batches, b, length)
-    shapes = Rows(*[shape] * 8, used=())
-    return Rows(*map(jax.ShapeDtypeStruct, shapes, _DTYPES))
+    arrays = [jax.ShapeDtypeStruct(shape, dtype) for dtype in _DTYPES[:8]]
+    used = jax.ShapeDtypeStruct((), _DTYPES.used)
+    return Rows(*arrays, used, reward=arrays[-1] if rewards else None)
 
   return tuple(rows(length) for length in config.row_lengths)
 
@@ -101,6 +109,7 @@ def pack(
   *,
   config: config_lib.BatchConfig,
   multiple: int = 1,
+  rewards: bool = False,
 ) -> TrainBatch:
   """Packs sequences, one `Rows` for each configured row length.
 
@@ -109,13 +118,15 @@ def pack(
     config: the shapes, and how many segments a row may hold.
     multiple: what the rows of a micro-batch divide by: the number of devices
       that they are cut over.
+    rewards: what tokens earned is packed too.
 
   Raises:
     ValueError: a sequence longer than every row, or more micro-batches than
       the configuration allows.
   """
   batch = jax.tree.map(
-    lambda x: np.zeros(x.shape, x.dtype), abstract(config, multiple=multiple)
+    lambda x: np.zeros(x.shape, x.dtype),
+    abstract(config, multiple=multiple, rewards=rewards),
   )
   found = places(_sizes(sequences), config=config, multiple=multiple)
   for sequence, place in zip(sequences, found, strict=True):
@@ -131,6 +142,8 @@ def pack(
     rows.old_logp[here] = sequence.logps[1:]
     rows.advantage[here] = sequence.advantage
     rows.weight[here] = sequence.weights[1:]
+    if rewards and sequence.rewards is not None:
+      rows.reward[here] = sequence.rewards[1:]
     rows.used[()] = max(rows.used, a + 1)
   return batch
 

@@ -6,6 +6,7 @@ Orbax restores flipped bits without a word and takes a truncated checkpoint
 for the latest. Its items:
 
     params       the policy's trained arrays, alone so that they can be exported
+    critic       the critic's, if there is one
     optimizer    optimizer state and steps taken
     curriculum   windows, counts, step, key
     progress     JSON: rollout, seed, cursor of the questions, counters
@@ -211,7 +212,9 @@ class Checkpoints:
     }
     return Saved(
       found[-1],
-      train_step.TrainState(trees["params"], **trees["optimizer"]),
+      train_step.TrainState(
+        trees["params"], **trees["optimizer"], critic=trees.get("critic")
+      ),
       trees["curriculum"],
       read_json(self._folder, found[-1], "progress"),
       _read_pending(self._folder / str(found[-1])),
@@ -285,7 +288,7 @@ def read(folder: str | pathlib.Path, rollout: int, item: str, like: Any) -> Any:
   Args:
     folder: of the checkpoints.
     rollout: one that is `sound`.
-    item: `params`, `optimizer` or `curriculum`.
+    item: `params`, `optimizer`, `curriculum` or `critic`.
     like: its tree; the leaves (arrays or `jax.ShapeDtypeStruct`) give shape,
       type and sharding, which need not be the sharding it was saved with.
 
@@ -318,10 +321,12 @@ def read_json(
 def _trees(saved: Saved) -> dict[str, Any]:
   """The items that are arrays."""
   state = saved.state
+  critic = {} if state.critic is None else {"critic": state.critic}
   return {
     "params": state.params,
     "optimizer": {"opt_state": state.opt_state, "step": state.step},
     "curriculum": saved.curriculum,
+    **critic,
   }
 
 

@@ -21,11 +21,14 @@ import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import curriculum, processes, types
-from anysearch_jax.rollout import driver
+from anysearch_jax.rollout import driver, inflight
+from anysearch_jax.training import packed_groups
 from anysearch_jax.training import timeline as timeline_lib
 
 # The counts of `Collected`.
 COUNTS = ("dropped", "resampled", "failed", "stragglers")
+# What a process tells the others of its share, besides groups and counters.
+_PLAIN = ("dropped", "resampled", "failed", "reason")
 
 
 class Engine(types.Engine, Protocol):
@@ -119,7 +122,7 @@ def collect(
     for i, budget in enumerate(np.asarray(assignment.budgets))
   ]
 
-  def play() -> tuple[driver.Rollout, Counter[str], Counter[str]]:
+  def play() -> tuple[dict[str, Any], packed_groups.Packed]:
     played = run(
       driver.run_groups(
         assignments[first::count] if keep else (),
@@ -131,28 +134,37 @@ def collect(
         codec=codec,
         max_concurrency=config.engine.slots,
         keep=keep if config.pipeline.extra_groups else None,
+        inflight=inflight.InFlight(config.watch.quiet_seconds),
       )
     )
-    return played, _taken(engine), _taken(retriever)
+    values = {
+      **{name: getattr(played, name) for name in _PLAIN},
+      "engine": dict(_taken(engine)),
+      "search": dict(_taken(retriever)),
+    }
+    return values, packed_groups.pack(played.groups)
 
   shares = processes.share(play)
   found = {
     group.trajectories[0].address.question: group
-    for played, *_ in shares
-    for group in played.groups
+    for _, packed in shares
+    for group in packed_groups.unpack(
+      packed_groups.Packed(*packed),
+      lambda rollout, place: question(stream, rollout, place, config=config),
+    )
   }
   # Places that stay empty are filled up with groups that are not there.
   rest = (a.index for a in assignments if a.index not in found)
   lacking = config.questions - len(found)
   places = sorted([*found, *(next(rest) for _ in range(lacking))])
   dropped, resampled, failed = (
-    sum(getattr(played, name) for played, *_ in shares)
+    sum(values[name] for values, _ in shares)
     for name in ("dropped", "resampled", "failed")
   )
   engine_counts, search_counts = Counter(), Counter()
-  for _, of_engine, of_retriever in shares:
-    engine_counts.update(of_engine)
-    search_counts.update(of_retriever)
+  for values, _ in shares:
+    engine_counts.update(values["engine"])
+    search_counts.update(values["search"])
   return Collected(
     groups=[found.get(place) for place in places],
     places=np.asarray(places),
@@ -162,7 +174,7 @@ def collect(
     stragglers=len(assignments) - len(found) - dropped,
     engine=engine_counts,
     search=search_counts,
-    reason=next((p.reason for p, *_ in shares if p.reason), ""),
+    reason=next((v["reason"] for v, _ in shares if v["reason"]), ""),
   )
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import objective, rewards, scoring, types
+from anysearch_jax import objective, scoring, types
+from anysearch_jax.methods import outcomes as outcomes_lib
+from anysearch_jax.methods import systems
 from anysearch_jax.training import batching
 
 
@@ -18,6 +20,8 @@ class Experience(NamedTuple):
 
   groups: None where a group was dropped.
   budgets: int32 `[Q]`.
+  rewards: by name, `total` among them, see `methods.method.Method`.
+  steps: what each search of a trajectory earned besides, by its place.
   reduction: what a token weighs in a step, see `objective.token_weights`.
   """
 
@@ -26,7 +30,8 @@ class Experience(NamedTuple):
   valid: np.ndarray
   em: np.ndarray
   format: np.ndarray
-  rewards: rewards.Rewards
+  rewards: Mapping[str, np.ndarray]
+  steps: Mapping[tuple[int, int], np.ndarray]
   advantages: np.ndarray
   reduction: str
 
@@ -35,45 +40,67 @@ def score(
   groups: Sequence[types.Group | None],
   budgets: np.ndarray,
   *,
-  group: int,
-  reward: config_lib.RewardConfig,
-  objective_config: config_lib.ObjectiveConfig,
+  config: config_lib.ExperimentConfig,
 ) -> Experience:
-  """Verdicts, composite reward and advantages of a whole rollout.
+  """Verdicts, rewards and advantages of a whole rollout.
 
   Args:
     groups: one a question; None where it was dropped.
     budgets: int `[Q]`, as assigned.
-    group: trajectories a group.
-    reward: weights and switches of the composite reward.
-    objective_config: how advantages are normalised and tokens averaged.
+    config: names the system (`method`), whose rewards count, and the
+      environment that was played; says how advantages are normalised.
   """
-  shape = (len(groups), group)
-  valid = np.zeros(shape, bool)
+  method = systems.get(config.method.name)
+  env = systems.environment(config.episode.prompts)
+  shape = (len(groups), config.group)
+  valid, answered, violation = (np.zeros(shape, bool) for _ in "vav")
   em, format_, generated, searches = (np.zeros(shape, np.int32) for _ in "efgs")
+  f1 = np.zeros(shape, np.float32)
+  measures = {name: np.zeros(shape, np.float32) for name in method.measures}
+  steps = {}
   for q, sampled in enumerate(groups):
     for g, trajectory in enumerate(sampled.trajectories if sampled else ()):
       if trajectory.failed:
         continue
+      golden = trajectory.question.golden_answers
       verdict = scoring.judge(
         trajectory.spans,
-        golden_answers=trajectory.question.golden_answers,
+        golden_answers=golden,
         budget=trajectory.budget,
         searches=trajectory.searches,
         scaffold=trajectory.scaffold,
+        read=env.answer,
       )
-      valid[q, g] = True
-      em[q, g], format_[q, g] = verdict.em, verdict.format
-      generated[q, g] = trajectory.generated_tokens
-      searches[q, g] = trajectory.searches
-  parts = rewards.composite(
-    em, format_, generated, searches, budgets, valid, config=reward
+      here = q, g
+      valid[here] = True
+      em[here], format_[here] = verdict.em, verdict.format
+      f1[here] = scoring.f1(verdict.answer, golden)
+      answered[here] = verdict.answer is not None
+      violation[here] = trajectory.violation
+      generated[here] = trajectory.generated_tokens
+      searches[here] = trajectory.searches
+      for name, value in method.measure(trajectory).items():
+        measures[name][here] = value
+      if method.steps is not None:
+        steps[here] = method.steps(trajectory, config)
+  outcomes = outcomes_lib.Outcomes(
+    em=em,
+    f1=f1,
+    format=format_,
+    answered=answered,
+    generated_tokens=generated,
+    searches=searches,
+    violation=violation,
+    budget=budgets,
+    valid=valid,
+    measures=measures,
   )
+  parts = method.reward(outcomes, config)
   advantages = objective.advantages(
-    parts.total,
+    parts["total"],
     valid,
-    epsilon=objective_config.advantage_epsilon,
-    normalize_std=objective_config.normalize_std,
+    epsilon=config.objective.advantage_epsilon,
+    normalize_std=config.objective.normalize_std,
   )
   parts, advantages = jax.device_get((parts, advantages))
   return Experience(
@@ -83,8 +110,9 @@ def score(
     em,
     format_,
     parts,
+    steps,
     advantages,
-    objective_config.reduction,
+    config.objective.reduction,
   )
 
 
@@ -94,6 +122,7 @@ def batches(
   steps: int,
   config: config_lib.BatchConfig,
   multiple: int = 1,
+  rewards: bool = False,
 ) -> list[batching.TrainBatch]:
   """Cuts a rollout into equal consecutive optimizer steps.
 
@@ -105,6 +134,7 @@ def batches(
     steps: how many.
     config: shapes of the batches.
     multiple: what the rows of a micro-batch divide by.
+    rewards: what tokens earned is packed too, for a critic.
 
   Raises:
     ValueError: trajectories do not divide by steps.
@@ -122,6 +152,7 @@ def batches(
       examples(experience, start, start + per_step),
       config=config,
       multiple=multiple,
+      rewards=rewards,
     )
     for start in range(0, experience.valid.size, per_step)
   ]
@@ -148,10 +179,34 @@ def examples(
       weight,
       trajectory.logps,
       float(experience.advantages[place]),
+      token_rewards(
+        trajectory,
+        float(experience.rewards["total"][place]),
+        experience.steps.get(place, ()),
+      ),
     )
     for place, trajectory, weight in zip(members, trajectories, weights)
     if weight.any()
   ]
+
+
+def token_rewards(
+  trajectory: types.Trajectory, total: float, steps: Sequence[float]
+) -> np.ndarray:
+  """What each token of a trajectory earned.
+
+  Args:
+    trajectory: T tokens.
+    total: of the last one that the model wrote.
+    steps: of those that ended the turns of its charged searches.
+
+  Returns:
+    float32 `[T]`.
+  """
+  rewards = np.zeros(len(trajectory.token_ids), np.float32)
+  rewards[np.flatnonzero(trajectory.authors == types.Author.MODEL)[-1:]] = total
+  rewards[list(trajectory.search_ends[: len(steps)])] += steps
+  return rewards
 
 
 def metrics(experience: Experience) -> dict[str, float]:
@@ -164,12 +219,14 @@ def metrics(experience: Experience) -> dict[str, float]:
   def mean(values) -> float:
     return float(np.mean(values)) if len(values) else 0.0
 
-  per_trajectory = {
-    name: getattr(experience.rewards, name)[valid]
-    for name in ("total", "em", "format", "length", "tool")
+  parts = {
+    "em": experience.em,
+    "format": experience.format,
+    **experience.rewards,
   }
-  out = {f"reward/{name}": mean(v) for name, v in per_trajectory.items()}
-  out["reward/gamma"] = mean(experience.rewards.gamma[valid.any(-1)])
+  out = {f"reward/{name}": mean(part[valid]) for name, part in parts.items()}
+  if experience.steps:
+    out["reward/steps"] = mean([x.sum() for x in experience.steps.values()])
   out["policy/advantage_share"] = mean(experience.advantages[valid] != 0)
   out["rollout/searches"] = mean([t.searches for t in trajectories])
   out["rollout/generated_tokens"] = mean(

@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.policy import critic as critic_lib
 from anysearch_jax.policy import hf, lora, transformer
 from anysearch_jax.training import (
   batching,
   experience,
   placement,
+  ppo,
   throughput,
   train_step,
 )
@@ -37,18 +39,20 @@ class Learner:
     self.architecture = a = lora.attach(policy.architecture, config.lora)
     self.placement = placed = placement.Placement.of(a, config)
     compute = placement.compute(config, a, placed.trainer)
-    tx = train_step.optimizer(a, config.optimizer)
+    critic = config.critic if config.objective.has_critic else None
+    tx = train_step.optimizer(a, config.optimizer, critic=critic)
     shardings = train_step.shardings(a, tx, placed.trainer)
     trained = (
       policy.params if a.lora is None else lora.initialize(a, config.seed)
     )
+    trained = jax.device_put(trained, shardings.params)
+    start = critic and critic_lib.initialize(trained, a)
     self.state = train_step.init(
-      jax.device_put(trained, shardings.params), tx, shardings
+      trained, tx, shardings, critic=jax.device_put(start, shardings.critic)
     )
+    penalized = config.objective.kl_coefficient or config.critic.reward_kl
     self._reference = (
-      placed.frozen(policy.params)
-      if a.lora or config.objective.kl_coefficient
-      else None
+      placed.frozen(policy.params) if a.lora or penalized else None
     )
     self._base = placed.to_engine(self._reference) if a.lora else {}
     how = {"temperature": config.sampling.temperature, "compute": compute}
@@ -56,11 +60,12 @@ class Learner:
     # Old log-probs take a pass of their own before a rollout's first step. A
     # rollout of one step needs none: whatever sampled it, they are that step's.
     self._scores_first = config.objective.old_logp == "trainer" and not one_step
-    self._step = train_step.make(
-      train_step.grpo_loss(a, config.objective, on_policy=one_step, **how),
-      tx,
-      shardings,
-    )
+    loss = train_step.grpo_loss(a, config.objective, on_policy=one_step, **how)
+    self._estimator = None
+    if critic is not None:
+      loss = ppo.with_critic(loss, a, critic, compute=compute)
+      self._estimator = ppo.Estimator(a, critic, sharding=placed.rows, **how)
+    self._step = train_step.make(loss, tx, shardings)
     self._score = train_step.make_scorer(a, sharding=placed.rows, **how)
 
   def params(self) -> transformer.Params:
@@ -87,7 +92,7 @@ class Learner:
   @property
   def steps_alone(self) -> bool:
     """Whether a step needs nothing of its rollout's earlier ones."""
-    return not self._scores_first
+    return not self._scores_first and self._estimator is None
 
   def abstract_state(self) -> train_step.TrainState:
     """The state's shapes, types and shardings."""
@@ -103,6 +108,7 @@ class Learner:
       steps=self._config.curriculum.steps_per_rollout,
       config=self._config.batch,
       multiple=self.placement.row_multiple,
+      rewards=self._estimator is not None,
     )
 
   def steps(
@@ -112,26 +118,41 @@ class Learner:
     batches = [self.placement.batch(batch) for batch in packed]
     if self._scores_first:
       batches = [self._with_old_logp(batch) for batch in batches]
+    if self._estimator is not None:
+      batches = self._estimator(self.state, self._reference, batches)
     for batch in batches:
       self.state, values = self._step(self.state, self._reference, batch)
-      yield {n: float(value) for n, value in jax.device_get(values).items()}
+      values = {n: float(x) for n, x in jax.device_get(values).items()}
+      yield ppo.metrics(values)
 
   def speed(
     self, packed: Sequence[batching.TrainBatch], seconds: float
   ) -> dict[str, float]:
     """How fast a rollout was trained on, with what memory and programs."""
-    forwards = bool(self._config.objective.kl_coefficient) + self._scores_first
+    config, critic = self._config, self._estimator is not None
+    forwards = (
+      bool(config.objective.kl_coefficient)
+      + bool(config.critic.reward_kl)
+      + self._scores_first
+    )
     work = throughput.count(packed)
     return {
       **throughput.metrics(
         work,
-        throughput.model_flops(self.architecture, work, forwards=forwards),
+        throughput.model_flops(
+          self.architecture, work, forwards=forwards, critic=critic
+        ),
         seconds=seconds,
         devices=self.placement.trainer.devices.flatten(),
       ),
       **throughput.memory(jax.local_devices()),
       "compile/train_step": self._step._cache_size(),
       "compile/old_logp": self._score._cache_size(),
+      **(
+        {"compile/values": self._estimator.value._cache_size()}
+        if critic
+        else {}
+      ),
     }
 
   def _with_old_logp(self, batch: batching.TrainBatch) -> batching.TrainBatch:

@@ -17,6 +17,7 @@ import jax
 from anysearch_jax import config as config_lib
 from anysearch_jax import curriculum, processes, types
 from anysearch_jax.data import cursor
+from anysearch_jax.methods import systems
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout import engine as engine_lib
 from anysearch_jax.rollout import kv_store, sglang
@@ -242,6 +243,7 @@ class Trainer:
       seed=config.seed,
       dtype=placed.dtype,
       mesh=placed.rollout,
+      stop=systems.environment(config.episode.prompts).stops,
     )
 
   def _rollout(

@@ -1,8 +1,4 @@
-"""Rollouts that were played and not trained on, as a checkpoint keeps them.
-
-Tokens lie end to end in a few flat arrays, everything else in plain values.
-Questions stay in the stream that they came from.
-"""
+"""Rollouts that were played and not trained on, as a checkpoint keeps them."""
 
 from __future__ import annotations
 
@@ -13,15 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anysearch_jax import types
-from anysearch_jax.training import collection
+from anysearch_jax.training import collection, packed_groups
 
-# Arrays of a trajectory, all of one length.
-_DTYPES = {
-  "token_ids": np.int32,
-  "authors": np.int8,
-  "logps": np.float32,
-  "versions": np.int32,
-}
+# Besides groups, places and counters.
+_PLAIN = (*collection.COUNTS, "reason")
 
 
 class Pending(NamedTuple):
@@ -36,17 +27,12 @@ class Pending(NamedTuple):
 
 def pack(rollouts: Sequence[collection.Collected]) -> Pending:
   """What `unpack` makes the same rollouts of."""
-  trajectories = [
-    t for c in rollouts for g in c.groups if g for t in g.trajectories
-  ]
-  tokens = {
-    name: np.concatenate(
-      [np.zeros(0, dtype), *(getattr(t, name) for t in trajectories)],
-      dtype=dtype,
-    )
-    for name, dtype in _DTYPES.items()
+  packed = packed_groups.pack([g for c in rollouts for g in c.groups])
+  values = {
+    "groups": packed.values,
+    "rollouts": [_rollout(c) for c in rollouts],
   }
-  return Pending({"rollouts": [_rollout(c) for c in rollouts]}, tokens)
+  return Pending(values, packed.tokens)
 
 
 def unpack(
@@ -58,41 +44,15 @@ def unpack(
     pending: as `pack` made it, values after a round trip through JSON.
     question: by the number of a rollout and the question's place in it.
   """
-  start = 0
-
-  def trajectory(values: dict[str, Any]) -> types.Trajectory:
-    nonlocal start
-    here = slice(start, start + values["tokens"])
-    start = here.stop
-    address = types.Address(*values["address"])
-    return types.Trajectory(
-      address=address,
-      question=question(address.rollout, address.question),
-      budget=values["budget"],
-      scaffold=values["scaffold"],
-      **{name: np.array(x[here]) for name, x in pending.tokens.items()},
-      spans=tuple(types.Span(types.Author(a), s) for a, s in values["spans"]),
-      searches=values["searches"],
-      queries=tuple(values["queries"]),
-      violation=values["violation"],
-      outcome=types.Outcome(values["outcome"]),
-      reason=values["reason"],
-    )
-
-  def group(values: list[dict[str, Any]] | None) -> types.Group | None:
-    if values is None:
-      return None
-    members = tuple(map(trajectory, values))
-    first = members[0]
-    return types.Group(first.question, first.budget, first.scaffold, members)
-
+  packed = packed_groups.Packed(pending.values["groups"], pending.tokens)
+  groups = iter(packed_groups.unpack(packed, question))
   return [
     collection.Collected(
-      groups=[group(g) for g in values["groups"]],
+      groups=[next(groups) for _ in values["places"]],
       places=np.asarray(values["places"], np.int64),
       engine=Counter(values["engine"]),
       search=Counter(values["search"]),
-      **values["counts"],
+      **values["plain"],
     )
     for values in pending.values["rollouts"]
   ]
@@ -100,28 +60,8 @@ def unpack(
 
 def _rollout(c: collection.Collected) -> dict[str, Any]:
   return {
-    "groups": [
-      None if g is None else [_trajectory(t) for t in g.trajectories]
-      for g in c.groups
-    ],
     "places": c.places.tolist(),
     "engine": dict(c.engine),
     "search": dict(c.search),
-    "counts": {name: getattr(c, name) for name in collection.COUNTS},
-  }
-
-
-def _trajectory(t: types.Trajectory) -> dict[str, Any]:
-  a = t.address
-  return {
-    "address": [a.rollout, a.question, a.sample, a.attempt],
-    "budget": t.budget,
-    "scaffold": t.scaffold,
-    "tokens": len(t.token_ids),
-    "spans": [[int(span.author), span.text] for span in t.spans],
-    "searches": t.searches,
-    "queries": list(t.queries),
-    "violation": t.violation,
-    "outcome": t.outcome.value,
-    "reason": t.reason,
+    "plain": {name: getattr(c, name) for name in _PLAIN},
   }

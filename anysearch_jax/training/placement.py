@@ -25,6 +25,7 @@ from anysearch_jax.policy import (
   table,
   transformer,
 )
+from anysearch_jax.rollout import kv_memory, kv_store
 from anysearch_jax.training import batching
 
 
@@ -131,6 +132,21 @@ def check(
   """
   a = lora.attach(a, config.lora)
   compute(config, a, Placement.of(a, config).trainer)
+  check_playing(a, config)
+
+
+def check_playing(
+  a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
+) -> None:
+  """The same of sampling alone.
+
+  Raises:
+    ValueError: devices that are not there, or what they cannot sample with.
+  """
+  mesh = sharding.rollout_mesh(config.mesh, a)
+  if config.engine.kind == "jax":
+    kv_memory.validate(config.engine, parts=mesh.shape["data"])
+    kv_store.paged(config.engine, a, mesh, dtype=config.compute_dtype)
 
 
 def training_mesh(

@@ -201,9 +201,7 @@ class Sampler:
       scored = experience.score(
         collected.groups,
         assignment.budgets[collected.places],
-        group=config.group,
-        reward=config.reward,
-        objective_config=config.objective,
+        config=config,
       )
       seen = curriculum_lib.record(
         self.seen.curriculum,

@@ -11,7 +11,8 @@ key) pairs inside causal segments:
 
 A step is a forward pass, the gradient of activations and that of weights; all
 of a policy is trained (6 P n) or its adapters (then P holds those as well).
-Every other pass over the same tokens is one forward more.
+Every other pass over the same tokens is one forward more. A critic takes a step
+and a forward pass of the same, without the head.
 """
 
 from __future__ import annotations
@@ -68,7 +69,11 @@ def count(batches: Iterable[batching.TrainBatch]) -> Work:
 
 
 def model_flops(
-  a: architecture_lib.Architecture, work: Work, *, forwards: int = 0
+  a: architecture_lib.Architecture,
+  work: Work,
+  *,
+  forwards: int = 0,
+  critic: bool = False,
 ) -> float:
   """Model FLOPs of training on some work, see the top of this file.
 
@@ -77,13 +82,20 @@ def model_flops(
     work: what its batches hold.
     forwards: passes without a gradient over the same tokens: the reference's,
       the one for old log-probs. Adapters are left out of them.
+    critic: there is one.
   """
   base = _matrices(a, table.base_rows(a))
   adapters = _matrices(a, table.adapter_rows(a))
   trained = _matrices(a, table.trainable_rows(a))
   attention = 4 * a.layers * a.heads * a.head_dim * work.pairs
   step = (4 * (base + adapters) + 2 * trained) * work.tokens + 3 * attention
-  return step + forwards * (2 * base * work.tokens + attention)
+  total = step + forwards * (2 * base * work.tokens + attention)
+  if critic:
+    head = a.vocab_size * a.d_model
+    fewer = 6 * head + (0 if adapters else 2 * head)
+    forward = 2 * (base + adapters) * work.tokens + attention
+    total += step + forward - fewer * work.tokens
+  return total
 
 
 def metrics(

@@ -9,7 +9,7 @@ state, gradients and batch are cut by the parameter table (`policy/sharding`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -22,9 +22,11 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, sharding, table, transformer
 from anysearch_jax.training import batching, logprobs
 
-# (params, reference, micro-batch) -> (loss, additive metrics).
+# What is trained: a policy's parameters, or those and a critic's.
+Trained = transformer.Params | tuple[transformer.Params, transformer.Params]
+# (trained, reference, micro-batch) -> (loss, additive metrics).
 LossFn = Callable[
-  [transformer.Params, transformer.Params | None, batching.Rows],
+  [Trained, transformer.Params | None, batching.Rows],
   tuple[jax.Array, dict[str, jax.Array]],
 ]
 
@@ -32,12 +34,60 @@ LossFn = Callable[
 class TrainState(NamedTuple):
   """What a step changes: float32 masters, optimizer state, steps taken.
 
-  `params` are the adapters alone where the architecture has them.
+  `params` are the adapters alone where the architecture has them; so is
+  `critic`, but for its head. None: there is no critic.
   """
 
   params: transformer.Params
   opt_state: optax.OptState
   step: jax.Array
+  critic: transformer.Params | None = None
+
+  @property
+  def trained(self) -> Trained:
+    return self.params if self.critic is None else (self.params, self.critic)
+
+  def after(self, trained: Trained, opt_state: optax.OptState) -> TrainState:
+    """The state one step on."""
+    params, critic = (trained, None) if self.critic is None else trained
+    return TrainState(params, opt_state, self.step + 1, critic)
+
+
+class PairState(NamedTuple):
+  """Of a `Pair`; steps are counted from 0."""
+
+  policy: optax.OptState
+  critic: optax.OptState
+  step: jax.Array
+
+
+class Pair(NamedTuple):
+  """A `GradientTransformation` of (policy, critic), each by its own.
+
+  alone_steps: steps at the start that leave the policy and its state alone.
+  """
+
+  policy: optax.GradientTransformation
+  critic: optax.GradientTransformation
+  alone_steps: int = 0
+
+  def init(self, trained: Trained) -> PairState:
+    policy, critic = trained
+    return PairState(
+      self.policy.init(policy), self.critic.init(critic), jnp.int32(0)
+    )
+
+  def update(
+    self, grads: Trained, state: PairState, trained: Trained
+  ) -> tuple[Trained, PairState]:
+    waits = state.step < self.alone_steps
+    policy, of_policy = self.policy.update(grads[0], state.policy, trained[0])
+    critic, of_critic = self.critic.update(grads[1], state.critic, trained[1])
+    policy = jax.tree.map(lambda x: jnp.where(waits, 0, x), policy)
+    of_policy = jax.tree.map(
+      lambda new, old: jnp.where(waits, old, new), of_policy, state.policy
+    )
+    return (policy, critic), PairState(of_policy, of_critic, state.step + 1)
 
 
 def optimizer(
@@ -45,19 +95,41 @@ def optimizer(
   config: config_lib.OptimizerConfig,
   *,
   schedule: optax.Schedule | None = None,
-) -> optax.GradientTransformation:
+  critic: config_lib.CriticConfig | None = None,
+) -> optax.GradientTransformation | Pair:
   """AdamW with global-norm clipping; decay on matrices only.
 
   Args:
     a: the architecture, whose table says what is a matrix.
     config: rates; `max_grad_norm` 0 is no clipping.
-    schedule: learning rate by step, instead of the constant one.
+    schedule: learning rate by step, instead of the configuration's.
+    critic: rates of the critic that is trained beside the policy.
   """
-  matrices = weights.tree(
-    table.trainable_rows(a), lambda row: len(row.file_shape) > 1
+  schedule = schedule or _schedule(config.learning_rate, config.warmup_steps)
+  policy = _adamw(table.trainable_rows(a), config, schedule)
+  if critic is None:
+    return policy
+  own = _schedule(critic.learning_rate, critic.warmup_steps)
+  return Pair(
+    policy, _adamw(table.critic_rows(a), config, own), critic.alone_steps
   )
+
+
+def _schedule(rate: float, steps: int) -> float | optax.Schedule:
+  """`rate`, reached linearly in so many steps; the first one counts."""
+  if not steps:
+    return rate
+  return lambda count: rate * jnp.minimum(1.0, (count + 1) / steps)
+
+
+def _adamw(
+  rows: Sequence[weights.Weight],
+  config: config_lib.OptimizerConfig,
+  rate: float | optax.Schedule,
+) -> optax.GradientTransformation:
+  matrices = weights.tree(rows, lambda row: len(row.file_shape) > 1)
   adamw = optax.adamw(
-    schedule or config.learning_rate,
+    rate,
     b1=config.b1,
     b2=config.b2,
     eps=config.eps,
@@ -71,35 +143,48 @@ def optimizer(
 
 def shardings(
   a: architecture_lib.Architecture,
-  tx: optax.GradientTransformation,
+  tx: optax.GradientTransformation | Pair,
   mesh: jax.sharding.Mesh,
 ) -> TrainState:
   """The sharding of every array of the state; moments lie as their weights."""
-  rows = table.trainable_rows(a)
-  params = weights.shardings(rows, mesh, sharding.RULES)
   whole = jax.sharding.NamedSharding(mesh, jax.P())
-  opt_state = optax.tree_utils.tree_map_params(
-    tx,
-    lambda _, of_param: of_param,
-    jax.eval_shape(tx.init, weights.abstract(rows, None, jnp.float32)),
-    params,
-    transform_non_params=lambda _: whole,
-  )
-  return TrainState(params, opt_state, whole)
+
+  def of(rows: Sequence[weights.Weight], tx: optax.GradientTransformation):
+    params = weights.shardings(rows, mesh, sharding.RULES)
+    opt_state = optax.tree_utils.tree_map_params(
+      tx,
+      lambda _, of_param: of_param,
+      jax.eval_shape(tx.init, weights.abstract(rows, None, jnp.float32)),
+      params,
+      transform_non_params=lambda _: whole,
+    )
+    return params, opt_state
+
+  if not isinstance(tx, Pair):
+    return TrainState(*of(table.trainable_rows(a), tx), whole)
+  params, of_policy = of(table.trainable_rows(a), tx.policy)
+  critic, of_critic = of(table.critic_rows(a), tx.critic)
+  moments = PairState(of_policy, of_critic, whole)
+  return TrainState(params, moments, whole, critic)
 
 
 def init(
   params: transformer.Params,
-  tx: optax.GradientTransformation,
+  tx: optax.GradientTransformation | Pair,
   shardings: TrainState | None = None,
+  *,
+  critic: transformer.Params | None = None,
 ) -> TrainState:
   """Step 0 of a policy; the arrays are copied, for the step donates them."""
 
-  def start(params):
-    params = jax.tree.map(lambda p: jnp.array(p, jnp.float32), params)
-    return TrainState(params, tx.init(params), jnp.int32(0))
+  def start(params, critic):
+    params, critic = jax.tree.map(
+      lambda p: jnp.array(p, jnp.float32), (params, critic)
+    )
+    state = TrainState(params, (), jnp.int32(0), critic)
+    return state._replace(opt_state=tx.init(state.trained))
 
-  return jax.jit(start, out_shardings=shardings)(params)
+  return jax.jit(start, out_shardings=shardings)(params, critic)
 
 
 def grpo_loss(
@@ -174,29 +259,30 @@ def cross_entropy_loss(
 
 def make(
   loss_fn: LossFn,
-  tx: optax.GradientTransformation,
+  tx: optax.GradientTransformation | Pair,
   shardings: TrainState | None = None,
 ) -> Callable:
   """The jitted `step(state, reference, batch) -> (state, metrics)`.
 
   `state` is donated and comes back as `shardings` has it. A step whose loss or
   gradient is not finite leaves the parameters and the optimizer as they were
-  and reports `finite` 0.
+  and reports `finite` 0; so does one of no tokens, which reports 1.
 
   Metrics: those of `loss_fn`, summed (or the maximum where the name ends in
-  `_max`), `loss/total`, `grad_norm` before clipping, `finite`.
+  `_max`), `loss/total`, `grad_norm` before clipping (and `value/grad_norm`,
+  the critic's), `finite`.
   """
 
-  def accumulate(params, reference, batch):
-    zeros = jax.tree.map(jnp.zeros_like, params)
+  def accumulate(trained, reference, batch):
+    zeros = jax.tree.map(jnp.zeros_like, trained)
     if shardings is not None:
-      zeros = jax.lax.with_sharding_constraint(zeros, shardings.params)
+      zeros = jax.lax.with_sharding_constraint(zeros, shardings.trained)
     buffer = jax.tree.map(jax.new_ref, zeros)
 
     def add(rows, i, metrics):
       loss, backward, extra = jax.vjp(
-        lambda params: loss_fn(params, reference, micro_batch(rows, i)),
-        params,
+        lambda trained: loss_fn(trained, reference, micro_batch(rows, i)),
+        trained,
         has_aux=True,
       )
       backward.with_refs(buffer)(jnp.ones_like(loss))
@@ -208,7 +294,7 @@ def make(
       }
 
     _, extra = jax.eval_shape(
-      loss_fn, params, reference, micro_batch(batch[0], 0)
+      loss_fn, trained, reference, micro_batch(batch[0], 0)
     )
     metrics = dict.fromkeys(("loss/total", *extra), jnp.float32(0))
     for rows in batch:
@@ -218,16 +304,18 @@ def make(
     return jax.tree.map(jax.freeze, buffer), metrics
 
   def step(state, reference, batch):
-    grads, metrics = accumulate(state.params, reference, batch)
-    norm = optax.global_norm(grads)
-    finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss/total"])
-    updates, opt_state = tx.update(grads, state.opt_state, state.params)
-    new = TrainState(
-      optax.apply_updates(state.params, updates), opt_state, state.step + 1
-    )
-    new = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, state)
-    metrics |= {"grad_norm": norm, "finite": finite.astype(jnp.float32)}
-    return new, metrics
+    trained = state.trained
+    grads, metrics = accumulate(trained, reference, batch)
+    parts = (grads,) if state.critic is None else grads
+    norms = [optax.global_norm(part) for part in parts]
+    finite = jnp.isfinite(sum(norms)) & jnp.isfinite(metrics["loss/total"])
+    # Else momentum and decay would move the weights.
+    applied = finite & (sum(rows.used for rows in batch) > 0)
+    updates, opt_state = tx.update(grads, state.opt_state, trained)
+    new = state.after(optax.apply_updates(trained, updates), opt_state)
+    new = jax.tree.map(lambda n, o: jnp.where(applied, n, o), new, state)
+    metrics |= dict(zip(("grad_norm", "value/grad_norm"), norms))
+    return new, metrics | {"finite": finite.astype(jnp.float32)}
 
   return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
 
@@ -238,7 +326,7 @@ def micro_batch(rows: batching.Rows, i: jax.Array | int) -> batching.Rows:
     **{
       name: jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
       for name, x in rows._asdict().items()
-      if name != "used"
+      if name != "used" and x is not None
     }
   )
 
@@ -260,24 +348,34 @@ def make_scorer(
   def score(params, reference, batch):
     policy = params if a.lora is None else lora.combine(reference, params)
 
-    def of_rows(rows):
-      def add(i, out):
-        part = micro_batch(rows, i)
-        logp, _ = logprobs.token_logprobs(
-          policy,
-          a,
-          part.tokens,
-          part.targets,
-          part.positions,
-          part.segment_ids,
-          temperature=temperature,
-          compute=compute,
-        )
-        return jax.lax.dynamic_update_index_in_dim(out, logp, i, 0)
+    def logp(rows):
+      return logprobs.token_logprobs(
+        policy,
+        a,
+        rows.tokens,
+        rows.targets,
+        rows.positions,
+        rows.segment_ids,
+        temperature=temperature,
+        compute=compute,
+      )[0]
 
-      zeros = jnp.zeros_like(rows.old_logp)
-      return jax.lax.fori_loop(0, rows.used, add, zeros)
-
-    return tuple(of_rows(rows) for rows in batch)
+    return over_micro_batches(logp, batch)
 
   return jax.jit(score, out_shardings=sharding)
+
+
+def over_micro_batches(
+  f: Callable[[batching.Rows], jax.Array], batch: batching.TrainBatch
+) -> tuple[jax.Array, ...]:
+  """float32 `[A, B, T]` of `f`'s `[B, T]`; 0 in those that hold no tokens."""
+
+  def of_rows(rows):
+    def add(i, out):
+      part = f(micro_batch(rows, i))
+      return jax.lax.dynamic_update_index_in_dim(out, part, i, 0)
+
+    zeros = jnp.zeros_like(rows.old_logp)
+    return jax.lax.fori_loop(0, rows.used, add, zeros)
+
+  return tuple(of_rows(rows) for rows in batch)

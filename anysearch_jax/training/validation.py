@@ -2,40 +2,61 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import curriculum, objective
-from anysearch_jax.policy import lora, self_attention, transformer
-from anysearch_jax.rollout import sampling
-from anysearch_jax.training import checkpoint
+from anysearch_jax import (
+  config_ranges,
+  curriculum,
+  objective,
+  rewards,
+  types,
+)
+from anysearch_jax.methods import systems
+from anysearch_jax.policy import (
+  lora,
+  paged_attention,
+  self_attention,
+  transformer,
+)
+from anysearch_jax.rollout import (
+  episode,
+  kv_memory,
+  sampling,
+  searching,
+  sglang_server,
+)
+from anysearch_jax.training import batching, checkpoint
 
 
 def validate(config: config_lib.ExperimentConfig) -> None:
-  """Refuses what cannot run before anything is allocated.
+  """Refuses to train what cannot run before anything is allocated.
 
   Nothing here asks for devices: a plan is validated where there are none.
 
   Raises:
     ValueError: what was found, what was expected.
   """
+  validate_playing(config)
+  validate_sampling(config)
   curriculum.validate(config.curriculum)
   sampling.validate_training(config.sampling)
   checkpoint.validate(config.checkpoint)
   lora.validate(config.lora)
+  _one_of("reward.gamma_mode", config.reward.gamma_mode, rewards.GAMMA_MODES)
+  _method(config)
   _objective(config.objective)
   _batch(config.batch)
-  _mesh(config.mesh, config.batch)
+  _rows_over_tensor(config.mesh, config.batch)
   _pipeline(config)
-  _at_least("watch.bad_steps", config.watch.bad_steps, 1)
-  _at_least("watch.max_stale", config.watch.max_stale, 1)
-  if not 0 <= config.watch.max_failed <= 1:
+  _critic(config)
+  if config.group < 2 and not config.objective.has_critic:
     raise ValueError(
-      f"watch.max_failed: found {config.watch.max_failed}, expected a share, "
-      "0 to 1."
+      f"group: found {config.group}, expected at least 2: an advantage is a "
+      "difference from the others of the group."
     )
-  _one_of("engine.kind", config.engine.kind, ("jax", "sglang"))
   if config.engine.kind == "sglang":
     # Else the driver gives turns up that the engine still waits for.
     _at_least(
@@ -43,7 +64,6 @@ def validate(config: config_lib.ExperimentConfig) -> None:
       config.episode.turn_deadline,
       config.sglang.deadline,
     )
-  _one_of("compute_dtype", config.compute_dtype, ("float32", "bfloat16"))
   trajectories = config.questions * config.group
   if trajectories % config.curriculum.steps_per_rollout:
     raise ValueError(
@@ -56,10 +76,110 @@ def validate(config: config_lib.ExperimentConfig) -> None:
       f"episode.max_context {config.episode.max_context} exceeds the longest "
       f"training row, batch.row_lengths[-1] {config.batch.row_lengths[-1]}."
     )
+  _room(config)
+
+
+def _method(config: config_lib.ExperimentConfig) -> None:
+  """A system is trained in its own environment, by an objective that it has."""
+  method = systems.get(config.method.name)
+  if method.reward is None:
+    raise ValueError(
+      f"method.name: {method.name!r} is a system without training; evaluate a "
+      f"policy with episode.prompts={method.prompts} instead."
+    )
+  _one_of(
+    f"episode.prompts of method.name {method.name}",
+    config.episode.prompts,
+    tuple(method.environments),
+  )
+  if method.steps is not None and not config.objective.has_critic:
+    raise ValueError(
+      f"objective.advantage: found {config.objective.advantage!r}, expected "
+      f"'gae' for method.name {method.name!r}, which rewards single searches."
+    )
+
+
+def validate_playing(config: config_lib.ExperimentConfig) -> None:
+  """Refuses to play episodes, in training or not, that cannot be played.
+
+  Raises:
+    ValueError: what was found, what was expected.
+  """
+  config_ranges.check(config)
+  _name(config.name)
+  _one_of("compute_dtype", config.compute_dtype, ("float32", "bfloat16"))
+  systems.environment(config.episode.prompts)
+  searching.validate(config.search)
+  _mesh(config.mesh)
+  for name in ("budgets", "seeds"):
+    values = getattr(config.evaluation, name)
+    if not values or len(set(values)) < len(values):
+      raise ValueError(
+        f"evaluation.{name}: found {values}, expected some, each once."
+      )
+
+
+def validate_sampling(config: config_lib.ExperimentConfig) -> None:
+  """Refuses engines that cannot sample the episodes of a configuration.
+
+  Raises:
+    ValueError: what was found, what was expected.
+  """
+  _one_of("engine.kind", config.engine.kind, ("jax", "sglang"))
+  if config.engine.kind == "sglang":
+    sglang_server.validate(config.sglang)
+    return
+  kv_memory.validate(config.engine)
+  _one_of(
+    "engine.attention",
+    config.engine.attention,
+    ("auto", *paged_attention.IMPLEMENTATIONS),
+  )
   if config.episode.max_context > config.engine.max_context:
     raise ValueError(
       f"episode.max_context {config.episode.max_context} exceeds "
       f"engine.max_context {config.engine.max_context}; raise that."
+    )
+
+
+def validate_prompts(
+  config: config_lib.ExperimentConfig,
+  questions: Sequence[types.Question],
+  codec: types.TextCodec,
+) -> None:
+  """Refuses contexts that most prompts do not fit.
+
+  A single question that is too long ends its own episodes only.
+
+  Args:
+    config: of the run.
+    questions: that will be asked.
+    codec: of the policy.
+
+  Raises:
+    ValueError: there is none, or the one in the middle, by length, leaves no
+      room for a token of the model.
+  """
+  if not questions:
+    raise ValueError("Found no question, expected at least one.")
+  middle = sorted(questions, key=lambda q: len(q.text))[len(questions) // 2]
+  tokens = max(
+    len(
+      episode.prompt(
+        middle,
+        budget=config.curriculum.max_budget,
+        scaffold=scaffold,
+        config=config.episode,
+        codec=codec,
+      )[1]
+    )
+    for scaffold in (True, False)
+  )
+  if tokens >= config.episode.max_context:
+    raise ValueError(
+      f"episode.max_context: found {config.episode.max_context}, expected "
+      f"more than the {tokens} tokens of the prompt of {middle.text[:80]!r}; "
+      "raise it (and engine.max_context, batch.row_lengths)."
     )
 
 
@@ -116,7 +236,7 @@ def _objective(c: config_lib.ObjectiveConfig) -> None:
   _one_of("objective.kl_estimator", c.kl_estimator, objective.KL_ESTIMATORS)
   _one_of("objective.reduction", c.reduction, objective.REDUCTIONS)
   _one_of("objective.old_logp", c.old_logp, objective.OLD_LOGPS)
-  _at_least("objective.importance_cap", c.importance_cap, 0)
+  _one_of("objective.advantage", c.advantage, objective.ADVANTAGES)
   if c.importance_cap and c.old_logp == "engine":
     raise ValueError(
       f"objective.importance_cap: found {c.importance_cap} with old_logp "
@@ -125,10 +245,24 @@ def _objective(c: config_lib.ObjectiveConfig) -> None:
     )
 
 
+def _critic(config: config_lib.ExperimentConfig) -> None:
+  c, steps = config.critic, config.curriculum.total_steps
+  if not config.objective.has_critic:
+    if c.reward_kl:
+      raise ValueError(
+        f"critic.reward_kl: found {c.reward_kl} with objective.advantage "
+        f"{config.objective.advantage!r}, where no token has a reward of its "
+        "own; set objective.kl_coefficient, or objective.advantage 'gae'."
+      )
+  elif c.alone_steps >= steps:
+    raise ValueError(
+      f"critic.alone_steps: found {c.alone_steps}, expected below "
+      f"curriculum.total_steps, {steps}: the policy would never learn."
+    )
+
+
 def _pipeline(config: config_lib.ExperimentConfig) -> None:
   c, o, mesh = config.pipeline, config.objective, config.mesh
-  _at_least("pipeline.async_level", c.async_level, 0)
-  _at_least("pipeline.extra_groups", c.extra_groups, 0)
   if not c.async_level:
     return
   if o.old_logp == "trainer" and not o.importance_cap:
@@ -138,6 +272,9 @@ def _pipeline(config: config_lib.ExperimentConfig) -> None:
       "weights from the trainer's own; set importance_cap (2.0, say) or "
       "old_logp 'engine'."
     )
+  if config.engine.kind == "sglang":
+    # Here it only hands weights over, and that exchanges nothing over devices.
+    return
   trainer = set(mesh.trainer or range(mesh.data * mesh.fsdp * mesh.tensor))
   shared = trainer & set(mesh.rollout or trainer)
   if shared and len(trainer | set(mesh.rollout)) > 1:
@@ -149,20 +286,21 @@ def _pipeline(config: config_lib.ExperimentConfig) -> None:
     )
 
 
+def _name(name: str) -> None:
+  """A run's folder is named by it."""
+  plain = pathlib.PurePath(name).name == name and name not in ("", "..")
+  if not plain or not name.isprintable():
+    raise ValueError(
+      f"name: found {name!r}, expected the name of a folder, without a path to "
+      "it (--output takes one)."
+    )
+
+
 def _batch(c: config_lib.BatchConfig) -> None:
   if not c.row_lengths or list(c.row_lengths) != sorted(set(c.row_lengths)):
     raise ValueError(
       f"batch.row_lengths: found {c.row_lengths}, expected ascending lengths."
     )
-  _at_least("batch.row_lengths[0]", c.row_lengths[0], 1)
-  for name in (
-    "micro_batch_tokens",
-    "max_micro_batches",
-    "max_segments",
-    "attention_chunk",
-    "logprob_chunk",
-  ):
-    _at_least(f"batch.{name}", getattr(c, name), 1)
   _one_of("batch.remat", c.remat, ("none", *transformer.REMAT))
   _one_of(
     "batch.attention",
@@ -171,16 +309,26 @@ def _batch(c: config_lib.BatchConfig) -> None:
   )
 
 
-def _mesh(c: config_lib.MeshConfig, batch: config_lib.BatchConfig) -> None:
-  for axis in ("data", "fsdp", "tensor"):
-    _at_least(f"mesh.{axis}", getattr(c, axis), 1)
-  uneven = [n for n in batch.row_lengths if n % c.tensor]
-  if c.sequence_parallel and uneven:
+def _room(config: config_lib.ExperimentConfig) -> None:
+  """The longest episodes must fit: a run that meets them could not go on."""
+  c, longest = config.batch, config.batch.row_lengths[-1]
+  step = config.questions * config.group // config.curriculum.steps_per_rollout
+  size = max(1, config.episode.max_context - 1)  # The first token is none.
+  row = min(c.max_segments, longest // size)
+  rows = batching.rows_per_micro_batch(
+    longest, config=c, multiple=config.mesh.data * config.mesh.fsdp
+  )
+  needed = -(-step // (row * rows))
+  if needed > c.max_micro_batches:
     raise ValueError(
-      f"mesh.sequence_parallel: found a row of {uneven[0]} tokens in "
-      f"batch.row_lengths, expected multiples of mesh.tensor, {c.tensor}, over "
-      "which positions are cut."
+      f"batch.max_micro_batches: found {c.max_micro_batches}, expected at "
+      f"least {needed}: an optimizer step has {step} episodes of up to "
+      f"{config.episode.max_context} tokens, and {row} of them fit a row, "
+      f"{rows} rows a micro-batch. Raise it, or batch.micro_batch_tokens."
     )
+
+
+def _mesh(c: config_lib.MeshConfig) -> None:
   for name in ("trainer", "rollout"):
     indices = getattr(c, name)
     if any(i < 0 for i in indices) or len(set(indices)) < len(indices):
@@ -194,4 +342,16 @@ def _mesh(c: config_lib.MeshConfig, batch: config_lib.BatchConfig) -> None:
       f"mesh.trainer: found {len(c.trainer)} devices of each process for a "
       f"mesh of data {c.data} x fsdp {c.fsdp} x tensor {c.tensor} = {devices}; "
       "expected a number that divides it."
+    )
+
+
+def _rows_over_tensor(
+  c: config_lib.MeshConfig, batch: config_lib.BatchConfig
+) -> None:
+  uneven = [n for n in batch.row_lengths if n % c.tensor]
+  if c.sequence_parallel and uneven:
+    raise ValueError(
+      f"mesh.sequence_parallel: found a row of {uneven[0]} tokens in "
+      f"batch.row_lengths, expected multiples of mesh.tensor, {c.tensor}, over "
+      "which positions are cut."
     )

@@ -30,6 +30,26 @@ class Demonstration(NamedTuple):
   weights: np.ndarray
 
 
+def validate(config: config_lib.WarmStartConfig) -> None:
+  """Refuses sizes that make no policy.
+
+  Raises:
+    ValueError: heads that do not divide.
+  """
+  c = config
+  if c.heads % c.kv_heads:
+    raise ValueError(
+      f"warm_start.kv_heads: found {c.kv_heads}, expected a divisor of "
+      f"warm_start.heads, {c.heads}."
+    )
+  if c.hidden % (2 * c.heads):
+    raise ValueError(
+      f"warm_start.hidden: found {c.hidden}, expected a multiple of twice "
+      f"warm_start.heads, {2 * c.heads}: rotary positions need heads of an "
+      "even size."
+    )
+
+
 def fit(
   params: transformer.Params,
   a: architecture_lib.Architecture,

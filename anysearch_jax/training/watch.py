@@ -45,16 +45,22 @@ class Watch:
     """Looks at what a rollout's episodes came to, before it is trained on.
 
     Raises:
-      FailedEpisodesError: more failed than `watch.max_failed`.
+      FailedEpisodesError: more failed than `watch.max_failed`, or so many that
+        no group is left.
     """
     config = self._config
     groups = collection.questions(config) + collected.resampled
     played = (groups - collected.stragglers) * config.group
     share, bound = collected.failed / played, config.watch.max_failed
+    sentence = ""
     if share > bound:
+      sentence = f"more than watch.max_failed, {bound:g}"
+    elif collected.dropped and not any(collected.groups):
+      sentence = "which leaves no group to train on"
+    if sentence:
       raise FailedEpisodesError(
         f"Rollout {rollout}: {collected.failed} of {played} episodes failed, "
-        f"more than watch.max_failed, {bound:g}; the first: "
+        f"{sentence}; the first: "
         f"{collected.reason or 'no reason was kept.'} It was not trained on. "
         "Mend that and start the same command again; it resumes."
       )

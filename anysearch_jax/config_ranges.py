@@ -1,0 +1,133 @@
+"""What each number of a configuration may be, by itself.
+
+What values mean together, `training.validation` looks at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from anysearch_jax import config as config_lib
+
+
+class _Range(NamedTuple):
+  """What a number must be, in words; NaN is in no range."""
+
+  words: str
+  holds: Callable[[float], bool]
+
+
+def _at_least(least: float) -> _Range:
+  return _Range(f"at least {least}", lambda x: x >= least)
+
+
+_POSITIVE = _Range("above 0", lambda x: x > 0)
+_SHARE = _Range("a share, 0 to 1", lambda x: 0 <= x <= 1)
+_DECAY = _Range("0 to below 1", lambda x: 0 <= x < 1)
+# JAX takes a seed modulo 2^32: two larger ones would draw the same.
+_SEED = _Range("0 to 2^32 - 1", lambda x: 0 <= x < 2**32)
+
+# Of the items of tuples too. Numbers that are not here may be any finite ones.
+_RANGES = {
+  "seed": _SEED,
+  "questions": _at_least(1),
+  "group": _at_least(1),
+  "save_every": _at_least(1),
+  "reward.xi": _POSITIVE,
+  "reward.length_limit": _at_least(0),
+  "reward.length_tolerance": _at_least(0),
+  "objective.clip_low": _at_least(0),
+  "objective.clip_high": _at_least(0),
+  "objective.kl_coefficient": _at_least(0),
+  "objective.advantage_epsilon": _POSITIVE,
+  "objective.importance_cap": _at_least(0),
+  "optimizer.learning_rate": _at_least(0),
+  "optimizer.b1": _DECAY,
+  "optimizer.b2": _DECAY,
+  "optimizer.eps": _POSITIVE,
+  "optimizer.weight_decay": _at_least(0),
+  "optimizer.max_grad_norm": _at_least(0),
+  "optimizer.warmup_steps": _at_least(0),
+  "critic.gamma": _SHARE,
+  "critic.lam": _SHARE,
+  "critic.learning_rate": _at_least(0),
+  "critic.warmup_steps": _at_least(0),
+  "critic.alone_steps": _at_least(0),
+  "critic.value_clip": _at_least(0),
+  "critic.reward_kl": _at_least(0),
+  "episode.top_k": _at_least(1),
+  "episode.max_generated": _at_least(1),
+  "episode.max_context": _at_least(1),
+  "episode.answered_bad_turns": _at_least(0),
+  "episode.turn_deadline": _POSITIVE,
+  "episode.search_deadline": _POSITIVE,
+  "sampling.temperature": _at_least(0),
+  "sampling.top_p": _Range("above 0, at most 1", lambda x: 0 < x <= 1),
+  "sampling.top_k": _at_least(0),
+  "engine.kv_tokens": _at_least(0),
+  "sglang.deadline": _POSITIVE,
+  "sglang.retries": _at_least(0),
+  "retrieval.price": _at_least(0),
+  "pipeline.async_level": _at_least(0),
+  "pipeline.extra_groups": _at_least(0),
+  "batch.row_lengths": _at_least(1),
+  "batch.micro_batch_tokens": _at_least(1),
+  "batch.max_micro_batches": _at_least(1),
+  "batch.max_segments": _at_least(1),
+  "batch.attention_chunk": _at_least(1),
+  "batch.logprob_chunk": _at_least(1),
+  "mesh.data": _at_least(1),
+  "mesh.fsdp": _at_least(1),
+  "mesh.tensor": _at_least(1),
+  "data.world_seed": _at_least(0),
+  "warm_start.steps": _at_least(1),
+  "warm_start.learning_rate": _at_least(0),
+  "warm_start.batch_tokens": _at_least(1),
+  "warm_start.demonstrations": _at_least(1),
+  "warm_start.decision_weight": _at_least(0),
+  "warm_start.layers": _at_least(1),
+  "warm_start.hidden": _at_least(1),
+  "warm_start.heads": _at_least(1),
+  "warm_start.kv_heads": _at_least(1),
+  "warm_start.mlp": _at_least(1),
+  "watch.bad_steps": _at_least(1),
+  "watch.max_failed": _SHARE,
+  "watch.max_stale": _at_least(1),
+  "watch.quiet_seconds": _at_least(0),
+  "evaluation.budgets": _at_least(0),
+  "evaluation.questions": _at_least(0),
+  "evaluation.seeds": _SEED,
+  "evaluation.search_price": _at_least(0),
+  "evaluation.input_price": _at_least(0),
+  "evaluation.output_price": _at_least(0),
+}
+_FINITE = _Range("a finite number", math.isfinite)
+
+
+def check(config: config_lib.ExperimentConfig) -> None:
+  """Refuses numbers that mean nothing.
+
+  Raises:
+    ValueError: the first one by its path, and what was expected.
+  """
+  for path, value in _numbers(config):
+    name = path.partition("[")[0]
+    for kind in (_RANGES.get(name, _FINITE), _FINITE):
+      if not kind.holds(value):
+        raise ValueError(f"{path}: found {value}, expected {kind.words}.")
+
+
+def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+  """The numbers of a configuration by their dotted paths."""
+  if dataclasses.is_dataclass(value):
+    for field in dataclasses.fields(value):
+      name = f"{path}.{field.name}" if path else field.name
+      yield from _numbers(getattr(value, field.name), name)
+  elif isinstance(value, tuple):
+    for i, item in enumerate(value):
+      yield from _numbers(item, f"{path}[{i}]")
+  elif isinstance(value, int | float) and not isinstance(value, bool):
+    yield path, value

@@ -1,0 +1,36 @@
+"""AnySearch: the paper's own method, a budget curriculum and four rewards."""
+
+from __future__ import annotations
+
+import chex
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import prompts, rewards
+from anysearch_jax.methods import method, outcomes
+
+
+def reward(
+  o: outcomes.Outcomes, config: config_lib.ExperimentConfig
+) -> dict[str, chex.Array]:
+  """`rewards.composite`."""
+  found = rewards.composite(
+    o.em,
+    o.format,
+    o.generated_tokens,
+    o.searches,
+    o.budget,
+    o.valid,
+    config=config.reward,
+  )
+  return outcomes.parts(
+    o.valid,
+    total=found.total,
+    length=found.length,
+    tool=found.tool,
+    gamma=found.gamma[..., None] * o.valid,
+  )
+
+
+METHOD = method.Method(
+  "anysearch", "AnySearch", environments=prompts.PROMPTS, reward=reward
+)

@@ -1,0 +1,109 @@
+"""Search-o1, inference only: markers, limits in words, a boxed answer.
+
+The limit stands in the prompt. A search beyond it, and a query that was asked
+before, get a message in the place of documents and cost nothing; a turn that
+asks nothing is the last one. What a search shows is what the policy itself made
+of the documents, see `retrieval_refined`. Deviation: a search is the last
+complete pair of markers of a turn, which ends at it.
+"""
+# ruff: noqa: E501 - prompts stand as they are sent.
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from anysearch_jax import environment, prompts, protocol, types
+from anysearch_jax.methods import method
+
+QUERY = ("<|begin_search_query|>", "<|end_search_query|>")
+RESULT = ("<|begin_search_result|>", "<|end_search_result|>")
+
+_PROMPT = f"""\
+You are a reasoning assistant that can search the web to answer the question of the user accurately.
+- To search, write {QUERY[0]} your query {QUERY[1]}.
+- The system then looks through the pages that were found and gives you what helps: {RESULT[0]} ...search results... {RESULT[1]}
+The maximum number of search attempts is limited to {{B}}. You may search as often as that where it is needed. When you have all that you need, go on with your reasoning.
+Example: to learn who wrote a book, write {QUERY[0]} author of the book {QUERY[1]} and read what comes back.
+Think step by step, then give the final answer as \\boxed{{YOUR_ANSWER}}.
+Question: {{Question}}
+"""
+_BOXED = re.compile(r"\\boxed\s*\{")
+
+
+def action(text: str) -> protocol.Action | None:
+  """A search if the turn ends with one, an answer if it holds one."""
+  end = text.rstrip()
+  start = end.rfind(QUERY[0])
+  if end.endswith(QUERY[1]) and start >= 0:
+    query = end[start + len(QUERY[0]) : -len(QUERY[1])].strip()
+    return protocol.Action(protocol.ActionKind.SEARCH, query)
+  found = boxed(text)
+  if found is None:
+    return None
+  return protocol.Action(protocol.ActionKind.ANSWER, found)
+
+
+def boxed(text: str) -> str | None:
+  r"""Content of the last complete `\boxed{...}`, its braces balanced."""
+  found = None
+  for opening in _BOXED.finditer(text):
+    depth = 1
+    for i in range(opening.end(), len(text)):
+      depth += {"{": 1, "}": -1}.get(text[i], 0)
+      if not depth:
+        found = text[opening.end() : i].strip()
+        break
+  return found
+
+
+def answer(spans: Sequence[types.Span]) -> str | None:
+  """The last boxed answer that the model wrote."""
+  for span in reversed(spans):
+    if span.author == types.Author.MODEL:
+      found = boxed(span.text)
+      if found is not None:
+        return found
+  return None
+
+
+def observation(
+  passages: Sequence[types.Passage], unwanted: Sequence[str]
+) -> str:
+  """What was found, between the markers of results."""
+  text = "\n".join(p.text.strip() for p in passages).strip()
+  text = protocol.neutralise(text, unwanted) or "No helpful information found."
+  return f"\n\n{RESULT[0]}{text}{RESULT[1]}\n\n"
+
+
+def _result(message: str) -> str:
+  return f"\n\n{RESULT[0]}{message}{RESULT[1]}\n\n"
+
+
+SEARCH_O1 = environment.Environment(
+  scaffold=_PROMPT,
+  plain=_PROMPT,
+  over_budget=_result(
+    "The maximum search limit is exceeded. You are not allowed to search."
+  ),
+  no_action="\n",
+  repeated=_result(
+    "You have searched this query. Please refer to previous results."
+  ),
+  stops=(QUERY[1],),
+  action=action,
+  answer=answer,
+  observation=observation,
+  markers=(*QUERY, *RESULT),
+  ends_itself=True,
+)
+ENVIRONMENTS = {
+  "search_o1": SEARCH_O1,
+  # The world's policy knows the paper's tags only; the manners are the same.
+  "search_o1_world": dataclasses.replace(
+    prompts.PROMPTS["world"], repeated="search or answer\n"
+  ),
+}
+
+METHOD = method.Method("search_o1", "Search-o1", environments=ENVIRONMENTS)

@@ -1,0 +1,58 @@
+"""Search-R1: an outcome reward, a fixed budget, GRPO or PPO.
+
+Its tags are the paper's. The prompt is its own, with the number of searches in
+the place of "as many times as you want": the comparison tells every system its
+budget. Deviations from the released code, which is a loop of its own: a turn
+ends at its closing tag instead of being cut there afterwards; observations are
+not cut at 500 tokens; a search beyond the budget gets a line and a turn, where
+the code showed nothing and ended.
+"""
+# ruff: noqa: E501 - prompts stand as they are sent.
+
+from __future__ import annotations
+
+import chex
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import environment, prompts
+from anysearch_jax.methods import method, outcomes, search_r1_reward
+
+_PROMPT = """\
+Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get new information. After reasoning, if you find you lack some knowledge, you can call a search engine by <search> query </search> and it will return the top searched results between <information> and </information>. You can search at most {B} times. If you find no further external knowledge needed, you can directly provide the answer inside <answer> and </answer>, without detailed illustrations. For example, <answer> Beijing </answer>. Question: {Question}
+"""
+
+SEARCH_R1 = environment.Environment(
+  scaffold=_PROMPT,
+  plain=_PROMPT,
+  over_budget=(
+    "\nNo search is left. I should give the final answer between the answer "
+    "tags now.\n"
+  ),
+  no_action=(
+    "\nMy previous action is invalid. If I want to search, I should put the "
+    "query between the search tags. If I want to give the final answer, I "
+    "should put the answer between the answer tags. Let me try again.\n"
+  ),
+)
+ENVIRONMENTS = {
+  "search_r1": SEARCH_R1,
+  "search_r1_world": prompts.PROMPTS["world"],
+}
+
+
+def reward(
+  o: outcomes.Outcomes, config: config_lib.ExperimentConfig
+) -> dict[str, chex.Array]:
+  """`search_r1_reward.reward`."""
+  return search_r1_reward.reward(o, config=config.method.search_r1)
+
+
+METHOD = method.Method(
+  "search_r1",
+  "Search-R1",
+  environments=ENVIRONMENTS,
+  reward=reward,
+  train=method.fixed_budget,
+  measures=("gold_found",),
+  measure=search_r1_reward.measure,
+)

@@ -1,0 +1,54 @@
+"""All systems, by `method.name`, and all environments, by `episode.prompts`."""
+
+from __future__ import annotations
+
+from anysearch_jax import environment as environment_lib
+from anysearch_jax.methods import (
+  anysearch,
+  bats,
+  ikea,
+  method,
+  otc,
+  search_o1,
+  search_r1,
+  stepsearch,
+  zerosearch,
+)
+
+METHODS: dict[str, method.Method] = {
+  each.name: each
+  for each in (
+    anysearch.METHOD,
+    search_r1.METHOD,
+    stepsearch.METHOD,
+    zerosearch.METHOD,
+    search_o1.METHOD,
+    bats.METHOD,
+    otc.METHOD,
+    ikea.METHOD,
+  )
+}
+ENVIRONMENTS: dict[str, environment_lib.Environment] = {
+  name: env
+  for each in METHODS.values()
+  for name, env in each.environments.items()
+}
+
+
+def get(name: str) -> method.Method:
+  """A system. Raises ValueError for a name that is none's."""
+  return _named("method.name", METHODS, name)
+
+
+def environment(name: str) -> environment_lib.Environment:
+  """An environment. Raises ValueError for a name that is none's."""
+  return _named("episode.prompts", ENVIRONMENTS, name)
+
+
+def _named(key: str, known: dict, name: str):
+  if name not in known:
+    raise ValueError(
+      f"config.{key}: found {name!r}, expected one of "
+      f"{', '.join(sorted(known))}."
+    )
+  return known[name]

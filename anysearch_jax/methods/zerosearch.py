@@ -1,0 +1,50 @@
+"""ZeroSearch: a language model plays the search engine while training.
+
+It is asked for useful or noisy passages with the right answer at hand
+(`retrieval` kind `simulated`), more and more often for noisy ones. Prompt and
+tags are Search-R1's; a turn that neither searches nor answers uses one of the
+B + 1 turns up. Evaluated against the real retriever.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import chex
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import prompts
+from anysearch_jax.methods import method, outcomes, search_r1, zerosearch_reward
+
+ENVIRONMENTS = {
+  "zerosearch": dataclasses.replace(search_r1.SEARCH_R1, turns_are_budget=True),
+  "zerosearch_world": dataclasses.replace(
+    prompts.PROMPTS["world"], turns_are_budget=True
+  ),
+}
+
+
+def reward(
+  o: outcomes.Outcomes, config: config_lib.ExperimentConfig
+) -> dict[str, chex.Array]:
+  """`zerosearch_reward.reward`."""
+  return zerosearch_reward.reward(o, config=config.method.zerosearch)
+
+
+def train(
+  config: config_lib.ExperimentConfig,
+) -> config_lib.ExperimentConfig:
+  """Fixed budget, against a simulated search engine."""
+  return dataclasses.replace(
+    method.fixed_budget(config),
+    retrieval=dataclasses.replace(config.retrieval, simulated="world"),
+  )
+
+
+METHOD = method.Method(
+  "zerosearch",
+  "ZeroSearch",
+  environments=ENVIRONMENTS,
+  reward=reward,
+  train=train,
+)

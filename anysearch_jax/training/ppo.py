@@ -1,0 +1,185 @@
+"""What PPO asks for around the train step: values, advantages, a critic's loss.
+
+Before a rollout's first step the critic and, for a KL penalty in the reward,
+the reference score all of its tokens; advantages and returns follow from that
+and stay as they are in all of the rollout's steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import objective_ppo
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import critic as critic_lib
+from anysearch_jax.policy import transformer
+from anysearch_jax.training import batching, train_step
+
+_SUMS = ("weight", "returns", "returns_squared", "rest", "rest_squared")
+
+
+def with_critic(
+  loss_fn: train_step.LossFn,
+  a: architecture_lib.Architecture,
+  config: config_lib.CriticConfig,
+  *,
+  compute: transformer.Compute = transformer.Compute(),  # noqa: B008
+) -> train_step.LossFn:
+  """A policy's loss and its critic's beside it, of (policy, critic).
+
+  They have no parameter in common, so neither has a weight. The metrics named
+  `value/` are for `metrics`.
+  """
+
+  def both(trained, reference, rows):
+    params, critic = trained
+    of_policy, metrics = loss_fn(params, reference, rows)
+    of_critic, sums = objective_ppo.value_loss(
+      _values(critic, reference, a, rows, compute),
+      rows.old_value,
+      rows.returns,
+      rows.weight,
+      clip=config.value_clip,
+    )
+    sums = {f"value/{name}": x for name, x in sums.items()}
+    return of_policy + of_critic, metrics | sums
+
+  return both
+
+
+def metrics(values: dict[str, float]) -> dict[str, float]:
+  """What is reported of a step's summed metrics; without a critic all of it."""
+  rest = dict(values)
+  sums = {n: rest.pop(f"value/{n}", None) for n in _SUMS}
+  if None in sums.values():
+    return values
+  explained = objective_ppo.explained_variance(**sums)
+  return rest | {"value/explained_variance": explained}
+
+
+class Estimator:
+  """Advantages and returns of a rollout's batches, by the critic.
+
+  Args:
+    a: the policy's architecture, with its adapters.
+    config: discounts, whitening, the KL penalty in the reward.
+    temperature: of sampling.
+    compute: how the networks are computed.
+    sharding: of the batches' arrays.
+  """
+
+  def __init__(
+    self,
+    a: architecture_lib.Architecture,
+    config: config_lib.CriticConfig,
+    *,
+    temperature: float,
+    compute: transformer.Compute = transformer.Compute(),  # noqa: B008
+    sharding: jax.sharding.NamedSharding | None = None,
+  ):
+    self._config = config
+
+    def value(critic, reference, batch):
+      return train_step.over_micro_batches(
+        lambda rows: _values(critic, reference, a, rows, compute), batch
+      )
+
+    def estimate(batch, values, reference_logp):
+      return tuple(
+        _estimated(*parts, config)
+        for parts in zip(batch, values, reference_logp)
+      )
+
+    self.value = jax.jit(value, out_shardings=sharding)
+    self._reference_logp = train_step.make_scorer(
+      a.without_lora(),
+      temperature=temperature,
+      compute=compute,
+      sharding=sharding,
+    )
+    self._estimate = jax.jit(estimate, out_shardings=sharding)
+    self._whiten = jax.jit(objective_ppo.whiten, out_shardings=sharding)
+
+  def __call__(
+    self,
+    state: train_step.TrainState,
+    reference: transformer.Params | None,
+    batches: Sequence[batching.TrainBatch],
+  ) -> list[batching.TrainBatch]:
+    """The batches of a rollout, as the step takes them.
+
+    Args:
+      state: before the rollout's first step.
+      reference: that of the step; needed by adapters and the KL penalty.
+      batches: packed with rewards.
+    """
+    out = []
+    for batch in batches:
+      values = self.value(state.critic, reference, batch)
+      # Any array will do where the penalty is off.
+      logps = (
+        self._reference_logp(reference, None, batch)
+        if self._config.reward_kl
+        else values
+      )
+      found = self._estimate(batch, values, logps)
+      out.append(
+        tuple(
+          rows._replace(
+            reward=None, advantage=advantage, old_value=value, returns=returns
+          )
+          for rows, value, (advantage, returns) in zip(batch, values, found)
+        )
+      )
+    if not self._config.whiten:
+      return out
+    white = self._whiten(
+      [[rows.advantage for rows in batch] for batch in out],
+      [[rows.weight > 0 for rows in batch] for batch in out],
+    )
+    return [
+      tuple(rows._replace(advantage=x) for rows, x in zip(batch, advantages))
+      for batch, advantages in zip(out, white)
+    ]
+
+
+def _values(
+  critic: transformer.Params,
+  reference: transformer.Params | None,
+  a: architecture_lib.Architecture,
+  rows: batching.Rows,
+  compute: transformer.Compute,
+) -> jax.Array:
+  return critic_lib.values(
+    critic,
+    reference,
+    a,
+    rows.tokens,
+    rows.positions,
+    rows.segment_ids,
+    compute=compute,
+  )
+
+
+def _estimated(
+  rows: batching.Rows,
+  value: jax.Array,
+  reference_logp: jax.Array,
+  config: config_lib.CriticConfig,
+) -> tuple[jax.Array, jax.Array]:
+  """Advantage and returns of each token."""
+  reward = rows.reward
+  if config.reward_kl:
+    reward -= config.reward_kl * (rows.behaviour_logp - reference_logp)
+  return objective_ppo.gae(
+    reward,
+    value,
+    rows.weight > 0,
+    rows.segment_ids,
+    gamma=config.gamma,
+    lam=config.lam,
+  )
