@@ -17,6 +17,7 @@ from anysearch_jax.config_rollout import (
   SamplingConfig,
   SearchConfig,
   SglangConfig,
+  TextModelConfig,
 )
 
 

@@ -99,6 +99,26 @@ class SearchConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class TextModelConfig:
+  """The language model that `retrieval.simulated` or `refined` asks.
+
+  name: of the model at an address; key_variable: environment variable with its
+  key, "" is none; concurrency: calls at a time there.
+  temperature, top_p: there; the policy's own engine samples by `sampling`.
+  max_tokens: of a reply. deadline: seconds of a call; the whole search has
+  `episode.search_deadline`.
+  """
+
+  name: str = ""
+  key_variable: str = ""
+  concurrency: int = 64
+  temperature: float = 0.8
+  top_p: float = 1.0
+  max_tokens: int = 600
+  deadline: float = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
 class RetrievalConfig:
   """What answers the searches.
 
@@ -110,6 +130,11 @@ class RetrievalConfig:
   dollars a search. key_variable: environment variable with the token or key.
   log: file of recorded answers, "" is none; log_mode: `record`, `replay` (asks
   for what is missing) or `strict` (needs no retriever).
+  simulated: who makes passages up in training instead (ZeroSearch), "" nobody;
+  `world`, a script of the generated world; `policy`, the policy's own engine;
+  else the address of OpenAI's chat completions (`http://host:8000/v1`).
+  refined: who reads what was found and hands back what helps (Search-o1); the
+  same names. model: at the address, or of the calls to the policy.
   """
 
   kind: str = "lexical"
@@ -122,3 +147,6 @@ class RetrievalConfig:
   key_variable: str = ""
   log: str = ""
   log_mode: str = "record"
+  simulated: str = ""
+  refined: str = ""
+  model: TextModelConfig = TextModelConfig()

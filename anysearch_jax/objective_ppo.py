@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 
-@functools.partial(jax.jit, static_argnames=("gamma", "lam"))
+@jax.jit
 def gae(
   reward: chex.Array,
   value: chex.Array,
@@ -107,9 +107,7 @@ def whiten(advantage: Any, mask: Any) -> Any:
     lambda x, m: jnp.where(m, x - least, 0), advantage, mask
   )
   mean = total(shifted) / count
-  centred = jax.tree.map(
-    lambda x, m: jnp.where(m, x - mean, 0), shifted, mask
-  )
+  centred = jax.tree.map(lambda x, m: jnp.where(m, x - mean, 0), shifted, mask)
   variance = total(jax.tree.map(jnp.square, centred)) / count
   return jax.tree.map(lambda x: x * jax.lax.rsqrt(variance + 1e-8), centred)
 

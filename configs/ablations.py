@@ -15,35 +15,10 @@ figure of ablations.
 
 from __future__ import annotations
 
-import dataclasses
-
 from anysearch_jax import config as config_lib
+from configs.study_rows import UNTRAINED, Row
 
 TABLES = ("tool", "format", "scaffold", "sampling", "phases")
-# Whose policy is the base's, before any training.
-UNTRAINED = "untrained"
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-  """One line of a table.
-
-  Attributes:
-    name: in paths.
-    label: the paper's.
-    table: one of `TABLES`.
-    overrides: `path=value` of the training configuration.
-    policy_of: the row whose policy this one evaluates, or `UNTRAINED`; ""
-      trains its own.
-    scaffold: whether it stays on at inference.
-  """
-
-  name: str
-  label: str
-  table: str
-  overrides: tuple[str, ...] = ()
-  policy_of: str = ""
-  scaffold: bool = False
 
 
 def rows(base: config_lib.ExperimentConfig) -> tuple[Row, ...]:

@@ -125,6 +125,13 @@ def check(
   """
   from anysearch_jax.training import placement, validation
 
+  if config.retrieval.simulated:
+    raise ValueError(
+      f"retrieval.simulated: found {config.retrieval.simulated!r}; simulated "
+      "passages know the right answer and are for training. Expected "
+      "--config.retrieval.simulated= (none) here: policies are measured "
+      "against the real retriever."
+    )
   if chosen.kind == "scripted":
     _scripted(chosen.name, source)
     return

@@ -20,6 +20,8 @@ _EXTRAS = {
   "key_variable": ("http", "web"),
 }
 _LOG_MODES = ("record", "replay", "strict")
+# Who makes passages up, or reads them, other than a model at an address.
+_WITHOUT_ADDRESS = ("", "world", "policy")
 
 
 class Named:
@@ -106,10 +108,53 @@ def validate(c: config_lib.RetrievalConfig) -> None:
       f"retrieval.log_mode: found {c.log_mode!r} without retrieval.log; "
       "expected the file to answer from."
     )
+  _validate_models(c)
+
+
+def _validate_models(c: config_lib.RetrievalConfig) -> None:
+  """Raises ValueError, as `validate`."""
+  addresses = 0
+  for field in ("simulated", "refined"):
+    found = getattr(c, field)
+    if found in _WITHOUT_ADDRESS:
+      continue
+    addresses += 1
+    if not found.startswith(("http://", "https://")):
+      raise ValueError(
+        f"retrieval.{field}: found {found!r}, expected 'world', 'policy', the "
+        "address of a model (http://127.0.0.1:8000/v1), or nothing."
+      )
+  if bool(c.model.name) != bool(addresses):
+    raise ValueError(
+      f"retrieval.model.name: found {c.model.name!r} with retrieval.simulated "
+      f"{c.simulated!r} and retrieval.refined {c.refined!r}; expected a name "
+      "where one of them is an address, and none elsewhere."
+    )
+  if c.simulated and c.log:
+    raise ValueError(
+      f"retrieval.log: found {c.log!r} with retrieval.simulated "
+      f"{c.simulated!r}; expected no log, for simulated passages are those of "
+      "one search of one episode."
+    )
+  for name, holds, expected in (
+    ("concurrency", c.model.concurrency >= 1, "at least 1"),
+    ("temperature", c.model.temperature >= 0, "at least 0"),
+    ("top_p", 0 < c.model.top_p <= 1, "above 0, at most 1"),
+    ("max_tokens", c.model.max_tokens >= 1, "at least 1"),
+    ("deadline", c.model.deadline > 0, "seconds above 0"),
+  ):
+    if not holds:
+      raise ValueError(
+        f"retrieval.model.{name}: found {getattr(c.model, name)}, expected "
+        f"{expected}."
+      )
 
 
 def make(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   """What `config.retrieval` names.
+
+  One that asks the policy itself is given its engine by whoever plays
+  (`text_model.attach`).
 
   Args:
     config: of the run.
@@ -119,6 +164,69 @@ def make(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
     ValueError: what was found, what was expected.
   """
   validate(config.retrieval)
+  c = config.retrieval
+  if "world" in (c.simulated, c.refined) and config.data.source != "world":
+    raise ValueError(
+      f"retrieval: found 'world' for simulated {c.simulated!r} or refined "
+      f"{c.refined!r} with data.source {config.data.source!r}; expected "
+      "'policy' or the address of a model."
+    )
+  made = _simulated(config, lexical) if c.simulated else _real(config, lexical)
+  return _refined(config, made) if c.refined else made
+
+
+def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
+  """Made-up passages; what is real is asked by the world's script only."""
+  from anysearch_jax.data import world
+  from anysearch_jax.methods import simulation
+
+  if config.retrieval.simulated == "world":
+    simulator = simulation.WorldSimulator(
+      world.World(world.WorldConfig(seed=config.data.world_seed)),
+      lexical,
+      seed=config.seed,
+    )
+  else:
+    simulator = simulation.ModelSimulator(
+      _model(config, config.retrieval.simulated)
+    )
+  c = config.curriculum
+  return simulation.SimulatedRetriever(
+    simulator,
+    config.method.zerosearch,
+    rollouts=c.total_steps // c.steps_per_rollout,
+    seed=config.seed,
+  )
+
+
+def _refined(config: config_lib.ExperimentConfig, retriever: Any) -> Any:
+  """What helps of what `retriever` finds."""
+  from anysearch_jax.methods import refining, systems
+
+  if config.retrieval.refined == "world":
+    refiner = refining.WorldRefiner()
+  else:
+    markers = systems.environment(config.episode.prompts).markers
+    refiner = refining.ModelRefiner(
+      _model(config, config.retrieval.refined),
+      marks=(*markers, "<search>", "<information>"),
+    )
+  return refining.RefiningRetriever(retriever, refiner, config=config.search)
+
+
+def _model(config: config_lib.ExperimentConfig, name: str) -> Any:
+  """The policy's own engine, or a model at an address."""
+  from anysearch_jax.methods import systems, text_model
+
+  c = config.retrieval.model
+  if name == "policy":
+    stops = systems.environment(config.episode.prompts).stops
+    return text_model.EngineModel(c, stop=stops)
+  return text_model.EndpointModel(name, c)
+
+
+def _real(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
+  """A retriever of passages that are there."""
   c = config.retrieval
   if c.kind == "lexical" and not c.log:
     return lexical

@@ -202,7 +202,16 @@ def retriever(
     if c.kind == "lexical":
       raise
   live = dataclasses.replace(
-    config, retrieval=dataclasses.replace(c, log="", log_mode="record")
+    config,
+    retrieval=dataclasses.replace(
+      c,
+      log="",
+      log_mode="record",
+      # These answer episodes only.
+      simulated="",
+      refined="",
+      model=config_lib.TextModelConfig(),
+    ),
   )
   made = retrievers.make(live, lexical)
   if c.kind == "web" and not ask_web:

@@ -1,10 +1,11 @@
 """Trains and evaluates every row of a study, and writes one report.
 
     python -m launch.study --study=ablations --seeds=3
+    python -m launch.study --study=methods
 
-Rows are those of configs/ablations.py; `--tables=tool,sampling` or
-`--rows=anysearch,no_abs` take some of them. Two run at a time, each on one
-thread. Every command is printed as it starts, so that it can be run by hand.
+Rows are those of configs/ablations.py or of configs/methods/study.py;
+`--tables=tool,sampling` or `--rows=anysearch,no_abs` take some of them. Two run
+at a time, each on one thread. Every command is printed as it starts, so that it can be run by hand.
 The same command again goes on where it was stopped, whatever stopped it: a
 training from its newest checkpoint, an evaluation from its last episode. The
 report holds every row and seed of the folder that is finished, also those of
@@ -20,12 +21,13 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
-from configs import ablations
+from configs import ablations, study_rows
+from configs.methods import study as methods
 from launch import flags as launch_flags
 from launch import jobs as jobs_lib
 from launch import progress
 
-_STUDIES = {"ablations": ablations}
+_STUDIES = {"ablations": ablations, "methods": methods}
 _FIRST_SEED = 42
 
 
@@ -78,11 +80,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 def choose(
-  rows: Sequence[ablations.Row],
+  rows: Sequence[study_rows.Row],
   *,
   tables: Sequence[str],
   names: Sequence[str],
-) -> list[ablations.Row]:
+) -> list[study_rows.Row]:
   """The rows of these tables and names, and those whose policy they need.
 
   Raises:
@@ -130,7 +132,7 @@ class Plan:
     self._threads = f"--threads={threads}"
 
   def jobs(
-    self, rows: Sequence[ablations.Row], seeds: Sequence[int]
+    self, rows: Sequence[study_rows.Row], seeds: Sequence[int]
   ) -> list[jobs_lib.Job]:
     """A training, where there is one, and an evaluation of each row and seed.
 
@@ -144,14 +146,14 @@ class Plan:
         jobs.append(self._evaluate(row, seed))
     return jobs
 
-  def _train(self, row: ablations.Row, seed: int) -> jobs_lib.Job:
+  def _train(self, row: study_rows.Row, seed: int) -> jobs_lib.Job:
     folder = self._run(row.name, seed)
     return jobs_lib.Job(
       f"train {row.name} {seed}",
       [
         "-m",
         "launch.train",
-        f"--config={self._config}",
+        f"--config={row.config or self._config}",
         f"--config.seed={seed}",
         *(f"--config.{override}" for override in row.overrides),
         f"--output={folder}",
@@ -160,9 +162,9 @@ class Plan:
       folder / "policy" / "config.json",
     )
 
-  def _evaluate(self, row: ablations.Row, seed: int) -> jobs_lib.Job:
+  def _evaluate(self, row: study_rows.Row, seed: int) -> jobs_lib.Job:
     policy_of = row.policy_of or row.name
-    untrained = policy_of == ablations.UNTRAINED
+    untrained = policy_of == study_rows.UNTRAINED
     policy = self._run(policy_of, seed) / "policy"
     output = self._episodes(row, seed).parent
     return jobs_lib.Job(
@@ -170,10 +172,11 @@ class Plan:
       [
         "-m",
         "launch.evaluate",
-        f"--config={self._config}",
+        f"--config={row.config or self._config}",
         f"--policy={self._untrained if untrained else policy}",
         f"--config.evaluation.seeds={seed}",
         f"--config.evaluation.scaffold={str(row.scaffold).lower()}",
+        *(f"--config.{override}" for override in row.evaluation),
         *self._evaluation,
         f"--output={output}",
         self._threads,
@@ -182,7 +185,7 @@ class Plan:
       () if untrained else (f"train {policy_of} {seed}",),
     )
 
-  def report(self, rows: Sequence[ablations.Row]) -> jobs_lib.Job:
+  def report(self, rows: Sequence[study_rows.Row]) -> jobs_lib.Job:
     """Of all rows and seeds that are evaluated by then."""
     shown, training, tables, commands = [], [], [], []
     for row in rows:
@@ -221,7 +224,7 @@ class Plan:
   def _run(self, name: str, seed: int) -> pathlib.Path:
     return self._root / f"{name}-{seed}"
 
-  def _episodes(self, row: ablations.Row, seed: int) -> pathlib.Path:
+  def _episodes(self, row: study_rows.Row, seed: int) -> pathlib.Path:
     kind = "scaffold" if row.scaffold else "plain"
     folder = self._run(row.name, seed) / "evaluation" / kind
     return folder / "episodes.jsonl"

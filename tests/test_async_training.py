@@ -260,6 +260,35 @@ def test_a_sampler_that_hangs_in_a_device_is_left_behind(caplog):
   stuck.let_go.set()
 
 
+def test_who_waits_for_a_rollout_says_which_and_for_how_long(
+  caplog, monkeypatch
+):
+  monkeypatch.setattr(pipeline, "_TELL", 0.2)
+  slow = _Stuck()
+  clock = timeline.Timeline(time.monotonic)
+  ahead = pipeline.Pipeline(slow, first=3, rollouts=4, level=0, timeline=clock)
+  threading.Timer(0.7, slow.let_go.set).start()
+  with ahead:
+    ahead.fill(3, dict)
+    assert ahead.take(threading.Event()) is None  # What it sampled.
+  said = [r.getMessage() for r in caplog.records]
+  assert 2 <= len(said) <= 3
+  assert all("waits for rollout 3 to be sampled, for" in line for line in said)
+  # The wait is time that the trainer was idle.
+  (idle,) = (s for s in clock.take(3) if s.track == timeline.TRAINER)
+  assert idle.name == "idle" and 0.5 < idle.end - idle.start < 30
+
+
+def test_a_wait_for_a_rollout_ends_with_whoever_samples_it():
+  clock = timeline.Timeline(time.monotonic)
+  ahead = pipeline.Pipeline(
+    _Stuck(), first=0, rollouts=2, level=0, timeline=clock
+  )
+  with pytest.raises(RuntimeError, match="Nobody samples rollout 0 any more"):
+    ahead.fill(0, dict)
+    ahead.take()  # Its thread was never started.
+
+
 @pytest.mark.parametrize("level", [0, 1])
 def test_stragglers_are_given_up_and_their_questions_used_up(
   level, parts, tmp_path, scripted

@@ -18,9 +18,9 @@ AUTHORS = (MODEL, ENVIRONMENT)
 
 
 def any_text(tape):
-  """Any, a turn of the protocol, or one that pretends to be one."""
-  draws = (tape.turn, tape.text, lambda: tape.pick(hostile.FAKES))
-  return tape.pick(draws)()
+  """Any, a turn of the protocol, one that pretends to be one, or a tag."""
+  kinds = tape.turn(), tape.text(), tape.pick(hostile.FAKES + hostile.TAGS)
+  return tape.pick(kinds)
 
 
 def span(tape):
@@ -110,7 +110,8 @@ def nearly_formed(tape):
   ]
   place = tape.below(3 * len(found))
   if place < len(found):
-    text = tape.pick(("", any_text(tape))) + found[place].text
+    text, more = found[place].text, any_text(tape)
+    text = tape.pick((text, text + more, more + text))
     found[place] = types.Span(tape.pick(AUTHORS), text)
   return found, budget, searches, scaffold
 

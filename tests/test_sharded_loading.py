@@ -8,11 +8,13 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import packed_rows
 import pytest
 
+from anysearch_jax import config as config_lib
 from anysearch_jax import tensor_files, weights
 from anysearch_jax import tokenizer as tokenizer_lib
-from anysearch_jax.policy import hf, sharding, table, transformer
+from anysearch_jax.policy import hf, lora, sharding, table, transformer
 from bench import random_models
 
 # 61 rows of the embedding divide over no mesh axis.
@@ -171,3 +173,24 @@ def test_a_sharded_policy_computes_what_one_device_does(folders):
 def test_a_mesh_of_more_devices_than_there_are_is_refused():
   with pytest.raises(ValueError, match="data 1 x fsdp 4 x tensor 4 needs 16"):
     sharding.mesh(fsdp=4, tensor=4)
+
+
+@pytest.mark.parametrize("shape", MESHES, ids=name)
+@pytest.mark.parametrize("rank", [0, 4])
+def test_what_is_saved_needs_no_exchange_between_devices(shape, rank):
+  """So SGLang servers can be handed weights beside a step of several devices.
+
+  Programs that exchange and start on two threads may wait for each other.
+  """
+  base = random_models.architecture("llama-biased", **SIZES)
+  a = lora.attach(base, config_lib.LoraConfig(rank=rank))
+  params = random_models.params(base)
+  if rank:
+    params = lora.combine(params, lora.initialize(a, 0))
+  mesh = sharding.mesh(**shape)
+  params = jax.device_put(params, sharding.shardings(a, mesh))
+  made = jax.jit(
+    lambda p: [lora.merged(p, a, row, 0) for row in table.base_rows(a)]
+  )
+  compiled = made.lower(params).compile().as_text()
+  assert not packed_rows.COLLECTIVE.search(compiled)

@@ -12,7 +12,7 @@ import small_run
 
 from anysearch_jax.policy import hf
 from anysearch_jax.training import validation
-from configs import ablations
+from configs import ablations, study_rows
 from launch import flags as launch_flags
 from launch import study
 
@@ -59,7 +59,7 @@ def test_rows_change_what_the_paper_says_and_no_more(path):
     assert found == changes, name
   assert {row.table for row in rows.values()} == set(ablations.TABLES)
   assert rows["kept_scaffold"].policy_of == "anysearch"
-  assert rows["only_scaffold"].policy_of == ablations.UNTRAINED
+  assert rows["only_scaffold"].policy_of == study_rows.UNTRAINED
 
 
 @pytest.fixture

@@ -92,9 +92,6 @@ _ENDED = {
   ("training/checkpoint.py", "self._manager.wait_until_finished()"): (
     "files; Orbax has its own timeout for other processes"
   ),
-  ("training/pipeline.py", "ahead.sampled.result()"): (
-    "the sampler's turns and searches have deadlines"
-  ),
   ("training/pipeline.py", "self._jobs.get()"): "a thread of nobody's; None",
   ("training/sampler.py", "await playing"): "turns and searches have deadlines",
   ("retrieval/batching.py", "done.result()"): "called when done",

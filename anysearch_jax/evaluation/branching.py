@@ -39,7 +39,7 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import scoring, types
 from anysearch_jax.evaluation import cuts, harness, intervals, journal
-from anysearch_jax.methods import systems
+from anysearch_jax.methods import systems, text_model
 from anysearch_jax.rollout import driver, episode
 
 KINDS = ("continue", "stop")
@@ -125,6 +125,7 @@ def branch(
       rows.add(_row(stored, cut, sample, tried, trajectory, config.episode))
       on_done(next(finished), total)
 
+    text_model.attach(retriever, player.engine, player.codec)
     asyncio.run(harness.each(jobs(), play, at_once=config.engine.slots))
     rows.finish()
   return summary(journal.read(folder / BRANCHES))

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from anysearch_jax import config as config_lib
 from anysearch_jax import records, types
 from anysearch_jax.evaluation import journal
-from anysearch_jax.methods import systems
+from anysearch_jax.methods import systems, text_model
 from anysearch_jax.rollout import driver
 from anysearch_jax.rollout import inflight as inflight_lib
 
@@ -102,6 +102,7 @@ def _play(
   """Plays what is not there yet; how many episodes that were."""
   e = config.evaluation
   env = systems.environment(config.episode.prompts)
+  text_model.attach(retriever, player.engine, player.codec)
   with journal.Journal(
     folder / EPISODES, len(grid), grid.place, again=lambda row: row["failed"]
   ) as rows:

@@ -21,8 +21,10 @@ from anysearch_jax.evaluation import curves as curves_lib
 from anysearch_jax.evaluation import shown as shown_lib
 from anysearch_jax.evaluation import tables as tables_lib
 
-# The ablations that the paper has; others are called as they are named.
+# The ablations that the paper has, and its comparison; others are called as
+# they are named.
 GROUPS = {
+  "methods": "Compared systems",
   "tool": "Tool reward",
   "format": "Format reward",
   "scaffold": "Scaffold",

@@ -9,18 +9,18 @@ verification of its answer while searches are left.
 Deviations: one tool (the paper has a browser too); the paper's JSON calls are
 this project's tags; after a verification that does not accept the answer the
 policy goes on in the same context, where the paper starts a new one from a
-summary; one answer is given, where the paper has a judge choose among several.
+summary; one answer is given, where the paper has a judge choose among several;
+a turn follows the last search, where the paper's agent stops.
 """
 # ruff: noqa: E501 - prompts stand as they are sent.
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from anysearch_jax import environment, prompts
+from anysearch_jax import environment, prompts, scoring, types
 from anysearch_jax.methods import method
 
 _PROMPT = """\
@@ -92,12 +92,21 @@ def track_in_world(budget: int, used: int) -> str:
 
 def accepted(text: str) -> bool:
   """Whether a verification lets the answer stand; one that says nothing does."""
-  try:
-    decision = json.loads(text).get("decision")
-  except (ValueError, AttributeError):
-    found = _DECISION.search(text)
-    decision = found[1] if found else None
-  return decision not in ("CONTINUE", "PIVOT")
+  # Not parsed: a policy writes JSON that is none, or too deep to read.
+  return _DECISION.findall(text)[-1:] in ([], ["SUCCESS"])
+
+
+def answer(spans: Sequence[types.Span]) -> str | None:
+  """The last answer that the model gave; a verification gives none."""
+  given, asked = [], False
+  for span in spans:
+    if span.author != types.Author.MODEL:
+      asked |= span.text == _ASK
+    elif asked:
+      asked = False
+    else:
+      given.append(span)
+  return scoring.extract_answer(given)
 
 
 def _bats(plan: str, verifies: bool) -> environment.Environment:
@@ -107,6 +116,7 @@ def _bats(plan: str, verifies: bool) -> environment.Environment:
     plain=prompt,
     over_budget="\nNo search is left. Answer with what is known.\n",
     no_action=prompts.PROMPTS["paper"].no_action,
+    answer=answer,
     after_search=track,
     verification=(
       environment.Verification(_ASK, accepted, _GO_ON) if verifies else None

@@ -3,8 +3,10 @@
 The limit stands in the prompt. A search beyond it, and a query that was asked
 before, get a message in the place of documents and cost nothing; a turn that
 asks nothing is the last one. What a search shows is what the policy itself made
-of the documents, see `retrieval_refined`. Deviation: a search is the last
-complete pair of markers of a turn, which ends at it.
+of the documents, see `retrieval_refined`. Deviations: a search is the last
+complete pair of markers of a turn, which ends at it; the messages count as bad
+turns (`episode.answered_bad_turns`), in the place of a limit on turns; braces
+in a box are balanced, and what stands beside `\\text{...}` in it stays.
 """
 # ruff: noqa: E501 - prompts stand as they are sent.
 
@@ -30,6 +32,8 @@ Think step by step, then give the final answer as \\boxed{{YOUR_ANSWER}}.
 Question: {{Question}}
 """
 _BOXED = re.compile(r"\\boxed\s*\{")
+_BRACE = re.compile(r"[{}]")
+_STYLED = re.compile(r"\\text\w*\s*\{([^{}]*)\}")
 
 
 def action(text: str) -> protocol.Action | None:
@@ -46,16 +50,20 @@ def action(text: str) -> protocol.Action | None:
 
 
 def boxed(text: str) -> str | None:
-  r"""Content of the last complete `\boxed{...}`, its braces balanced."""
-  found = None
-  for opening in _BOXED.finditer(text):
-    depth = 1
-    for i in range(opening.end(), len(text)):
-      depth += {"{": 1, "}": -1}.get(text[i], 0)
-      if not depth:
-        found = text[opening.end() : i].strip()
-        break
-  return found
+  r"""Content of the last complete `\boxed{...}`, its braces balanced.
+
+  `\text{...}` in it is its content. The last box is the one that opens last.
+  """
+  boxes = {opening.end() for opening in _BOXED.finditer(text)}
+  opened, last = [], (-1, -1)
+  for brace in _BRACE.finditer(text):
+    if brace[0] == "{":
+      opened.append(brace.end())
+    elif opened and (start := opened.pop()) in boxes:
+      last = max(last, (start, brace.start()))
+  if last[0] < 0:
+    return None
+  return _STYLED.sub(r"\1", text[slice(*last)]).strip()
 
 
 def answer(spans: Sequence[types.Span]) -> str | None:
@@ -102,7 +110,7 @@ ENVIRONMENTS = {
   "search_o1": SEARCH_O1,
   # The world's policy knows the paper's tags only; the manners are the same.
   "search_o1_world": dataclasses.replace(
-    prompts.PROMPTS["world"], repeated="search or answer\n"
+    prompts.PROMPTS["world"], repeated="search or answer\n", ends_itself=True
   ),
 }
 

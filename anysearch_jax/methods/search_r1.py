@@ -5,7 +5,8 @@ the place of "as many times as you want": the comparison tells every system its
 budget. Deviations from the released code, which is a loop of its own: a turn
 ends at its closing tag instead of being cut there afterwards; observations are
 not cut at 500 tokens; a search beyond the budget gets a line and a turn, where
-the code showed nothing and ended.
+the code showed nothing and ended; a turn without an action uses nothing of the
+budget up, and an empty query is none.
 """
 # ruff: noqa: E501 - prompts stand as they are sent.
 

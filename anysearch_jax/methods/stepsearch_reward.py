@@ -98,10 +98,7 @@ def similarities(text: str, others: Sequence[str]) -> np.ndarray:
   Returns:
     float64 `[len(others)]` in [0, 1]; 0 without a word in common.
   """
-  counts = [
-    collections.Counter(_WORD.findall(scoring.normalize_answer(t)))
-    for t in (text, *others)
-  ]
+  counts = [_counts(each) for each in (text, *others)]
   words = sorted(set().union(*counts))
   table = np.array([[count[word] for word in words] for count in counts], float)
   having = np.sum(table > 0, axis=0)
@@ -132,3 +129,10 @@ def reward(
     search_keys=keys,
     total=jnp.where(outcomes.answered, scored, config.missing),
   )
+
+
+# The same passages come back all over a group.
+@functools.lru_cache(maxsize=4096)
+def _counts(text: str) -> collections.Counter[str]:
+  """How often each word stands in a text; not to be changed."""
+  return collections.Counter(_WORD.findall(scoring.normalize_answer(text)))

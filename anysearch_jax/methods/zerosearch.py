@@ -3,7 +3,8 @@
 It is asked for useful or noisy passages with the right answer at hand
 (`retrieval` kind `simulated`), more and more often for noisy ones. Prompt and
 tags are Search-R1's; a turn that neither searches nor answers uses one of the
-B + 1 turns up. Evaluated against the real retriever.
+B + 1 turns up. Evaluated against the real retriever. Deviations: those of
+Search-R1's loop; passages are shown with their titles.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ class Program(NamedTuple):
     blocks: of cached keys that a row's attention goes through in a loop of
       that kind, inside the other one where a call has two.
     kinds: which abstract arrays are `masters`, `critic`, `moments`,
-      `reference`, `KV cache`, `engine weights`, `batch`, ... . A kind of the same name in
-      another program is the same arrays; all but `batch` stay between calls.
+      `reference`, `KV cache`, `engine weights`, `batch`, ... . A kind of the
+      same name in another program is the same arrays; all but `batch` stay
+      between calls.
     reads: abstract arrays that each trip reads from memory at least; None: all
       arguments.
   """

@@ -276,13 +276,13 @@ def _after_turn(
     case protocol.Action(protocol.ActionKind.ANSWER, _):
       return _answered(episode)
     case protocol.Action(protocol.ActionKind.SEARCH, query) if query:
-      if env.repeated and query in episode.queries:
-        line = env.repeated
-      elif episode.left > 0:
-        return _wait(episode, _search(episode, query))
-      else:
+      if episode.left <= 0:
         episode = dataclasses.replace(episode, violation=True)
         line = env.over_budget
+      elif env.repeated and query in episode.queries:
+        line = env.repeated
+      else:
+        return _wait(episode, _search(episode, query))
     case _ if env.ends_itself and generation.finish is not types.Finish.LENGTH:
       return _finish(episode, types.Outcome.INVALID)
     case _:
@@ -294,8 +294,9 @@ def _after_turn(
       "tokens that were left to it."
     )
     return _finish(episode, types.Outcome.TRUNCATED, reason)
-  last = env.turns_are_budget and episode.left <= 0
-  if last or episode.bad_turns >= episode.config.answered_bad_turns:
+  answered = episode.config.answered_bad_turns
+  spare = episode.left if env.turns_are_budget else answered - episode.bad_turns
+  if spare <= 0:
     return _finish(episode, types.Outcome.INVALID)
   episode = dataclasses.replace(episode, bad_turns=episode.bad_turns + 1)
   return _next_turn(episode, _written(episode, line))

@@ -115,6 +115,11 @@ class Searcher:
     self.identity = identity
     self.counters: Counter[str] = Counter()
 
+  def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
+    """Gives the policy's engine to a retriever that asks it."""
+    if hasattr(self._retriever, "attach"):
+      self._retriever.attach(engine, codec)
+
   async def search(
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:

@@ -17,7 +17,7 @@ import jax
 from anysearch_jax import config as config_lib
 from anysearch_jax import curriculum, processes, types
 from anysearch_jax.data import cursor
-from anysearch_jax.methods import systems
+from anysearch_jax.methods import systems, text_model
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout import engine as engine_lib
 from anysearch_jax.rollout import kv_store, sglang
@@ -123,6 +123,7 @@ class Trainer:
     self._taken_steps: list[dict[str, float]] = []
     self._engine = engine or self._make_engine()
     validation.validate_engine(config, self._engine)
+    text_model.attach(retriever, self._engine, policy.tokenizer)
     # Of what was trained on; the sampler may be ahead.
     self._seen = sampler.Seen(
       curriculum.init(config.curriculum, config.seed),

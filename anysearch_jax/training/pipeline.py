@@ -27,6 +27,7 @@ from anysearch_jax.training import sampler as sampler_lib
 from anysearch_jax.training import timeline as timeline_lib
 
 _LOOK = 0.1  # Seconds between looks at whether to stop.
+_TELL = 600.0  # Seconds between words about a rollout that is waited for.
 
 
 class _Ahead(NamedTuple):
@@ -114,12 +115,10 @@ class Pipeline:
 
     None if `stopping` is set before that; it stays the next one then.
     """
-    ahead = self._ahead[0]
-    while not ahead.sampled.done() and stopping is not None:
-      if stopping.is_set():
-        return None
-      concurrent.futures.wait([ahead.sampled], timeout=_LOOK)
-    return self._wait(self._ahead.popleft())
+    sampled = self._wait(self._ahead[0], stopping)
+    if sampled is not None:
+      self._ahead.popleft()
+    return sampled
 
   def sampled_before(self, version: int) -> list[sampler_lib.Sampled]:
     """The rollouts ahead that older weights sample, once they are sampled."""
@@ -129,7 +128,7 @@ class Pipeline:
     """Raises what the sampler has raised, if it has."""
     for ahead in self._ahead:
       if ahead.sampled.done():
-        ahead.sampled.result()
+        ahead.sampled.result(timeout=0)
 
   def __enter__(self) -> Pipeline:
     self._thread.start()
@@ -146,9 +145,33 @@ class Pipeline:
         self._patience,
       )
 
-  def _wait(self, ahead: _Ahead) -> sampler_lib.Sampled:
+  def _wait(
+    self, ahead: _Ahead, stopping: threading.Event | None = None
+  ) -> sampler_lib.Sampled | None:
+    """The rollout once it is sampled; None if `stopping` is set before that.
+
+    The deadlines of turns and searches bound it; it tells of itself meanwhile.
+    """
+    clock, sampled = self._timeline.clock, ahead.sampled
+    start = told = clock()
     with self._timeline.span(ahead.rollout, timeline_lib.TRAINER, "idle"):
-      return ahead.sampled.result()
+      while not sampled.done():
+        if stopping is not None and stopping.is_set():
+          return None
+        concurrent.futures.wait([sampled], timeout=_LOOK)
+        if not self._thread.is_alive() and not sampled.done():
+          raise RuntimeError(
+            f"Nobody samples rollout {ahead.rollout} any more."
+          )
+        if clock() - told >= _TELL:
+          told = clock()
+          logging.warning(
+            "Training waits for rollout %d to be sampled, for %.0f seconds so "
+            "far.",
+            ahead.rollout,
+            told - start,
+          )
+    return sampled.result(timeout=0)
 
   def _work(self) -> None:
     while self._sample_one():

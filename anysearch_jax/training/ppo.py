@@ -32,7 +32,7 @@ def with_critic(
   """A policy's loss and its critic's beside it, of (policy, critic).
 
   They have no parameter in common, so neither has a weight. The metrics named
-  `value/` are for `metrics`.
+  `value/` are for `metrics`; `policy/advantage_share` is of tokens here.
   """
 
   def both(trained, reference, rows):
@@ -45,8 +45,9 @@ def with_critic(
       rows.weight,
       clip=config.value_clip,
     )
-    sums = {f"value/{name}": x for name, x in sums.items()}
-    return of_policy + of_critic, metrics | sums
+    metrics |= {f"value/{name}": x for name, x in sums.items()}
+    moves = jnp.sum(rows.weight * (rows.advantage != 0))
+    return of_policy + of_critic, metrics | {"policy/advantage_share": moves}
 
   return both
 

@@ -1,0 +1,65 @@
+"""Every compared system on every backbone, `--config=FILE[:backbone]`.
+
+Without a backbone it is trained in the generated world like the quickstart:
+same policy, questions, steps and batch. `qwen2_5_7b`, `qwen3_4b` and
+`llama3_1_8b` are the paper's three, by the configuration of that name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+
+from anysearch_jax import config as config_lib
+
+BACKBONES = ("qwen2_5_7b", "qwen3_4b", "llama3_1_8b")
+_WORLD = "quickstart"
+
+Change = Callable[[config_lib.ExperimentConfig], config_lib.ExperimentConfig]
+
+
+def experiment(
+  method: str, backbone: str = "", change: Change = lambda config: config
+) -> config_lib.ExperimentConfig:
+  """A system's training on a backbone, or in the world.
+
+  Args:
+    method: its name in `anysearch_jax.methods.systems`.
+    backbone: one of `BACKBONES`, "" is the world.
+    change: what this configuration changes besides.
+
+  Raises:
+    ValueError: an unknown backbone.
+  """
+  # It imports JAX, which no configuration does.
+  from anysearch_jax.methods import systems
+
+  if backbone not in ("", *BACKBONES):
+    raise ValueError(
+      f"{method}: found preset {backbone!r}, expected one of "
+      f"{', '.join(BACKBONES)}, or none for the generated world."
+    )
+  base = importlib.import_module(f"configs.{backbone or _WORLD}").get_config()
+  system = systems.get(method)
+  prompts = system.prompts if backbone else system.world_prompts
+  named = dataclasses.replace(
+    base,
+    name="-".join(filter(None, (method, backbone))),
+    method=dataclasses.replace(base.method, name=method),
+    episode=dataclasses.replace(base.episode, prompts=prompts),
+  )
+  return change(system.train(named))
+
+
+def critic(
+  config: config_lib.ExperimentConfig, *, ratio: float = 10.0
+) -> config_lib.ExperimentConfig:
+  """With PPO's critic at `ratio` times the policy's learning rate."""
+  return dataclasses.replace(
+    config,
+    objective=dataclasses.replace(config.objective, advantage="gae"),
+    critic=dataclasses.replace(
+      config.critic, learning_rate=ratio * config.optimizer.learning_rate
+    ),
+  )

@@ -1,0 +1,15 @@
+"""Search-o1, which is not trained; backbones as in configs/methods/__init__.py.
+
+    python -m launch.evaluate --config=configs/methods/search_o1.py \
+        --policy=configs/quickstart_policy --budgets=0..8 \
+        --output=runs/methods/search_o1/evaluation/plain
+"""
+
+from __future__ import annotations
+
+from anysearch_jax import config as config_lib
+from configs import methods
+
+
+def get_config(backbone: str = "") -> config_lib.ExperimentConfig:
+  return methods.experiment("search_o1", backbone)
