@@ -108,8 +108,10 @@ def _lock(file: TextIO, path: pathlib.Path) -> bool:
   except FileNotFoundError:
     return False
   since = time.strftime("%Y-%m-%d %H:%M:%S")
-  with contextlib.suppress(OSError):  # A full disk takes the name only.
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}")
-    file.flush()
+  said = f"process {os.getpid()} on {socket.gethostname()} since {since}"
+  # A full disk takes the name only. Nothing stays in a buffer, else closing
+  # would fail too.
+  with contextlib.suppress(OSError):
+    os.ftruncate(file.fileno(), 0)
+    os.write(file.fileno(), said.encode())
   return True

@@ -27,7 +27,7 @@ from typing import Any
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import config_values, types
+from anysearch_jax import config_values, disk, types
 from launch import distributed, parts, plan, policies, progress, retrievers
 from launch import flags as launch_flags
 
@@ -126,6 +126,8 @@ def _main(
       folder=folder,
       trace=flags.FLAGS.timeline,
     )
+  except disk.DiskError as error:
+    sys.exit(_goes_on(error, folder))
   except (ValueError, types.EngineError) as error:
     sys.exit(f"launch.train: {error}")
   line = progress.Line(rollouts, unit="rollout", clock=time.monotonic)
@@ -156,11 +158,23 @@ def _main(
     types.EngineError,
   ) as error:
     sys.exit(f"launch.train: {error}")
+  except disk.DiskError as error:
+    sys.exit(_goes_on(error, folder))
   if stopped:
     print("stopped; the same command goes on from here", file=sys.stderr)
     sys.exit(RESUME)
   if processes.first():
     print(f"trained policy: {folder / 'policy'}")
+
+
+def _goes_on(error: disk.DiskError, folder: pathlib.Path) -> str:
+  """What to say of a run that a disk has stopped."""
+  from anysearch_jax.training import checkpoint
+
+  saved = checkpoint.rollouts(folder / "checkpoints")
+  if saved:
+    return f"launch.train: {error} It goes on from checkpoint {saved[-1]}."
+  return f"launch.train: {error} It begins anew: no rollout was saved yet."
 
 
 @contextlib.contextmanager
@@ -198,6 +212,7 @@ def _begin(
   config: config_lib.ExperimentConfig, count: int
 ) -> tuple[Sequence[types.Question], types.Retriever, dict]:
   """What a run learns from; refuses before anything is claimed."""
+  from anysearch_jax.methods import evidence, systems
   from anysearch_jax.training import placement, validation
 
   retrievers.validate(config.retrieval)
@@ -205,6 +220,10 @@ def _begin(
   placement.check(a, config)
   source = parts.source(config)
   questions = source.questions(config.data.split, count, config.seed)
+  if systems.get(config.method.name).steps is not None:
+    if isinstance(source, parts.Source):
+      questions = evidence.of_world(source.world, questions)
+    evidence.gold(questions[0])
   validation.validate_prompts(config, questions, codec)
   retriever = retrievers.make(config, source.retriever)
   provenance = parts.provenance(config, retriever, questions)
@@ -295,7 +314,7 @@ def claim(folder: pathlib.Path, config: config_lib.ExperimentConfig) -> None:
       f"{path} is of another configuration; name another --output, or remove "
       "the folder to start over."
     )
-  path.write_text(text)
+  disk.write_whole(path, text)
 
 
 def note(folder: pathlib.Path, provenance: dict) -> None:
@@ -307,7 +326,7 @@ def note(folder: pathlib.Path, provenance: dict) -> None:
   """
   path = folder / "provenance.json"
   if not path.is_file():
-    path.write_text(json.dumps(provenance, indent=2) + "\n")
+    disk.write_whole(path, json.dumps(provenance, indent=2) + "\n")
     return
   began = json.loads(path.read_text())
   for name in ("policy", "questions", "retriever"):

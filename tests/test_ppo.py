@@ -41,7 +41,7 @@ CONFIG = config_lib.ExperimentConfig(
   compute_dtype="float32",
   curriculum=config_lib.CurriculumConfig(steps_per_rollout=2),
   objective=PPO,
-  optimizer=config_lib.OptimizerConfig(learning_rate=0.02, weight_decay=0.0),
+  optimizer=config_lib.OptimizerConfig(learning_rate=0.01, weight_decay=0.0),
   critic=config_lib.CriticConfig(learning_rate=0.02),
   batch=config_lib.BatchConfig(
     row_lengths=(8,), micro_batch_tokens=128, max_micro_batches=2
@@ -108,7 +108,7 @@ def test_ppo_learns_a_bandit(params):
   rng = np.random.default_rng(1)
   trained = learner.Learner(CONFIG, hf.Policy(params, A, None))
   rewards, records = [], []
-  for _ in range(40):
+  for _ in range(60):
     episodes = play(trained.params(), rng)
     rewards.append(episodes[2].sum(-1))
     records += trained.steps(pack(episodes))
@@ -116,10 +116,10 @@ def test_ppo_learns_a_bandit(params):
   noise = np.hypot(before.std(), after.std()) / np.sqrt(len(after))
   assert after.mean() - before.mean() > 8 * noise
   assert before.mean() < 0.3 and after.mean() > 0.9
-  # By then a random word cannot be told from another by its reward; early on
-  # the critic has learned which questions are being answered.
+  # A fresh critic knows nothing; while some questions are answered and others
+  # are not, it learns which.
   explained = [r["value/explained_variance"] for r in records]
-  assert abs(explained[0]) < 0.2 < max(explained)
+  assert explained[0] == 0 and max(explained) > 0.5
   assert all(r["finite"] == 1 for r in records)
   speed = trained.speed(pack(episodes), 1.0)
   assert [speed[f"compile/{n}"] for n in ("train_step", "values")] == [1, 1]

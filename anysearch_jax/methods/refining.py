@@ -27,8 +27,8 @@ _PROMPT = """\
 Somebody reasons towards the answer of a question and has just searched. Read \
 the documents that were found and hand back what helps with the next step.
 
-- Look in every document for facts that answer the query or carry the reasoning \
-on, and check that they are about the same things.
+- Look in every document for facts that answer the query or carry the \
+reasoning on, and check that they are about the same things.
 - Keep what the documents say, add nothing of your own, and do not answer the \
 question.
 - End with the line {final} and, after it, those facts in a few sentences. If \
@@ -78,7 +78,7 @@ class RefiningRetriever:
     retriever: Any,
     refiner: Refiner,
     *,
-    config: config_lib.SearchConfig = config_lib.SearchConfig(),
+    config: config_lib.SearchConfig,
   ):
     self._retriever, self._refiner = retriever, refiner
     self._searcher = searching.Searcher(retriever, config)

@@ -3,7 +3,7 @@
 The limit stands in the prompt. A search beyond it, and a query that was asked
 before, get a message in the place of documents and cost nothing; a turn that
 asks nothing is the last one. What a search shows is what the policy itself made
-of the documents, see `retrieval_refined`. Deviations: a search is the last
+of the documents, see `refining`. Deviations: a search is the last
 complete pair of markers of a turn, which ends at it; the messages count as bad
 turns (`episode.answered_bad_turns`), in the place of a limit on turns; braces
 in a box are balanced, and what stands beside `\\text{...}` in it stays.
@@ -16,6 +16,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from anysearch_jax import config as config_lib
 from anysearch_jax import environment, prompts, protocol, types
 from anysearch_jax.methods import method
 
@@ -114,4 +115,35 @@ ENVIRONMENTS = {
   ),
 }
 
-METHOD = method.Method("search_o1", "Search-o1", environments=ENVIRONMENTS)
+# Tokens of a turn, in the released code.
+_MOST_TOKENS = 8192
+
+
+def refined(
+  config: config_lib.ExperimentConfig,
+) -> config_lib.ExperimentConfig:
+  """With the second call, which is a script in the generated world."""
+  if config.data.source == "world":
+    r = dataclasses.replace(config.retrieval, refined="world")
+    return dataclasses.replace(config, retrieval=r)
+  e = config.episode
+  model = dataclasses.replace(
+    config.retrieval.model,
+    max_tokens=_MOST_TOKENS,
+    deadline=e.turn_deadline,
+  )
+  return dataclasses.replace(
+    config,
+    retrieval=dataclasses.replace(
+      config.retrieval, refined="policy", model=model
+    ),
+    # A search now holds a turn.
+    episode=dataclasses.replace(
+      e, search_deadline=e.search_deadline + e.turn_deadline
+    ),
+  )
+
+
+METHOD = method.Method(
+  "search_o1", "Search-o1", environments=ENVIRONMENTS, train=refined
+)

@@ -14,8 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from anysearch_jax import config as config_lib
-from anysearch_jax import types
+from anysearch_jax import config_methods, types
 from anysearch_jax.data import world as world_lib
 from anysearch_jax.methods import text_model, zerosearch_reward
 
@@ -44,7 +43,7 @@ _MEANING = {
 }
 # A title may hold parentheses.
 _DOCUMENT = re.compile(
-  r"^\W*Doc(?:ument)?\s*\d+\s*[:.]?\s*"
+  r"^\W*Doc(?:ument)?\s*\d+[\s*]*[:.]?[\s*]*"
   r"(?:\(\s*Title:((?:[^()\n]|\([^()\n]*\))*)\))?[:.]?",
   re.IGNORECASE | re.MULTILINE,
 )
@@ -85,7 +84,7 @@ class SimulatedRetriever:
   def __init__(
     self,
     simulator: Simulator,
-    config: config_lib.ZeroSearchConfig,
+    config: config_methods.ZeroSearchConfig,
     *,
     rollouts: int,
     seed: int,
@@ -214,9 +213,7 @@ class WorldSimulator:
     """See `Simulator`."""
     return {"kind": "world", "of": self._retriever.identity(corpora)}
 
-  def _other(
-    self, name: str, asker: types.Asker, avoid: frozenset[str]
-  ) -> str:
+  def _other(self, name: str, asker: types.Asker, avoid: frozenset[str]) -> str:
     """Another entity of the same kind, the same one all over a search."""
     at = self._world.index[name]
     (members,) = (m for m in self._world.members.values() if at in m)
@@ -248,16 +245,19 @@ def passages(reply: str, kind: str) -> list[types.Passage]:
     kind: for their ids, which a trajectory's record shows.
   """
   reply = reply.rpartition("</think>")[2]
-  marks = list(_DOCUMENT.finditer(reply))
-  ends = [mark.start() for mark in marks[1:]] + [len(reply)]
-  documents = [
-    ((mark[1] or "").strip().strip('"').strip(), reply[mark.end() : end])
-    for mark, end in zip(marks, ends, strict=True)
-  ] or [("", _BULLET.sub("", line)) for line in reply.splitlines()]
-  kept = [
-    (title, " ".join(text.split())) for title, text in documents if text.strip()
-  ]
-  return [
-    types.Passage(f"simulated/{kind}/{i}", title and f'"{title}"', text)
-    for i, (title, text) in enumerate(kept, 1)
-  ]
+  # What stands before the first mark, then a title and a text for each.
+  _, *parts = _DOCUMENT.split(reply)
+  titles, texts = parts[::2], parts[1::2]
+  if not parts:
+    texts = [_BULLET.sub("", line) for line in reply.splitlines()]
+    titles = [""] * len(texts)
+  found = []
+  for title, text in zip(titles, texts, strict=True):
+    title = (title or "").strip(' "')
+    if text := " ".join(text.split()):
+      found.append(
+        types.Passage(
+          f"simulated/{kind}/{len(found) + 1}", title and f'"{title}"', text
+        )
+      )
+  return found

@@ -65,7 +65,7 @@ class EngineModel:
 
   Args:
     config: tokens and seconds of a call.
-    stop: texts that end a turn of the engine; a reply ends there too.
+    stop: texts that end a turn of the engine; a reply ends before them.
   """
 
   def __init__(
@@ -110,7 +110,10 @@ class EngineModel:
     finally:
       self._engine.release(own)
     self.counters["output_tokens"] += len(said.token_ids)
-    return said.text
+    text = said.text
+    for stop in self._stop:
+      text = text.removesuffix(stop)
+    return text
 
   def identity(self) -> dict[str, Any]:
     """That it is the policy; which one, a run's provenance says."""

@@ -1,7 +1,7 @@
 """ZeroSearch: a language model plays the search engine while training.
 
 It is asked for useful or noisy passages with the right answer at hand
-(`retrieval` kind `simulated`), more and more often for noisy ones. Prompt and
+(`retrieval.simulated`), more and more often for noisy ones. Prompt and
 tags are Search-R1's; a turn that neither searches nor answers uses one of the
 B + 1 turns up. Evaluated against the real retriever. Deviations: those of
 Search-R1's loop; passages are shown with their titles.
@@ -16,6 +16,10 @@ import chex
 from anysearch_jax import config as config_lib
 from anysearch_jax import prompts
 from anysearch_jax.methods import method, outcomes, search_r1, zerosearch_reward
+
+# The released code's, prompted; served by vLLM or SGLang beside the training.
+_SIMULATOR = "Qwen/Qwen2.5-14B-Instruct"
+_ADDRESS = "http://127.0.0.1:6001/v1"
 
 ENVIRONMENTS = {
   "zerosearch": dataclasses.replace(search_r1.SEARCH_R1, turns_are_budget=True),
@@ -35,11 +39,18 @@ def reward(
 def train(
   config: config_lib.ExperimentConfig,
 ) -> config_lib.ExperimentConfig:
-  """Fixed budget, against a simulated search engine."""
-  return dataclasses.replace(
-    method.fixed_budget(config),
-    retrieval=dataclasses.replace(config.retrieval, simulated="world"),
-  )
+  """Fixed budget, against a simulated search engine.
+
+  Outside of the generated world that is a model at an address; it stays as it
+  is where the configuration names one.
+  """
+  r = config.retrieval
+  if config.data.source == "world":
+    r = dataclasses.replace(r, simulated="world")
+  elif not r.simulated:
+    model = dataclasses.replace(r.model, name=_SIMULATOR)
+    r = dataclasses.replace(r, simulated=_ADDRESS, model=model)
+  return dataclasses.replace(method.fixed_budget(config), retrieval=r)
 
 
 METHOD = method.Method(

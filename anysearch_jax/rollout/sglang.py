@@ -24,7 +24,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import processes, types
+from anysearch_jax import disk, processes, types
 from anysearch_jax.policy import hf, transformer
 from anysearch_jax.rollout import (
   sglang_reply,
@@ -120,9 +120,10 @@ class SglangEngine:
     try:
       if processes.first():
         sglang_weights.remove(folder)
-      hf.save(
-        folder / name, self._policy._replace(params=params), dtype=self._dtype
-      )
+      with disk.writing(folder / name):
+        hf.save(
+          folder / name, self._policy._replace(params=params), dtype=self._dtype
+        )
       processes.by_first(
         lambda: self._background.run(
           sglang_weights.hand_over(

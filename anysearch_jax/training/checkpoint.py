@@ -39,7 +39,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import config_values, processes, tensor_files
+from anysearch_jax import config_values, disk, processes, tensor_files
 from anysearch_jax import curriculum as curriculum_lib
 from anysearch_jax.training import manifest, train_step
 from anysearch_jax.training import pending as pending_lib
@@ -176,22 +176,23 @@ class Checkpoints:
     """
     self._finish()
     self._rollout = saved.rollout
-    self._manager.save(
-      saved.rollout,
-      metrics={"quality": quality},
-      args=ocp.args.Composite(
-        **{
-          item: ocp.args.StandardSave(tree)
-          for item, tree in _trees(saved).items()
-        },
-        # Turned into text only in the background.
-        progress=ocp.args.JsonSave(copy.deepcopy(saved.progress)),
-        **_pending_items(saved.pending),
-        config=ocp.args.JsonSave(config_values.to_dict(self._config)),
-      ),
-      # Without it a checkpoint that is already there would be skipped.
-      force=True,
-    )
+    with disk.writing(self._folder / str(saved.rollout)):
+      self._manager.save(
+        saved.rollout,
+        metrics={"quality": quality},
+        args=ocp.args.Composite(
+          **{
+            item: ocp.args.StandardSave(tree)
+            for item, tree in _trees(saved).items()
+          },
+          # Turned into text only in the background.
+          progress=ocp.args.JsonSave(copy.deepcopy(saved.progress)),
+          **_pending_items(saved.pending),
+          config=ocp.args.JsonSave(config_values.to_dict(self._config)),
+        ),
+        # Without it a checkpoint that is already there would be skipped.
+        force=True,
+      )
 
   def restore(self, like: Saved) -> Saved | None:
     """The newest checkpoint; None without one.
@@ -239,10 +240,11 @@ class Checkpoints:
 
   def _finish(self) -> None:
     """Waits for the save under way and lists what its rename added."""
-    self._manager.wait_until_finished()
-    if self._listed:
-      manifest.write(self._folder / str(self._rollout), self._listed)
-      self._listed = {}
+    with disk.writing(folder := self._folder / str(self._rollout)):
+      self._manager.wait_until_finished()
+      if self._listed:
+        manifest.write(folder, self._listed)
+        self._listed = {}
 
 
 def rollouts(folder: str | pathlib.Path) -> list[int]:

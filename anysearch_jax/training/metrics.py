@@ -15,6 +15,8 @@ import numpy as np
 from tensorboardX import event_file_writer, summary
 from tensorboardX.proto import event_pb2, summary_pb2
 
+from anysearch_jax import disk
+
 Values = Mapping[str, float | int | bool]
 
 
@@ -25,10 +27,13 @@ class Writer:
     folder = pathlib.Path(folder)
     self._rollouts = folder / "metrics.jsonl"
     self._steps = folder / "steps.jsonl"
-    board = folder / "tensorboard"
-    board.mkdir(parents=True, exist_ok=True)
-    # Not a SummaryWriter: a full disk ends its thread, and then it hangs.
-    self._board = event_file_writer.EventsWriter(str(board / "events"))
+    self._board_folder = folder / "tensorboard"
+    with disk.writing(self._board_folder):
+      self._board_folder.mkdir(parents=True, exist_ok=True)
+      # Not a SummaryWriter: a full disk ends its thread, and then it hangs.
+      self._board = event_file_writer.EventsWriter(
+        str(self._board_folder / "events")
+      )
 
   def write(self, step: int, values: Values, steps: Sequence[Values]) -> None:
     """A line of plain numbers each; what is not finite becomes null.
@@ -47,9 +52,10 @@ class Writer:
       (self._steps, numbered),
       (self._rollouts, [values]),
     ):
-      with path.open("a") as file:
+      with disk.writing(path), path.open("a") as file:
         file.writelines(json.dumps(_plain(r)) + "\n" for r in records)
-    self._show(step, values)
+    with disk.writing(self._board_folder):
+      self._show(step, values)
 
   def keep_before(self, rollout: int) -> None:
     """Drops the records of rollouts that a resumed run will do again.
@@ -60,9 +66,7 @@ class Writer:
       text = path.read_text() if path.exists() else ""
       lines = text[: text.rfind("\n") + 1].splitlines(keepends=True)
       kept = [line for line in lines if json.loads(line)["rollout"] < rollout]
-      beside = path.with_name(path.name + ".writing")
-      beside.write_text("".join(kept))
-      beside.rename(path)
+      disk.write_whole(path, "".join(kept))
 
   def _show(self, step: int, values: Values) -> None:
     """Writes the event of a rollout for TensorBoard."""
@@ -84,7 +88,8 @@ class Writer:
     return self
 
   def __exit__(self, *unused) -> None:
-    self._board.close()
+    with disk.writing(self._board_folder):
+      self._board.close()
 
 
 def over_steps(

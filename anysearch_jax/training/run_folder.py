@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Iterable
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import processes, records, types
+from anysearch_jax import disk, processes, records, types
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout import episode
 
@@ -44,13 +44,15 @@ class RunFolder:
           hf.save_files(beside, policy)
       self._write_prompts(policy, question, config)
 
-    processes.by_first(write)
+    with disk.writing(self.path):
+      processes.by_first(write)
 
   def record(self, name: str, groups: Iterable[types.Group]) -> pathlib.Path:
     """Writes trajectories; the file they are in."""
     path = self.path / "trajectories" / f"{name}.jsonl"
     if processes.first():
-      records.write(path, map(records.group, groups))
+      with disk.writing(path):
+        records.write(path, map(records.group, groups))
     return path
 
   def export(
@@ -58,9 +60,13 @@ class RunFolder:
   ) -> None:
     """Writes `policy/` and, of adapters, `adapter/`; all processes call it."""
     policy = policy._replace(source=self.path / "source")
-    hf.save(self.path / "policy", policy, dtype=config.checkpoint.export_dtype)
+    with disk.writing(self.path / "policy"):
+      hf.save(
+        self.path / "policy", policy, dtype=config.checkpoint.export_dtype
+      )
     if policy.architecture.lora is not None:
-      hf.save_adapter(self.path / "adapter", policy, base=config.policy)
+      with disk.writing(self.path / "adapter"):
+        hf.save_adapter(self.path / "adapter", policy, base=config.policy)
 
   def _write_prompts(
     self,

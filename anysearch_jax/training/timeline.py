@@ -16,6 +16,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from anysearch_jax import disk
+
 # Tracks on which one span follows the other; on all others they overlap.
 TRAINER, SAMPLER = "trainer", "sampler"
 TURNS, SEARCHES = "turns", "searches"
@@ -51,7 +53,8 @@ class Timeline:
     self._began = clock()
     self._written = 0
     if path is not None:
-      path.write_bytes(b"[\n" + _joined(_names()) + _CLOSE)
+      with disk.writing(path):
+        path.write_bytes(b"[\n" + _joined(_names()) + _CLOSE)
 
   def add(
     self,
@@ -97,7 +100,7 @@ class Timeline:
     if self._path is None or not spans:
       return
     events = [e for span in spans for e in self._events(rollout, span)]
-    with self._path.open("r+b") as file:
+    with disk.writing(self._path), self._path.open("r+b") as file:
       file.seek(-len(_CLOSE), 2)
       file.write(b",\n" + _joined(events) + _CLOSE)
 
