@@ -39,14 +39,9 @@ def writing(path: str | pathlib.Path) -> Iterator[None]:
   except DiskError:
     raise
   except Exception as error:
-    number = _number(error)
-    if number is None:
-      raise
-    free = _free(pathlib.Path(path))
-    raise DiskError(
-      f"{path} could not be written: {os.strerror(number)}, {free} are free "
-      f"there. {_HELP[number]}, and start the same command again."
-    ) from error
+    if said := _said(error, pathlib.Path(path)):
+      raise DiskError(said) from error
+    raise
 
 
 def write_whole(path: pathlib.Path, text: str) -> None:
@@ -57,22 +52,40 @@ def write_whole(path: pathlib.Path, text: str) -> None:
   """
   beside = path.with_name(path.name + ".writing")
   with writing(path):
-    beside.write_text(text)
-    beside.rename(path)
+    try:
+      beside.write_text(text)
+      beside.rename(path)
+    finally:
+      beside.unlink(missing_ok=True)
 
 
-def _number(error: BaseException | None) -> int | None:
-  """Of the disk's error that it is or that led to it, if one did."""
-  seen = set()
-  while error is not None and id(error) not in seen:
-    seen.add(id(error))
-    if isinstance(error, OSError) and error.errno in _HELP:
-      return error.errno
-    for number in _HELP:
-      if os.strerror(number) in str(error):
-        return number
-    error = error.__cause__ or error.__context__
-  return None
+def _said(error: Exception, path: pathlib.Path) -> str:
+  """What an error says that is the disk's, or that one led to; else ""."""
+  for each in _all(error):
+    if isinstance(each, DiskError):
+      return str(each)
+    for number, helps in _HELP.items():
+      reason = os.strerror(number)
+      ours = isinstance(each, OSError) and each.errno == number
+      if ours or reason in str(each):
+        return (
+          f"{path} could not be written: {reason}, {_free(path)} are free "
+          f"there. {helps}, and start the same command again."
+        )
+  return ""
+
+
+def _all(error: BaseException) -> Iterator[BaseException]:
+  """An error, those of its group, and those that led to it."""
+  waiting, seen = [error], set()
+  while waiting:
+    each = waiting.pop(0)
+    if each is None or id(each) in seen:
+      continue
+    seen.add(id(each))
+    yield each
+    waiting += getattr(each, "exceptions", ())
+    waiting += [each.__cause__, each.__context__]
 
 
 def _free(path: pathlib.Path) -> str:

@@ -26,7 +26,7 @@ from typing import Any
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import config_values, run_lock, types
+from anysearch_jax import config_values, disk, run_lock, types
 from launch import flags as launch_flags
 from launch import parts, policies, progress, retrievers
 
@@ -81,22 +81,21 @@ def main(argv) -> None:
     played = provenance(
       policies.identity(chosen), retriever, questions, flags.FLAGS.split
     )
-    journal.claim(
-      folder,
-      {"config.json": config_values.to_dict(config), "provenance.json": played},
-    )
-    if not (folder / _SUMMARY).is_file():
-      with run_lock.hold(folder / run_lock.NAME):
-        _play(
-          config,
-          chosen,
-          source,
-          questions,
-          searching.Searcher(
-            retriever, config.search, identity=played["retriever"]["sha256"]
-          ),
-          folder,
-        )
+    made = {"config.json": config_values.to_dict(config)}
+    with disk.writing(folder):
+      journal.claim(folder, made | {"provenance.json": played})
+      if not (folder / _SUMMARY).is_file():
+        with run_lock.hold(folder / run_lock.NAME):
+          _play(
+            config,
+            chosen,
+            source,
+            questions,
+            searching.Searcher(
+              retriever, config.search, identity=played["retriever"]["sha256"]
+            ),
+            folder,
+          )
   except (OSError, ValueError, types.EngineError) as error:
     sys.exit(f"launch.evaluate: {error}")
   print(f"episodes: {folder / harness.EPISODES}")

@@ -109,7 +109,8 @@ def _main(
       claim(folder, config)
       note(folder, provenance)
 
-    processes.by_first(begin)
+    with disk.writing(folder):
+      processes.by_first(begin)
     trainer = loop.Trainer(
       config,
       policy=hf.load(
@@ -144,9 +145,10 @@ def _main(
   stopped = False
   try:
     with (
+      disk.writing(folder),
       _stops_at(signal.SIGTERM, trainer.stop, flags.FLAGS.grace)
       if jax.process_count() == 1
-      else contextlib.nullcontext()  # They cannot stop at the same step.
+      else contextlib.nullcontext(),  # They cannot stop at the same step.
     ):
       stopped = not trainer.run(tick)
   except (

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import pathlib
-import resource
-import shutil
-import signal
 import struct
 import subprocess
 import sys
 
+import disks
 import pytest
 import scripted_runs as runs
 import small_run
@@ -22,36 +19,11 @@ from anysearch_jax.evaluation import journal
 from anysearch_jax.policy import hf
 from anysearch_jax.training import learner, metrics
 
-_SIZE = 64 << 20
-
 
 @pytest.fixture
 def disk(tmp_path):
-  """A small disk; skips where nobody may mount one."""
-  folder = tmp_path / "disk"
-  folder.mkdir()
-  options = ("-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(folder))
-  mounted = (
-    shutil.which("mount")
-    and not subprocess.run(
-      ["mount", *options], capture_output=True, check=False, timeout=30
-    ).returncode
-  )
-  if not mounted:
-    pytest.skip("a full disk needs the right to mount one (root)")
-  yield folder
-  subprocess.run(["umount", "-l", folder], check=True, timeout=30)
-
-
-@contextlib.contextmanager
-def room(disk, size):
-  """Only so many bytes are free."""
-  ballast = disk / "ballast"
-  ballast.write_bytes(bytes(shutil.disk_usage(disk).free - size))
-  try:
-    yield
-  finally:
-    ballast.unlink()
+  with disks.mounted(tmp_path / "disk") as folder:
+    yield folder
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +51,8 @@ def test_a_run_stops_on_a_full_disk_and_goes_on_when_there_is_room(
 ):
   whole, _, _ = finished(0)
   monkeypatch.setattr(learner, "Learner", runs.Learner)
-  start = shutil.disk_usage(disk).free
-  shutil.copytree(whole, disk / "copy")
-  needs = start - shutil.disk_usage(disk).free
-  shutil.rmtree(disk / "copy")
-  with room(disk, int(share * needs)), pytest.raises(Exception) as caught:
+  needs = disks.needs(whole, disk)
+  with disks.room(disk, int(share * needs)), pytest.raises(Exception) as caught:
     runs.run(disk / "run", parts, runs.at_level(0))
   assert _says_that_it_is_full(caught.value)
   runs.run(disk / "run", parts, runs.at_level(0))
@@ -95,27 +64,12 @@ def test_an_export_on_a_full_disk_leaves_the_earlier_one(disk, parts):
   hf.save(disk / "policy", policy)
   before = {f.name: f.read_bytes() for f in (disk / "policy").iterdir()}
   size = sum(map(len, before.values()))
-  with room(disk, size // 2), pytest.raises(Exception) as caught:
+  with disks.room(disk, size // 2), pytest.raises(Exception) as caught:
     hf.save(disk / "policy", policy)
   assert _says_that_it_is_full(caught.value)
   after = {f.name: f.read_bytes() for f in (disk / "policy").iterdir()}
   assert after == before
   assert [path.name for path in disk.iterdir()] == ["policy"]
-
-
-# A limit on the size of a file is a full disk that needs no right to mount.
-
-
-@contextlib.contextmanager
-def files_of_at_most(size):
-  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-  before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-  try:
-    yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, before)
 
 
 def _row(place):
@@ -128,7 +82,7 @@ def _journal(folder):
 
 @pytest.mark.parametrize("size", [300, 333, 1000])
 def test_an_evaluation_on_a_full_disk_goes_on_where_it_stopped(tmp_path, size):
-  with pytest.raises(OSError), files_of_at_most(size):
+  with pytest.raises(OSError), disks.files_of_at_most(size):
     with _journal(tmp_path) as rows:
       for place in range(30):
         rows.add(_row(place))
@@ -194,7 +148,7 @@ def test_tensorboard_is_shown_the_numbers_as_they_come(tmp_path):
 
 
 def test_metrics_on_a_full_disk_stop_the_run_and_do_not_hang_it(tmp_path):
-  with pytest.raises(OSError), files_of_at_most(2000):
+  with pytest.raises(OSError), disks.files_of_at_most(2000):
     with metrics.Writer(tmp_path) as writer:
       for rollout in range(1000):
         writer.write(rollout, {"rollout": rollout}, [{"y": 1.0}])

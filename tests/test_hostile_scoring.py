@@ -154,7 +154,7 @@ def formed(spans, budget, searches, scaffold):
 
 
 @hostile.cases("format is what a second reader says")
-@hypothesis.given(hostile.tapes())
+@hypothesis.given(hostile.tapes(100))
 def test_format_is_what_a_second_reader_says(tape):
   spans, budget, searches, scaffold = nearly_formed(tape)
   for charged in (searches, searches + 1):

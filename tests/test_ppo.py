@@ -14,6 +14,7 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import objective, objective_ppo
+from anysearch_jax.planning import flops, memory, programs
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import critic as critic_lib
 from anysearch_jax.policy import hf, transformer
@@ -21,6 +22,7 @@ from anysearch_jax.training import (
   batching,
   learner,
   ppo,
+  throughput,
   train_step,
   validation,
 )
@@ -335,6 +337,29 @@ def test_a_mesh_trains_as_one_device_does(params):
       np.testing.assert_allclose(
         cut[name], value, rtol=2e-4, atol=1e-5, err_msg=name
       )
+
+
+def test_a_plan_has_the_critic_and_its_pass():
+  config = dataclasses.replace(
+    small_run.CONFIG, objective=PPO, mesh=config_lib.MeshConfig(fsdp=2)
+  )
+  a = dataclasses.replace(A, tied=False)
+  found = programs.programs(config, a, devices=jax.devices(), micro_batches=1)
+  step, values = found[:2]
+  assert (step.name, values.name) == ("train step", "value pass")
+  kinds = memory.kinds(step)
+  # All of the policy but its head, which fsdp cuts, and a head of 16 numbers.
+  assert kinds["critic"] == kinds["masters"] - 4 * 8 * 16 // 2 + 4 * 16
+  assert memory.gradients(kinds) == kinds["critic"] + kinds["masters"]
+  tokens = step.tokens
+  # Every score is computed, also those that are masked.
+  work = throughput.Work(tokens, tokens, pairs=tokens * 128)
+  counted = sum(
+    flops.count(p.fn.trace(*p.args).jaxpr, trips=p.trips) for p in found[:2]
+  )
+  # Backwards the head's logits are computed again.
+  again = 2 * tokens * 8 * 16
+  assert counted == throughput.model_flops(a, work, critic=True) + again
 
 
 SMALL = dataclasses.replace(

@@ -245,6 +245,17 @@ def test_a_step_that_is_not_finite_changes_nothing(
   assert (metrics["finite"], state.step) == (1, kept.step + 1)
 
 
+def test_a_step_of_no_tokens_changes_nothing(
+  step, params, reference, trajectories
+):
+  state, _ = run(step, params, reference, trajectories)
+  kept = jax.tree.map(np.array, state)
+  assert any(x.any() for x in jax.tree.leaves(kept.opt_state))
+  state, metrics = step(state, reference, batching.pack([], config=PACKED))
+  jax.tree.map(np.testing.assert_array_equal, state, kept)
+  assert metrics["finite"] == 1
+
+
 def test_different_batches_are_one_trace_and_the_state_is_donated(
   step, params, reference, trajectories
 ):
@@ -256,7 +267,7 @@ def test_different_batches_are_one_trace_and_the_state_is_donated(
     )
     assert metrics["finite"] == 1
     assert all(x.is_deleted() for x in jax.tree.leaves(old))
-  assert state.step == 3
+  assert state.step == 2  # The last one has nothing to learn from.
   # Every test that takes this step has given it batches of its own.
   assert step._cache_size() == 1
   # `init` copied what it was given, which others may still use.
