@@ -17,7 +17,7 @@ from anysearch_jax.config_rollout import (
   SamplingConfig,
   SearchConfig,
   SglangConfig,
-  TextModelConfig,
+  TextModelConfig,  # noqa: F401 - the one of RetrievalConfig.
 )
 
 

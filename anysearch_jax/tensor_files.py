@@ -373,13 +373,18 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
   files = [single]
   if index.is_file() and not single.is_file():
     try:
-      names = json_files.read(index)["weight_map"].values()
-      files = [folder / name for name in sorted(set(names))]
+      names = sorted(set(json_files.read(index)["weight_map"].values()))
+      files = [folder / name for name in names]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
       raise ValueError(
         f"{index}: no JSON object with a weight_map of file names; copy it "
         "again."
       ) from error
+    if outside := [n for n in names if pathlib.PurePath(n).name != n]:
+      raise ValueError(
+        f"{index}: found the file {outside[0]!r}, expected names of files "
+        "beside it; nothing is read from elsewhere."
+      )
   for path in files:
     if path.is_file():
       continue

@@ -223,6 +223,8 @@ def fetch(
   wanted = []
   for name in sets or PAPER:
     dataset, _, split = name.rpartition("_")
+    # The hub's own name; another may be the usual one.
+    preparing.dataset_name(dataset)
     wanted.append((dataset, preparing.split_name(split)))
   names = [f"{dataset}/{split}.jsonl" for dataset, split in wanted]
   snapshot = hub.fetch(repository, revision, names, hub=on)

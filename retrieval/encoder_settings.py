@@ -96,7 +96,13 @@ def _pooling(folder: pathlib.Path) -> str:
     modules[kind] = module.get("path")
   if "Pooling" not in modules:
     return "mean"
-  path = folder / str(modules["Pooling"]) / "config.json"
+  at = folder / str(modules["Pooling"])
+  if not at.resolve().is_relative_to(folder.resolve()):
+    raise ValueError(
+      f"{path}: found the module's folder {modules['Pooling']!r}, expected one "
+      "inside this folder."
+    )
+  path = at / "config.json"
   config = read(path, dict)
   if "pooling_mode" in config:
     return str(config["pooling_mode"])

@@ -71,7 +71,10 @@ class Corpus:
     try:
       self.info: dict[str, Any] = json.loads((folder / _INFO).read_bytes())
       self._offsets = np.load(folder / _OFFSETS, mmap_mode="r")
-      self.path = folder / self.info["lines"]
+      lines = self.info["lines"]
+      if lines != _LINES and not os.path.isabs(lines):
+        raise ValueError(f"lines at {lines!r}, expected {_LINES!r} or a path")
+      self.path = folder / lines
       size = self.path.stat().st_size
       found = size, self._offsets.dtype, self._offsets.shape
       expected = self.info["bytes"], np.int64, (self.info["passages"] + 1,)

@@ -38,6 +38,8 @@ class WordIndex:
     try:
       info = json.loads((folder / _INFO).read_text())
       for name, sha256 in info["sha256"].items():
+        if pathlib.PurePath(name).name != name:
+          raise ValueError(f"{name!r} is no file of this folder")
         if vectors_lib.digest(folder / name) != sha256:
           raise ValueError(f"{name} is not as it was written")
       self.count = info["count"]

@@ -137,12 +137,12 @@ def test_no_text_from_outside_encodes_to_a_special_token(real_tokenizer):
 @hostile.cases("a megabyte of text is read in time")
 @hypothesis.given(hostile.megabytes())
 def test_a_megabyte_of_text_is_read_in_time(text):
-  start = time.perf_counter()
+  start = time.process_time()
   protocol.last_action(text)
   shown = protocol.observation([types.Passage("1", "t", text)], hostile.CONTROL)
   assert len(shown.strip().split("\n")) == 1
   # Some tenths of a second; a step that is quadratic would take minutes.
-  assert time.perf_counter() - start < 10
+  assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize("piece", ["<|", "\u202e", "</answer>", " ", "{B}"])
@@ -151,7 +151,7 @@ def test_a_megabyte_is_encoded_without_a_special_token(real_tokenizer, piece):
     [types.Passage("1", "t", piece * (2**20 // len(piece)))],
     real_tokenizer.control_tokens,
   )
-  start = time.perf_counter()
+  start = time.process_time()
   ids = real_tokenizer.encode(text)
-  assert time.perf_counter() - start < 20
+  assert time.process_time() - start < 20
   assert special_ids(real_tokenizer).isdisjoint(ids)

@@ -168,7 +168,7 @@ def test_format_is_what_a_second_reader_says(tape):
 @hostile.cases("a megabyte is judged in time")
 @hypothesis.given(hostile.megabytes(), st.sampled_from(AUTHORS))
 def test_a_megabyte_is_judged_in_time(text, author):
-  start = time.perf_counter()
+  start = time.process_time()
   verdict = scoring.judge(
     [types.Span(author, text)],
     golden_answers=("Lima", text[: 2**16]),
@@ -179,4 +179,4 @@ def test_a_megabyte_is_judged_in_time(text, author):
   assert verdict.format == 0
   assert verdict.answer is None or author is MODEL
   scoring.f1(text, ("Lima",))
-  assert time.perf_counter() - start < 10
+  assert time.process_time() - start < 10
