@@ -124,11 +124,11 @@ def _validate_models(c: config_lib.RetrievalConfig) -> None:
         f"retrieval.{field}: found {found!r}, expected 'world', 'policy', the "
         "address of a model (http://127.0.0.1:8000/v1), or nothing."
       )
-  if bool(c.model.name) != bool(addresses):
+  if addresses and not c.model.name:
     raise ValueError(
-      f"retrieval.model.name: found {c.model.name!r} with retrieval.simulated "
-      f"{c.simulated!r} and retrieval.refined {c.refined!r}; expected a name "
-      "where one of them is an address, and none elsewhere."
+      "retrieval.model.name: found nothing with retrieval.simulated "
+      f"{c.simulated!r} and retrieval.refined {c.refined!r}; expected the name "
+      "of the model at the address."
     )
   if c.simulated and c.log:
     raise ValueError(

@@ -19,6 +19,7 @@ from anysearch_jax.training import (
   collection,
   learner,
   pending,
+  watch,
 )
 
 
@@ -177,5 +178,6 @@ def test_a_rollout_without_a_token_can_wait(parts, tmp_path, scripted):
   config = runs.at_level(1, save_every=1, watch=bearing)
   runs.run(tmp_path, parts, config, engine=runs.Engine(parts, script), kill=0)
   assert not (tmp_path / "checkpoints" / "1" / "tokens").exists()
-  runs.run(tmp_path, parts, config, engine=runs.Engine(parts, script), kill=1)
-  assert runs.metrics(tmp_path)[1]["rollout/dropped_groups"] == 4
+  with pytest.raises(watch.FailedEpisodesError, match="no group.*Gone"):
+    runs.run(tmp_path, parts, config, engine=runs.Engine(parts, script))
+  assert len(runs.metrics(tmp_path)) == 1

@@ -325,11 +325,7 @@ def test_what_simulates_is_in_the_provenance():
   [
     ({"simulated": "gpt"}, "retrieval.simulated: found 'gpt'"),
     ({"refined": "ftp://a"}, "retrieval.refined: found 'ftp://a'"),
-    ({"simulated": "http://a/v1"}, "retrieval.model.name: found ''"),
-    (
-      {"refined": "policy", "model": config_lib.TextModelConfig(name="m")},
-      "retrieval.model.name: found 'm'",
-    ),
+    ({"simulated": "http://a/v1"}, "retrieval.model.name: found nothing"),
     ({"simulated": "world", "log": "x.sqlite"}, "retrieval.log: found 'x"),
     (
       {"model": config_lib.TextModelConfig(max_tokens=0)},
