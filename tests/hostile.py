@@ -178,6 +178,19 @@ class Tape:
       return {name: self.value(depth - 1) for name in names}
     return self.text(3) if kind > 3 else self.pick(_SCALARS)
 
+  def change(self, value: Any, others: Sequence[Any] = (None,)) -> Any:
+    """A value some part of which is another, of `value` or of `others`."""
+    if self.below(4) == 0 or not isinstance(value, dict | list):
+      return self.pick((self.value(), self.pick(others)))
+    if isinstance(value, list):
+      place = self.below(len(value) + 1)
+      return [
+        self.change(each, others) if i == place else each
+        for i, each in enumerate(value)
+      ]
+    name = self.pick([*value, "facts", "metadata", self.text(1)])
+    return {**value, name: self.change(value.get(name), others)}
+
   def raw(self, most: int = 6) -> bytes:
     """Bytes that begin, end or break files of several kinds."""
     return b"".join(self.some(lambda: self.pick(_RAW), most))
