@@ -312,7 +312,8 @@ class ExperimentConfig:
   """Everything a run needs; saved whole as `config.json` in its folder.
 
   method: the system that is trained, with its constants; `reward` are those of
-    AnySearch. policy: a Hugging Face folder. compute_dtype: bfloat16 or float32, of sampling
+    AnySearch.
+  policy: a Hugging Face folder. compute_dtype: bfloat16 or float32, of sampling
   and training; trained weights and moments are float32. questions x group
   trajectories a rollout.
   save_every: rollouts between checkpoints (and recorded trajectories).

@@ -10,7 +10,6 @@ import re
 
 from anysearch_jax import environment
 
-
 # The paper's appendix "Prompt Design", verbatim.
 _PAPER_SCAFFOLD = """\
 You are an expert assistant designed to solve complex tasks through a rigorous cycle of reasoning and search. Your goal is to answer the user's question accurately while efficiently using your search budget. You have a total of {B} searches available. You must execute a structured loop of Budget, Reasoning, Action, Observation until you have sufficient information to answer.

@@ -5,11 +5,11 @@
 
 Rows are those of configs/ablations.py or of configs/methods/study.py;
 `--tables=tool,sampling` or `--rows=anysearch,no_abs` take some of them. Two run
-at a time, each on one thread. Every command is printed as it starts, so that it can be run by hand.
-The same command again goes on where it was stopped, whatever stopped it: a
-training from its newest checkpoint, an evaluation from its last episode. The
-report holds every row and seed of the folder that is finished, also those of
-earlier commands; `tables.md` beside it has the tables.
+at a time, each on one thread. Every command is printed as it starts, so that it
+can be run by hand. The same command again goes on where it was stopped,
+whatever stopped it: a training from its newest checkpoint, an evaluation from
+its last episode. The report holds every row and seed of the folder that is
+finished, also those of earlier commands; `tables.md` beside it has the tables.
 """
 
 from __future__ import annotations
