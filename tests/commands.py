@@ -12,14 +12,25 @@ from launch import flags as launch_flags
 
 @contextlib.contextmanager
 def defined(command):
-  """The flags of a command module; afterwards there are none of them."""
-  before = set(flags.FLAGS)
+  """The flags of a command module, and none that another one has defined."""
+  values = flags.FLAGS
+  # Those that were put back are of no module any more.
+  others = {
+    name: values[name]
+    for name in values
+    if values.find_module_defining_flag(name, "launch").startswith("launch")
+  }
+  for name in others:
+    delattr(values, name)
+  before = set(values)
   command.define_flags()
   try:
     yield
   finally:
-    for name in set(flags.FLAGS) - before:
-      delattr(flags.FLAGS, name)
+    for name in set(values) - before:
+      delattr(values, name)
+    for name, flag in others.items():
+      values[name] = flag
 
 
 def run(command, *arguments):
