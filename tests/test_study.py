@@ -13,6 +13,7 @@ import small_run
 from anysearch_jax.policy import hf
 from anysearch_jax.training import validation
 from configs import ablations, study_rows
+from configs.methods import study as methods
 from launch import flags as launch_flags
 from launch import study
 
@@ -161,3 +162,19 @@ def test_a_study_runs_goes_on_and_reports_all_that_is_there(tmp_path):
   page = (root / "report.html").read_text()
   assert "launch.train" in page and "--config.evaluation.scaffold=true" in page
   assert (root / "tables.md").is_file()
+
+
+def test_rows_of_the_compared_systems_can_be_played():
+  base = launch_flags.load_config("configs/quickstart.py")
+  steps = set()
+  for row in methods.rows(base):
+    config = launch_flags.load_config(row.config)
+    config = launch_flags.override(config, row.overrides)
+    played = launch_flags.override(config, row.evaluation)
+    validation.validate_playing(played)
+    assert not played.retrieval.simulated, row.name
+    if not row.policy_of:
+      validation.validate(config)
+      steps.add((config.curriculum.total_steps, config.questions, config.group))
+  # At equal steps and episodes.
+  assert steps == {(base.curriculum.total_steps, base.questions, base.group)}
