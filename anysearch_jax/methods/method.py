@@ -68,6 +68,19 @@ class Method:
     return next(reversed(self.environments))
 
 
+def by_own_constants(
+  reward: Callable[..., dict[str, chex.Array]], name: str
+) -> Reward:
+  """A reward that takes the constants of one system, `method.<name>`."""
+
+  def of_config(
+    outcomes: outcomes_lib.Outcomes, config: config_lib.ExperimentConfig
+  ) -> dict[str, chex.Array]:
+    return reward(outcomes, config=getattr(config.method, name))
+
+  return of_config
+
+
 def fixed_budget(
   config: config_lib.ExperimentConfig,
 ) -> config_lib.ExperimentConfig:

@@ -6,23 +6,12 @@ tells it one.
 
 from __future__ import annotations
 
-import chex
-
-from anysearch_jax import config as config_lib
-from anysearch_jax.methods import method, otc_reward, outcomes, search_r1
-
-
-def reward(
-  o: outcomes.Outcomes, config: config_lib.ExperimentConfig
-) -> dict[str, chex.Array]:
-  """`otc_reward.reward`."""
-  return otc_reward.reward(o, config=config.method.otc)
-
+from anysearch_jax.methods import method, otc_reward, search_r1
 
 METHOD = method.Method(
   "otc",
   "OTC-PO",
   environments=search_r1.ENVIRONMENTS,
-  reward=reward,
+  reward=method.by_own_constants(otc_reward.reward, "otc"),
   train=method.fixed_budget,
 )

@@ -12,11 +12,8 @@ budget up, and an empty query is none.
 
 from __future__ import annotations
 
-import chex
-
-from anysearch_jax import config as config_lib
 from anysearch_jax import environment, prompts
-from anysearch_jax.methods import method, outcomes, search_r1_reward
+from anysearch_jax.methods import method, search_r1_reward
 
 _PROMPT = """\
 Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get new information. After reasoning, if you find you lack some knowledge, you can call a search engine by <search> query </search> and it will return the top searched results between <information> and </information>. You can search at most {B} times. If you find no further external knowledge needed, you can directly provide the answer inside <answer> and </answer>, without detailed illustrations. For example, <answer> Beijing </answer>. Question: {Question}
@@ -41,18 +38,11 @@ ENVIRONMENTS = {
 }
 
 
-def reward(
-  o: outcomes.Outcomes, config: config_lib.ExperimentConfig
-) -> dict[str, chex.Array]:
-  """`search_r1_reward.reward`."""
-  return search_r1_reward.reward(o, config=config.method.search_r1)
-
-
 METHOD = method.Method(
   "search_r1",
   "Search-R1",
   environments=ENVIRONMENTS,
-  reward=reward,
+  reward=method.by_own_constants(search_r1_reward.reward, "search_r1"),
   train=method.fixed_budget,
   measures=("gold_found",),
   measure=search_r1_reward.measure,

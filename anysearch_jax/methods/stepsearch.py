@@ -13,12 +13,11 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-import chex
 import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import environment, prompts, protocol, types
-from anysearch_jax.methods import method, outcomes, stepsearch_reward
+from anysearch_jax.methods import method, stepsearch_reward
 
 _PROMPT = """\
 Answer the question below by a loop of plan, search, information and observation. Work in these steps and mark each one by its tags:
@@ -76,13 +75,6 @@ ENVIRONMENTS = {
 }
 
 
-def reward(
-  o: outcomes.Outcomes, config: config_lib.ExperimentConfig
-) -> dict[str, chex.Array]:
-  """`stepsearch_reward.reward`."""
-  return stepsearch_reward.reward(o, config=config.method.stepsearch)
-
-
 def steps(
   trajectory: types.Trajectory, config: config_lib.ExperimentConfig
 ) -> np.ndarray:
@@ -101,7 +93,7 @@ METHOD = method.Method(
   "stepsearch",
   "StepSearch",
   environments=ENVIRONMENTS,
-  reward=reward,
+  reward=method.by_own_constants(stepsearch_reward.reward, "stepsearch"),
   train=train,
   measures=("search_keys",),
   measure=stepsearch_reward.measure,

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 
-import chex
-
 from anysearch_jax import config as config_lib
 from anysearch_jax import prompts
-from anysearch_jax.methods import method, outcomes, search_r1, zerosearch_reward
+from anysearch_jax.methods import method, search_r1, zerosearch_reward
 
 # The released code's, prompted; served by vLLM or SGLang beside the training.
 _SIMULATOR = "Qwen/Qwen2.5-14B-Instruct"
@@ -27,13 +25,6 @@ ENVIRONMENTS = {
     prompts.PROMPTS["world"], turns_are_budget=True
   ),
 }
-
-
-def reward(
-  o: outcomes.Outcomes, config: config_lib.ExperimentConfig
-) -> dict[str, chex.Array]:
-  """`zerosearch_reward.reward`."""
-  return zerosearch_reward.reward(o, config=config.method.zerosearch)
 
 
 def train(
@@ -57,6 +48,6 @@ METHOD = method.Method(
   "zerosearch",
   "ZeroSearch",
   environments=ENVIRONMENTS,
-  reward=reward,
+  reward=method.by_own_constants(zerosearch_reward.reward, "zerosearch"),
   train=train,
 )
