@@ -15,7 +15,7 @@ from scripted import CODEC, answer, search
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import prompts, protocol, types
-from anysearch_jax.rollout import episode
+from anysearch_jax.rollout import episode, episode_state
 
 ADDRESS = types.Address(rollout=3, question=1, sample=2)
 QUESTION = types.Question("q1", "Who wrote Emma?", ("Jane Austen",), "wiki")
@@ -47,11 +47,13 @@ def play(*turns, hits=(), **kwargs):
   """
   state, request = begin(**kwargs)
   script, asked = iter(turns), []
-  while not isinstance(request, episode.Done):
+  while not isinstance(request, episode_state.Done):
     asked.append(request)
     if isinstance(request, types.SearchRequest):
       event = (
-        hits if isinstance(hits, episode.Failure) else episode.Retrieved(hits)
+        hits
+        if isinstance(hits, episode_state.Failure)
+        else episode_state.Retrieved(hits)
       )
     else:
       event = next(script)
@@ -257,14 +259,16 @@ def test_prompt_that_fills_the_context_is_truncated_unread(scaffold):
 
 
 def test_failing_engine():
-  trajectory, _ = play(search("a"), episode.Failure("Engine is gone."))
+  trajectory, _ = play(search("a"), episode_state.Failure("Engine is gone."))
   assert trajectory.outcome is types.Outcome.FAILED
   assert trajectory.failed and trajectory.reason == "Engine is gone."
   assert transcript(trajectory) == ["M " + search("a"), "E " + NOTHING]
 
 
 def test_failing_retriever_is_no_empty_observation_and_no_charge():
-  trajectory, _ = play(search("a"), hits=episode.Failure("Index is gone."))
+  trajectory, _ = play(
+    search("a"), hits=episode_state.Failure("Index is gone.")
+  )
   assert trajectory.outcome is types.Outcome.FAILED
   assert trajectory.reason == "Index is gone."
   assert transcript(trajectory) == ["M " + search("a")]
@@ -322,10 +326,10 @@ def test_event_that_does_not_answer_the_request_is_refused():
   with pytest.raises(
     ValueError, match=r"Found a Retrieved while .* waits on a"
   ):
-    play(episode.Retrieved(()))
+    play(episode_state.Retrieved(()))
   state, request = begin(budget=0)
   over, _ = episode.step(state, scripted.turn(request, answer("a")))
-  for event in (episode.Failure("late"), scripted.turn(request, "again")):
+  for event in (episode_state.Failure("late"), scripted.turn(request, "again")):
     with pytest.raises(ValueError, match="waits on a Done"):
       episode.step(over, event)
 
@@ -381,10 +385,10 @@ def test_any_model_text(texts, budget, scaffold, max_generated, spare, passage):
   hits = (types.Passage("1", passage, passage),)
   state, request = begin(budget=budget, scaffold=scaffold, config=config)
   sampled, asked = [], []
-  while not isinstance(request, episode.Done):
+  while not isinstance(request, episode_state.Done):
     if isinstance(request, types.SearchRequest):
       asked.append(request.query)
-      event = episode.Retrieved(hits)
+      event = episode_state.Retrieved(hits)
     else:
       event = scripted.turn(request, texts[request.turn % len(texts)])
       sampled.append(event)

@@ -13,7 +13,7 @@ import scripted
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import prompts, scoring, types
-from anysearch_jax.rollout import episode, stops
+from anysearch_jax.rollout import episode, episode_state, stops
 
 MODEL, ENVIRONMENT = types.Author.MODEL, types.Author.ENVIRONMENT
 ANSWERS = [
@@ -70,9 +70,9 @@ def play(
     codec=codec,
   )
   sampled, queries = [], []
-  while not isinstance(request, episode.Done):
+  while not isinstance(request, episode_state.Done):
     if isinstance(request, types.SearchRequest):
-      event = episode.Retrieved(tuple(found[len(queries) % len(found)]))
+      event = episode_state.Retrieved(tuple(found[len(queries) % len(found)]))
       queries.append(request.query)
     else:
       event = sample(request, said[request.turn % len(said)])

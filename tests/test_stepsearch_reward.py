@@ -14,6 +14,7 @@ import chex
 import numpy as np
 import pytest
 import spoken
+from sklearn.feature_extraction.text import TfidfVectorizer
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import config_methods, protocol, tokenizer, types
@@ -214,10 +215,9 @@ def test_similarities_follow_the_definition():
 
 
 def test_similarities_are_those_of_scikit_learn():
-  text = pytest.importorskip("sklearn.feature_extraction.text")
   texts = ["the river tol, in Bath", "bath b 7 by river", "River-Tol tol", ""]
   plain = ["river tol in bath", "bath b 7 by river", "rivertol tol", ""]
-  table = text.TfidfVectorizer().fit_transform(plain).toarray()
+  table = TfidfVectorizer().fit_transform(plain).toarray()
   np.testing.assert_allclose(
     stepsearch_reward.similarities(texts[0], texts[1:]),
     table[1:] @ table[0],

@@ -19,7 +19,7 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.data import world as world_lib
-from anysearch_jax.rollout import episode
+from anysearch_jax.rollout import episode, episode_state
 
 PROBE_KINDS = (
   *("nothing", "conflict", "found", "copy", "memory", "relation"),
@@ -357,10 +357,10 @@ def _play(
   )
   passages = None
   marks = []
-  while not isinstance(request, episode.Done):
+  while not isinstance(request, episode_state.Done):
     if isinstance(request, types.SearchRequest):
       passages = retriever_search(request.query, request.k, request.corpus)
-      event = episode.Retrieved(tuple(passages))
+      event = episode_state.Retrieved(tuple(passages))
     else:
       turn = turns.send(passages)
       passages = None

@@ -40,7 +40,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import scoring, types
 from anysearch_jax.evaluation import cuts, harness, intervals, journal
 from anysearch_jax.methods import systems, text_model
-from anysearch_jax.rollout import driver, episode
+from anysearch_jax.rollout import driver, episode, episode_state
 
 KINDS = ("continue", "stop")
 BRANCHES = "branches.jsonl"
@@ -203,7 +203,7 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 async def _end(
-  state: episode.Episode,
+  state: episode_state.Episode,
   cut: cuts.Cut,
   *,
   address: types.Address,
@@ -221,7 +221,7 @@ async def _end(
       if cut.kind == "continue" and isinstance(request, types.GenerateRequest):
         event = await driver.answer(request, **parts, config=state.config)
         at, request = episode.step(at, event)
-        failed = isinstance(event, episode.Failure)
+        failed = isinstance(event, episode_state.Failure)
         if not failed and not isinstance(request, types.SearchRequest):
           continue
       return attempt + 1, await driver.play(at, request, **parts)

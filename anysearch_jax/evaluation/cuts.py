@@ -8,7 +8,7 @@ from typing import NamedTuple
 from anysearch_jax import config as config_lib
 from anysearch_jax import protocol, types
 from anysearch_jax.evaluation import journal
-from anysearch_jax.rollout import episode
+from anysearch_jax.rollout import episode_state
 
 
 class Cut(NamedTuple):
@@ -40,7 +40,7 @@ def take_up(
   *,
   config: config_lib.EpisodeConfig,
   codec: types.TextCodec,
-) -> episode.Episode:
+) -> episode_state.Episode:
   """The episode as it stood before a turn.
 
   Args:
@@ -61,7 +61,7 @@ def take_up(
   if row["scaffold"]:
     end -= 1  # The turn gets a budget line of its own.
   before = _turns(row)[: cut.turn]
-  return episode.Episode(
+  return episode_state.Episode(
     types.Address(0, 0, 0),
     types.Question(
       row["question_id"],
@@ -105,7 +105,9 @@ def _searches(text: str) -> bool:
   )
 
 
-def _chunks(row: journal.Row, codec: types.TextCodec) -> list[episode.Chunk]:
+def _chunks(
+  row: journal.Row, codec: types.TextCodec
+) -> list[episode_state.Chunk]:
   """The whole episode; what the environment wrote is encoded as it was then."""
   tokens = row.get("tokens")
   if tokens is None:
@@ -119,16 +121,18 @@ def _chunks(row: journal.Row, codec: types.TextCodec) -> list[episode.Chunk]:
   )
   counts = iter([n for author, n in tokens["authors"] if author == "model"])
 
-  def given(author: types.Author, text: str, count: int) -> episode.Chunk:
+  def given(author: types.Author, text: str, count: int) -> episode_state.Chunk:
     taken = tuple(itertools.islice(ids, count))
-    return episode.Chunk(author, taken, (0.0,) * count, (-1,) * count, text)
+    return episode_state.Chunk(
+      author, taken, (0.0,) * count, (-1,) * count, text
+    )
 
   chunks = [given(types.Author.PROMPT, "", row["prompt_tokens"])]
   for span in row["spans"]:
     if span["author"] == "model":
       n = next(counts)
       chunks.append(
-        episode.Chunk(
+        episode_state.Chunk(
           types.Author.MODEL,
           *(tuple(itertools.islice(x, n)) for x in (ids, logps, versions)),
           span["text"],

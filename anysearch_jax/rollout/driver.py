@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.rollout import episode
+from anysearch_jax.rollout import episode, episode_state
 from anysearch_jax.rollout import inflight as inflight_lib
 
 
@@ -86,8 +86,8 @@ async def run_episode(
 
 
 async def play(
-  state: episode.Episode,
-  request: episode.Request,
+  state: episode_state.Episode,
+  request: episode_state.Request,
   *,
   engine: types.Engine,
   retriever: types.Retriever,
@@ -99,7 +99,7 @@ async def play(
     state, request: as `episode.start` or `episode.step` returned them.
     engine, retriever, inflight: as `run_episode`; the episode is not released.
   """
-  while not isinstance(request, episode.Done):
+  while not isinstance(request, episode_state.Done):
     with inflight.waiting(request):
       event = await answer(
         request, engine=engine, retriever=retriever, config=state.config
@@ -227,7 +227,7 @@ async def answer(
   engine: types.Engine,
   retriever: types.Retriever,
   config: config_lib.EpisodeConfig,
-) -> episode.Event:
+) -> episode_state.Event:
   """Answers a request; whoever is out of reach becomes a `Failure`."""
   is_turn = isinstance(request, types.GenerateRequest)
   seconds = config.turn_deadline if is_turn else config.search_deadline
@@ -235,14 +235,14 @@ async def answer(
     async with asyncio.timeout(seconds):
       if is_turn:
         return await engine.generate(request)
-      return episode.Retrieved(tuple(await retriever.search(request)))
+      return episode_state.Retrieved(tuple(await retriever.search(request)))
   # A retriever may be simulated by an engine, so both errors come from either.
   except (types.EngineError, types.RetrievalError, TimeoutError) as error:
     who = (
       f"Turn {request.turn}" if is_turn else f"The search for {request.query!r}"
     )
     what = str(error) or f"no answer within {seconds:g} seconds."
-    return episode.Failure(f"{who} failed: {what}")
+    return episode_state.Failure(f"{who} failed: {what}")
 
 
 def _stands(sampled: types.Group) -> bool:

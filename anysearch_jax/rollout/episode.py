@@ -3,10 +3,6 @@
 `start` and `step` return the next state and the one request that it waits on;
 whoever holds an engine and a retriever answers it with an event. Nothing here
 waits, fails or draws: equal events give equal episodes.
-
-An episode is a row of chunks. A chunk is what one author wrote at one time:
-the sampled ids of a turn as they came (they are never encoded again), or the
-ids of a text of the environment. Tokens, authors and spans all derive from it.
 """
 
 from __future__ import annotations
@@ -20,116 +16,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import environment as environment_lib
 from anysearch_jax import prompts, protocol, types
 from anysearch_jax.methods import systems
-
-
-@dataclasses.dataclass(frozen=True)
-class Chunk:
-  """Tokens that one author wrote at one time, and their text."""
-
-  author: types.Author
-  token_ids: tuple[int, ...]
-  logps: tuple[float, ...]
-  versions: tuple[int, ...]
-  text: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Done:
-  """The episode is over: nothing more is asked."""
-
-  trajectory: types.Trajectory
-
-
-@dataclasses.dataclass(frozen=True)
-class Retrieved:
-  """The event that answers a `SearchRequest`; no hit is legal."""
-
-  passages: tuple[types.Passage, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Failure:
-  """The event of a request that nobody could answer; `reason` says why."""
-
-  reason: str
-
-
-Request = types.GenerateRequest | types.SearchRequest | Done
-Event = types.Generation | Retrieved | Failure
-
-
-@dataclasses.dataclass(frozen=True)
-class Episode:
-  """What has happened so far, and the request that the episode waits on.
-
-  Attributes:
-    chunks: prompt, turns and environment texts in order.
-    queries: the charged queries; their number is the budget used.
-    documents: what each of them found.
-    search_ends: where the turns ended that searched, as in a `Trajectory`.
-    bad_turns: turns answered with an error line.
-    violation: a search beyond the budget was tried.
-    verifying: the policy was asked what it thinks of its answer.
-    request: what is awaited; None only inside `start`.
-  """
-
-  address: types.Address
-  question: types.Question
-  budget: int
-  scaffold: bool
-  config: config_lib.EpisodeConfig
-  codec: types.TextCodec
-  chunks: tuple[Chunk, ...] = ()
-  queries: tuple[str, ...] = ()
-  documents: tuple[tuple[types.Document, ...], ...] = ()
-  search_ends: tuple[int, ...] = ()
-  bad_turns: int = 0
-  violation: bool = False
-  verifying: bool = False
-  request: Request | None = None
-
-  @property
-  def environment(self) -> environment_lib.Environment:
-    """The texts around the episode, and how its own are read."""
-    return systems.environment(self.config.prompts)
-
-  @property
-  def used(self) -> int:
-    """Searches charged."""
-    return len(self.queries)
-
-  @property
-  def left(self) -> int:
-    """Searches that may still be made."""
-    lost = self.bad_turns if self.environment.turns_are_budget else 0
-    return self.budget - self.used - lost
-
-  @property
-  def turns(self) -> int:
-    """Turns that the model has taken."""
-    return sum(chunk.author is types.Author.MODEL for chunk in self.chunks)
-
-  @property
-  def tokens(self) -> int:
-    """Tokens of the context."""
-    return sum(len(chunk.token_ids) for chunk in self.chunks)
-
-  @property
-  def generated(self) -> int:
-    """Tokens that the model wrote."""
-    return sum(
-      len(chunk.token_ids)
-      for chunk in self.chunks
-      if chunk.author is types.Author.MODEL
-    )
-
-  @property
-  def room(self) -> int:
-    """Tokens that the next turn may sample; none are left below 1."""
-    return min(
-      self.config.max_generated - self.generated,
-      self.config.max_context - self.tokens,
-    )
+from anysearch_jax.rollout import episode_state
 
 
 def prompt(
@@ -172,7 +59,7 @@ def start(
   address: types.Address,
   config: config_lib.EpisodeConfig,
   codec: types.TextCodec,
-) -> tuple[Episode, Request]:
+) -> tuple[episode_state.Episode, episode_state.Request]:
   """Opens an episode.
 
   Args:
@@ -193,11 +80,15 @@ def start(
   text, ids = prompt(
     question, budget=budget, scaffold=scaffold, config=config, codec=codec
   )
-  episode = Episode(address, question, budget, scaffold, config, codec)
+  episode = episode_state.Episode(
+    address, question, budget, scaffold, config, codec
+  )
   return _next_turn(episode, _given(types.Author.PROMPT, text, ids))
 
 
-def step(episode: Episode, event: Event) -> tuple[Episode, Request]:
+def step(
+  episode: episode_state.Episode, event: episode_state.Event
+) -> tuple[episode_state.Episode, episode_state.Request]:
   """Answers the request that the episode waits on.
 
   Args:
@@ -212,11 +103,13 @@ def step(episode: Episode, event: Event) -> tuple[Episode, Request]:
       that breaks the request's limits.
   """
   match episode.request, event:
-    case types.GenerateRequest() | types.SearchRequest(), Failure(reason):
+    case types.GenerateRequest() | types.SearchRequest(), episode_state.Failure(
+      reason
+    ):
       return _finish(episode, types.Outcome.FAILED, reason)
     case types.GenerateRequest(max_tokens=most), types.Generation():
       return _after_turn(episode, event, most)
-    case types.SearchRequest(query=query), Retrieved(passages):
+    case types.SearchRequest(query=query), episode_state.Retrieved(passages):
       env = episode.environment
       text = env.observation(passages, _unwanted(env, episode.codec))
       found = tuple(types.Document(p.id, p.title) for p in passages)
@@ -235,7 +128,9 @@ def step(episode: Episode, event: Event) -> tuple[Episode, Request]:
   )
 
 
-def go_on(episode: Episode) -> tuple[Episode, Request]:
+def go_on(
+  episode: episode_state.Episode,
+) -> tuple[episode_state.Episode, episode_state.Request]:
   """Asks for a turn after the chunks that an episode has.
 
   Args:
@@ -249,8 +144,8 @@ def go_on(episode: Episode) -> tuple[Episode, Request]:
 
 
 def _after_turn(
-  episode: Episode, generation: types.Generation, most: int
-) -> tuple[Episode, Request]:
+  episode: episode_state.Episode, generation: types.Generation, most: int
+) -> tuple[episode_state.Episode, episode_state.Request]:
   """Records a turn and does what its action asks for."""
   sampled = len(generation.token_ids)
   known = (len(generation.logps), len(generation.versions))
@@ -260,7 +155,7 @@ def _after_turn(
       f"{known[1]} versions for turn {episode.turns} of {episode.address}; "
       f"expected one of each a token and 1 to {most} tokens."
     )
-  turn = Chunk(
+  turn = episode_state.Chunk(
     types.Author.MODEL,
     tuple(generation.token_ids),
     tuple(generation.logps),
@@ -302,7 +197,7 @@ def _after_turn(
   return _next_turn(episode, _written(episode, line))
 
 
-def _search(episode: Episode, query: str) -> types.SearchRequest:
+def _search(episode: episode_state.Episode, query: str) -> types.SearchRequest:
   said = (c.text for c in episode.chunks if c.author != types.Author.PROMPT)
   return types.SearchRequest(
     query,
@@ -314,7 +209,9 @@ def _search(episode: Episode, query: str) -> types.SearchRequest:
   )
 
 
-def _answered(episode: Episode) -> tuple[Episode, Request]:
+def _answered(
+  episode: episode_state.Episode,
+) -> tuple[episode_state.Episode, episode_state.Request]:
   """Ends an episode with its answer, or asks what the policy thinks of it."""
   verification = episode.environment.verification
   if verification is None or episode.left <= 0 or _limit(episode):
@@ -324,8 +221,8 @@ def _answered(episode: Episode) -> tuple[Episode, Request]:
 
 
 def _after_verification(
-  episode: Episode, generation: types.Generation
-) -> tuple[Episode, Request]:
+  episode: episode_state.Episode, generation: types.Generation
+) -> tuple[episode_state.Episode, episode_state.Request]:
   """Lets an answer stand, or has the policy go on."""
   verification = episode.environment.verification
   episode = dataclasses.replace(episode, verifying=False)
@@ -334,7 +231,9 @@ def _after_verification(
   return _next_turn(episode, _written(episode, verification.go_on))
 
 
-def _next_turn(episode: Episode, *chunks: Chunk) -> tuple[Episode, Request]:
+def _next_turn(
+  episode: episode_state.Episode, *chunks: episode_state.Chunk
+) -> tuple[episode_state.Episode, episode_state.Request]:
   """Records `chunks` and asks for a turn, or truncates where none has room.
 
   What no turn can read is not recorded: a trajectory never outgrows the
@@ -357,7 +256,7 @@ def _next_turn(episode: Episode, *chunks: Chunk) -> tuple[Episode, Request]:
   return _wait(asking, request)
 
 
-def _limit(episode: Episode) -> str:
+def _limit(episode: episode_state.Episode) -> str:
   """Which limit leaves no room for another token; "" when none does."""
   config = episode.config
   if episode.generated >= config.max_generated:
@@ -380,24 +279,30 @@ def _unwanted(
   return (*codec.control_tokens, *env.markers)
 
 
-def _written(episode: Episode, text: str) -> Chunk:
+def _written(episode: episode_state.Episode, text: str) -> episode_state.Chunk:
   """A text of the environment."""
   ids = episode.codec.encode(text)
   return _given(types.Author.ENVIRONMENT, text, ids)
 
 
-def _given(author: types.Author, text: str, ids: list[int]) -> Chunk:
+def _given(
+  author: types.Author, text: str, ids: list[int]
+) -> episode_state.Chunk:
   """Tokens that nobody sampled."""
-  return Chunk(author, tuple(ids), (0.0,) * len(ids), (-1,) * len(ids), text)
+  return episode_state.Chunk(
+    author, tuple(ids), (0.0,) * len(ids), (-1,) * len(ids), text
+  )
 
 
-def _wait(episode: Episode, request: Request) -> tuple[Episode, Request]:
+def _wait(
+  episode: episode_state.Episode, request: episode_state.Request
+) -> tuple[episode_state.Episode, episode_state.Request]:
   return dataclasses.replace(episode, request=request), request
 
 
 def _finish(
-  episode: Episode, outcome: types.Outcome, reason: str = ""
-) -> tuple[Episode, Request]:
+  episode: episode_state.Episode, outcome: types.Outcome, reason: str = ""
+) -> tuple[episode_state.Episode, episode_state.Request]:
   """Ends the episode with its trajectory."""
   chunks = episode.chunks
   lengths = [len(chunk.token_ids) for chunk in chunks]
@@ -431,4 +336,4 @@ def _finish(
     documents=episode.documents,
     search_ends=episode.search_ends,
   )
-  return _wait(episode, Done(trajectory))
+  return _wait(episode, episode_state.Done(trajectory))
