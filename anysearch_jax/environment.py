@@ -48,6 +48,8 @@ class Environment:
     stops: texts that end a turn.
     action: what a turn asks for, by its text.
     answer: the answer of a response, by its spans; None without one.
+    format: whether a response is well formed, called as `scoring.check_format`
+      is; None where the paper's grammar is not what a response follows.
     observation: what a search shows, by its passages and the texts that are
       not to appear in them; these are `markers` and the control tokens.
     before_turn: what precedes every turn while the scaffold is on.
@@ -69,6 +71,7 @@ class Environment:
   stops: tuple[str, ...] = protocol.STOPS
   action: Callable[[str], protocol.Action | None] = protocol.last_action
   answer: Callable[[Sequence[types.Span]], str | None] = scoring.extract_answer
+  format: Callable[..., int] | None = scoring.check_format
   observation: Callable[[Sequence[types.Passage], Sequence[str]], str] = (
     protocol.observation
   )
@@ -78,3 +81,15 @@ class Environment:
   turns_are_budget: bool = False
   ends_itself: bool = False
   verification: Verification | None = None
+
+  def judge(self, trajectory: types.Trajectory) -> scoring.Verdict:
+    """What a trajectory that was played here is worth, before any weight."""
+    return scoring.judge(
+      trajectory.spans,
+      golden_answers=trajectory.question.golden_answers,
+      budget=trajectory.budget,
+      searches=trajectory.searches,
+      scaffold=trajectory.scaffold,
+      read=self.answer,
+      check=self.format,
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,24 +43,35 @@ def trajectory(t: types.Trajectory) -> dict[str, Any]:
   }
 
 
-def group(sampled: types.Group) -> dict[str, Any]:
-  """One group, as `launch.score` reads it."""
+def group(
+  sampled: types.Group, scored: Sequence[Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
+  """One group, as `launch.score` reads it.
+
+  Args:
+    sampled: the group.
+    scored: what each trajectory was worth, by name.
+  """
+  scored = scored or [{}] * len(sampled.trajectories)
   return {
     "question_id": sampled.question.id,
     "question": sampled.question.text,
     "golden_answers": list(sampled.question.golden_answers),
     "budget": sampled.budget,
     "scaffold": sampled.scaffold,
-    "trajectories": [trajectory(t) for t in sampled.trajectories],
+    "trajectories": [
+      {**trajectory(t), **worth}
+      for t, worth in zip(sampled.trajectories, scored, strict=True)
+    ],
   }
 
 
 def episode(
   t: types.Trajectory,
+  verdict: scoring.Verdict,
   *,
   seed: int,
   prices: config_lib.EvaluationConfig,
-  read: Callable[[Sequence[types.Span]], str | None] | None = None,
 ) -> dict[str, Any]:
   """One evaluated episode with its verdict (answer, EM, format) and its tokens.
 
@@ -69,18 +80,10 @@ def episode(
 
   Args:
     t: the episode.
+    verdict: on it.
     seed: of the evaluation.
     prices: of searches and tokens, for its `cost` in US dollars.
-    read: finds the answer, as in `scoring.judge`.
   """
-  verdict = scoring.judge(
-    t.spans,
-    golden_answers=t.question.golden_answers,
-    budget=t.budget,
-    searches=t.searches,
-    scaffold=t.scaffold,
-    read=read,
-  )
   read = sum(contexts(t))
   return {
     "question_id": t.question.id,

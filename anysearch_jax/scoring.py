@@ -35,44 +35,12 @@ class Verdict:
   Attributes:
     answer: the stripped answer, "" for an empty one, None for a missing one.
     em: 1 if the answer matches an alias, else 0.
-    format: 1 if the response is well formed, else 0.
+    format: 1 if the response is well formed, else 0; None where nothing says.
   """
 
   answer: str | None
   em: int
-  format: int
-
-
-def judge(
-  spans: Sequence[types.Span],
-  *,
-  golden_answers: Sequence[str],
-  budget: int,
-  searches: int,
-  scaffold: bool,
-  read: Callable[[Sequence[types.Span]], str | None] | None = None,
-) -> Verdict:
-  """Judges one trajectory (the paper's appendix, R_acc and R_format).
-
-  Args:
-    spans: the response, without the prompt.
-    golden_answers: the accepted answers.
-    budget: searches assigned, >= 0.
-    searches: searches charged.
-    scaffold: whether the environment was to write budget blocks.
-    read: finds the answer, where that is not `extract_answer`.
-
-  Returns:
-    The verdict.
-  """
-  answer = (read or extract_answer)(spans)
-  return Verdict(
-    answer=answer,
-    em=exact_match(answer, golden_answers),
-    format=check_format(
-      spans, budget=budget, searches=searches, scaffold=scaffold
-    ),
-  )
+  format: int | None
 
 
 def extract_answer(spans: Sequence[types.Span]) -> str | None:
@@ -174,6 +142,41 @@ def check_format(
       state == protocol.budget_state(budget, used)
       for used, state in enumerate(states)
     )
+  )
+
+
+def judge(
+  spans: Sequence[types.Span],
+  *,
+  golden_answers: Sequence[str],
+  budget: int,
+  searches: int,
+  scaffold: bool,
+  read: Callable[[Sequence[types.Span]], str | None] = extract_answer,
+  check: Callable[..., int] | None = check_format,
+) -> Verdict:
+  """Judges one trajectory (the paper's appendix, R_acc and R_format).
+
+  Args:
+    spans: the response, without the prompt.
+    golden_answers: the accepted answers.
+    budget: searches assigned, >= 0.
+    searches: searches charged.
+    scaffold: whether the environment was to write budget blocks.
+    read: finds the answer.
+    check: says whether the response is well formed, called as `check_format`
+      is; None where nothing does.
+
+  Returns:
+    The verdict.
+  """
+  answer = read(spans)
+  return Verdict(
+    answer=answer,
+    em=exact_match(answer, golden_answers),
+    format=None
+    if check is None
+    else check(spans, budget=budget, searches=searches, scaffold=scaffold),
   )
 
 

@@ -26,8 +26,6 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
-from anysearch_jax import config as config_lib
-from anysearch_jax import config_values, json_files
 from anysearch_jax.evaluation import (
   costs,
   loading,
@@ -142,54 +140,27 @@ def groups_of(
   found = []
   for label, folder in runs.items():
     paths = sorted((folder / "trajectories").glob("rollout-*.jsonl"))
-    config = folder / "config.json"
-    if paths and config.is_file():
-      experiment = config_values.from_dict(
-        config_lib.ExperimentConfig,
-        # Of other versions the rest may have other keys.
-        {
-          key: value
-          for key, value in json_files.read(config).items()
-          if key in ("reward", "objective")
-        },
-      )
-      episodes = [
-        episode
-        for path in paths[-_GROUP_FILES:]
-        for episode in _scored(path, experiment)
-      ]
+    episodes = [e for path in paths[-_GROUP_FILES:] for e in _scored(path)]
+    if episodes:
       found.append(trajectories.Sample(f"{label}, training", episodes))
   return found
 
 
-def _scored(
-  path: pathlib.Path, config: config_lib.ExperimentConfig
-) -> list[metrics.Episode]:
-  """The trajectories of a file as episodes; `seed` is the rollout's number."""
-  # Only here, because it brings JAX.
-  from launch import score
+def _scored(path: pathlib.Path) -> list[metrics.Episode]:
+  """The trajectories of a file that earned something, as episodes.
 
+  Their `seed` is the rollout's number.
+  """
   rollout = int(path.stem.rpartition("-")[2])
-  episodes = []
-  for line in path.read_bytes().splitlines():
-    group = json.loads(line)
-    scores = score.score_group(score.parse_group(line), config)
-    for trajectory, values in zip(group["trajectories"], scores, strict=True):
-      if values["em"] is not None:
-        episodes.append(
-          {k: v for k, v in group.items() if k != "trajectories"}
-          | trajectory
-          | {
-            "seed": rollout,
-            "training": True,
-            "answer": values["answer"],
-            "em": values["em"],
-            "format": values["format"],
-            "reward": values["total"],
-            "advantage": values["advantage"],
-          }
-        )
-  return episodes
+  groups = map(json.loads, path.read_bytes().splitlines())
+  return [
+    {k: v for k, v in group.items() if k != "trajectories"}
+    | trajectory
+    | {"seed": rollout, "training": True}
+    for group in groups
+    for trajectory in group["trajectories"]
+    if "advantage" in trajectory
+  ]
 
 
 if __name__ == "__main__":

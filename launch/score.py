@@ -23,6 +23,10 @@ gamma_q, one value for the group. A failed trajectory gets null for every key
 and is left out of the group's statistics. Without --config the paper's weights
 apply.
 
+The reward is AnySearch's. That of another system (`method.name`), which may
+look at more than a file has, stands in the files that its training wrote: each
+trajectory has `answer`, `em`, `format`, `reward`, its `parts` and `advantage`.
+
 `searches` is taken as recorded: where it disagrees with the text the format is
 0 and the rewards use `searches`; above the budget r_abs is negative, as its
 equation says.
@@ -185,9 +189,15 @@ def score_file(
   """Scores every line of `source` into `target`, all or nothing.
 
   Raises:
-    ValueError: a malformed line, by its number.
+    ValueError: a malformed line, by its number; another system's rewards.
     OSError: a file that cannot be read or written.
   """
+  if config.method.name != "anysearch":
+    raise ValueError(
+      f"method.name: found {config.method.name!r}, expected 'anysearch', whose "
+      "reward this is. What trajectories of other systems earned stands in the "
+      "files of their training."
+    )
   partial = target.with_name(f".{target.name}.{os.getpid()}")
   try:
     with open(source, "rb") as lines, open(partial, "w") as output:

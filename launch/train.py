@@ -33,6 +33,14 @@ from launch import flags as launch_flags
 
 # Exit code of a run that was stopped and goes on by the same command.
 RESUME = os.EX_TEMPFAIL
+# In the line of a rollout, by its metrics; some systems have no format.
+_SHOWN = {
+  "em": "reward/em",
+  "format": "reward/format",
+  "searches": "rollout/searches",
+  "reward": "reward/total",
+  "entropy": "policy/entropy",
+}
 
 
 def define_flags() -> None:
@@ -135,12 +143,12 @@ def _main(
 
   def tick(event: loop.Event) -> None:
     if processes.first():
-      line.tick(
-        event.rollout + 1,
-        "phase {phase} em {reward/em:.2f} format {reward/format:.2f} "
-        "searches {rollout/searches:.2f} reward {reward/total:.2f} "
-        "entropy {policy/entropy:.2f}".format(**event.values),
+      shown = " ".join(
+        f"{name} {event.values[metric]:.2f}"
+        for name, metric in _SHOWN.items()
+        if metric in event.values
       )
+      line.tick(event.rollout + 1, f"phase {event.values['phase']} {shown}")
 
   stopped = False
   try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 
@@ -49,6 +50,15 @@ def test_every_number_stands_where_its_episode_does():
     t is not None for t in told
   ]
   assert list(table.asked) == [float(t is not None and t[1]) for t in told]
+
+
+def test_a_format_that_nothing_judged_is_no_measurement():
+  row = study.row("a", questions=4, budgets=(2,), seeds=(1,))
+  found = metrics.cell([{**e, "format": None} for e in row.episodes])
+  assert found.format_rate is None
+  judged = metrics.cell(row.episodes)
+  assert judged.format_rate is not None
+  assert found == dataclasses.replace(judged, format_rate=None)
 
 
 def test_order_of_lines_changes_nothing():

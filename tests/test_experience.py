@@ -158,3 +158,32 @@ def test_metrics_leave_out_what_failed(groups):
   assert found["rollout/total_tokens"] == pytest.approx((8 + 6 + 4) / 3)
   assert found["rollout/answered"] == 1.0
   assert "rollout/failed" not in found
+
+
+def test_what_trajectories_earned_is_recorded_with_them(groups):
+  first, last = experience.records(score(groups))
+  assert [first["question_id"], last["question_id"]] == ["q0", "q2"]
+  right, wrong = first["trajectories"]
+  reward = config_lib.RewardConfig()
+  assert (right["answer"], right["em"], right["format"]) == ("Tol", 1, 1)
+  assert (wrong["answer"], wrong["em"], wrong["format"]) == ("wrong", 0, 1)
+  # Nobody searched, so that all of them used as much of the budget.
+  assert wrong["reward"] == pytest.approx(
+    reward.beta + reward.delta * wrong["parts"]["length"]
+  )
+  assert right["advantage"] == pytest.approx(1, rel=1e-4)
+  failed, _ = last["trajectories"]
+  assert failed["failed"] and "reward" not in failed
+
+
+def test_where_nothing_judges_the_form_no_metric_tells_of_it(groups):
+  config = config_lib.ExperimentConfig(
+    group=2,
+    method=config_lib.MethodConfig(name="otc"),
+    episode=config_lib.EpisodeConfig(prompts="stepsearch_world"),
+  )
+  scored = experience.score(groups, np.array([2, 1, 2]), config=config)
+  assert "reward/format" not in experience.metrics(scored)
+  assert "reward/format" in experience.metrics(score(groups))
+  (first, _) = experience.records(scored)
+  assert [t["format"] for t in first["trajectories"]] == [None, None]

@@ -17,6 +17,7 @@ from test_hostile_episode import episode_of, play
 from anysearch_jax import config as config_lib
 from anysearch_jax import json_files, records, tensor_files
 from anysearch_jax.evaluation import episodes, journal
+from anysearch_jax.methods import systems
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,10 @@ def test_an_episode_is_read_as_it_was_written(folder, tape):
   budget = tape.below(3)
   trajectory = play(*episode_of(tape), budget=budget, scaffold=True).trajectory
   row = records.episode(
-    trajectory, seed=3, prices=config_lib.EvaluationConfig()
+    trajectory,
+    systems.environment("paper").judge(trajectory),
+    seed=3,
+    prices=config_lib.EvaluationConfig(),
   )
   path = folder / "rows.jsonl"
   with journal.Journal(path, 1, lambda row: row["seed"] - 3) as rows:

@@ -10,7 +10,6 @@ import study
 from absl import app, flags
 from absl.testing import flagsaver
 
-from anysearch_jax import config as config_lib
 from anysearch_jax.evaluation import loading
 from launch import report as command
 
@@ -103,61 +102,34 @@ def test_the_worth_of_searches_lies_in_the_evaluation(tmp_path):
   assert loading.load_worth(folders[0]) == {}
 
 
-def _group(*right):
-  """A recorded group: right or wrong after one search of two."""
-  spans = [
-    {"author": "model", "text": "<think> a </think><search>b</search>"},
-    {"author": "environment", "text": "\n\n<information>c</information>\n\n"},
-  ]
-  return {
-    "question_id": "q",
-    "question": "who?",
-    "golden_answers": ["x"],
-    "budget": 2,
-    "scaffold": False,
-    "trajectories": [
-      {
-        "spans": [
-          *spans,
-          {
-            "author": "model",
-            "text": f"<think> d </think><answer>{'x' if r else 'y'}</answer>",
-          },
-        ],
-        "searches": 1,
-        "queries": ["b"],
-        "violation": False,
-        "outcome": "answered",
-        "reason": "",
-        "failed": False,
-        "generated_tokens": 9,
-        "retrieved_tokens": 3,
-        "total_tokens": 12,
-      }
-      for r in right
-    ],
-  }
-
-
 def test_training_groups_come_with_reward_and_advantage(tmp_path):
   run = tmp_path / "run"
   (run / "trajectories").mkdir(parents=True)
+  worth = {"answer": "y", "em": 0, "format": None, "reward": 0.3}
+  group = {
+    "question_id": "q",
+    "budget": 2,
+    "trajectories": [
+      {"searches": 1, "failed": False, **worth, "advantage": -1.0},
+      {"searches": 0, "failed": True},
+    ],
+  }
   (run / "trajectories" / "rollout-00007.jsonl").write_text(
-    json.dumps(_group(1, 0)) + "\n"
-  )
-  (run / "config.json").write_text(
-    json.dumps({"reward": {"gamma_mode": "off"}, "key_of_another_version": 1})
+    json.dumps(group) + "\n"
   )
   (sample,) = command.groups_of({"A": run})
   assert sample.label == "A, training"
-  right, wrong = sample.episodes
-  reward = config_lib.RewardConfig()
-  assert right["reward"] == pytest.approx(reward.alpha + reward.beta)
-  assert wrong["reward"] == pytest.approx(reward.beta)
-  # Two rewards stand one standard deviation off their mean.
-  assert right["advantage"] == pytest.approx(1, abs=1e-4)
-  assert wrong["advantage"] == pytest.approx(-1, abs=1e-4)
-  assert (right["seed"], right["em"], wrong["answer"]) == (7, 1, "y")
+  (episode,) = sample.episodes
+  assert episode == {
+    "question_id": "q",
+    "budget": 2,
+    "searches": 1,
+    "failed": False,
+    **worth,
+    "advantage": -1.0,
+    "seed": 7,
+    "training": True,
+  }
 
 
 def test_a_run_without_recorded_groups_has_none_to_show(tmp_path):

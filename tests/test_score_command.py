@@ -237,6 +237,14 @@ def test_scaffold_and_crlf_lines(tmp_path):
   assert [line["trajectories"][0]["format"] for line in lines] == [1, 1]
 
 
+def test_the_reward_of_another_system_is_not_computed_here(tmp_path):
+  config = config_lib.ExperimentConfig(
+    method=config_lib.MethodConfig(name="otc")
+  )
+  with pytest.raises(ValueError, match="found 'otc', expected 'anysearch'"):
+    run(tmp_path, group(trajectory()), config=config)
+
+
 def test_an_empty_file_has_no_scores(tmp_path):
   assert run(tmp_path) == []
 

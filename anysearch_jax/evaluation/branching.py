@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import scoring, types
+from anysearch_jax import types
 from anysearch_jax.evaluation import cuts, harness, intervals, journal
 from anysearch_jax.methods import systems, text_model
 from anysearch_jax.rollout import driver, episode, episode_state
@@ -261,14 +261,7 @@ def _row(
   }
   if end is None:
     return row
-  verdict = scoring.judge(
-    end.spans,
-    golden_answers=end.question.golden_answers,
-    budget=end.budget,
-    searches=end.searches,
-    scaffold=end.scaffold,
-    read=systems.environment(config.prompts).answer,
-  )
+  verdict = systems.environment(config.prompts).judge(end)
   gain = verdict.em - stored["em"]
   return row | {
     "em": verdict.em,

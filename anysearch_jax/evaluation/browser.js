@@ -101,8 +101,11 @@
     const facts = [
       data.rows[e.row], e.dataset, `B = ${e.budget}`, `seed ${e.seed}`,
       plural(e.searches, "search", "searches"), e.outcome + (e.reason ?
-        ` (${e.reason})` : ""), e.format ? "well formed" : "badly formed",
+        ` (${e.reason})` : ""),
       `${e.generated_tokens} tokens written, ${e.retrieved_tokens} read`];
+    if (e.format !== null) {
+      facts.push(e.format ? "well formed" : "badly formed");
+    }
     if (e.violation) facts.push("searched beyond its budget");
     if (e.cost) facts.push(`$${e.cost.toPrecision(3)}`);
     if (e.hops) facts.push(plural(e.hops, "hop", "hops"));

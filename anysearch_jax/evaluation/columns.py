@@ -34,7 +34,6 @@ NONE = -1  # Hops or kind of a question that does not tell.
 _INTEGERS = ("question", "budget", "seed", "hops", "outcome", "kind")
 _PRESENT = (
   "em",
-  "format",
   "searches",
   "violation",
   "scaffold",
@@ -42,7 +41,7 @@ _PRESENT = (
   "retrieved_tokens",
   "total_tokens",
 )
-_OPTIONAL = ("input_tokens", "cost")
+_OPTIONAL = ("format", "input_tokens", "cost")
 _TYPE = [(name, np.int64) for name in _INTEGERS] + [
   (name, np.float64) for name in (*_PRESENT, *_OPTIONAL, "f1", "asked")
 ]
@@ -60,8 +59,8 @@ class Columns:
     outcome: int `[P]`, index in OUTCOMES.
     kind: int `[P]`, index in KINDS of the first fact, NONE where unknown;
       asked: float `[P]`, 1 where that fact was searched.
-    em, f1, format, searches, violation, scaffold, *_tokens: float `[P]`.
-    input_tokens, cost: float `[P]`, nan where the file does not tell.
+    em, f1, searches, violation, scaffold, *_tokens: float `[P]`.
+    format, input_tokens, cost: float `[P]`, nan where the file does not tell.
   """
 
   ids: np.ndarray

@@ -32,7 +32,7 @@ _REQUIRED = {
   "spans": _LIST,
   "answer": (str, type(None)),
   "em": _NUMBER,
-  "format": _NUMBER,
+  "format": (*_NUMBER, type(None)),
   "searches": _WHOLE,
   "queries": _LIST,
   "violation": _WHOLE,

@@ -30,7 +30,6 @@ EPISODES = "episodes.jsonl"
 ENGINE_SEED = 0
 _SUMS = (
   "em",
-  "format",
   "searches",
   "generated_tokens",
   "retrieved_tokens",
@@ -124,7 +123,7 @@ def _play(
         inflight=inflight,
       )
       rows.add(
-        records.episode(trajectory, seed=seed, prices=e, read=env.answer)
+        records.episode(trajectory, env.judge(trajectory), seed=seed, prices=e)
       )
       on_done(next(finished), len(grid))
 

@@ -117,6 +117,7 @@ def _bats(plan: str, verifies: bool) -> environment.Environment:
     over_budget="\nNo search is left. Answer with what is known.\n",
     no_action=prompts.PROMPTS["paper"].no_action,
     answer=answer,
+    format=None,
     after_search=track,
     verification=(
       environment.Verification(_ASK, accepted, _GO_ON) if verifies else None
@@ -130,7 +131,7 @@ ENVIRONMENTS = {
   "bats_verify": _bats("", verifies=True),
   "bats_plan_verify": _bats(_PLAN, verifies=True),
   "bats_world": dataclasses.replace(
-    prompts.PROMPTS["world"], after_search=track_in_world
+    prompts.PROMPTS["world"], format=None, after_search=track_in_world
   ),
 }
 

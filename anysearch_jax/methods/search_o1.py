@@ -103,6 +103,7 @@ SEARCH_O1 = environment.Environment(
   stops=(QUERY[1],),
   action=action,
   answer=answer,
+  format=None,
   observation=observation,
   markers=(*QUERY, *RESULT),
   ends_itself=True,
@@ -111,7 +112,10 @@ ENVIRONMENTS = {
   "search_o1": SEARCH_O1,
   # The world's policy knows the paper's tags only; the manners are the same.
   "search_o1_world": dataclasses.replace(
-    prompts.PROMPTS["world"], repeated="search or answer\n", ends_itself=True
+    prompts.PROMPTS["world"],
+    format=None,
+    repeated="search or answer\n",
+    ends_itself=True,
   ),
 }
 

@@ -61,6 +61,7 @@ STEPSEARCH = environment.Environment(
     "\nMy previous action is invalid: it was neither a search nor an answer "
     "between their tags. Let me try again.\n"
   ),
+  format=None,
   observation=observation,
   after_search=functools.partial(warn, _WARNING),
   markers=_MARKERS,
@@ -70,7 +71,9 @@ ENVIRONMENTS = {
   "stepsearch": STEPSEARCH,
   # The world's policy knows neither of the tags: it thinks instead.
   "stepsearch_world": dataclasses.replace(
-    _WORLD, after_search=functools.partial(warn, _WORLD.over_budget)
+    _WORLD,
+    format=None,
+    after_search=functools.partial(warn, _WORLD.over_budget),
   ),
 }
 

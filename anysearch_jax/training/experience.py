@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import objective, scoring, types
+from anysearch_jax import records as records_lib
 from anysearch_jax.methods import outcomes as outcomes_lib
 from anysearch_jax.methods import systems
 from anysearch_jax.training import batching
@@ -19,6 +21,7 @@ class Experience(NamedTuple):
   """A rollout, scored; arrays are `[Q, G]`, a dropped group's row is invalid.
 
   groups: None where a group was dropped.
+  verdicts: of the valid trajectories, by place (q, g).
   budgets: int32 `[Q]`.
   rewards: by name, `total` among them, see `methods.method.Method`.
   steps: what each search of a trajectory earned besides, by its place.
@@ -26,10 +29,10 @@ class Experience(NamedTuple):
   """
 
   groups: list[types.Group | None]
+  verdicts: Mapping[tuple[int, int], scoring.Verdict]
   budgets: np.ndarray
   valid: np.ndarray
   em: np.ndarray
-  format: np.ndarray
   rewards: Mapping[str, np.ndarray]
   steps: Mapping[tuple[int, int], np.ndarray]
   advantages: np.ndarray
@@ -57,24 +60,16 @@ def score(
   em, format_, generated, searches = (np.zeros(shape, np.int32) for _ in "efgs")
   f1 = np.zeros(shape, np.float32)
   measures = {name: np.zeros(shape, np.float32) for name in method.measures}
-  steps = {}
+  verdicts, steps = {}, {}
   for q, sampled in enumerate(groups):
     for g, trajectory in enumerate(sampled.trajectories if sampled else ()):
       if trajectory.failed:
         continue
-      golden = trajectory.question.golden_answers
-      verdict = scoring.judge(
-        trajectory.spans,
-        golden_answers=golden,
-        budget=trajectory.budget,
-        searches=trajectory.searches,
-        scaffold=trajectory.scaffold,
-        read=env.answer,
-      )
       here = q, g
+      verdict = verdicts[here] = env.judge(trajectory)
       valid[here] = True
-      em[here], format_[here] = verdict.em, verdict.format
-      f1[here] = scoring.f1(verdict.answer, golden)
+      em[here], format_[here] = verdict.em, verdict.format or 0
+      f1[here] = scoring.f1(verdict.answer, trajectory.question.golden_answers)
       answered[here] = verdict.answer is not None
       violation[here] = trajectory.violation
       generated[here] = trajectory.generated_tokens
@@ -105,10 +100,10 @@ def score(
   parts, advantages = jax.device_get((parts, advantages))
   return Experience(
     list(groups),
+    verdicts,
     budgets,
     valid,
     em,
-    format_,
     parts,
     steps,
     advantages,
@@ -209,6 +204,36 @@ def token_rewards(
   return rewards
 
 
+def records(experience: Experience) -> list[dict[str, Any]]:
+  """The groups for a file, each trajectory with what it was worth.
+
+  That is its verdict, its `reward` (of what it came to as a whole) with its
+  `parts` by name, what its searches earned besides (`steps`), where they do,
+  and its `advantage` in its group; nothing for one that failed.
+  """
+
+  def worth(here: tuple[int, int]) -> dict[str, Any]:
+    if not experience.valid[here]:
+      return {}
+    parts = {k: float(v[here]) for k, v in experience.rewards.items()}
+    steps = experience.steps.get(here)
+    return {
+      **dataclasses.asdict(experience.verdicts[here]),
+      "reward": parts.pop("total"),
+      "parts": parts,
+      **({} if steps is None else {"steps": steps.tolist()}),
+      "advantage": float(experience.advantages[here]),
+    }
+
+  return [
+    records_lib.group(
+      group, [worth((q, g)) for g in range(len(group.trajectories))]
+    )
+    for q, group in enumerate(experience.groups)
+    if group
+  ]
+
+
 def metrics(experience: Experience) -> dict[str, float]:
   """Means over the valid trajectories, one flat record."""
   valid = experience.valid
@@ -219,12 +244,11 @@ def metrics(experience: Experience) -> dict[str, float]:
   def mean(values) -> float:
     return float(np.mean(values)) if len(values) else 0.0
 
-  parts = {
-    "em": experience.em,
-    "format": experience.format,
-    **experience.rewards,
-  }
+  parts = {"em": experience.em, **experience.rewards}
   out = {f"reward/{name}": mean(part[valid]) for name, part in parts.items()}
+  formed = [v.format for v in experience.verdicts.values()]
+  if None not in formed:
+    out["reward/format"] = mean(formed)
   if experience.steps:
     out["reward/steps"] = mean([x.sum() for x in experience.steps.values()])
   out["policy/advantage_share"] = mean(experience.advantages[valid] != 0)

@@ -390,7 +390,7 @@ class Trainer:
     return saved.rollout, ready
 
   def _record(self, name: str, scored: experience.Experience) -> pathlib.Path:
-    return self._folder.record(name, filter(None, scored.groups))
+    return self._folder.record(name, experience.records(scored))
 
 
 def _closing(engine: collection.Engine) -> contextlib.AbstractContextManager:

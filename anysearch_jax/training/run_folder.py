@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import disk, processes, records, types
@@ -47,12 +48,14 @@ class RunFolder:
     with disk.writing(self.path):
       processes.by_first(write)
 
-  def record(self, name: str, groups: Iterable[types.Group]) -> pathlib.Path:
-    """Writes trajectories; the file they are in."""
+  def record(
+    self, name: str, groups: Iterable[Mapping[str, Any]]
+  ) -> pathlib.Path:
+    """Writes groups of trajectories, a line each; the file they are in."""
     path = self.path / "trajectories" / f"{name}.jsonl"
     if processes.first():
       with disk.writing(path):
-        records.write(path, map(records.group, groups))
+        records.write(path, groups)
     return path
 
   def export(
