@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 
@@ -10,11 +11,15 @@ import scripted
 import small_run
 from test_harness import configured, jax_player, play, rows_of
 
-from anysearch_jax import types
+from anysearch_jax import config as config_lib
+from anysearch_jax import records, types
 from anysearch_jax.evaluation import branching, cuts, harness
+from anysearch_jax.methods import systems
 from anysearch_jax.policy import hf
+from anysearch_jax.rollout import episode, episode_state
 from configs import quickstart
 
+PAPER = systems.environment("paper")
 ANSWERED = "<information>Doc"
 QUESTIONS = [types.Question(str(i), f"item {i}", ("x",)) for i in range(8)]
 RETRIEVER = scripted.Retriever({"look": [types.Passage("p", "T", "x")]})
@@ -138,7 +143,7 @@ def test_a_search_that_is_not_granted_costs_what_it_had_found(
 def test_a_budget_line_tells_what_is_left_at_the_cut(tmp_path):
   config = configured(budgets=(3,), seeds=(1,), scaffold=True)
   (stored,) = evaluated(tmp_path / "e", searcher, config, QUESTIONS[:1])
-  cut = cuts.of(stored)[1]
+  cut = cuts.of(stored, PAPER)[1]
   assert cut == cuts.Cut("stop", 1, 1)
   state = cuts.take_up(stored, cut, config=config.episode, codec=scripted.CODEC)
   assert (state.budget, state.used, state.turns, state.bad_turns) == (
@@ -160,10 +165,10 @@ def test_an_episode_is_taken_up_after_its_bad_turns(tmp_path):
 
   config = configured(budgets=(0, 1), seeds=(1,))
   bad, good = evaluated(tmp_path / "e", script, config, QUESTIONS[:1])
-  assert bad["violation"] and cuts.of(bad) == []
-  assert [cut.kind for cut in cuts.of(good)] == ["stop"]
+  assert bad["violation"] and cuts.of(bad, PAPER) == []
+  assert [cut.kind for cut in cuts.of(good, PAPER)] == ["stop"]
   state = cuts.take_up(
-    bad | {"budget": 1},
+    bad,
     cuts.Cut("continue", 0, 1),
     config=config.episode,
     codec=scripted.CODEC,
@@ -260,11 +265,70 @@ def cell(row):
 def test_rows_that_cannot_be_taken_up_are_refused(tmp_path):
   config = configured(budgets=(1,), seeds=(1,))
   (row,) = evaluated(tmp_path / "e", hesitant, config, QUESTIONS[:1])
-  (cut,) = cuts.of(row)
+  (cut,) = cuts.of(row, PAPER)
   how = {"config": config.episode, "codec": scripted.CODEC}
   with pytest.raises(ValueError, match="stored without its tokens"):
     cuts.take_up({k: row[k] for k in row if k != "tokens"}, cut, **how)
   (searched,) = evaluated(tmp_path / "s", searcher, config, QUESTIONS[:1])
   searched["spans"][1]["text"] += " more"
   with pytest.raises(ValueError, match="other tokens than its text"):
-    cuts.take_up(searched, cuts.of(searched)[0], **how)
+    cuts.take_up(searched, cuts.of(searched, PAPER)[0], **how)
+
+
+TURNS = {
+  "search_o1": ("<|begin_search_query|> {} <|end_search_query|>", "\\boxed{x}"),
+  "": ("<think> a </think> <search> {} </search>", "<answer> x </answer>"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(systems.ENVIRONMENTS))
+def test_an_episode_of_any_environment_stands_as_it_stood(name):
+  """Against the states that it went through when it was played."""
+  env = systems.environment(name)
+  search, answer = TURNS.get(name, TURNS[""])
+  config = dataclasses.replace(configured().episode, prompts=name)
+  turns = [search.format(q) for q in ("one", "one", "two", "three", "four")]
+  engine, stood = scripted.Engine([*turns, answer]), {}
+  at, request = episode.start(
+    QUESTIONS[0],
+    budget=3,
+    scaffold=False,
+    address=types.Address(0, 0, 0),
+    config=config,
+    codec=scripted.CODEC,
+  )
+  while not isinstance(request, episode_state.Done):
+    if isinstance(request, types.GenerateRequest):
+      stood[request.turn] = at
+      event = asyncio.run(engine.generate(request))
+    else:
+      event = episode_state.Retrieved((types.Passage("p", "T", request.query),))
+    at, request = episode.step(at, event)
+  played = request.trajectory
+  row = records.episode(
+    played,
+    env.judge(played),
+    seed=1,
+    prices=config_lib.EvaluationConfig(),
+  )
+  if env.verification:
+    with pytest.raises(ValueError, match="that verifies answers"):
+      cuts.of(row, env)
+    return
+  found = [cut for cut in cuts.of(row, env) if cut.kind == "stop"]
+  assert [stood[cut.turn].used for cut in found] == list(range(played.searches))
+  for turn, before in stood.items():
+    taken = cuts.take_up(
+      row,
+      cuts.Cut("continue", before.used, turn),
+      config=config,
+      codec=scripted.CODEC,
+    )
+    for field in ("queries", "documents", "search_ends", "budget", "left"):
+      assert getattr(taken, field) == getattr(before, field), (turn, field)
+    for field in ("bad_turns", "violation", "tokens", "turns"):
+      assert getattr(taken, field) == getattr(before, field), (turn, field)
+    if turn in [cut.turn for cut in found]:
+      (cut,) = [cut for cut in found if cut.turn == turn]
+      stopped = cuts.take_up(row, cut, config=config, codec=scripted.CODEC)
+      assert stopped.left == 0 and stopped.used == cut.searches

@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 
 from anysearch_jax import config as config_lib
+from anysearch_jax import environment as environment_lib
 from anysearch_jax import types
 from anysearch_jax.evaluation import cuts, harness, intervals, journal
 from anysearch_jax.methods import systems, text_model
@@ -79,10 +80,11 @@ def branch(
 
   Raises:
     ValueError: episodes without their tokens, or of another tokenizer, or none
-      to take up.
+      to take up; an environment that verifies answers.
   """
   path = evaluation / harness.EPISODES
-  places = _places(path, episodes, samples)
+  env = systems.environment(config.episode.prompts)
+  places = _places(path, env, episodes, samples)
   if not places:
     raise ValueError(
       f"{path}: no episode answered with budget left and none searched; "
@@ -103,7 +105,7 @@ def branch(
 
     def jobs() -> Iterator[tuple[journal.Row, cuts.Cut, int, int]]:
       for stored in journal.read(path):
-        for cut in cuts.of(stored):
+        for cut in cuts.of(stored, env):
           first = places.get(_key(stored, cut.kind, cut.searches))
           if first is not None:
             for sample in range(samples):
@@ -277,13 +279,16 @@ def _row(
 
 
 def _places(
-  path: pathlib.Path, episodes: int, samples: int
+  path: pathlib.Path,
+  env: environment_lib.Environment,
+  episodes: int,
+  samples: int,
 ) -> dict[tuple[Any, ...], int]:
   """The place of the first end of each cut that is taken up."""
   found: dict[str, list[tuple[int, tuple[Any, ...]]]] = {k: [] for k in KINDS}
   for row in journal.read(path):
     by_kind: dict[str, list[tuple[Any, ...]]] = {}
-    for cut in cuts.of(row):
+    for cut in cuts.of(row, env):
       key = _key(row, cut.kind, cut.searches)
       by_kind.setdefault(cut.kind, []).append(key)
     for kind, keys in by_kind.items():

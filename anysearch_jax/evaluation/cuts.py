@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from anysearch_jax import config as config_lib
+from anysearch_jax import environment as environment_lib
 from anysearch_jax import protocol, types
 from anysearch_jax.evaluation import journal
+from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode_state
 
 
@@ -22,14 +25,24 @@ class Cut(NamedTuple):
   turn: int
 
 
-def of(row: journal.Row) -> list[Cut]:
-  """Where an episode can be taken up; failed ones nowhere."""
+def of(row: journal.Row, env: environment_lib.Environment) -> list[Cut]:
+  """Where an episode of an environment can be taken up; failed ones nowhere.
+
+  Raises:
+    ValueError: answers are verified there.
+  """
+  if env.verification is not None:
+    raise ValueError(
+      "episode.prompts: found an environment that verifies answers, whose "
+      "episodes are not taken up; expected one without (bats, not bats_verify)."
+    )
   if row["failed"]:
     return []
-  turns = _turns(row)
-  searched = [i for i, (_, charged) in enumerate(turns) if charged]
+  turns = _turns(row, env)
+  searched = [i for i, turn in enumerate(turns) if turn.charged]
   found = [Cut("stop", n, turn) for n, turn in enumerate(searched)]
-  if row["outcome"] == "answered" and row["searches"] < row["budget"]:
+  used = row["searches"] + _lost(turns[:-1], env)
+  if row["outcome"] == "answered" and used < row["budget"]:
     found.append(Cut("continue", row["searches"], len(turns) - 1))
   return found
 
@@ -45,7 +58,7 @@ def take_up(
 
   Args:
     row: of the episode.
-    cut: one of `of(row)`.
+    cut: one of `of(row, env)`.
     config: of its evaluation.
     codec: of the policy that played it.
 
@@ -60,7 +73,14 @@ def take_up(
   end = models[cut.turn]
   if row["scaffold"]:
     end -= 1  # The turn gets a budget line of its own.
-  before = _turns(row)[: cut.turn]
+  env = systems.environment(config.prompts)
+  before = _turns(row, env)[: cut.turn]
+  ends = [
+    sum(len(chunk.token_ids) for chunk in chunks[: place + 1]) - 1
+    for place, turn in zip(models, before, strict=False)
+    if turn.charged
+  ]
+  used = cut.searches + _lost(before, env)
   return episode_state.Episode(
     types.Address(0, 0, 0),
     types.Question(
@@ -70,7 +90,7 @@ def take_up(
       row["corpus"],
       row["metadata"],
     ),
-    cut.searches if cut.kind == "stop" else row["budget"],
+    used if cut.kind == "stop" else row["budget"],
     row["scaffold"],
     config,
     codec,
@@ -80,29 +100,44 @@ def take_up(
       tuple(types.Document(**d) for d in found)
       for found in row["documents"][: cut.searches]
     ),
-    bad_turns=sum(not charged for _, charged in before),
-    violation=any(_searches(text) and not charged for text, charged in before),
+    search_ends=tuple(ends),
+    bad_turns=sum(not turn.charged for turn in before),
+    violation=any(turn.beyond for turn in before),
   )
 
 
-def _turns(row: journal.Row) -> list[tuple[str, bool]]:
-  """The text of each turn, and whether it was charged for a search."""
-  spans = row["spans"]
-  answers = [*spans[1:], {"author": "", "text": ""}]
-  return [
-    (span["text"], "<information>" in answer["text"])
-    for span, answer in zip(spans, answers, strict=True)
-    if span["author"] == "model"
-  ]
+class _Turn(NamedTuple):
+  """charged: for a search. beyond: for one that the budget did not grant."""
+
+  charged: bool
+  beyond: bool
 
 
-def _searches(text: str) -> bool:
-  action = protocol.last_action(text)
-  return (
-    action is not None
-    and action.kind is protocol.ActionKind.SEARCH
-    and bool(action.content)
-  )
+def _turns(row: journal.Row, env: environment_lib.Environment) -> list[_Turn]:
+  """What each turn came to; charged queries stand in their order."""
+  found: list[_Turn] = []
+  for span in row["spans"]:
+    if span["author"] != "model":
+      continue
+    query = _query(span["text"], env)
+    charged = sum(turn.charged for turn in found)
+    beyond = bool(query) and charged + _lost(found, env) >= row["budget"]
+    again = bool(env.repeated) and query in row["queries"][:charged]
+    found.append(_Turn(bool(query) and not beyond and not again, beyond))
+  return found
+
+
+def _query(text: str, env: environment_lib.Environment) -> str:
+  """What a turn searches for; "" where it does not."""
+  match env.action(text):
+    case protocol.Action(protocol.ActionKind.SEARCH, query):
+      return query
+  return ""
+
+
+def _lost(turns: Sequence[_Turn], env: environment_lib.Environment) -> int:
+  """Searches that turns without one have used up."""
+  return env.turns_are_budget * sum(not turn.charged for turn in turns)
 
 
 def _chunks(
