@@ -111,8 +111,10 @@
     if (e.hops) facts.push(plural(e.hops, "hop", "hops"));
     if (e.training) {
       facts[3] = `rollout ${e.seed}`;
-      facts.push(`reward ${number(e.reward)}`,
-        `advantage ${number(e.advantage)}`);
+      facts.push(`reward ${number(e.reward)}`);
+      if (e.advantage !== undefined) {
+        facts.push(`advantage ${number(e.advantage)}`);
+      }
     }
     const others = (twins.get(key(e)) || []).filter((o) => o !== e);
     const links = others.map((o) => {
@@ -143,8 +145,8 @@
   const values = (e, others) => {
     const mode = shade.value;
     if (mode === "advantage") {
-      if (e.advantage === undefined || e.advantage === null) {
-        return [null, "Advantages belong to training: choose a training row."];
+      if (e.advantage === undefined) {
+        return [null, "No advantage within a group: rows of GRPO trainings have them."];
       }
       return [() => e.advantage, "Advantage of the whole trajectory within " +
         "its group: blue pushes it up, orange (underlined) down.", 2];

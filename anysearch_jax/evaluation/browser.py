@@ -98,7 +98,9 @@ def _entry(
   vocabulary: dict[tuple[int, str], int],
 ) -> dict[str, Any]:
   entry = {key: episode.get(key) for key in _SHOWN}
-  entry |= {key: episode[key] for key in _OPTIONAL if episode.get(key)}
+  entry |= {
+    key: episode[key] for key in _OPTIONAL if episode.get(key) not in (None, "")
+  }
   entry |= {
     "row": row,
     "dataset": episodes_lib.dataset_of(episode),

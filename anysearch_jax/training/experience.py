@@ -25,6 +25,7 @@ class Experience(NamedTuple):
   budgets: int32 `[Q]`.
   rewards: by name, `total` among them, see `methods.method.Method`.
   steps: what each search of a trajectory earned besides, by its place.
+  advantages: within groups; None where a critic estimates them.
   reduction: what a token weighs in a step, see `objective.token_weights`.
   """
 
@@ -35,7 +36,7 @@ class Experience(NamedTuple):
   em: np.ndarray
   rewards: Mapping[str, np.ndarray]
   steps: Mapping[tuple[int, int], np.ndarray]
-  advantages: np.ndarray
+  advantages: np.ndarray | None
   reduction: str
 
 
@@ -91,12 +92,14 @@ def score(
     measures=measures,
   )
   parts = method.reward(outcomes, config)
-  advantages = objective.advantages(
-    parts["total"],
-    valid,
-    epsilon=config.objective.advantage_epsilon,
-    normalize_std=config.objective.normalize_std,
-  )
+  advantages = None
+  if not config.objective.has_critic:
+    advantages = objective.advantages(
+      parts["total"],
+      valid,
+      epsilon=config.objective.advantage_epsilon,
+      normalize_std=config.objective.normalize_std,
+    )
   parts, advantages = jax.device_get((parts, advantages))
   return Experience(
     list(groups),
@@ -173,7 +176,9 @@ def examples(
       trajectory.token_ids,
       weight,
       trajectory.logps,
-      float(experience.advantages[place]),
+      0.0
+      if experience.advantages is None
+      else float(experience.advantages[place]),
       token_rewards(
         trajectory,
         float(experience.rewards["total"][place]),
@@ -209,7 +214,8 @@ def records(experience: Experience) -> list[dict[str, Any]]:
 
   That is its verdict, its `reward` (of what it came to as a whole) with its
   `parts` by name, what its searches earned besides (`steps`), where they do,
-  and its `advantage` in its group; nothing for one that failed.
+  and its `advantage` in its group, None where a critic estimates it; nothing
+  for one that failed.
   """
 
   def worth(here: tuple[int, int]) -> dict[str, Any]:
@@ -222,7 +228,9 @@ def records(experience: Experience) -> list[dict[str, Any]]:
       "reward": parts.pop("total"),
       "parts": parts,
       **({} if steps is None else {"steps": steps.tolist()}),
-      "advantage": float(experience.advantages[here]),
+      "advantage": None
+      if experience.advantages is None
+      else float(experience.advantages[here]),
     }
 
   return [
@@ -251,7 +259,8 @@ def metrics(experience: Experience) -> dict[str, float]:
     out["reward/format"] = mean(formed)
   if experience.steps:
     out["reward/steps"] = mean([x.sum() for x in experience.steps.values()])
-  out["policy/advantage_share"] = mean(experience.advantages[valid] != 0)
+  if experience.advantages is not None:
+    out["policy/advantage_share"] = mean(experience.advantages[valid] != 0)
   out["rollout/searches"] = mean([t.searches for t in trajectories])
   out["rollout/generated_tokens"] = mean(
     [t.generated_tokens for t in trajectories]
