@@ -32,8 +32,9 @@ def get_config() -> config_lib.ExperimentConfig:
     curriculum=config_lib.CurriculumConfig(
       phase1_steps=40, total_steps=240, steps_per_rollout=2
     ),
-    # 4e-4, not the paper's 1e-6: the policy has 0.3 M parameters, not 7 B.
-    optimizer=config_lib.OptimizerConfig(learning_rate=4e-4),
+    # Not the paper's 1e-6: the policy has 0.3 M parameters, not 7 B. At twice
+    # this rate trainings differ more by their seed than by their reward.
+    optimizer=config_lib.OptimizerConfig(learning_rate=2e-4),
     episode=config_lib.EpisodeConfig(
       prompts="world", max_generated=300, max_context=544
     ),
