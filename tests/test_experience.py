@@ -180,7 +180,7 @@ def test_where_nothing_judges_the_form_no_metric_tells_of_it(groups):
   config = config_lib.ExperimentConfig(
     group=2,
     method=config_lib.MethodConfig(name="otc"),
-    episode=config_lib.EpisodeConfig(prompts="stepsearch_world"),
+    episode=config_lib.EpisodeConfig(prompts="bats_world"),
   )
   scored = experience.score(groups, np.array([2, 1, 2]), config=config)
   assert "reward/format" not in experience.metrics(scored)

@@ -9,8 +9,6 @@ the last search of the budget, not before a fixed number of turns is over.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -48,9 +46,9 @@ def observation(
   )
 
 
-def warn(line: str, budget: int, used: int) -> str:
+def warn(budget: int, used: int) -> str:
   """The line that follows the last observation."""
-  return line if used == budget else ""
+  return _WARNING if used == budget else ""
 
 
 STEPSEARCH = environment.Environment(
@@ -63,18 +61,15 @@ STEPSEARCH = environment.Environment(
   ),
   format=None,
   observation=observation,
-  after_search=functools.partial(warn, _WARNING),
+  after_search=warn,
   markers=_MARKERS,
 )
-_WORLD = prompts.PROMPTS["world"]
 ENVIRONMENTS = {
   "stepsearch": STEPSEARCH,
-  # The world's policy knows neither of the tags: it thinks instead.
-  "stepsearch_world": dataclasses.replace(
-    _WORLD,
-    format=None,
-    after_search=functools.partial(warn, _WORLD.over_budget),
-  ),
+  # The world's policy knows neither of the tags: it thinks instead. Nor is it
+  # warned: the only line it could be, it knows as the answer to a search too
+  # many, after which its demonstrations guess.
+  "stepsearch_world": prompts.PROMPTS["world"],
 }
 
 
