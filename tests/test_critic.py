@@ -7,8 +7,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+import small_policy
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import weights
@@ -23,15 +23,7 @@ BATCH = config_lib.BatchConfig(
 )
 OBJECTIVE = config_lib.ObjectiveConfig(kl_coefficient=0.05)
 CRITIC = config_lib.CriticConfig(value_clip=0.2)
-# Keeps the gradients it was last given as its state.
-KEEP = train_step.Pair(optax.trace(0.0), optax.trace(0.0))
-
-
-def noisy(params, seed):
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(
-    lambda p: np.asarray(p + 0.1 * rng.normal(size=p.shape), np.float32), params
-  )
+KEEP = train_step.Pair(small_policy.KEEP, small_policy.KEEP)
 
 
 @pytest.mark.parametrize("case", ["qwen2", "qwen3-tied", "llama"])
@@ -148,8 +140,8 @@ def test_a_mesh_gives_the_values_and_gradients_of_one_device(name, capfd):
   if rank:
     adapters = architecture_lib.Lora(rank, 4.0, ("q", "v", "o", "down"))
     a = dataclasses.replace(a, lora=adapters)
-    trained = noisy(lora.initialize(a, 0), 1)
-  critic = noisy(critic_lib.initialize(trained, a), 2)
+    trained = small_policy.noisy(lora.initialize(a, 0), 1)
+  critic = small_policy.noisy(critic_lib.initialize(trained, a), 2)
   *axes, sequence = mesh
   layout = sharding.Layout(
     sharding.mesh(**dict(zip(sharding.AXES, axes, strict=True))), sequence
@@ -182,10 +174,12 @@ def test_a_mesh_gives_the_values_and_gradients_of_one_device(name, capfd):
 
 def test_the_gradient_of_a_value_is_its_slope():
   a = random_models.architecture("qwen3-tied")
-  critic = noisy(critic_lib.initialize(random_models.params(a), a), 3)
+  critic = small_policy.noisy(
+    critic_lib.initialize(random_models.params(a), a), 3
+  )
   row = random_models.one_segment(random_models.random_tokens((1, 12)))
   at = jax.jit(lambda c: critic_lib.values(c, None, a, *row)[0, -1])
-  direction = noisy(jax.tree.map(np.zeros_like, critic), 4)
+  direction = small_policy.noisy(jax.tree.map(np.zeros_like, critic), 4)
   slope = jax.tree.map(jnp.vdot, jax.jit(jax.grad(at))(critic), direction)
   ends = [
     float(at(jax.tree.map(lambda c, d, s=s: c + s * d, critic, direction)))

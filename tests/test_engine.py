@@ -1,113 +1,27 @@
-"""The in-process engine: determinism, log-probs, stops, slots."""
+"""The in-process engine: what is sampled, shared and kept in memory."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small_engine
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import protocol, types
-from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import sharding, transformer
-from anysearch_jax.rollout import engine as engine_lib
 from anysearch_jax.rollout import kv_store
 
-# Stop texts come whole, in pieces, and with a piece that overhangs.
-_TEXTS = ["<pad>", "<end>", "</search>", "</", "search", ">", ">x", "answer"]
-_TEXTS += [f"w{i}" for i in range(40 - len(_TEXTS))]
-_A = architecture_lib.Architecture(
-  family="qwen3",
-  vocab_size=len(_TEXTS),
-  d_model=32,
-  layers=2,
-  heads=4,
-  kv_heads=2,
-  head_dim=8,
-  mlp_dim=48,
-  qk_norm=True,
-  tied=True,
-)
-_CONFIG = config_lib.EngineConfig(
-  slots=12,
-  max_context=152,
-  page=4,
-  lanes=(8,),
-  prefill_lanes=8,
-  prefill_chunk=8,
-  decode_steps=4,
-)
-_ENVIRONMENT = (9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19)
-
-
-class _Tokenizer:
-  """Pieces joined without spaces."""
-
-  end_of_turn_ids = frozenset([1])
-
-  def token_texts(self):
-    return _TEXTS
-
-  def decode(self, ids):
-    return "".join(_TEXTS[i] for i in ids if i > 1)
+_A, _engine = small_engine.A, small_engine.engine
+_play, _prompt = small_engine.play, small_engine.prompt
 
 
 @pytest.fixture(scope="module")
 def params():
-  # Larger than a fresh model's, so that distributions are far from flat.
-  return jax.tree.map(
-    lambda p: jnp.asarray(p) * (8.0 if p.ndim > 2 else 1.0),
-    transformer.initialize(_A, 0),
-  )
-
-
-def _engine(params, *, sampling=None, seed=7, mesh=None, version=0, **changes):
-  return engine_lib.JaxEngine(
-    params,
-    _A,
-    _Tokenizer(),
-    config=dataclasses.replace(_CONFIG, **changes),
-    sampling=sampling or config_lib.SamplingConfig(),
-    seed=seed,
-    mesh=mesh,
-    version=version,
-  )
-
-
-def _prompt(question):
-  return (20 + question, *range(21, 39))
-
-
-async def _episode(engine, question, sample, *, turns=3, delay=None):
-  """Turns with environment text between them, as the driver plays them."""
-  address = types.Address(0, question, sample)
-  context, generations = list(_prompt(question)), []
-  for turn in range(turns):
-    if delay is not None:
-      await asyncio.sleep(delay.random() * 0.01)
-    generations.append(
-      await engine.generate(
-        types.GenerateRequest(address, turn, tuple(context), 20, protocol.STOPS)
-      )
-    )
-    context += [*generations[-1].token_ids, *_ENVIRONMENT]
-  engine.release(address)
-  return context, generations
-
-
-def _play(engine, order, *, delay=None):
-  async def run():
-    results = await asyncio.gather(
-      *(_episode(engine, q, s, delay=delay) for q, s in order)
-    )
-    return dict(zip(order, results, strict=True))
-
-  return asyncio.run(run())
+  return small_engine.params()
 
 
 _ALL = [(q, s) for q in range(4) for s in range(5)]
@@ -160,7 +74,7 @@ def test_sampled_log_probabilities_are_the_scored_ones(params, played):
         jnp.arange(at - 1, at - 1 + n), jnp.asarray(generation.token_ids)
       ]
       np.testing.assert_allclose(generation.logps, scored, atol=1e-5)
-      at += n + len(_ENVIRONMENT)
+      at += n + len(small_engine.ENVIRONMENT)
 
 
 def test_a_prompt_is_prefilled_once_for_its_group(params):
@@ -310,86 +224,6 @@ def test_a_long_context_is_not_overtaken_for_ever(params):
   assert order.index(19) < 60
 
 
-def test_no_call_outlives_the_loop_that_asked_for_it(params):
-  engine = _engine(params)
-  under_way = 0
-  decode = kv_store.decode
-
-  async def run():
-    tasks = [asyncio.create_task(_episode(engine, 0, s)) for s in range(5)]
-    await asyncio.sleep(0.02)
-    for sample, task in enumerate(tasks):
-      task.cancel()
-      engine.release(types.Address(0, 0, sample))
-
-  class Counted:
-    def __getattr__(self, name):
-      return getattr(decode, name)
-
-    def __call__(self, *args, **kwargs):
-      nonlocal under_way
-      under_way += 1
-      found = jax.block_until_ready(decode(*args, **kwargs))
-      time.sleep(0.05)
-      under_way -= 1
-      return found
-
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(kv_store, "decode", Counted())
-    asyncio.run(run())
-    assert under_way == 0
-  expected = _play(_engine(params), [(0, 3)])
-  assert _play(engine, [(0, 3)]) == expected
-
-
-def test_nobody_spins_while_every_slot_searches(params):
-  engine = _engine(params, slots=2)
-  looks = 0
-  admit = engine._admit
-
-  def counted():
-    nonlocal looks
-    looks += 1
-    admit()
-
-  engine._admit = counted
-
-  async def run():
-    tasks = []
-    for sample in range(4):
-      request = types.GenerateRequest(
-        types.Address(0, 0, sample), 0, _prompt(0), 3, protocol.STOPS
-      )
-      tasks.append(asyncio.create_task(engine.generate(request)))
-    await asyncio.gather(*tasks[:2])
-    before = looks
-    # Both hold their slots and search.
-    await asyncio.sleep(0.3)
-    waited = looks - before
-    for sample in range(2):
-      engine.release(types.Address(0, 0, sample))
-    await asyncio.wait_for(asyncio.gather(*tasks), 60)
-    return waited
-
-  assert asyncio.run(run()) < 5
-
-
-def test_an_episode_that_is_given_up_leaves_nothing(params):
-  engine = _engine(params)
-
-  async def run():
-    running = [asyncio.create_task(_episode(engine, 0, s)) for s in range(5)]
-    await asyncio.sleep(0.02)
-    for sample, task in enumerate(running[:3]):
-      task.cancel()
-      engine.release(types.Address(0, 0, sample))
-    return await asyncio.gather(*running[3:])
-
-  expected = _play(_engine(params), [(0, 3), (0, 4)])
-  assert asyncio.run(run()) == [expected[0, 3], expected[0, 4]]
-  assert len(engine._memory) == 0
-
-
 def test_nothing_is_compiled_again(params, played):
   del played
   sizes = kv_store.decode._cache_size(), kv_store.prefill._cache_size()
@@ -398,66 +232,6 @@ def test_nothing_is_compiled_again(params, played):
     kv_store.decode._cache_size(),
     kv_store.prefill._cache_size(),
   )
-
-
-def _forced(tokens, *, max_tokens=20):
-  """A turn of a policy that says `tokens`, one after the other, for certain.
-
-  Each token's embedding is its own axis; the head maps it to the next one.
-  """
-  size = len(_TEXTS)
-  a = dataclasses.replace(
-    _A, d_model=size, tied=False, qk_norm=False, family="llama"
-  )
-  fresh = transformer.initialize(a, 0)
-  params = jax.tree.map(jnp.zeros_like, fresh)
-  params["embed"] = jnp.eye(size)
-  params["norm"] = jnp.ones(size)
-  head = np.zeros((size, size), np.float32)
-  for token, following in zip((39, *tokens), tokens, strict=False):
-    head[following, token] = 100.0
-  params["head"] = jnp.asarray(head)
-  engine = engine_lib.JaxEngine(
-    params,
-    a,
-    _Tokenizer(),
-    config=_CONFIG,
-    sampling=config_lib.SamplingConfig(),
-    seed=0,
-  )
-  request = types.GenerateRequest(
-    types.Address(0, 0, 0), 0, (8, 39), max_tokens, protocol.STOPS
-  )
-  return asyncio.run(engine.generate(request))
-
-
-@pytest.mark.parametrize(
-  ("tokens", "kept", "text", "finish"),
-  [
-    # The stop text as one token.
-    ((20, 2, 21), (20, 2), "w12</search>", "stop"),
-    # In pieces; the first ">" of "</search" is the end.
-    ((20, 3, 4, 5, 21), (20, 3, 4, 5), "w12</search>", "stop"),
-    # A completing token that overhangs stays whole; the text is cut.
-    ((3, 7, 6, 21), (3, 7, 6), "</answer>", "stop"),
-    # A ">" that completes nothing does not end the turn.
-    ((20, 5, 2), (20, 5, 2), "w12></search>", "stop"),
-    # The end-of-turn token is kept and is no text.
-    ((20, 21, 1), (20, 21, 1), "w12w13", "end_of_turn"),
-  ],
-)
-def test_stops_on_decoded_text(tokens, kept, text, finish):
-  generation = _forced(tokens)
-  assert generation.token_ids == kept
-  assert generation.text == text
-  assert generation.finish == finish
-  np.testing.assert_allclose(generation.logps, 0.0, atol=1e-5)
-
-
-def test_a_turn_ends_at_its_limit():
-  generation = _forced((20, 21, 22, 23, 24, 25, 26), max_tokens=5)
-  assert generation.token_ids == (20, 21, 22, 23, 24)
-  assert generation.finish is types.Finish.LENGTH
 
 
 def test_greedy_takes_the_most_likely_token(params):
@@ -473,58 +247,3 @@ def test_greedy_takes_the_most_likely_token(params):
   best = jnp.argmax(transformer.logits(params, hidden)[0], -1)
   start = len(_prompt(0)) - 1
   assert tuple(best[start : n - 1].tolist()) == generation.token_ids
-
-
-def test_weights_switch_between_episodes_only(params):
-  engine = _engine(params)
-
-  async def run():
-    address = types.Address(0, 0, 0)
-    request = types.GenerateRequest(address, 0, _prompt(0), 4, protocol.STOPS)
-    first = await engine.generate(request)
-    with pytest.raises(RuntimeError, match="release them"):
-      engine.set_params(params, 1)
-    engine.release(address)
-    engine.set_params(params, 1)
-    again = await engine.generate(request)
-    engine.release(address)
-    return first, again
-
-  first, again = asyncio.run(run())
-  assert (set(first.versions), set(again.versions)) == ({0}, {1})
-  assert first.token_ids == again.token_ids
-
-
-def test_a_context_that_does_not_fit_is_an_engine_error(params):
-  engine = _engine(params)
-  request = types.GenerateRequest(
-    types.Address(0, 0, 0), 0, (9,) * 158, 4, protocol.STOPS
-  )
-  with pytest.raises(types.EngineError, match="max_context"):
-    asyncio.run(engine.generate(request))
-
-
-def test_a_bug_reaches_those_who_wait(params, monkeypatch):
-  engine = _engine(params)
-  monkeypatch.setattr(engine._device, "_put", lambda *arrays: 1 / 0)
-  request = types.GenerateRequest(
-    types.Address(0, 0, 0), 0, _prompt(0), 4, protocol.STOPS
-  )
-  with pytest.raises(ZeroDivisionError):
-    asyncio.run(asyncio.wait_for(engine.generate(request), 60))
-
-
-@pytest.mark.parametrize(
-  "changes",
-  [
-    {"lanes": ()},
-    {"lanes": (8, 4)},
-    {"decode_steps": 0},
-    {"kv_tokens": 100},
-    {"attention": "triton"},
-    {"attention": "flash"},
-  ],
-)
-def test_impossible_shapes_are_refused(params, changes):
-  with pytest.raises(ValueError, match="engine"):
-    _engine(params, **changes)

@@ -7,25 +7,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+import small_policy
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import transformer
 from anysearch_jax.training import batching, logprobs, train_step
 
-A = architecture_lib.Architecture(
-  "qwen2",
-  vocab_size=23,
-  d_model=16,
-  layers=1,
-  heads=2,
-  kv_heads=1,
-  head_dim=8,
-  mlp_dim=24,
-  qkv_bias=True,
-)
+A = small_policy.architecture(vocab_size=23)
 OBJECTIVE = config_lib.ObjectiveConfig(kl_coefficient=0.05)
 TEMPERATURE = 0.8
 PACKED = config_lib.BatchConfig(
@@ -34,18 +23,13 @@ PACKED = config_lib.BatchConfig(
 WIDE = config_lib.BatchConfig(
   row_lengths=(40,), micro_batch_tokens=40, max_micro_batches=6
 )
-# Keeps the gradient it was last given as its state.
-KEEP = optax.trace(0.0)
+KEEP = small_policy.KEEP
 SIZES = (6, 16, 3, 9, 12, 17, 5, 8)
 FAILED = 3  # Place of a trajectory that carries no weight.
 
 
 def random_params(seed):
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(
-    lambda p: jnp.asarray(p + 0.2 * rng.normal(size=p.shape), jnp.float32),
-    transformer.initialize(A, 0),
-  )
+  return small_policy.noisy(transformer.initialize(A, 0), seed, 0.2)
 
 
 @jax.jit

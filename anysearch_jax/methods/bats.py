@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from anysearch_jax import environment, prompts, scoring, types
 from anysearch_jax.methods import method
@@ -45,13 +45,6 @@ _ADVICE = {
   "LOW": "Search once more only if the answer depends on it.",
   "CRITICAL": "Do not search any more; answer with what is known.",
 }
-# In words that the world's policy has.
-_WORLD_ADVICE = {
-  "HIGH": "search",
-  "MEDIUM": "search or answer",
-  "LOW": "answer",
-  "CRITICAL": "answer now",
-}
 _ASK = (
   "\nVerify the answer against every condition of the question. Reply with "
   'JSON only: {"verification": ..., "decision": "SUCCESS", "CONTINUE" or '
@@ -70,24 +63,13 @@ def regime(budget: int, used: int) -> str:
   return next(name for least, name in REGIMES if share >= least)
 
 
-def tracker(budget: int, used: int, advice: Mapping[str, str]) -> str:
+def track(budget: int, used: int) -> str:
   """The budget block that follows an observation."""
   name = regime(budget, used)
   return (
     f"<budget>Query Budget Used: {used}, Query Budget Remaining: "
-    f"{budget - used}. {name}: {advice[name]}</budget>\n"
+    f"{budget - used}. {name}: {_ADVICE[name]}</budget>\n"
   )
-
-
-def track(budget: int, used: int) -> str:
-  """`tracker`, in plain words."""
-  return tracker(budget, used, _ADVICE)
-
-
-def track_in_world(budget: int, used: int) -> str:
-  """The world's budget line and advice."""
-  line = prompts.PROMPTS["world"].before_turn(budget, used)
-  return line + _WORLD_ADVICE[regime(budget, used)] + "\n"
 
 
 def accepted(text: str) -> bool:
@@ -130,8 +112,11 @@ ENVIRONMENTS = {
   "bats_plan": _bats(_PLAN, verifies=False),
   "bats_verify": _bats("", verifies=True),
   "bats_plan_verify": _bats(_PLAN, verifies=True),
+  # Without advice: the world's policy has no words for it.
   "bats_world": dataclasses.replace(
-    prompts.PROMPTS["world"], format=None, after_search=track_in_world
+    prompts.PROMPTS["world"],
+    format=None,
+    after_search=prompts.PROMPTS["world"].before_turn,
   ),
 }
 
