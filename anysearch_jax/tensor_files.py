@@ -73,7 +73,7 @@ def load(
   copies = {k: v for k, v in (copies or {}).items() if k in found}
   _check(folder, found, rows, ignored, copies)
   for name, original in copies.items():
-    _check_copy(folder, found, name, original)
+    _check_copy(found[name], found[original])
   device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
   def of(row: weights.Weight) -> jax.sharding.Sharding:
@@ -347,13 +347,7 @@ def _check(
       )
 
 
-def _check_copy(
-  folder: str | pathlib.Path,
-  found: Mapping[str, Tensor],
-  name: str,
-  original: str,
-) -> None:
-  copy, first = found[name], found[original]
+def _check_copy(copy: Tensor, first: Tensor) -> None:
   same = copy.shape == first.shape
   for start in range(0, first.shape[0] if same else 0, _COMPARED_ROWS):
     stop = min(start + _COMPARED_ROWS, first.shape[0])
@@ -361,9 +355,9 @@ def _check_copy(
     same = same and np.array_equal(_read(copy, block), _read(first, block))
   if not same:
     raise ValueError(
-      f"{folder}: tensor {name!r} differs from {original!r}, which "
-      "config.json says is the same (tie_word_embeddings); correct that value "
-      "or remove the tensor that does not count."
+      f"{copy.path.parent}: tensor {copy.name!r} differs from {first.name!r}, "
+      "which config.json says is the same (tie_word_embeddings); correct that "
+      "value or remove the tensor that does not count."
     )
 
 

@@ -1,4 +1,4 @@
-"""The budget curriculum: its schedule, its draws and its memory."""
+"""The budget curriculum: its schedule, its draws, whole runs of it."""
 
 from __future__ import annotations
 
@@ -12,46 +12,11 @@ import numpy as np
 import oracles
 import pytest
 from absl.testing import parameterized
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from curriculum_states import CONFIG, at, held
 
-from anysearch_jax import config as config_lib
 from anysearch_jax import curriculum
 
-CONFIG = config_lib.CurriculumConfig()
-RECORD = curriculum.record.__wrapped__
 PROBABILITIES = curriculum.probabilities.__wrapped__
-SMALL = config_lib.CurriculumConfig(max_budget=3, phase1_steps=15, window=4)
-
-
-def at(step, *, config=CONFIG, accuracies=None, seed=0):
-  """A state at `step` whose windows are full and have these accuracies."""
-  state = curriculum.init(config, seed)._replace(step=jnp.int32(step))
-  if accuracies is None:
-    return state
-  right = np.rint(np.array(accuracies) * config.window)
-  windows = np.arange(config.window) < right[:, None]
-  return state._replace(
-    windows=jnp.asarray(windows, jnp.int8),
-    counts=jnp.full(config.max_budget, config.window, jnp.int32),
-  )
-
-
-def held(state, budget):
-  """A level's window, oldest first, unrolled from its ring."""
-  ring = np.asarray(state.windows)[budget - 1]
-  count = int(state.counts[budget - 1])
-  first = max(count - len(ring), 0)
-  return [int(ring[i % len(ring)]) for i in range(first, count)]
-
-
-def outcomes(rng, size, *, levels=5):
-  """Budgets (some without a window), correctness and validity."""
-  return (
-    rng.integers(-1, levels + 3, size).astype(np.int32),
-    rng.integers(0, 2, size).astype(np.int32),
-    rng.random(size) < 0.8,
-  )
 
 
 class ProbabilitiesTest(chex.TestCase):
@@ -199,102 +164,6 @@ class DrawsTest(chex.TestCase):
     assert abs(alike - 0.2) < 5 * np.sqrt(0.2 * 0.8 / 20_000)
 
 
-class RecordTest(chex.TestCase):
-  @chex.variants(with_jit=True, without_jit=True)
-  def test_hand_table(self):
-    config = dataclasses.replace(SMALL, window=3)
-    record = self.variant(RECORD, static_argnames="config")
-    budgets = np.array([1, 2, 1, 1, 0, 2, 1, 4, 1, -1])
-    em = np.array([1, 1, 0, 0, 1, 0, 1, 1, 1, 1])
-    valid = np.array([1, 1, 1, 1, 1, 1, 0, 1, 1, 1]) == 1
-    # Level 1 sees 1 0 0 (1) 1 and keeps 0 0 1; budgets 0, 4, -1 have no level.
-    state = record(at(0, config=config), budgets, em, valid, config=config)
-    assert [held(state, b) for b in (1, 2, 3)] == [[0, 0, 1], [1, 0], []]
-    np.testing.assert_array_equal(state.counts, [4, 2, 0])
-    np.testing.assert_allclose(
-      curriculum.accuracies(state), [1 / 3, 1 / 2, 0], rtol=1e-6
-    )
-    assert state.step == 5
-    # One more each: the oldest of a full window goes.
-    state = record(
-      state, np.array([2, 1]), np.array([1, 1]), np.full(2, True), config=config
-    )
-    assert [held(state, b) for b in (1, 2, 3)] == [[0, 1, 1], [1, 0, 1], []]
-    assert state.step == 10
-
-  @chex.variants(with_jit=True, without_jit=True)
-  @parameterized.parameters(1, 3, 20)
-  def test_the_last_of_each_level_in_order(self, window):
-    config = dataclasses.replace(CONFIG, window=window)
-    record = self.variant(RECORD, static_argnames="config")
-    rng = np.random.default_rng(window)
-    state, oracle = at(0, config=config), oracles.Windows(config)
-    for size in (0, 1, 7, 7, 60, 60, 300):
-      call = outcomes(rng, size)
-      state = record(state, *call, config=config)
-      oracle.record(*call)
-      for b in range(1, 6):
-        assert held(state, b) == list(oracle.held[b])
-      np.testing.assert_allclose(
-        curriculum.probabilities(state, config=config),
-        oracle.probabilities(),
-        atol=1e-6,
-      )
-    assert np.all(np.asarray(state.counts) > window)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 24), st.integers(0, 2**32 - 1))
-def test_calls_may_be_split(cut, seed):
-  """Windows and counts see a stream; only the step counts the calls."""
-  calls = outcomes(np.random.default_rng(seed), 24, levels=3)
-  record = functools.partial(curriculum.record, config=SMALL)
-  whole = record(at(0, config=SMALL), *calls)
-  # Padded with what is not valid, so that every cut has one shape.
-  first, second = (
-    (*calls[:2], calls[2] & keep)
-    for keep in (np.arange(24) < cut, np.arange(24) >= cut)
-  )
-  split = record(record(at(0, config=SMALL), *first), *second)
-  chex.assert_trees_all_equal(
-    split._replace(step=whole.step), whole, strict=True
-  )
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1))
-def test_invalid_outcomes_are_inert(seed):
-  rng = np.random.default_rng(seed)
-  budgets, em, valid = outcomes(rng, 24, levels=3)
-  others, wrong, _ = outcomes(rng, 24, levels=3)
-  state = at(0, config=SMALL)
-  chex.assert_trees_all_equal(
-    curriculum.record(
-      state,
-      np.where(valid, budgets, others),
-      np.where(valid, em, wrong),
-      valid,
-      config=SMALL,
-    ),
-    curriculum.record(state, budgets, em, valid, config=SMALL),
-  )
-
-
-def test_record_takes_any_number_type():
-  budgets, em, valid = outcomes(np.random.default_rng(0), 24, levels=3)
-  state = at(0, config=SMALL)
-  expected = curriculum.record(state, budgets, em, valid, config=SMALL)
-  for dtype in (bool, np.int8, np.float32):
-    chex.assert_trees_all_equal(
-      curriculum.record(
-        state, budgets.astype(int), em.astype(dtype), valid, config=SMALL
-      ),
-      expected,
-    )
-  with pytest.raises(AssertionError):
-    curriculum.record(state, budgets, em[:-1], valid, config=SMALL)
-
-
 def simulate(state, rollouts, *, assign, record, seed=3, groups=16):
   """A run whose policy is right the more often the more it may search."""
   seen = []
@@ -351,16 +220,6 @@ def test_resumes_exactly():
   resumed, rest = run(restored, 15)
   chex.assert_trees_all_equal(resumed, whole)
   chex.assert_trees_all_equal(rest, seen[25:])
-
-
-def test_a_full_rollout_of_the_paper():
-  call = outcomes(np.random.default_rng(0), 2560)
-  oracle = oracles.Windows(CONFIG)
-  oracle.record(*call)
-  state = curriculum.record(curriculum.init(CONFIG, 0), *call, config=CONFIG)
-  assert [held(state, b) for b in range(1, 6)] == [
-    list(w) for w in oracle.held.values()
-  ]
 
 
 @pytest.mark.parametrize(

@@ -11,74 +11,25 @@ import numpy as np
 import pytest
 import scripted
 from hypothesis import strategies as st
+from played_episode import (
+  ADDRESS,
+  CONFIG,
+  EMMA,
+  FOUND,
+  NOTHING,
+  QUESTION,
+  begin,
+  length_of_prompt,
+  play,
+  searches,
+  transcript,
+)
 from scripted import CODEC, answer, search
 
-from anysearch_jax import config as config_lib
 from anysearch_jax import prompts, protocol, types
 from anysearch_jax.rollout import episode, episode_state
 
-ADDRESS = types.Address(rollout=3, question=1, sample=2)
-QUESTION = types.Question("q1", "Who wrote Emma?", ("Jane Austen",), "wiki")
-CONFIG = config_lib.EpisodeConfig(max_generated=500, max_context=5000)
-EMMA = types.Passage("7", '"Emma"', "A novel by Jane Austen.")
-NOTHING = "\n\n<information>No results found.</information>\n\n"
-FOUND = (
-  '\n\n<information>Doc 1(Title: "Emma") A novel by Jane Austen.'
-  "</information>\n\n"
-)
 NO_ACTION = prompts.PROMPTS["paper"].no_action
-
-
-def begin(*, budget=2, scaffold=False, config=CONFIG, question=QUESTION):
-  return episode.start(
-    question,
-    budget=budget,
-    scaffold=scaffold,
-    address=ADDRESS,
-    config=config,
-    codec=CODEC,
-  )
-
-
-def play(*turns, hits=(), **kwargs):
-  """Plays scripted turns; an event in their place is passed on as it is.
-
-  Returns the trajectory and every request that was answered.
-  """
-  state, request = begin(**kwargs)
-  script, asked = iter(turns), []
-  while not isinstance(request, episode_state.Done):
-    asked.append(request)
-    if isinstance(request, types.SearchRequest):
-      event = (
-        hits
-        if isinstance(hits, episode_state.Failure)
-        else episode_state.Retrieved(hits)
-      )
-    else:
-      event = next(script)
-      if isinstance(event, str):
-        event = scripted.turn(request, event)
-    state, request = episode.step(state, event)
-  assert next(script, None) is None, "The episode ended before its script."
-  return request.trajectory, asked
-
-
-def transcript(trajectory):
-  """Spans as `M text` and `E text`."""
-  return [f"{span.author.name[0]} {span.text}" for span in trajectory.spans]
-
-
-def searches(asked):
-  return [each for each in asked if isinstance(each, types.SearchRequest)]
-
-
-def length_of_prompt(budget=2, scaffold=False):
-  _, ids = episode.prompt(
-    QUESTION, budget=budget, scaffold=scaffold, config=CONFIG, codec=CODEC
-  )
-  return len(ids)
-
 
 # What is said, in order: `M` the model, `E` the environment.
 GOLDEN = json.loads(
@@ -178,86 +129,6 @@ def test_an_answer_counts_however_its_turn_ended(finish):
   assert trajectory.outcome is types.Outcome.ANSWERED
 
 
-def test_a_search_that_uses_the_last_token_is_charged_then_truncated():
-  config = dataclasses.replace(CONFIG, max_generated=len(search("a")))
-  trajectory, asked = play(search("a"), config=config, scaffold=True)
-  assert len(searches(asked)) == trajectory.searches == 1
-  assert trajectory.outcome is types.Outcome.TRUNCATED
-  assert "max_generated" in trajectory.reason
-  assert transcript(trajectory)[1:] == ["M " + search("a")]
-  scripted.check_alignment(trajectory)
-
-
-def test_bad_turn_at_the_generation_limit_is_truncated_at_once():
-  config = dataclasses.replace(CONFIG, max_generated=10)
-  trajectory, _ = play("x" * 50, config=config)
-  assert trajectory.outcome is types.Outcome.TRUNCATED
-  assert "max_generated" in trajectory.reason
-  assert transcript(trajectory) == ["M " + "x" * 10]
-  assert trajectory.generated_tokens == 10
-
-
-def test_over_budget_search_at_the_limit_is_truncated_and_a_violation():
-  said = tuple(CODEC.encode(search("a")))
-  event = types.Generation(
-    said,
-    (-1.0,) * len(said),
-    search("a"),
-    types.Finish.LENGTH,
-    (0,) * len(said),
-  )
-  trajectory, asked = play(event, budget=0)
-  assert trajectory.outcome is types.Outcome.TRUNCATED
-  assert trajectory.violation and not searches(asked)
-  assert "The engine stopped turn 0 at" in trajectory.reason
-
-
-def test_generated_tokens_are_limited_over_all_turns():
-  config = dataclasses.replace(CONFIG, max_generated=60)
-  trajectory, asked = play(search("a"), "y" * 99, config=config)
-  turns = [e for e in asked if isinstance(e, types.GenerateRequest)]
-  assert [each.max_tokens for each in turns] == [60, 60 - len(search("a"))]
-  assert trajectory.generated_tokens == 60
-  assert trajectory.outcome is types.Outcome.TRUNCATED
-
-
-def test_context_limits_a_turn():
-  config = dataclasses.replace(CONFIG, max_context=length_of_prompt() + 5)
-  trajectory, asked = play("x" * 50, config=config)
-  assert asked[0].max_tokens == 5
-  assert len(trajectory.token_ids) == config.max_context
-  assert trajectory.outcome is types.Outcome.TRUNCATED
-  assert "max_context" in trajectory.reason
-
-
-@pytest.mark.parametrize("room", [0, 1])
-def test_observation_that_fills_the_context_is_not_recorded(room):
-  told = len(search("a")) + len(CODEC.encode(FOUND))
-  config = dataclasses.replace(
-    CONFIG, max_context=length_of_prompt() + told + room
-  )
-  turns = [search("a"), "!"][: 1 + room]
-  trajectory, _ = play(*turns, config=config, hits=(EMMA,))
-  assert trajectory.outcome is types.Outcome.TRUNCATED
-  assert "max_context" in trajectory.reason
-  assert trajectory.searches == 1 and trajectory.queries == ("a",)
-  recorded = ["M " + search("a"), "E " + FOUND, "M !"]
-  assert transcript(trajectory) == recorded[: 1 + 2 * room]
-  scripted.check_alignment(trajectory)
-
-
-@pytest.mark.parametrize("scaffold", [False, True])
-def test_prompt_that_fills_the_context_is_truncated_unread(scaffold):
-  config = dataclasses.replace(
-    CONFIG, max_context=length_of_prompt(scaffold=scaffold)
-  )
-  trajectory, asked = play(config=config, scaffold=scaffold)
-  assert trajectory.outcome is types.Outcome.TRUNCATED
-  assert "max_context" in trajectory.reason
-  assert asked == [] and trajectory.spans == ()
-  assert trajectory.token_ids.shape == trajectory.logps.shape == (0,)
-
-
 def test_failing_engine():
   trajectory, _ = play(search("a"), episode_state.Failure("Engine is gone."))
   assert trajectory.outcome is types.Outcome.FAILED
@@ -332,21 +203,6 @@ def test_event_that_does_not_answer_the_request_is_refused():
   for event in (episode_state.Failure("late"), scripted.turn(request, "again")):
     with pytest.raises(ValueError, match="waits on a Done"):
       episode.step(over, event)
-
-
-@pytest.mark.parametrize(
-  "ids, logps, versions", [(0, 0, 0), (501, 501, 501), (2, 1, 2), (2, 2, 1)]
-)
-def test_generation_that_breaks_its_limits_is_refused(ids, logps, versions):
-  event = types.Generation(
-    (65,) * ids,
-    (-1.0,) * logps,
-    "A" * ids,
-    types.Finish.LENGTH,
-    (3,) * versions,
-  )
-  with pytest.raises(ValueError, match=f"returned {ids} tokens, {logps}"):
-    play(event)
 
 
 def test_a_state_can_be_stepped_from_twice():

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 
-import test_engine
+import small_engine
 
 _HANGS = """
 import queue, threading, time
@@ -37,9 +37,7 @@ def test_a_call_that_hangs_does_not_hold_the_process():
 
 def test_an_engine_that_is_gone_leaves_no_thread():
   before = set(threading.enumerate())
-  engine = test_engine._engine(
-    test_engine.transformer.initialize(test_engine._A, 0)
-  )
+  engine = small_engine.engine(small_engine.params())
   (thread,) = set(threading.enumerate()) - before
   del engine
   gc.collect()
