@@ -198,7 +198,7 @@ def test_a_difference_ends_where_the_rows_part(page):
 
 def test_an_advantage_is_shown_of_training_only(page):
   _choose(page, "shade", "advantage")
-  assert "choose a training row" in _text(page, "[data-part=shade-note]")
+  assert "rows of GRPO trainings" in _text(page, "[data-part=shade-note]")
   _choose(page, "row", "2")
   facts = _text(page, "[data-part=detail] p")
   assert "rollout 7" in facts
