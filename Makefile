@@ -14,7 +14,8 @@ quickstart-full: $(VENV)/.run-ready
 test: $(VENV)/.test-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -rs -n 2 --dist loadfile tests
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -rs -n 2 --dist loadfile \
+	  --no-loadscope-reorder tests
 
 bench: $(VENV)/.test-ready
 	JAX_PLATFORMS=cpu $(BIN)/python -m bench.quickstart

@@ -31,6 +31,27 @@ _TOKENIZERS = pathlib.Path(
 )
 
 
+# What takes minutes begins first, so that no worker ends with it alone.
+_LONGEST = (
+  "test_sharded_step",
+  "test_rehearsal",
+  "test_kills",
+  "test_critic",
+  "test_ppo_runs",
+  "test_stopping",
+  "test_distributed",
+  "test_trainer_on_a_mesh",
+  "test_ppo_world",
+  "test_study",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+  """Files in the order in which workers are to take them."""
+  places = {name: place for place, name in enumerate(_LONGEST)}
+  items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
 @pytest.fixture(scope="session")
 def torch():
   """The oracle; tests that ask for it skip where it is not installed."""

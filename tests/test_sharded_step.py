@@ -132,8 +132,17 @@ def assert_same(found, expected):
   )
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("case", FAMILIES)
+# Every mesh, and every family on a mesh with and without a tensor axis.
+@pytest.mark.parametrize(
+  ("case", "mesh"),
+  [("llama", mesh) for mesh in MESHES]
+  + [
+    (case, mesh)
+    for case in FAMILIES
+    if case != "llama"
+    for mesh in ("fsdp8", "data2-fsdp2-tensor2-sequence")
+  ],
+)
 def test_a_mesh_gives_the_loss_and_gradients_of_one_device(case, mesh, capfd):
   layout = layout_of(MESHES[mesh])
   a, trained, reference = params_of(case)
