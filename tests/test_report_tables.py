@@ -158,6 +158,27 @@ def test_pairs_are_compared_within_their_table(rows, built):
   assert 0 < float(line["EM p"]) <= float(line["EM p, Holm"]) <= 1
 
 
+def test_many_pairs_can_be_told_apart_and_what_is_free_is_not_compared():
+  """12 pairs of cells take p below .05 / 12; 20 draws would not go there."""
+  rows = [
+    study.row(
+      label, questions=120, budgets=(1, 2, 3, 4), seeds=(1,), skill=skill
+    )
+    for label, skill in (("A", 0.9), ("B", 0.5), ("C", 0.1))
+  ]
+  data = report.build(rows, resamples=20).data
+  (table,) = (
+    value
+    for name, value in data["tables"].items()
+    if name.startswith("pairwise")
+  )
+  heads = [(column["group"], column["name"]) for column in table["columns"]]
+  assert "dollars" not in [group for group, _ in heads]
+  holm = heads.index(("EM", "p, Holm"))
+  lines = {line["keys"][1:]: line["cells"][holm] for line in table["lines"]}
+  assert lines["4", "A − C"]["value"] < 0.05
+
+
 def test_early_stopping_counts_losses_with_budget_left(rows, built):
   (line,) = (
     line
