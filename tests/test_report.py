@@ -5,13 +5,20 @@ from __future__ import annotations
 import html.parser
 import json
 import pathlib
+import re
 
 import pytest
 import study
 from absl import app, flags
 from absl.testing import flagsaver
 
-from anysearch_jax.evaluation import metrics, plots, report, trajectories
+from anysearch_jax.evaluation import (
+  intervals,
+  metrics,
+  plots,
+  report,
+  trajectories,
+)
 from launch import report as command
 
 
@@ -212,6 +219,24 @@ def test_metrics_may_lack_keys_and_hold_nan(tmp_path):
   output = tmp_path / "report.html"
   report.write(output, [row], training=[run], resamples=20)
   assert "Not recorded." in output.read_text("utf-8")
+
+
+def test_a_dozen_rows_are_told_apart_and_stand_at_their_budget():
+  marks = {(plots.color(i), plots.glyph(i)) for i in range(24)}
+  assert len(marks) == 24
+  point = intervals.Estimate(0.5, 0.4, 0.6)
+  svg = plots.against_budget(
+    [plots.Series(i, [(1, point), (2, point)]) for i in range(24)],
+    name="many",
+    title="many",
+    y_label="",
+  )
+  marker = r'<use [^>]*x="([\d.]+)"[^>]*var\(--series'
+  places = [float(x) for x in re.findall(marker, svg)]
+  assert len(places) == 2 * 24
+  # Nobody's points come near the middle between two budgets.
+  first, last = min(places), max(places)
+  assert not [x for x in places if 0.3 < (x - first) / (last - first) < 0.7]
 
 
 def test_trailing_mean():

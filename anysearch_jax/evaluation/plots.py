@@ -19,7 +19,7 @@ from matplotlib import figure, ticker
 
 from anysearch_jax.evaluation import intervals
 
-SERIES = 8  # Colours and markers before they repeat; the page defines them.
+SERIES = 8  # Colours before they repeat, with other markers; the page has them.
 BANDS = 8  # Likewise colours of stacked parts.
 GLYPHS = "●■▲◆▼✚✖★"
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -76,7 +76,12 @@ def color(index: int) -> str:
 
 def glyph(index: int) -> str:
   """The marker of a series as a character, for legends and tables."""
-  return GLYPHS[index % SERIES]
+  return GLYPHS[_shape(index)]
+
+
+def _shape(index: int) -> int:
+  """Each round of colours has the next markers."""
+  return (index + index // SERIES) % SERIES
 
 
 def against_budget(
@@ -107,15 +112,17 @@ def against_budget(
         "searches = B", ends[1:] * 2, ha="right", va="top", rotation=0,
         xytext=(-14, 0), textcoords="offset points",
       )  # fmt: skip
+    # Bars beside each other, and all of them at their budget.
+    step = 0.4 / max(SERIES, len(series))
     for position, s in enumerate(series):
-      offset = (position - (len(series) - 1) / 2) * 0.05
+      offset = (position - (len(series) - 1) / 2) * step
       defined = [(x, e) for x, e in s.points if e.value is not None]
       axes.errorbar(
         [x + offset for x, _ in defined],
         [e.value for _, e in defined],
         yerr=_bars([e for _, e in defined]),
         color=color(s.index),
-        marker=_MARKERS[s.index % SERIES],
+        marker=_MARKERS[_shape(s.index)],
         linestyle=_DASHES[s.index % len(_DASHES)],
         elinewidth=0.9,
       )
@@ -154,7 +161,7 @@ def against_cost(
         [e.value for _, e in defined],
         yerr=_bars([e for _, e in defined]),
         color=color(s.index),
-        marker=_MARKERS[s.index % SERIES],
+        marker=_MARKERS[_shape(s.index)],
         linestyle=_DASHES[s.index % len(_DASHES)],
         elinewidth=0.9,
       )
@@ -276,7 +283,7 @@ def history(
         trailing_mean(ys, window),
         color=color(index),
         linestyle=_DASHES[index % len(_DASHES)],
-        marker=_MARKERS[index % SERIES],
+        marker=_MARKERS[_shape(index)],
         markevery=max(1, len(xs) // 6),
         markersize=4,
       )
