@@ -11,6 +11,12 @@ os.environ["XLA_FLAGS"] = (
   os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Half of the time is compiling, and much of that the same programs again.
+os.environ.setdefault(
+  "JAX_COMPILATION_CACHE_DIR",
+  os.path.join(os.path.dirname(__file__), "..", ".jax_cache", "tests"),
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
 import functools
 import pathlib
