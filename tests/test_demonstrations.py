@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import protocol, scoring, tokenizer, types
+from anysearch_jax import prompts, protocol, tokenizer, types
 from anysearch_jax.data import demonstrations, world_tokenizer
 from anysearch_jax.data import world as world_lib
 from retrieval import lexical
@@ -60,14 +60,7 @@ def play_all(expert, cells=CELLS, questions=QUESTIONS):
       )
 
 
-def judge(trajectory: types.Trajectory) -> scoring.Verdict:
-  return scoring.judge(
-    trajectory.spans,
-    golden_answers=trajectory.question.golden_answers,
-    budget=trajectory.budget,
-    searches=trajectory.searches,
-    scaffold=trajectory.scaffold,
-  )
+judge = prompts.PROMPTS["world"].judge
 
 
 def turns(trajectory: types.Trajectory) -> list[str]:
