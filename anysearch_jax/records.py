@@ -44,15 +44,14 @@ def trajectory(t: types.Trajectory) -> dict[str, Any]:
 
 
 def group(
-  sampled: types.Group, scored: Sequence[Mapping[str, Any]] | None = None
+  sampled: types.Group, worths: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
   """One group, as `launch.score` reads it.
 
   Args:
     sampled: the group.
-    scored: what each trajectory was worth, by name.
+    worths: what each trajectory was worth, by name.
   """
-  scored = scored or [{}] * len(sampled.trajectories)
   return {
     "question_id": sampled.question.id,
     "question": sampled.question.text,
@@ -61,7 +60,7 @@ def group(
     "scaffold": sampled.scaffold,
     "trajectories": [
       {**trajectory(t), **worth}
-      for t, worth in zip(sampled.trajectories, scored, strict=True)
+      for t, worth in zip(sampled.trajectories, worths, strict=True)
     ],
   }
 

@@ -105,7 +105,10 @@ def main(argv) -> None:
     torch_peer.TorchEngine(config.policy, policy.tokenizer).model,
   )
   adam = torch.optim.AdamW(
-    model.parameters(), lr=4e-4, betas=(0.9, 0.98), weight_decay=0.01
+    model.parameters(),
+    lr=config.optimizer.learning_rate,
+    betas=(0.9, 0.98),
+    weight_decay=0.01,
   )
   trains = []
   for pair in range(_PAIRS.value + 1):
