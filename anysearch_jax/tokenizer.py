@@ -112,13 +112,26 @@ class Tokenizer:
     return text, tuple(self.encode(text))
 
   def token_texts(self) -> list[str]:
-    """For each id, its text where it is ASCII (bytes kept apart otherwise).
+    """Returns what each id adds to a text when it is decoded after other ids.
 
-    Byte-level alphabets write a printable ASCII byte as itself; that is all
-    that finding the ends of the protocol's tags takes.
+    Vocabularies spell tokens in an alphabet of their own (byte-level BPE writes
+    a space as "Ġ"), so the ids are decoded. Bytes that are only a part of a
+    character give U+FFFD, and control tokens give "".
     """
-    texts = self.hf.convert_ids_to_tokens(list(range(self.vocab_size)))
-    return [text or "" for text in texts]
+    decode = functools.partial(
+      self.hf.backend_tokenizer.decode_batch, skip_special_tokens=True
+    )
+    ids = range(self.vocab_size)
+    alone = decode([[i] for i in ids])
+    # Some decoders join tokens by a space or drop the one at the beginning of a
+    # text, so each id is decoded behind an ordinary one.
+    before = next(
+      (i for i, t in enumerate(alone) if t.isascii() and t.isalnum()), None
+    )
+    if before is None:
+      return alone
+    start = len(alone[before])
+    return [text[start:] for text in decode([[before, i] for i in ids])]
 
 
 def _end_of_turn_ids(folder: pathlib.Path) -> list[int]:

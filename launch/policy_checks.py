@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import protocol, tensor_files, types
 from anysearch_jax import tokenizer as tokenizer_lib
+from anysearch_jax.methods import systems
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import hf, table
 from anysearch_jax.rollout import episode, stops
@@ -50,7 +51,7 @@ def texts(
 ) -> Iterator[checks.Finding]:
   """Tags, ends of turns, and the prompt."""
   yield from _tags(codec)
-  yield from _stops(codec)
+  yield from _stops(codec, systems.environment(config.episode.prompts).stops)
   yield from _prompt(codec, config)
 
 
@@ -75,16 +76,18 @@ def _tags(codec: tokenizer_lib.Tokenizer) -> Iterator[checks.Finding]:
     yield checks.ok(f"all {2 * len(protocol.TAGS)} tags survive the tokenizer")
 
 
-def _stops(codec: tokenizer_lib.Tokenizer) -> Iterator[checks.Finding]:
-  """The engine must halt at the token that completes a closing tag."""
+def _stops(
+  codec: tokenizer_lib.Tokenizer, texts: Sequence[str]
+) -> Iterator[checks.Finding]:
+  """The engine must halt at the token that completes a stop text."""
   halts = stops.halting_tokens(
     codec.token_texts(),
-    protocol.STOPS,
+    texts,
     codec.end_of_turn_ids,
     vocab_size=codec.vocab_size,
   )
   missed = []
-  for stop in protocol.STOPS:
+  for stop in texts:
     for before in _BEFORE_TAGS:
       ids = codec.encode(f"{before}{stop}\n\n")
       ends = [
@@ -96,11 +99,12 @@ def _stops(codec: tokenizer_lib.Tokenizer) -> Iterator[checks.Finding]:
     yield checks.problem(
       f"the end of {missed[0]!r} is not found among its tokens "
       f"({len(missed)} such)",
-      "take a tokenizer that writes ASCII as itself (a byte-level BPE).",
+      "take a tokenizer whose tokens have the same text after any other token "
+      "(a byte-level BPE).",
     )
   else:
     yield checks.ok(
-      f"{' and '.join(protocol.STOPS)} are found; {int(halts.sum())} of "
+      f"{' and '.join(texts)} are found; {int(halts.sum())} of "
       f"{codec.vocab_size} tokens halt a row"
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import hypothesis
 import numpy as np
 import pytest
@@ -12,9 +14,13 @@ from anysearch_jax.rollout import stops
 STOPS = ("</search>", "</answer>")
 
 
-def halting(texts, ends=(), *, vocab_size=None):
+# Texts that vocabularies spell in another alphabet than they decode to.
+OTHERS = ("\n\n", "Final Answer: done", "。", " </search>\r\n", "é ✓\t", "�x")
+
+
+def halting(texts, ends=(), *, stop=STOPS, vocab_size=None):
   return stops.halting_tokens(
-    texts, STOPS, ends, vocab_size=vocab_size or len(texts)
+    texts, stop, ends, vocab_size=vocab_size or len(texts)
   )
 
 
@@ -23,7 +29,6 @@ def halting(texts, ends=(), *, vocab_size=None):
   [
     (">", True),
     (">\n", True),
-    (">Ċ", True),  # A byte-level alphabet's newline.
     ("</search>", True),
     ("</answer>", True),
     ("h>", True),
@@ -33,7 +38,6 @@ def halting(texts, ends=(), *, vocab_size=None):
     ("search", False),
     ("</search", False),
     (" >", False),
-    ("Ġ>", False),
     ("x>", False),
     ("<", False),
     ("<search>", False),
@@ -103,11 +107,75 @@ def test_real_tokenizers_halt_where_a_tag_may_end(real_tokenizer):
   assert halts[closing].all()
   # Enough to know a wrong rule by: every row stop costs a look by the host.
   assert 260 <= halts.sum() <= 280
-  for text in ("x</search>", "x </search>\n", "x\n</answer>", "。</answer>"):
-    ids = real_tokenizer.encode(text)
-    complete = next(
-      i
-      for i in range(1, len(ids) + 1)
-      if stops.cut(real_tokenizer.decode(ids[:i]), STOPS) is not None
-    )
-    assert halts[ids[complete - 1]], (text, ids)
+
+
+@functools.cache
+def _halting_and_pieces(real_tokenizer, stop):
+  """What halts for a stop, and the token of each piece of UTF-8."""
+  unprintable = [b for b in range(256) if not _stands_for_itself(b)]
+  # How byte-level vocabularies spell bytes: printable ones as they are, the
+  # others as the characters from U+0100 on.
+  byte = {chr(b): b for b in range(256) if _stands_for_itself(b)}
+  byte |= {chr(256 + i): b for i, b in enumerate(unprintable)}
+  texts = real_tokenizer.hf.convert_ids_to_tokens(
+    list(range(real_tokenizer.vocab_size))
+  )
+  added = real_tokenizer.hf.added_tokens_decoder
+  pieces = {
+    bytes(byte[c] for c in text): token
+    for token, text in enumerate(texts)
+    if token not in added
+  }
+  return halting(real_tokenizer.token_texts(), stop=(stop,)), pieces
+
+
+def _stands_for_itself(b):
+  return 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255
+
+
+@pytest.mark.parametrize("stop", (*STOPS, *OTHERS))
+def test_real_tokenizers_halt_where_a_stop_ends_however_it_is_cut(
+  real_tokenizer, stop
+):
+  halts, pieces = _halting_and_pieces(real_tokenizer, stop)
+
+  @hypothesis.given(st.data())
+  @hypothesis.settings(max_examples=40)
+  def halts_at_the_end(data):
+    some = st.text(stop + "x。\n", max_size=4)
+    text = (data.draw(some) + stop + data.draw(some)).encode()
+    ids, at, end = [], 0, None
+    while at < len(text):
+      fit = [n for n in range(1, 13) if text[at : at + n] in pieces]
+      size = data.draw(st.sampled_from(fit))
+      ids.append(pieces[text[at : at + size]])
+      at += size
+      end = stops.cut(real_tokenizer.decode(ids), (stop,))
+      if end is not None:
+        break
+    assert end is not None
+    assert halts[ids[-1]], (ids, real_tokenizer.decode(ids))
+
+  halts_at_the_end()
+
+
+@pytest.mark.parametrize("stop", (*STOPS, "\n\n", "Final Answer: done"))
+def test_no_other_token_of_a_real_tokenizer_halts_for_ascii(
+  real_tokenizer, stop
+):
+  halts, pieces = _halting_and_pieces(real_tokenizer, stop)
+  known = stop.encode()
+  expected = {
+    token
+    for piece, token in pieces.items()
+    if any(known in known[:i] + piece for i in range(len(known)))
+  }
+  assert set(np.flatnonzero(halts)) == expected
+
+
+def test_few_tokens_of_a_real_tokenizer_halt_for_other_characters(
+  real_tokenizer,
+):
+  """Each of them costs a look by the host."""
+  halts, _ = _halting_and_pieces(real_tokenizer, "。")
+  assert 0 < halts.sum() < 0.02 * len(halts)

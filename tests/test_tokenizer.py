@@ -151,7 +151,14 @@ def test_every_added_token_is_a_control_token(tmp_path):
   tokenizer = save_tiny(tmp_path)
   assert tokenizer.control_tokens == ("<bos>", "<eos>", "<eot>", "<tool>")
   assert tokenizer.vocab_size == len(WORDS)
-  assert tokenizer.token_texts() == WORDS
+
+
+def test_token_texts_are_what_ids_add_to_a_decoded_text(tmp_path):
+  tokenizer = save_tiny(tmp_path)
+  special = tokenizer.hf.all_special_tokens
+  # This decoder joins tokens by spaces and leaves special ones out.
+  expected = ["" if word in special else f" {word}" for word in WORDS]
+  assert tokenizer.token_texts() == expected
 
 
 def test_encode_adds_nothing_and_decode_drops_control_tokens(tmp_path):
@@ -183,7 +190,7 @@ def test_a_template_writes_its_own_bos(tmp_path):
 def test_every_token_text_of_a_real_tokenizer_is_known(real_tokenizer):
   texts = real_tokenizer.token_texts()
   assert len(texts) == real_tokenizer.vocab_size
-  for text in ("<", "</", "search", "answer", ">"):
+  for text in ("<", "</", "search", "answer", ">", " the", "\n\n", "。", "é"):
     (token,) = real_tokenizer.encode(text)
     assert texts[token] == text
     assert real_tokenizer.decode([token]) == text

@@ -19,18 +19,29 @@ def halting_tokens(
   *,
   vocab_size: int,
 ) -> np.ndarray:
-  """Which tokens halt a row, bool `[vocab_size]`.
+  """Returns the tokens that halt a row, bool `[vocab_size]`.
 
-  A token could complete stop text s when it contains s, or when it begins
-  with a proper suffix of s (the rest of s came before; more may overhang).
+  A token could complete a stop text when it contains the stop text, or when it
+  begins with a proper suffix of it (the rest came before; more may overhang).
+  A token with a part of a character, which decodes to U+FFFD, could complete
+  any stop text that is not ASCII.
+
+  Args:
+    token_texts: what each token adds to the decoded text.
+    stops: the texts that end a turn.
+    end_of_turn_ids: tokens that end a turn by themselves.
+    vocab_size: of the policy; ids beyond `token_texts` are padding.
   """
   suffixes = {stop[i:] for stop in stops for i in range(len(stop))}
   longest = max(len(stop) for stop in stops)
+  parts = not all(stop.isascii() for stop in stops)
   halts = np.zeros(vocab_size, bool)
   for token, text in enumerate(token_texts):
-    halts[token] = any(
-      text[:n] in suffixes for n in range(1, min(len(text), longest) + 1)
-    ) or any(stop in text for stop in stops)
+    halts[token] = (
+      any(text[:n] in suffixes for n in range(1, min(len(text), longest) + 1))
+      or any(stop in text for stop in stops)
+      or (parts and "\N{REPLACEMENT CHARACTER}" in text)
+    )
   halts[[i for i in end_of_turn_ids if i < vocab_size]] = True
   return halts
 
