@@ -80,13 +80,26 @@ def read_flags(
     )
   (chosen,) = named
   config = dataclasses.replace(config, policy=chosen.name)
-  if flags.FLAGS.sglang:
+  return served(config, flags.FLAGS.sglang), chosen
+
+
+def served(
+  config: config_lib.ExperimentConfig, urls: Sequence[str]
+) -> config_lib.ExperimentConfig:
+  """The configuration, sampled by the servers at `urls` if there are any.
+
+  With SGLang servers, whoever named them, this process needs one device: the
+  weights only pass through it. The mesh of the configuration is for training.
+  """
+  if urls:
     config = dataclasses.replace(
       config,
       engine=dataclasses.replace(config.engine, kind="sglang"),
-      sglang=dataclasses.replace(config.sglang, urls=tuple(flags.FLAGS.sglang)),
+      sglang=dataclasses.replace(config.sglang, urls=tuple(urls)),
     )
-  return config, chosen
+  if config.engine.kind == "sglang":
+    config = dataclasses.replace(config, mesh=config_lib.MeshConfig())
+  return config
 
 
 def describe(config: config_lib.ExperimentConfig) -> tuple[Any, Any]:

@@ -17,8 +17,8 @@ import small_run
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.evaluation import harness
-from anysearch_jax.policy import hf
-from anysearch_jax.training import checkpoint
+from anysearch_jax.policy import hf, sharding
+from anysearch_jax.training import checkpoint, placement
 from launch import evaluate, parts, policies
 
 
@@ -125,6 +125,28 @@ def test_servers_sample_the_policy_of_a_folder(tmp_path):
     assert len(server.bodies("/generate")) == 4
   verdicts = [(row["answer"], row["em"]) for row in map(json.loads, found)]
   assert verdicts == [("b", 1), ("b", 0)] * 2
+
+
+@pytest.mark.parametrize("by_flag", [True, False])
+def test_evaluation_by_servers_needs_one_device(by_flag):
+  """Of any configuration: here one for more devices than the tests have."""
+  urls = ("http://127.0.0.1:1",)
+  config = dataclasses.replace(
+    small_run.CONFIG,
+    mesh=config_lib.MeshConfig(fsdp=8, tensor=4, rollout=(40, 41)),
+    engine=config_lib.EngineConfig(kind="jax" if by_flag else "sglang"),
+  )
+  a = sglang_engines.policy().architecture
+  with pytest.raises(ValueError, match="device 41"):
+    placement.check_playing(a, config)
+  found = policies.served(config, urls if by_flag else ())
+  placement.check_playing(a, found)
+  assert sharding.rollout_mesh(found.mesh, a).size == 1
+  assert found.engine.kind == "sglang"
+  assert not by_flag or found.sglang.urls == urls
+  # In this process it is sampled on the mesh of the configuration.
+  in_process = dataclasses.replace(config, engine=config_lib.EngineConfig())
+  assert policies.served(in_process, ()) == in_process
 
 
 def make(config, source):
