@@ -16,7 +16,6 @@ import jax
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import curriculum, processes, types
-from anysearch_jax.data import cursor
 from anysearch_jax.methods import systems, text_model
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout import engine as engine_lib
@@ -30,6 +29,7 @@ from anysearch_jax.training import (
   metrics,
   pending,
   pipeline,
+  resuming,
   run_folder,
   sampler,
   staleness,
@@ -173,12 +173,21 @@ class Trainer:
       checkpoint.Checkpoints(self._checkpoints, config=config) as checkpoints,
       self._timeline,
     ):
-      first, ready = self._resume(checkpoints)
+      resumed = resuming.resume(
+        checkpoints,
+        self._checkpoints,
+        config=config,
+        questions=self._questions,
+        learner=self._learner,
+        sampler=self._sampler,
+      )
+      first, self._seen = resumed.rollout, resumed.seen
+      self._taken_steps = resumed.steps
       if writer:
         writer.keep_before(first)
       with pipeline.Pipeline(
         self._sampler,
-        ready,
+        resumed.ready,
         first=first,
         rollouts=rollouts,
         level=config.pipeline.async_level,
@@ -285,7 +294,9 @@ class Trainer:
       "compile/decode": kv_store.decode._cache_size(),
       **{
         f"data/{name}": float(value)
-        for name, value in self._taken(rollout + 1).items()
+        for name, value in resuming.position(
+          rollout + 1, config=self._config, questions=self._questions
+        ).items()
       },
       **seconds,
     }
@@ -331,63 +342,12 @@ class Trainer:
       self._learner.state,
       # Each process has the curriculum; as a host's it is written once.
       jax.device_get(self._seen.curriculum),
-      self._progress(rollout) | ({"steps": stopped.steps} if within else {}),
+      resuming.progress(
+        rollout, self._seen, config=self._config, questions=self._questions
+      )
+      | ({"steps": stopped.steps} if within else {}),
       pending.pack(played) if played else None,
     )
-
-  def _taken(self, rollout: int) -> dict[str, int]:
-    """The cursor of the questions before `rollout`."""
-    taken = rollout * collection.questions(self._config)
-    return cursor.progress(self._questions, taken)
-
-  def _progress(self, rollout: int) -> dict[str, Any]:
-    """Plain values of the run before `rollout`."""
-    return {
-      "rollout": rollout,
-      "seed": self._config.seed,
-      "questions": self._taken(rollout),
-      "counters": {group: dict(c) for group, c in self._seen.counters.items()},
-    }
-
-  def _resume(
-    self, checkpoints: checkpoint.Checkpoints
-  ) -> tuple[int, list[sampler.Sampled]]:
-    """Takes up the newest checkpoint.
-
-    Returns:
-      The rollout to start with, and those from it on that are sampled already.
-    """
-    if not processes.by_first(lambda: checkpoint.rollouts(self._checkpoints)):
-      return 0, []
-    like = checkpoint.Saved(
-      0,
-      self._learner.abstract_state(),
-      jax.device_get(self._seen.curriculum),
-      {},
-    )
-    # Two states are never held at once.
-    self._learner.state = None
-    saved = checkpoints.restore(like)
-    expected = self._progress(saved.rollout)
-    for name in ("rollout", "seed", "questions"):
-      if saved.progress[name] != expected[name]:
-        raise checkpoint.MismatchError(
-          f"The checkpoint of rollout {saved.rollout} has {name} "
-          f"{saved.progress[name]}, this run has {expected[name]}; resume with "
-          "what the run began with, or name another folder."
-        )
-    self._learner.state = saved.state
-    self._taken_steps = saved.progress.get("steps", [])
-    counters = {
-      group: Counter(saved.progress["counters"].get(group))
-      for group in self._seen.counters
-    }
-    self._seen = sampler.Seen(saved.curriculum, counters)
-    self._sampler.seen = self._seen
-    ready = self._sampler.take_up_all(saved.rollout, saved.pending)
-    if not ready:
-      self._taken_steps = []
-    return saved.rollout, ready
 
   def _record(self, name: str, scored: experience.Experience) -> pathlib.Path:
     return self._folder.record(name, experience.records(scored))
