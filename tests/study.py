@@ -181,6 +181,10 @@ def training(
         "phase": phase,
         "scaffold": phase == 1,
         **{f"curriculum/p{b + 1}": float(p[b]) for b in range(5)},
+        **{
+          f"curriculum/count{b + 1}": int(n)
+          for b, n in enumerate(rng.multinomial(32, p))
+        },
         "reward/total": 0.3 + 0.4 * done + rng.normal(0, 0.05),
         "reward/em": 0.4 + 0.3 * done + rng.normal(0, 0.05),
         "reward/format": 0.9,

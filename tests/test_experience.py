@@ -9,7 +9,7 @@ import pytest
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.training import experience
+from anysearch_jax.training import experience, sampler
 
 PROMPT, MODEL, ENVIRONMENT = types.Author
 BATCH = config_lib.BatchConfig(
@@ -187,3 +187,14 @@ def test_where_nothing_judges_the_form_no_metric_tells_of_it(groups):
   assert "reward/format" in experience.metrics(score(groups))
   (first, _) = experience.records(scored)
   assert [t["format"] for t in first["trajectories"]] == [None, None]
+
+
+def test_every_budget_that_was_played_is_counted():
+  budgets = np.array([2, 2, 0, 7])
+  assert sampler.drawn(budgets, max_budget=3) == {
+    "curriculum/count0": 1,
+    "curriculum/count1": 0,
+    "curriculum/count2": 2,
+    "curriculum/count3": 0,
+    "curriculum/count7": 1,
+  }

@@ -11,7 +11,13 @@ import re
 import pytest
 import study
 
-from anysearch_jax.evaluation import intervals, metrics, report, tables
+from anysearch_jax.evaluation import (
+  figures,
+  intervals,
+  metrics,
+  report,
+  tables,
+)
 
 
 def _of_sets(label, **options):
@@ -215,13 +221,70 @@ def test_the_use_of_the_budget_sums_to_one(rows, built):
     assert sum(shares) == pytest.approx(1)
 
 
-def test_the_sampling_table_begins_with_phase_two(built):
-  lines = _lines(built[0], "sampling")
-  assert lines[0]["steps"] == "60"  # The 13th of 60 rollouts, 5 steps each.
-  assert [float(lines[0][f"B = {b}"]) for b in range(1, 6)] == pytest.approx(
-    [0.2 + 0.2 * 0.2, 0.2, 0.2 - 0.01, 0.2 - 0.014, 0.2 - 0.016]
+def _played(phase, counts, *, rollouts=4):
+  """A run whose every rollout played these budgets, and its probabilities."""
+  records = tuple(
+    {
+      "rollout": rollout,
+      "step": 5 * rollout,
+      "phase": phase,
+      **{f"curriculum/p{b}": 0.2 for b in range(1, 6)},
+      **{f"curriculum/count{b}": n for b, n in counts.items()},
+    }
+    for rollout in range(rollouts)
   )
-  assert len(lines) == 6
+  return metrics.Training("A", records)
+
+
+@pytest.mark.parametrize(
+  ("phase", "counts"),
+  [
+    (1, {1: 0, 2: 0, 3: 8, 4: 0, 5: 0}),  # Phase I plays one level.
+    (2, {1: 0, 2: 0, 3: 0, 4: 0, 5: 8}),  # A fixed budget of 5,
+    (2, {0: 8, 1: 0, 2: 0, 3: 0, 4: 0, 5: 0}),  # of 0,
+    (2, {1: 0, 2: 0, 7: 8}),  # and one above the curriculum's.
+    (2, {1: 3, 2: 5}),
+  ],
+)
+def test_the_budgets_shown_are_those_that_were_played(rows, phase, counts):
+  run = _played(phase, counts)
+  table = report.build(rows[:1], training=[run], resamples=20).data["tables"][
+    "sampling"
+  ]
+  played = {b: n for b, n in counts.items() if n}
+  assert [c["full_name"] for c in table["columns"]] == [
+    *(f"questions B = {b}" for b in played),
+    *(f"share B = {b}" for b in played),
+  ]
+  first, *rest = (
+    [cell["value"] for cell in line["cells"]] for line in table["lines"]
+  )
+  assert first == [*played.values(), *(n / 8 for n in played.values())]
+  assert len(rest) == 3 and all(cells == first for cells in rest)
+  phases = {line["keys"][1] for line in table["lines"]}
+  assert phases == {"I" if phase == 1 else "II"}
+  svg = figures.sampling(run, name="x")
+  for b in range(9):
+    assert (f">B = {b}<" in svg) == (b in played)
+
+
+def test_probabilities_are_not_shown_as_if_they_had_been_played(rows):
+  run = _played(2, {})
+  assert figures.sampling(run, name="x") is None
+  data = report.build(rows[:1], training=[run], resamples=20).data
+  assert data["tables"]["sampling"]["lines"] == ()
+
+
+def test_the_sampling_table_begins_each_phase_with_its_first_rollout(built):
+  lines = _lines(built[0], "sampling")
+  records = study.training("A").records
+  steps = [line["steps"] for line in lines if line["phase"] == "II"]
+  assert steps[0] == "60"  # The 13th of 60 rollouts, 5 steps each.
+  assert len(steps) == 6
+  for budget in range(1, 6):
+    assert sum(float(line[f"questions B = {budget}"]) for line in lines) == sum(
+      record[f"curriculum/count{budget}"] for record in records
+    )
 
 
 def test_json_and_markdown_hold_what_the_csv_files_hold(built):

@@ -192,23 +192,13 @@ def use(counts: Mapping[int, Sequence[int]], *, name: str) -> markupsafe.Markup:
 
 
 def sampling(run: metrics.Training, *, name: str) -> markupsafe.Markup | None:
-  """The curriculum's probabilities over training; None if not recorded."""
-  records = [r for r in run.records if r.get("curriculum/p1") is not None]
-  budgets = 0
-  while records and f"curriculum/p{budgets + 1}" in records[-1]:
-    budgets += 1
-  if not budgets:
+  """The budgets that each rollout played; None without counts of them."""
+  counts = {r["rollout"]: metrics.drawn(r) for r in run.records}
+  if not any(any(found.values()) for found in counts.values()):
     return None
   return _svg(
-    plots.sampling(
-      [r["rollout"] for r in records],
-      [
-        [_value(r, f"curriculum/p{b + 1}") for r in records]
-        for b in range(budgets)
-      ],
-      phase2=_phase2(run),
-      name=name,
-      title="sampling probability",
+    plots.drawn(
+      counts, phase2=_phase2(run), name=name, title="questions of each budget"
     )
   )
 

@@ -75,6 +75,23 @@ class Training:
   config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
+def drawn(record: Mapping[str, Any]) -> dict[int, int]:
+  """Returns the groups of each budget that a rollout played, by budget.
+
+  The curriculum's probabilities (`curriculum/p1`, ...) are no substitute: in
+  Phase I, and with a fixed budget, nothing is drawn by them.
+
+  Args:
+    record: of a rollout; the result is empty where it holds no counts.
+  """
+  prefix = "curriculum/count"
+  return {
+    int(key.removeprefix(prefix)): int(count)
+    for key, count in record.items()
+    if key.startswith(prefix)
+  }
+
+
 @dataclasses.dataclass(frozen=True)
 class Cell:
   """The measurements of some episodes; None where nothing defines a value.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -281,45 +281,53 @@ def pairwise(
 
 
 def sampling(training: Sequence[metrics.Training]) -> tables.Table:
-  """Which budgets Phase II drew, as training went on."""
-  lines, most = [], 0
-  for run in training:
-    records = [r for r in run.records if r.get("phase") == 2]
-    shares = [_shares(record) for record in records]
-    kept = [(r, s) for r, s in zip(records, shares) if s]
-    for part in _parts(kept):
-      mean = np.mean([s for _, s in part], axis=0)
-      most = max(most, len(mean))
-      ends = part[0][0].get("step", "?"), part[-1][0].get("step", "?")
-      steps = f"{ends[0]} to {ends[1]}" if ends[0] != ends[1] else f"{ends[0]}"
-      lines.append(
-        tables.Line(
-          (run.label, steps),
-          tuple(tables.Cell(float(p), n=None) for p in mean),
-          None,
-        )
-      )
+  """Which budgets were played, as training went on."""
+  spans = [
+    (run.label, phase, part)
+    for run in training
+    for phase in (1, 2)
+    for part in _parts(
+      [
+        r
+        for r in run.records
+        if r.get("phase") == phase and any(metrics.drawn(r).values())
+      ]
+    )
+  ]
+  counts = [
+    sum((Counter(metrics.drawn(record)) for record in part), Counter())
+    for *_, part in spans
+  ]
+  budgets = sorted({budget for found in counts for budget in found})
   return tables.Table(
     "sampling",
-    "Sampling probability of each budget in Phase II",
-    "Mean over the rollouts of each span of optimizer steps; the first line is "
-    "its beginning.",
-    ("run", "steps"),
-    tuple(tables.Column(f"B = {b + 1}", digits=2) for b in range(most)),
+    "Questions played with each budget",
+    "Counts, and their shares, over the rollouts of each span of optimizer "
+    "steps; the first line of a phase is its beginning. Runs whose metrics "
+    "hold no counts (curriculum/count1, ...) are left out.",
+    ("run", "phase", "steps"),
     tuple(
-      dataclasses.replace(
-        line, cells=line.cells + (None,) * (most - len(line.cells))
+      tables.Column(f"B = {b}", group, digits)
+      for group, digits in (("questions", 0), ("share", 2))
+      for b in budgets
+    ),
+    tuple(
+      tables.Line(
+        (label, "I" if phase == 1 else "II", _steps(part)),
+        (
+          *(tables.Cell(found[b]) for b in budgets),
+          *(tables.Cell(found[b] / found.total()) for b in budgets),
+        ),
       )
-      for line in lines
+      for (label, phase, part), found in zip(spans, counts, strict=True)
     ),
   )
 
 
-def _shares(record: Mapping[str, float]) -> list[float]:
-  shares = []
-  while (p := record.get(f"curriculum/p{len(shares) + 1}")) is not None:
-    shares.append(p)
-  return shares
+def _steps(part: Sequence[Mapping[str, float]]) -> str:
+  """The optimizer steps at the ends of some rollouts."""
+  first, last = part[0].get("step", "?"), part[-1].get("step", "?")
+  return f"{first}" if first == last else f"{first} to {last}"
 
 
 def _parts(records: list) -> list[list]:

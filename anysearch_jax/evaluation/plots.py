@@ -219,43 +219,48 @@ def shares(
     return _svg(fig, name, title)
 
 
-def sampling(
-  rollouts: Sequence[float],
-  probabilities: Sequence[Sequence[float]],
+def drawn(
+  counts: Mapping[int, Mapping[int, int]],
   *,
   phase2: float | None,
   name: str,
   title: str,
 ) -> str:
-  """The curriculum's sampling probabilities as stacked areas.
+  """The questions of each budget in every rollout, stacked.
 
   Args:
-    rollouts: `[R]`.
-    probabilities: one `[R]` for each budget from 1 on; nan where not told.
+    counts: of each rollout, the questions by budget. A rollout without a
+      record stays empty.
     phase2: first rollout of Phase II, marked by a line.
   """
+  rollouts = range(min(counts), max(counts) + 1)
+  played = {b for found in counts.values() for b, n in found.items() if n}
+  edges = np.arange(rollouts[0], rollouts[-1] + 2) - 0.5
   with matplotlib.rc_context(_STYLE):
     fig, axes = _axes(title, "rollout", "")
     axes.grid(False)
-    stack = np.nan_to_num(np.asarray(probabilities, dtype=np.float64))
-    axes.stackplot(
-      rollouts,
-      stack,
-      colors=[f"#0500{i % BANDS:02x}" for i in range(len(stack))],
-      edgecolor=_INK,
-      linewidth=0.5,
-    )
-    tops = np.cumsum(stack[:, -1])
-    for i, (top, share) in enumerate(zip(tops, stack[:, -1], strict=True)):
-      if share > 0.03:
+    below = np.zeros(len(rollouts))
+    for budget in sorted(played):
+      n = np.array([counts.get(r, {}).get(budget, 0) for r in rollouts])
+      axes.stairs(
+        below + n,
+        edges,
+        baseline=below,
+        fill=True,
+        facecolor=f"#0500{(budget - 1) % BANDS:02x}",
+        edgecolor=_INK,
+        linewidth=0.5,
+      )
+      if n[-1] > 0.03 * sum(counts[rollouts[-1]].values()):
         axes.annotate(
-          f"B = {i + 1}", (rollouts[-1], top - share / 2), va="center",
+          f"B = {budget}", (edges[-1], below[-1] + n[-1] / 2), va="center",
           xytext=(4, 0), textcoords="offset points", annotation_clip=False,
         )  # fmt: skip
-    _mark_phases(axes, rollouts, phase2)
-    axes.set_ylim(0, 1)
-    if rollouts[0] < rollouts[-1]:
-      axes.set_xlim(rollouts[0], rollouts[-1])
+      below = below + n
+    _mark_phases(axes, rollouts, None if phase2 is None else phase2 - 0.5)
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(edges[0], edges[-1])
     return _svg(fig, name, title)
 
 

@@ -239,6 +239,17 @@ class Sampler:
     return counters
 
 
+def drawn(budgets: np.ndarray, *, max_budget: int) -> dict[str, int]:
+  """Counts the groups of each budget that a rollout played.
+
+  Args:
+    budgets: int `[Q]`. A fixed budget may be 0, or above `max_budget`.
+    max_budget: every budget from 1 to this one is in the result, 0 or not.
+  """
+  levels = sorted({*range(1, max_budget + 1), *map(int, budgets)})
+  return {f"curriculum/count{b}": int(np.sum(budgets == b)) for b in levels}
+
+
 def metrics(
   sampled: Sampled, *, config: config_lib.CurriculumConfig
 ) -> dict[str, float]:
@@ -252,7 +263,7 @@ def metrics(
     "phase": 1 if step < config.phase1_steps else 2,
     "scaffold": int(sampled.scaffold),
     **{f"curriculum/p{b}": float(sampled.probabilities[b - 1]) for b in levels},
-    **{f"curriculum/count{b}": int(np.sum(budgets == b)) for b in levels},
+    **drawn(budgets, max_budget=config.max_budget),
     **experience.metrics(sampled.scored),
     "rollout/failed": collected.failed,
     "rollout/dropped_groups": collected.dropped,
