@@ -1,11 +1,12 @@
 """Writes the report of one or more runs: one page, its numbers, its tables.
 
-    python -m launch.report runs/a runs/b --output=runs/report.html
+    python -m launch.report runs/a runs/b --output=runs/report/report.html
 
 An argument is the folder of a run with `evaluation/<name>/` inside, or of one
 evaluation, or `label=folder`; folders of several seeds make one row, joined by
 `+`. The first row is the system under test. Beside the page are report.json,
-tables.md and a CSV file a table.
+tables.md and a CSV file for each table, so give them a folder of their own.
+Without --output that folder is `report/` inside the run of the first row.
 
 Rows and training runs can also be named one by one, as other commands do:
 
@@ -15,14 +16,17 @@ Rows and training runs can also be named one by one, as other commands do:
         --controls="No tool reward" --tables="No tool reward=tool" \
         --training="AnySearch=runs/q/anysearch,No tool reward=runs/q/no_tool"
 
-A label may hold `=`, a path may hold neither `=` nor `+`.
+Labels and folders may hold `=` and `+`: the longest end of an item that names
+existing folders is read as folders, the text before it as the label.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 
 from absl import app, flags
 
@@ -52,7 +56,11 @@ _PRICES = flags.DEFINE_list(
   "US dollars of 1000 searches, of a million tokens read, of a million "
   "written; default: those that the evaluations were configured with.",
 )
-_OUTPUT = flags.DEFINE_string("output", "report.html", "The page.")
+_OUTPUT = flags.DEFINE_string(
+  "output",
+  None,
+  "The page; default: report/report.html in the run of the first row.",
+)
 _TITLE = flags.DEFINE_string(
   "title", "One policy, any budget", "Title of the page."
 )
@@ -63,61 +71,85 @@ _NOTES = flags.DEFINE_string(
 _GROUP_FILES = 3  # Rollouts of a training run that the browser shows.
 
 
-def parse_pairs(items: Sequence[str]) -> list[tuple[str, str]]:
-  """`label=path` items as pairs. Raises ValueError with a sentence."""
-  pairs = []
+def parse_tables(items: Sequence[str]) -> dict[str, str]:
+  """Reads `label=ablation` items. Raises ValueError with a sentence."""
+  found = {}
   for item in items:
-    label, separator, path = item.rpartition("=")
-    if not (separator and label.strip() and path.strip()):
+    label, separator, table = item.rpartition("=")
+    if not (separator and label.strip() and table.strip()):
       raise ValueError(
-        f"Found {item!r}, expected label=folder; quote labels with spaces."
+        f"--tables: found {item!r}, expected label=ablation; quote labels with "
+        "spaces."
       )
-    pairs.append((label.strip(), path.strip()))
-  return pairs
+    found[label.strip()] = table.strip()
+  return found
 
 
 def main(argv: Sequence[str]) -> None:
-  output = pathlib.Path(_OUTPUT.value)
   try:
     sources = [
-      loading.Source(label, tuple(map(pathlib.Path, folders.split("+"))))
-      for label, folders in parse_pairs(_ROWS.value)
+      loading.Source(*loading.named(item, labelled=True))
+      for item in _ROWS.value
     ]
-    runs = {
-      label: pathlib.Path(folder)
-      for label, folder in parse_pairs(_TRAINING.value)
-    }
+    runs = {}
+    for item in _TRAINING.value:
+      label, folders = loading.named(item, labelled=True)
+      if len(folders) > 1:
+        raise ValueError(
+          f"--training: found {item!r}, expected one folder for each label."
+        )
+      runs[label] = folders[0]
     for item in argv[1:]:
       for source in loading.sources(item):
         sources.append(source)
         # Evaluations of one run are several rows and one training.
         if source.run is not None and source.run not in runs.values():
           runs[source.label] = source.run
-    rows = [report.load_row(s.label, *s.folders) for s in sources]
-    data = report.write(
-      output,
-      rows,
-      [label.strip() for label in _CONTROLS.value],
-      [report.load_training(label, folder) for label, folder in runs.items()],
-      samples=[
-        *(
-          trajectories.Sample(
-            row.label, row.episodes, loading.decoder(source.folders[0])
-          )
-          for row, source in zip(rows, sources, strict=True)
-        ),
-        *groups_of(runs),
-      ],
-      groups=dict(parse_pairs(_TABLES.value)),
-      worth={s.label: loading.load_worth(*s.folders) for s in sources},
-      prices=parse_prices(_PRICES.value),
-      title=_TITLE.value,
-      notes=_NOTES.value,
+    if not sources:
+      raise ValueError(
+        "Found no row; name the folder of a run or of an evaluation."
+      )
+    output = pathlib.Path(
+      _OUTPUT.value or loading.home(sources[0]) / "report" / "report.html"
     )
+    rows = [report.load_row(s.label, *s.folders) for s in sources]
+    training = [report.load_training(*named) for named in runs.items()]
+    samples = [
+      trajectories.Sample(
+        row.label, row.episodes, loading.decoder(source.folders[0])
+      )
+      for row, source in zip(rows, sources, strict=True)
+    ]
+    samples += groups_of(runs)
+    with _writing(output):
+      data = report.write(
+        output,
+        rows,
+        [label.strip() for label in _CONTROLS.value],
+        training,
+        samples=samples,
+        groups=parse_tables(_TABLES.value),
+        worth={s.label: loading.load_worth(*s.folders) for s in sources},
+        prices=parse_prices(_PRICES.value),
+        title=_TITLE.value,
+        notes=_NOTES.value,
+      )
   except ValueError as error:
     raise app.UsageError(str(error)) from error
   print(report.summary_table(data))
   print(f"\n{output}")
+
+
+@contextlib.contextmanager
+def _writing(output: pathlib.Path) -> Iterator[None]:
+  """Ends the command with a sentence where the report cannot be written."""
+  try:
+    yield
+  except OSError as error:
+    sys.exit(
+      f"launch.report: {output} could not be written ({error}). Name another "
+      "place with --output, or free some space."
+    )
 
 
 def parse_prices(items: Sequence[str]) -> costs.Prices | None:

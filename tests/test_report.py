@@ -334,8 +334,10 @@ def test_the_command_reads_folders(inputs, tmp_path, capsys):
 @pytest.mark.parametrize(
   ("items", "sentence"),
   [
-    (["A=nowhere"], "Row 'A': found no nowhere/episodes.jsonl"),
-    (["A"], "expected label=folder"),
+    (["A=nowhere"], "A=nowhere: found no such folder; expected label=folder"),
+    (["A"], "A: found no such folder; expected label=folder"),
+    (["A=."], "Row 'A': found no episodes.jsonl"),
+    ([], "Found no row; name the folder"),
   ],
 )
 def test_the_command_refuses_with_a_sentence(items, sentence):

@@ -132,6 +132,81 @@ def test_training_groups_come_with_reward_and_advantage(tmp_path):
   }
 
 
+@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize(
+  ("item", "label", "folders"),
+  [
+    ("A=lr=1+b=2", "A", ["lr=1+b=2"]),  # One folder that is called so.
+    ("A = b=lr=1+b=2", "A = b", ["lr=1+b=2"]),
+    ("A=lr=1+b", "A", ["lr=1", "b"]),  # Two folders.
+    ("A=b+lr=1+b=2+a+b", "A", ["b", "lr=1+b=2", "a+b"]),
+    ("A + s=a+b", "A + s", ["a+b"]),
+    ("a+b=b", "a+b", ["b"]),
+    ("γ=0=lr=1", "γ=0", ["lr=1"]),
+  ],
+)
+def test_folders_of_any_name_are_read_rightly(
+  tmp_path, monkeypatch, item, label, folders, labelled
+):
+  for name in ("lr=1+b=2", "lr=1", "a+b", "b", "1"):
+    (tmp_path / name).mkdir()
+  monkeypatch.chdir(tmp_path)
+  found = loading.named(item, labelled=labelled)
+  assert found == (label, tuple(map(pathlib.Path, folders)))
+
+
+def test_folders_of_any_name_need_no_label(tmp_path, monkeypatch):
+  names = "lr=1+b=2", "lr=1", "lr=2"
+  for name in names:
+    (tmp_path / name).mkdir()
+  monkeypatch.chdir(tmp_path)
+  for name in names:
+    assert loading.named(name) == ("", (pathlib.Path(name),))
+  seeds = pathlib.Path("lr=1"), pathlib.Path("lr=2")
+  assert loading.named("lr=1+lr=2") == ("", seeds)
+  for item in ("", "A=", "A=+lr=1", "lr=1+", "lr=3", "A=lr=1+lr=3"):
+    with pytest.raises(ValueError, match="found no such folder; expected fo"):
+      loading.named(item)
+
+
+def test_the_command_writes_a_row_whose_folder_has_both_signs(tmp_path):
+  run = _run(tmp_path / "lr=1e-6+kl=0", "plain")
+  _command(str(run), training=[f"B={run}"])
+  data = json.loads((run / "report" / "report.json").read_text("utf-8"))
+  assert [row["label"] for row in data["rows"]] == ["lr=1e-6+kl=0"]
+
+
+def test_a_report_without_an_output_is_written_into_the_first_run(
+  tmp_path, monkeypatch, capsys
+):
+  here = tmp_path / "here"
+  here.mkdir()
+  monkeypatch.chdir(here)
+  runs = [_run(tmp_path / name, "plain", label=name) for name in "ab"]
+  _command(*map(str, runs))
+  assert list(here.iterdir()) == []
+  assert not (runs[1] / "report").exists()
+  page = runs[0] / "report" / "report.html"
+  assert page.is_file()
+  assert capsys.readouterr().out.strip().endswith(str(page))
+  study.save_row(study.row("x", questions=1, budgets=(1,)), tmp_path / "mine")
+  _command(rows=[f"x={tmp_path / 'mine'}"])
+  assert (tmp_path / "mine" / "report" / "report.html").is_file()
+
+
+def test_a_report_that_cannot_be_written_ends_with_a_sentence(tmp_path):
+  run = _run(tmp_path / "a", "plain")
+  (run / "report").write_text("a file where the folder would be")
+  with pytest.raises(SystemExit, match="could not be written .* --output"):
+    _command(str(run))
+
+
+def _command(*arguments, **given):
+  flags.FLAGS.mark_as_parsed()
+  with flagsaver.flagsaver(**given):
+    command.main(["report", *arguments])
+
+
 def test_a_run_without_recorded_groups_has_none_to_show(tmp_path):
   _run(tmp_path / "run")
   assert command.groups_of({"A": tmp_path / "run"}) == []
@@ -155,7 +230,8 @@ def test_the_command_takes_run_folders(tmp_path, capsys):
   ("given", "sentence"),
   [
     ({"prices": ["1", "2"]}, "--prices: found '1,2', expected three numbers"),
-    ({"tables": ["tool"]}, "expected label=folder"),
+    ({"tables": ["tool"]}, "--tables: found 'tool', expected label=ablation"),
+    ({"training": ["a=nowhere"]}, "a=nowhere: found no such folder"),
   ],
 )
 def test_the_command_refuses_flags_with_a_sentence(tmp_path, given, sentence):

@@ -37,24 +37,66 @@ def sources(item: str) -> list[Source]:
   """What a plain argument names.
 
   Args:
-    item: `folder` or `label=folder`, several folders joined by `+`: of
-      evaluations, or of runs with `evaluation/<name>/` inside. Evaluations of
-      one name make one row.
+    item: as of `named`, folders of evaluations, or of runs with
+      `evaluation/<name>/` inside. Evaluations of one name make one row.
 
   Raises:
-    ValueError: a folder without an evaluation.
+    ValueError: a folder that does not exist or that has no evaluation.
   """
-  label, _, paths = item.rpartition("=")
-  if not label or pathlib.Path(item).is_dir():
-    label, paths = "", item
+  label, paths = named(item)
   found: dict[str, list[pathlib.Path]] = {}
-  for path in map(pathlib.Path, paths.split("+")):
+  for path in paths:
     for folder in evaluations(path):
-      found.setdefault(_label(label.strip(), path, folder), []).append(folder)
+      found.setdefault(_label(label, path, folder), []).append(folder)
   return [
     Source(name, tuple(folders), _run_of(folders[0]))
     for name, folders in found.items()
   ]
+
+
+def named(
+  item: str, *, labelled: bool = False
+) -> tuple[str, tuple[pathlib.Path, ...]]:
+  """Reads `folder` or `label=folder`, several folders joined by `+`.
+
+  Labels and folders may hold `=` and `+` themselves. What exists decides: the
+  longest end of the item that names existing folders is read as folders, and
+  in it the longest names first.
+
+  Args:
+    item: the text.
+    labelled: whether the label is required.
+
+  Returns:
+    The label, "" where there is none, and the folders.
+
+  Raises:
+    ValueError: the item cannot be read as folders that exist.
+  """
+  starts = [i + 1 for i, character in enumerate(item) if character == "="]
+  for start in starts if labelled else [0, *starts]:
+    label, folders = item[: max(0, start - 1)].strip(), _folders(item[start:])
+    if folders and (label or not start):
+      return label, folders
+  form = "label=folder" if labelled else "folder or label=folder"
+  raise ValueError(
+    f"{item}: found no such folder; expected {form}, several folders joined by "
+    "+, all of which exist. Correct the path, or run what writes it first."
+  )
+
+
+def _folders(text: str) -> tuple[pathlib.Path, ...] | None:
+  """Existing folders joined by `+`; None if that is not what `text` is."""
+  text = text.strip()
+  ends = [i for i, character in enumerate(text) if character == "+"]
+  for end in [len(text), *reversed(ends)]:
+    head, rest = text[:end].strip(), text[end + 1 :]
+    if head and pathlib.Path(head).is_dir():
+      if end == len(text):
+        return (pathlib.Path(head),)
+      if (others := _folders(rest)) is not None:
+        return (pathlib.Path(head), *others)
+  return None
 
 
 def evaluations(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -82,6 +124,11 @@ def _label(given: str, path: pathlib.Path, folder: pathlib.Path) -> str:
   inside = folder.parent.name == "evaluation"
   base = given or (folder.parent.parent if inside else folder).resolve().name
   return f"{base}, {folder.name}" if inside and folder.name != "plain" else base
+
+
+def home(source: Source) -> pathlib.Path:
+  """The folder that a row's report belongs in: its run, or its evaluation."""
+  return _run_of(source.folders[0]) or source.folders[0]
 
 
 def _run_of(folder: pathlib.Path) -> pathlib.Path | None:
