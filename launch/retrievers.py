@@ -86,6 +86,7 @@ def validate(c: config_lib.RetrievalConfig) -> None:
     raise ValueError(
       f"retrieval.kind: found {c.kind!r}, expected one of {', '.join(KINDS)}."
     )
+  _validate_secrets(c)
   for kind, field in _FIELDS.items():
     if bool(getattr(c, field)) != (c.kind == kind):
       raise ValueError(
@@ -109,6 +110,32 @@ def validate(c: config_lib.RetrievalConfig) -> None:
       "expected the file to answer from."
     )
   _validate_models(c)
+
+
+def _validate_secrets(c: config_lib.RetrievalConfig) -> None:
+  """Refuses keys in a configuration, which is stored with a run.
+
+  Raises:
+    ValueError: a sentence that does not show them.
+  """
+  from retrieval import redaction
+
+  for field, url in (
+    ("url", c.url),
+    ("simulated", c.simulated),
+    ("refined", c.refined),
+  ):
+    if url.startswith("http") and not redaction.is_address(url):
+      raise ValueError(
+        f"retrieval.{field}: found {redaction.shown(url)}, expected an address "
+        "such as http://127.0.0.1:8000."
+      )
+  for field, variable in (
+    ("key_variable", c.key_variable),
+    ("model.key_variable", c.model.key_variable),
+  ):
+    if variable:
+      redaction.check_variable(variable, f"retrieval.{field}")
 
 
 def _validate_models(c: config_lib.RetrievalConfig) -> None:

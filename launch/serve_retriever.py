@@ -30,7 +30,7 @@ from absl import app, flags
 from launch import flags as launch_flags
 from launch import parts
 from retrieval import limits as limits_lib
-from retrieval import service
+from retrieval import redaction, service
 
 # Longer than clients keep a connection; else they write into a closed one.
 _KEEP_ALIVE = 75
@@ -216,6 +216,7 @@ def _token(variable: str | None) -> str:
   """
   if variable is None:
     return ""
+  redaction.check_variable(variable, "token_variable")
   token = os.environ.get(variable, "").strip()
   if not token:
     raise ValueError(

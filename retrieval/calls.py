@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import httpx2
 
 from retrieval import breaker as breaker_lib
-from retrieval import errors, wire
+from retrieval import errors, redaction, wire
 
 T = TypeVar("T")
 
@@ -30,6 +30,7 @@ _BUSY = (429, 502, 503, 504)
 _CONNECT_SECONDS = 10.0
 _LONGEST_PAUSE = 5.0
 _CLOSE_SECONDS = 5.0
+_LONGEST_MET = 300
 
 
 class StatusError(errors.RetrievalError):
@@ -86,7 +87,7 @@ class Caller:
   Args:
     patience: how long is waited.
     headers: of each call.
-    secret: what must be in no sentence.
+    secret: the key; `redact` removes it from what is quoted.
     advice: ends the sentence of a service that is out of reach.
     largest: bytes of an answer.
     proxies: whether those of the environment are used.
@@ -110,7 +111,8 @@ class Caller:
     clock: Callable[[], float] = time.monotonic,
   ):
     self._patience = patience
-    self._secret, self._advice, self._largest = secret, advice, largest
+    self.redact = redaction.Redactor(secret)
+    self._advice, self._largest = advice, largest
     self._breaker = breaker_lib.Breaker(
       patience.failures, patience.cooldown, unless=RefusedError, clock=clock
     )
@@ -174,7 +176,7 @@ class Caller:
     Args:
       method, url: without anything secret.
       read: what is made of the answer's bytes; a `RetrievalError` of it is a
-        failure of the service.
+        failure of the service. It quotes them by `redact`.
       until: as `until` gave it.
       request: arguments of httpx2's `request`.
 
@@ -201,10 +203,8 @@ class Caller:
           raise errors.RetrievalError(
             f"{url}: no whole answer {seconds}. {self._advice}"
           ) from None
-    except errors.RetrievalError as error:
+    except errors.RetrievalError:
       self.counters["failures"] += 1
-      if self._secret:
-        error.args = (str(error).replace(self._secret, "..."),)
       raise
     finally:
       self.counters["seconds"] += time.perf_counter() - started
@@ -223,14 +223,17 @@ class Caller:
       try:
         status, headers, data = await self._send(method, url, request)
       except httpx2.TransportError as error:
-        met = f"{type(error).__name__}: {error}".rstrip(": ")
+        # It may quote a line that is not HTTP.
+        met = self.redact.quote(str(error), _LONGEST_MET)
+        met = f"{type(error).__name__}: {met}".rstrip(": ")
       # Its cause would hold the request, and so the key.
       except httpx2.HTTPError as error:
-        raise errors.RetrievalError(f"{url}: {error}") from None
+        met = self.redact.quote(str(error), _LONGEST_MET)
+        raise errors.RetrievalError(f"{url}: {met}") from None
       if status == 200:
-        return data
+        return self.redact.scrub(data)
       if status:
-        met = f"HTTP {status}: {wire.message(data)}"
+        met = f"HTTP {status}: {wire.message(data, self.redact)}"
         if status not in _BUSY:
           kind = RefusedError if 400 <= status < 500 else StatusError
           raise kind(f"{url}: {met}", status)
@@ -288,6 +291,7 @@ def secret_in(variable: str, what: str) -> str:
   Raises:
     ValueError: nothing, or what cannot be sent; it is not shown.
   """
+  redaction.check_variable(variable, f"The variable with {what}")
   value = os.environ.get(variable, "").strip()
   if not value:
     raise ValueError(f"{variable} is not set; expected {what} in it.")

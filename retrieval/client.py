@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 
-from retrieval import calls, errors, passages, wire
+from retrieval import calls, errors, passages, redaction, wire
 
 if TYPE_CHECKING:
   from retrieval import lexical  # It loads JAX.
@@ -66,7 +65,7 @@ class HttpRetriever:
     transport: httpx2.AsyncBaseTransport | None = None,
     clock: Callable[[], float] = time.monotonic,
   ):
-    if not _is_address(url):
+    if not redaction.is_address(url):
       # Which may hold a password.
       raise ValueError(
         "The retriever's url is not one; expected an address such as "
@@ -192,7 +191,9 @@ class HttpRetriever:
       "POST",
       url,
       content=wire.body(asked),
-      read=lambda data: _answers(data, len(queries), k, url),
+      read=lambda data: _answers(
+        data, len(queries), k, url, self._caller.redact
+      ),
       until=until,
     )
 
@@ -202,7 +203,7 @@ class HttpRetriever:
 
     def named(data: bytes) -> Any:
       try:
-        value = wire.parse(data, url)
+        value = wire.parse(data, url, self._caller.redact)
       except errors.RetrievalError:
         return unnamed
       named = isinstance(value, dict) and value.get("identity")
@@ -218,15 +219,9 @@ class HttpRetriever:
       raise
 
 
-def _is_address(url: str) -> bool:
-  try:
-    httpx2.URL(url)
-  except httpx2.InvalidURL:
-    return False
-  return re.fullmatch(r"https?://[^/\s@?#]+(/[^\s@?#]*)?", url) is not None
-
-
-def _answers(data: bytes, queries: int, k: int, url: str) -> list[Answer]:
+def _answers(
+  data: bytes, queries: int, k: int, url: str, redact: redaction.Redactor
+) -> list[Answer]:
   """The passages of each query.
 
   Raises:
@@ -235,8 +230,8 @@ def _answers(data: bytes, queries: int, k: int, url: str) -> list[Answer]:
 
   def refuse(found: Any, expected: str) -> errors.RetrievalError:
     return errors.RetrievalError(
-      f"{url}: found {repr(found)[:80]}, expected {expected}. Is it a server "
-      "of Search-R1's protocol?"
+      f"{url}: found {redact.quote(repr(found), 80)}, expected {expected}. Is "
+      "it a server of Search-R1's protocol?"
     )
 
   def passage(item: Any) -> passages.Passage:
@@ -260,7 +255,7 @@ def _answers(data: bytes, queries: int, k: int, url: str) -> list[Answer]:
     title, _, text = contents.partition("\n")
     return passages.Passage(str(identifier), title, text, float(score))
 
-  value = wire.parse(data, url)
+  value = wire.parse(data, url, redact)
   result = value.get("result") if isinstance(value, dict) else None
   if not isinstance(result, list):
     raise refuse(value, 'an object with a list "result"')

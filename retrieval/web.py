@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 
-from retrieval import calls, errors, passages, wire
+from retrieval import calls, errors, passages, redaction, wire
 
 if TYPE_CHECKING:
   from retrieval import lexical  # It loads JAX.
@@ -236,8 +236,10 @@ class WebRetriever:
 
     def read(data: bytes) -> Answer:
       self.counters["cost"] += self._price
-      found = _results(wire.parse(data, self._url), service, self._url)
-      return _passages(found, service, self._url)[:k]
+      redact = self._caller.redact
+      reply = wire.parse(data, self._url, redact)
+      found = _results(reply, service, self._url, redact)
+      return _passages(found, service, self._url, redact)[:k]
 
     try:
       return await self._caller.ask(
@@ -264,7 +266,9 @@ def _is_of_account(error: calls.StatusError) -> bool:
   )
 
 
-def _results(reply: Any, service: _Service, url: str) -> list[Any]:
+def _results(
+  reply: Any, service: _Service, url: str, redact: redaction.Redactor
+) -> list[Any]:
   """The list of results.
 
   Raises:
@@ -278,13 +282,15 @@ def _results(reply: Any, service: _Service, url: str) -> list[Any]:
     return []
   if not isinstance(found, list):
     raise errors.RetrievalError(
-      f"{url}: found {repr(reply)[:80]}, expected a list at "
+      f"{url}: found {redact.quote(repr(reply), 80)}, expected a list at "
       f"{'.'.join(service.results)}."
     )
   return found
 
 
-def _passages(found: list[Any], service: _Service, url: str) -> Answer:
+def _passages(
+  found: list[Any], service: _Service, url: str, redact: redaction.Redactor
+) -> Answer:
   """Results with a title and a snippet, in their order.
 
   Raises:
@@ -304,7 +310,8 @@ def _passages(found: list[Any], service: _Service, url: str) -> Answer:
   if found and not kept:
     raise errors.RetrievalError(
       f"{url}: none of {len(found)} results has the texts {service.link!r}, "
-      f"'title' and {service.snippet!r}; the first is {repr(found[0])[:80]}."
+      f"'title' and {service.snippet!r}; the first is "
+      f"{redact.quote(repr(found[0]), 80)}."
     )
   return tuple(kept)
 

@@ -9,14 +9,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from retrieval import errors
+from retrieval import errors, redaction
+
+# Of what an error says.
+_LONGEST = 300
 
 
-def parse(data: bytes, url: str) -> Any:
+def parse(data: bytes, url: str, redact: redaction.Redactor) -> Any:
   """The JSON value of an answer; NaN and infinities are none.
 
   Raises:
-    RetrievalError: it is no JSON.
+    RetrievalError: it is no JSON; its beginning is quoted without keys.
   """
 
   def refuse(name: str) -> None:
@@ -26,7 +29,7 @@ def parse(data: bytes, url: str) -> Any:
     return json.loads(data, parse_constant=refuse)
   except (ValueError, RecursionError) as error:
     raise errors.RetrievalError(
-      f"{url}: found {data[:80]!r} ({error}), expected JSON."
+      f"{url}: found {redact.quote(data, 80)!r} ({error}), expected JSON."
     ) from None
 
 
@@ -35,8 +38,8 @@ def body(value: Any) -> bytes:
   return json.dumps(value).encode("ascii")
 
 
-def message(data: bytes) -> str:
-  """What an error says, for logs; services have several shapes of them."""
+def message(data: bytes, redact: redaction.Redactor) -> str:
+  """What an error says, for logs, without keys; it has several shapes."""
   try:
     value = json.loads(data)
   except (ValueError, RecursionError):
@@ -46,7 +49,7 @@ def message(data: bytes) -> str:
       (value[k] for k in ("error", "message", "detail") if k in value), None
     )
   text = value if isinstance(value, str) else data.decode(errors="replace")
-  text = " ".join(text.split())[:300] or "no reason given."
+  text = redact.quote(" ".join(text.split()), _LONGEST) or "no reason given."
   # Nothing that steers a terminal, and no half of a surrogate pair.
   return "".join(each if each.isprintable() else "\ufffd" for each in text)
 

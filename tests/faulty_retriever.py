@@ -18,7 +18,7 @@ from retrieval import calls, client
 FAULTS = {
   "broken": "/retrieve: HTTP 500: The index is broken.",
   "dies": "the last met RemoteProtocolError",
-  "html": "found b'<html>",
+  "html": "found '<html>",
   "shape": 'expected a hit such as {"document"',
   "half": "answers', expected",
   "hangs": "no answer within",

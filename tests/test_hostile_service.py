@@ -15,8 +15,18 @@ import pytest
 from test_hostile_protocol import halved
 
 from anysearch_jax import types
-from retrieval import client, dialects, errors, limits, passages, service, wire
+from retrieval import (
+  client,
+  dialects,
+  errors,
+  limits,
+  passages,
+  redaction,
+  service,
+  wire,
+)
 
+REDACT = redaction.Redactor("key")
 LIMITS = limits.Limits(
   characters=200, max_topk=9, queries=3, passages=20, body=4000
 )
@@ -86,13 +96,13 @@ def test_any_answer_of_a_service_is_a_value_or_a_sentence(tape):
   data = hostile.as_json(values, escaped=tape.pick((True, False)))
   data = tape.pick((data, data, tape.damage(data), tape.raw()))
   try:
-    value = wire.parse(data, "http://x")
+    value = wire.parse(data, "http://x", REDACT)
   except errors.RetrievalError as error:
     assert "http://x: found" in str(error) and len(str(error)) < 700
   else:
     again = json.loads(data, parse_constant=lambda name: pytest.fail(name))
     assert repr(value) == repr(again)
-  said = wire.message(data)
+  said = wire.message(data, REDACT)
   assert 0 < len(said) <= 300
   assert said.isprintable()
   date = email.utils.format_datetime(

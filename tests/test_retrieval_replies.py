@@ -40,7 +40,7 @@ def with_document(**changes):
 
 LIES = {
   "nothing": (b"", "expected JSON"),
-  "a page": (b"<html>Sign in</html>", "b'<html>Sign in</html>'.*expected JSON"),
+  "a page": (b"<html>Sign in</html>", "'<html>Sign in</html>'.*expected JSON"),
   "half": (json.dumps(GOOD).encode()[:-9], "expected JSON"),
   "latin-1": ('{"result": "é"}'.encode("latin-1"), "expected JSON"),
   "deep": (b"[" * 100_000, "expected JSON"),

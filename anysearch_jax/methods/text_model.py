@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -18,7 +17,7 @@ import httpx2
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import protocol, types
-from retrieval import calls, errors, wire
+from retrieval import calls, errors, redaction, wire
 
 # What sets the address of a second call apart from every episode's own.
 _VARIANT = 1 << 40
@@ -140,7 +139,7 @@ class EndpointModel:
     *,
     transport: httpx2.AsyncBaseTransport | None = None,
   ):
-    if not is_url(url):
+    if not redaction.is_address(url):
       # Which may hold a password.
       raise ValueError(
         "The model's url is not one; expected an address such as "
@@ -215,7 +214,7 @@ class EndpointModel:
       "POST",
       self._url,
       content=body,
-      read=lambda data: _reply(data, self._url),
+      read=lambda data: _reply(data, self._url, self._caller.redact),
       until=self._caller.until(),
     )
 
@@ -226,11 +225,6 @@ def attach(
   """Gives the policy's engine to a retriever that asks it; others are left."""
   if hasattr(retriever, "attach"):
     retriever.attach(engine, codec)
-
-
-def is_url(text: str) -> bool:
-  """Whether it is an HTTP address without anything secret in it."""
-  return re.fullmatch(r"https?://[^/\s@?#]+(/[^\s@?#]*)?", text) is not None
 
 
 def uniform(address: types.Address, turn: int, *more: int | str) -> float:
@@ -249,20 +243,22 @@ def identified(values: dict[str, Any]) -> dict[str, Any]:
   return {**values, "sha256": hashlib.sha256(canonical).hexdigest()}
 
 
-def _reply(data: bytes, url: str) -> tuple[str, tuple[int, int]]:
+def _reply(
+  data: bytes, url: str, redact: redaction.Redactor
+) -> tuple[str, tuple[int, int]]:
   """Text of a completion, and tokens of prompt and reply.
 
   Raises:
     errors.RetrievalError: an answer of another shape.
   """
-  value = wire.parse(data, url)
+  value = wire.parse(data, url, redact)
   try:
     text = value["choices"][0]["message"]["content"]
   except (KeyError, IndexError, TypeError):
     text = None
   if not isinstance(text, str):
     raise errors.RetrievalError(
-      f"{url}: found {repr(value)[:80]}, expected a text at "
+      f"{url}: found {redact.quote(repr(value), 80)}, expected a text at "
       "choices[0].message.content."
     )
   usage = value.get("usage")

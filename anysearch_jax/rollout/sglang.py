@@ -218,7 +218,7 @@ class SglangEngine:
           ),
         )
       except types.EngineError as error:
-        raise types.EngineError(f"{server.url}: {error}") from None
+        raise server.error(error) from None
 
   def _body(self, request: types.GenerateRequest, name: str) -> dict[str, Any]:
     """The request as /generate takes it.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import json
 import random
 import re
 import threading
@@ -22,6 +22,7 @@ import httpx2
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from retrieval import calls, redaction, wire
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -31,6 +32,7 @@ _CONNECT_SECONDS = 10.0
 _CONTROL_SECONDS = 30.0
 _ABORT_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_LONGEST = 300  # Characters of what broke a connection.
 # The first version whose replies name the weights of every token.
 _SPANS_SINCE = (0, 5, 23)
 # Tokens of its context that a server keeps to itself.
@@ -88,7 +90,7 @@ class Server:
     client: without a deadline of its own.
     config: `retries`, and `deadline` where it is short.
     counters: `retries` are counted here.
-    secret: what must be in no sentence.
+    secret: the key; it is removed from what is quoted.
   """
 
   def __init__(
@@ -100,7 +102,7 @@ class Server:
     counters: Counter[str],
     secret: str = "",
   ):
-    self._secret = secret
+    self._redact = redaction.Redactor(secret)
     self.url = url.rstrip("/")
     self._client = client
     self._retries = config.retries
@@ -127,7 +129,7 @@ class Server:
       try:
         longest = int(models["data"][0]["max_model_len"]) - _RESERVED
       except (LookupError, TypeError, ValueError):
-        raise self._error(
+        raise types.EngineError(
           f"{self.url}: neither /server_info nor /v1/models tells the longest "
           "context; expected a server of requirements-sglang.txt."
         ) from None
@@ -205,46 +207,52 @@ class Server:
               method, url, json=None if body is None else body()
             )
           except httpx2.TransportError as error:
-            met = f"{type(error).__name__}: {error}".rstrip(": ")
+            met = self._redact.quote(str(error), _LONGEST)
+            met = f"{type(error).__name__}: {met}".rstrip(": ")
             continue
           if response.status_code not in _BUSY:
             return response
-          met = f"HTTP {response.status_code}: {_message(response)}"
+          met = f"HTTP {response.status_code}: {self._message(response)}"
     except TimeoutError:
-      raise self._error(
+      raise types.EngineError(
         f"{url}: no answer within {deadline:g} seconds."
       ) from None
     except httpx2.HTTPError as error:
       # Its cause would hold the request, and so the key.
-      raise self._error(f"{url}: {error}") from None
-    raise self._error(
+      met = self._redact.quote(str(error), _LONGEST)
+      raise types.EngineError(f"{url}: {met}") from None
+    raise types.EngineError(
       f"{url}: tried {self._retries + 1} times, the last met {met}. Is an "
       "SGLang server running there (launch/serve_sglang.sh)?"
     )
 
   def _check(self, response: httpx2.Response) -> None:
     if response.status_code != 200:
-      raise self._error(
-        f"{response.url}: HTTP {response.status_code}: {_message(response)}"
+      raise types.EngineError(
+        f"{response.url}: HTTP {response.status_code}: "
+        f"{self._message(response)}"
       )
+
+  def _message(self, response: httpx2.Response) -> str:
+    return wire.message(response.content, self._redact)
 
   def _object(self, response: httpx2.Response) -> Json:
     """The JSON object that a response holds."""
     self._check(response)
     try:
-      value = response.json()
+      value = json.loads(self._redact.scrub(response.content))
     except (ValueError, RecursionError):
       value = None
     if not isinstance(value, dict):
-      raise self._error(
-        f"{response.url}: found {response.text[:80]!r}, expected a JSON object."
+      raise types.EngineError(
+        f"{response.url}: found {self._redact.quote(response.content, 80)!r}, "
+        "expected a JSON object."
       )
     return value
 
-  def _error(self, sentence: str) -> types.EngineError:
-    if self._secret:
-      sentence = sentence.replace(self._secret, "...")
-    return types.EngineError(sentence)
+  def error(self, found: object) -> types.EngineError:
+    """What was found in a reply of this server, as an error without the key."""
+    return types.EngineError(f"{self.url}: {self._redact(str(found))}")
 
 
 def connect(
@@ -271,13 +279,16 @@ def connect(
 
 
 def validate(config: config_lib.SglangConfig) -> None:
-  """Raises ValueError with a sentence for addresses that are none."""
-  wrong = [url for url in config.urls if not re.match(r"https?://[^/]", url)]
+  """Raises ValueError with a sentence for an address or a name that is none."""
+  wrong = [url for url in config.urls if not redaction.is_address(url)]
   if wrong or not config.urls:
+    found = redaction.shown(wrong[0]) if wrong else "'none'"
     raise ValueError(
-      f"sglang.urls: found {wrong[0] if wrong else 'none'!r}, expected "
-      "addresses such as http://127.0.0.1:30000."
+      f"sglang.urls: found {found}, expected addresses such as "
+      "http://127.0.0.1:30000."
     )
+  if config.api_key_variable:
+    redaction.check_variable(config.api_key_variable, "sglang.api_key_variable")
 
 
 def read_key(config: config_lib.SglangConfig) -> str:
@@ -288,34 +299,7 @@ def read_key(config: config_lib.SglangConfig) -> str:
       not shown.
   """
   variable = config.api_key_variable
-  if not variable:
-    return ""
-  key = os.environ.get(variable, "").strip()
-  if not key:
-    raise ValueError(
-      f"sglang.api_key_variable: {variable} is not set; expected the servers' "
-      "key in it."
-    )
-  if not (key.isascii() and key.isprintable() and " " not in key):
-    raise ValueError(
-      f"sglang.api_key_variable: {variable} holds characters that no key has; "
-      "expected the servers' key in it."
-    )
-  return key
-
-
-def _message(response: httpx2.Response) -> str:
-  """What an error says; SGLang has several shapes of them."""
-  try:
-    value = response.json()
-  except (ValueError, RecursionError):
-    value = None
-  while isinstance(value, dict):
-    value = next(
-      (value[k] for k in ("error", "message", "detail") if k in value), None
-    )
-  text = value if isinstance(value, str) else response.text
-  return " ".join(text.split())[:400] or "no reason given."
+  return variable and calls.secret_in(variable, "the servers' key")
 
 
 def _pause(attempt: int) -> float:

@@ -84,9 +84,9 @@ async def version(server: sglang_server.Server) -> str:
   info = await server.get("/model_info", "/get_model_info")
   found = info.get("weight_version")
   if not isinstance(found, str):
-    raise types.EngineError(
-      f"{server.url}: found weight_version {found!r} in its model_info, "
-      "expected a name; requirements-sglang.txt has a version that tells it."
+    raise server.error(
+      f"found weight_version {found!r} in its model_info, expected a name; "
+      "requirements-sglang.txt has a version that tells it."
     )
   return found
 
@@ -117,7 +117,10 @@ async def score(
     raise types.EngineError(
       f"{server.url}: no scores within {deadline:g} seconds."
     ) from None
-  return sglang_reply.scores(reply, token_ids, name=name)
+  try:
+    return sglang_reply.scores(reply, token_ids, name=name)
+  except types.EngineError as error:
+    raise server.error(error) from None
 
 
 async def _update(
@@ -138,9 +141,9 @@ async def _update(
   await server.post("/continue_generation", {})
   found = await version(server)
   if done.get("success") is not True or found != tag:
-    raise types.EngineError(
-      f"{server.url}: answered {done.get('message')!r} to the update and "
-      f"serves {found!r}, expected {tag!r}."
+    raise server.error(
+      f"answered {done.get('message')!r} to the update and serves {found!r}, "
+      f"expected {tag!r}."
     )
 
 

@@ -1,0 +1,174 @@
+"""Removes keys from what services write, before any of it is quoted.
+
+A server may echo the headers of a request in an error page, in a URL, in HTML,
+or inside the base64 of an `Authorization: Basic` header. Cutting such a text
+first leaves part of a key that no search for the whole key finds, so quotes are
+made here: redacted first, cut afterwards.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+import urllib.parse
+
+import httpx2
+
+# Letters of a key in a row that are removed wherever they occur.
+_RUN = 8
+# A key's beginning of this many letters is removed at the end of a text.
+_TAIL = 4
+# Shorter keys can be words of a passage; whole answers keep them.
+_SCRUBBED = 16
+# Characters of a text that a quote is made from.
+_WINDOW = 4096
+# One escaped character: of URLs, JSON, Python or HTML, escaped once or more.
+# Backslashes and white space stand for nothing: they may be put anywhere.
+_ESCAPE = re.compile(
+  r"%(?:25)*(?P<url>[0-9a-f]{2})|\\+(?:u00|x)(?P<code>[0-9a-f]{2})"
+  r"|&(?:amp;)*(?P<html>#\d{1,3}|#x0*[0-9a-f]{1,2}|lt|gt|quot|apos);"
+  r"|(?P<amp>&(?:amp;)+)|\\+|\s+",
+  re.IGNORECASE,
+)
+# Letter case is ignored; both alphabets of base64 become one.
+_FOLD = str.maketrans(
+  "ABCDEFGHIJKLMNOPQRSTUVWXYZ-_", "abcdefghijklmnopqrstuvwxyz+/"
+)
+_ADDRESS = re.compile(r"https?://[^/\s@?#]+(/[^\s@?#]*)?")
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
+
+
+class Redactor:
+  """Replaces traces of keys by "...".
+
+  Args:
+    secrets: the keys; empty ones are ignored.
+  """
+
+  def __init__(self, *secrets: str):
+    spellings = [each for s in secrets if s for each in _spellings(s)]
+    self._needles = {"".join(_decoded(s)[0]) for s in spellings} - {""}
+    self._runs: dict[int, set[str]] = {}
+    for needle in self._needles:
+      size = min(_RUN, len(needle))
+      found = self._runs.setdefault(size, set())
+      found |= {needle[i : i + size] for i in range(len(needle) - size + 1)}
+    self._literals = [
+      each.encode()
+      for secret in secrets
+      if len(secret) >= _SCRUBBED
+      for each in (*_spellings(secret), urllib.parse.quote(secret, safe=""))
+    ]
+
+  def __call__(self, text: str) -> str:
+    """The text without any 8 letters of a key in a row, however encoded.
+
+    A text can end inside a key, so a key's beginning is removed there too.
+    """
+    if not self._needles:
+      return text
+    letters, starts, ends = _decoded(text)
+    folded = "".join(letters)
+    hidden = bytearray(len(folded))
+    for size, runs in self._runs.items():
+      for i in range(len(folded) - size + 1):
+        if folded[i : i + size] in runs:
+          hidden[i : i + size] = b"\1" * size
+    for size in range(min(_RUN, len(folded)), _TAIL - 1, -1):
+      if any(needle.startswith(folded[-size:]) for needle in self._needles):
+        hidden[-size:] = b"\1" * size
+        break
+    parts, kept = [], 0
+    for match in re.finditer(b"\1+", hidden):
+      parts.append(text[kept : starts[match.start()]])
+      kept = ends[match.end() - 1]
+    return "...".join([*parts, text[kept:]])
+
+  def quote(self, value: object, most: int) -> str:
+    """The first `most` characters of a text, bytes or a value's `repr`."""
+    if isinstance(value, bytes):
+      value = value[: 4 * _WINDOW].decode(errors="replace")
+    text = value if isinstance(value, str) else repr(value)
+    return self(text[:_WINDOW])[:most]
+
+  def scrub(self, data: bytes) -> bytes:
+    """An answer's bytes without whole keys of 16 characters or more.
+
+    It has to stay the answer that it was, so nothing is removed on suspicion.
+    """
+    for literal in self._literals:
+      data = data.replace(literal, b"...")
+    return data
+
+
+def is_address(url: str) -> bool:
+  """Whether it is an HTTP address without user, password, query, fragment."""
+  try:
+    httpx2.URL(url)
+  except httpx2.InvalidURL:
+    return False
+  return _ADDRESS.fullmatch(url) is not None
+
+
+def shown(url: str) -> str:
+  """What a configuration has for an address, as an error may show it."""
+  if re.search("[@?#]", url):
+    return "one with a user, a query or a fragment, which is not shown"
+  return repr(url)
+
+
+def check_variable(name: str, field: str) -> None:
+  """Refuses a key where the name of an environment variable belongs.
+
+  Raises:
+    ValueError: it is not shown.
+  """
+  if not _VARIABLE.fullmatch(name):
+    raise ValueError(
+      f"{field}: expected the name of an environment variable (capitals, "
+      "digits and underscores), found something else, which is not shown: it "
+      "may be the key itself. Put the key into the environment."
+    )
+
+
+def _spellings(secret: str) -> list[str]:
+  """A key, its hexadecimal digits, and what all base64 with it in has."""
+  raw = secret.encode()
+  found = [secret, raw.hex()]
+  for before in range(3):
+    text = base64.b64encode(b"\0" * before + raw).decode().rstrip("=")
+    # The first and last letters also encode the bytes beside the key.
+    last = len(text) - ((before + len(raw)) % 3 > 0)
+    core = text[(0, 2, 3)[before] : last]
+    if len(core) >= _TAIL:
+      found += [core, core.translate(str.maketrans("+/", "-_"))]
+  return found
+
+
+def _decoded(text: str) -> tuple[list[str], list[int], list[int]]:
+  """Its folded characters without escapes, and where each was in the text."""
+  letters: list[str] = []
+  starts: list[int] = []
+  ends: list[int] = []
+
+  def add(letter: str, start: int, end: int) -> None:
+    letters.append(letter.translate(_FOLD))
+    starts.append(start)
+    ends.append(end)
+
+  at = 0
+  for match in _ESCAPE.finditer(text):
+    for i in range(at, match.start()):
+      add(text[i], i, i + 1)
+    at = match.end()
+    code = match["url"] or match["code"]
+    if code:
+      add(chr(int(code, 16)), match.start(), at)
+    elif match["html"]:
+      add(html.unescape(f"&{match['html']};")[:1], match.start(), at)
+    elif match["amp"]:
+      add("&", match.start(), at)
+  for i in range(at, len(text)):
+    add(text[i], i, i + 1)
+  return letters, starts, ends
