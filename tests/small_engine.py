@@ -7,6 +7,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import protocol, types
@@ -115,3 +116,31 @@ def play(engine, order, *, delay=None):
     return dict(zip(order, results, strict=True))
 
   return asyncio.run(run())
+
+
+def assert_scored(params, context, generations):
+  """Generations must have the log-probabilities of one full forward, to 1e-5.
+
+  Args:
+    params: of the policy.
+    context: the tokens up to the end of the last generation.
+    generations: each with the index of its first token.
+  """
+  # Padded at the end, where causal attention does not look.
+  tokens = np.zeros((1, CONFIG.max_context), np.int32)
+  tokens[0, : len(context)] = context
+  logps = _score(params, tokens)
+  for start, generation in generations:
+    ids = np.asarray(generation.token_ids)
+    assert tuple(context[start : start + len(ids)]) == generation.token_ids
+    found = logps[np.arange(start - 1, start - 1 + len(ids)), ids]
+    np.testing.assert_allclose(generation.logps, found, atol=1e-5)
+
+
+@jax.jit
+def _score(params, tokens):
+  positions = jnp.arange(tokens.shape[1])[None]
+  hidden = transformer.forward(
+    params, A, tokens, positions, jnp.ones_like(tokens)
+  )
+  return jax.nn.log_softmax(transformer.logits(params, hidden)[0])

@@ -48,33 +48,12 @@ def test_samples_of_a_group_differ_and_seeds_differ(params, played):
 
 def test_sampled_log_probabilities_are_the_scored_ones(params, played):
   """KV kept over turns, prompts shared: as one full forward, to 1e-5."""
-  score = jax.jit(
-    lambda tokens: jax.nn.log_softmax(
-      transformer.logits(
-        params,
-        transformer.forward(
-          params,
-          _A,
-          tokens,
-          jnp.arange(tokens.shape[1])[None],
-          jnp.ones_like(tokens),
-        ),
-      )[0]
-    )
-  )
   for context, generations in played.values():
-    # Padded at the end, where causal attention does not look.
-    tokens = np.zeros((1, 160), np.int32)
-    tokens[0, : len(context)] = context
-    logps = score(tokens)
-    at = len(_prompt(0))
+    at, placed = len(_prompt(0)), []
     for generation in generations:
-      n = len(generation.token_ids)
-      scored = logps[
-        jnp.arange(at - 1, at - 1 + n), jnp.asarray(generation.token_ids)
-      ]
-      np.testing.assert_allclose(generation.logps, scored, atol=1e-5)
-      at += n + len(small_engine.ENVIRONMENT)
+      placed.append((at, generation))
+      at += len(generation.token_ids) + len(small_engine.ENVIRONMENT)
+    small_engine.assert_scored(params, context, placed)
 
 
 def test_a_prompt_is_prefilled_once_for_its_group(params):

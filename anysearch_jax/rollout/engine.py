@@ -1,12 +1,13 @@
 """The in-process JAX engine: turns of many episodes over one pool of KV pages.
 
 An episode keeps its pages, and so its KV cache, from its first turn until it
-is released; while it searches, others decode. What the environment wrote since
-is appended by chunked prefill between decode calls. Prompts that begin alike
-share pages. While a decode call runs, the results of the one before are handed
-out and, where enough others wait, the next one is made up. Calls have fixed
-shapes (`kv_store`), so results do not depend on admission order, on pages or on
-which episodes run beside each other.
+is released; while it searches, others decode. What a turn's context has in
+common with that cache is kept; the rest, such as what the environment wrote, is
+appended by chunked prefill between decode calls. Prompts that begin alike share
+pages. While a decode call runs, the results of the one before are handed out
+and, where enough others wait, the next one is made up. Calls have fixed shapes
+(`kv_store`), so results do not depend on admission order, on pages or on which
+episodes run beside each other.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import contextlib
 import dataclasses
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,6 @@ from anysearch_jax.policy import sharding, transformer
 from anysearch_jax.rollout import (
   kv_device,
   kv_memory,
-  kv_store,
   page_pool,
   stops,
 )
@@ -44,14 +44,6 @@ _PATIENCE = 1.0
 # A decode call is over when this share of its rows has finished, so that others
 # take their lanes.
 _FINISHED = 0.25
-
-
-class _Flight(NamedTuple):
-  """A decode call under way, and the turns in its lanes."""
-
-  width: int
-  lanes: dict[int, turn_lib.Turn]
-  decoded: asyncio.Future[kv_store.Decoded]
 
 
 class JaxEngine:
@@ -71,7 +63,9 @@ class JaxEngine:
     stop: texts that end a turn, those of the environment that is played.
 
   `counters` holds `sampled_tokens`, `prefilled_tokens`, `shared_tokens` (of
-  prompts that others had prefilled), `prefill_calls`, `decode_calls`,
+  prompts that others had prefilled), `reused_tokens` (of later turns' contexts
+  that the episode itself had cached), `discarded_tokens` (that a changed
+  context took from its episode's cache), `prefill_calls`, `decode_calls`,
   `preemptions`, and the lanes that decode calls offered and used (their ratio
   is the occupancy).
 
@@ -145,7 +139,14 @@ class JaxEngine:
     self._version = version
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
-    """Samples one turn. Raises `types.EngineError` when it cannot."""
+    """Samples one turn.
+
+    Its context need not extend that of the episode's last turn.
+
+    Raises:
+      types.EngineError: there is no room for the context.
+      RuntimeError: another turn of the episode is being sampled.
+    """
     if request.stop != self._stop:
       raise ValueError(
         f"stop {request.stop!r}: this engine stops at {self._stop!r}."
@@ -159,6 +160,15 @@ class JaxEngine:
       )
     if request.max_tokens > room:
       request = dataclasses.replace(request, max_tokens=room)
+    for turn in (*self._queue, *self._running):
+      if turn.request.address == request.address:
+        if not turn.future.done():
+          raise RuntimeError(
+            f"Turn {turn.request.turn} of {request.address} is being sampled; "
+            "wait for it or release the episode."
+          )
+        # Its waiter was cancelled, but a call may still write to its pages.
+        self.release(request.address)
     future = asyncio.get_running_loop().create_future()
     self._queue.append(turn_lib.Turn(request, future, list(request.token_ids)))
     self._news.set()
@@ -176,8 +186,8 @@ class JaxEngine:
   async def _serve(self) -> None:
     """Runs calls until no turn is left."""
     self._news = asyncio.Event()
-    flight: _Flight | None = None
-    following: _Flight | None = None
+    flight: turn_lib.Flight | None = None
+    following: turn_lib.Flight | None = None
     try:
       while self._queue or self._running or flight:
         for _ in range(_YIELDS):
@@ -195,12 +205,12 @@ class JaxEngine:
               await self._news.wait()
         flight = following
     except asyncio.CancelledError:
-      _give_up(flight, following)
+      turn_lib.give_up(flight, following)
       # Whoever comes next has the devices to itself.
       self._device.drain()
       raise
     except Exception as error:
-      _give_up(flight, following)
+      turn_lib.give_up(flight, following)
       # A bug or a full device, not an outage: it stops whoever waits.
       for turn in (*self._queue, *self._running):
         if not turn.future.done():
@@ -219,7 +229,11 @@ class JaxEngine:
     for turn in self._queue:
       address = turn.request.address
       turn.row = self._memory.get(address)
-      if turn.row is None and room and not self._memory.filling(turn.context):
+      if turn.row is not None:
+        given_up = self._memory.resume(turn.row, turn.context)
+        self.counters["discarded_tokens"] += given_up
+        self.counters["reused_tokens"] += turn.row.cached
+      elif room and not self._memory.filling(turn.context):
         first = turn.request.turn == 0 and not turn.sampled
         turn.row = self._memory.open(address, turn.context, prompt=first)
         room = turn.row is not None
@@ -313,7 +327,7 @@ class JaxEngine:
       self._memory.fulfil(row)
     return True
 
-  def _launch(self, *, full: bool) -> _Flight | None:
+  def _launch(self, *, full: bool) -> turn_lib.Flight | None:
     """Starts a decode call for the turns that have run longest, if there are.
 
     Args:
@@ -360,9 +374,9 @@ class JaxEngine:
     )
     for turn in lanes.values():
       turn.flying = True
-    return _Flight(width, lanes, asyncio.wrap_future(decoded))
+    return turn_lib.Flight(width, lanes, asyncio.wrap_future(decoded))
 
-  async def _land(self, flight: _Flight) -> None:
+  async def _land(self, flight: turn_lib.Flight) -> None:
     """Waits for a decode call and hands out what it sampled."""
     decoded = await flight.decoded
     self.counters["decode_calls"] += 1
@@ -382,10 +396,3 @@ class JaxEngine:
         if not turn.future.done():
           turn.future.set_result(done)
     self._running = [t for t in self._running if id(t) not in over]
-
-
-def _give_up(*flights: _Flight | None) -> None:
-  """Nobody waits for these any more."""
-  for flight in flights:
-    if flight is not None and not flight.decoded.cancel():
-      flight.decoded.cancelled() or flight.decoded.exception()

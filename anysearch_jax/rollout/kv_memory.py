@@ -24,6 +24,7 @@ class Row:
   pages: in order. cached: tokens of its context that stand in them. own: the
   first page that it fills itself; those before it are shared. prompt: tokens
   that others may share. copied: the page that its first own one begins as.
+  context: the episode's; the pages hold its first `cached` tokens.
   """
 
   part: int
@@ -32,6 +33,7 @@ class Row:
   own: int
   prompt: int
   copied: int | None = None
+  context: Sequence[int] = ()
 
 
 class KvMemory:
@@ -112,9 +114,35 @@ class KvMemory:
       own,
       len(known) if prompt else 0,
       shared.last,
+      context,
     )
     self._rows[address] = row
     return row
+
+  def resume(self, row: Row, context: Sequence[int]) -> int:
+    """Keeps of a row what is the beginning of its episode's new context.
+
+    Whole pages are kept: one that holds other tokens too may be shared, and
+    then it must not be written to.
+
+    Args:
+      row: of an episode whose last turn is over.
+      context: of its next turn; the last token will be decoded from.
+
+    Returns:
+      The number of cached tokens that were given up.
+    """
+    known, old = row.cached, row.context
+    row.context = context
+    same = _common(old[:known], context[:-1])
+    if same == known:
+      return 0
+    keep = same // self._config.page
+    self._pools[row.part].drop(row.pages[keep:])
+    del row.pages[keep:]
+    row.cached = keep * self._config.page
+    row.own, row.prompt = min(row.own, keep), 0
+    return known - row.cached
 
   def grow(
     self, row: Row, tokens: int, busy: Collection[Row]
@@ -206,6 +234,14 @@ class Lanes:
     lane = self._free[row.part].popleft()
     self.table[lane, : len(row.pages)] = row.pages
     return lane
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+  """Returns the length of the longest common prefix."""
+  if one == other[: len(one)]:
+    return len(one)
+  pairs = enumerate(zip(one, other))
+  return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def pages_of(tokens: int, config: config_lib.EngineConfig) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
 from anysearch_jax import tokenizer as tokenizer_lib
 from anysearch_jax import types
-from anysearch_jax.rollout import kv_memory, stops
+from anysearch_jax.rollout import kv_memory, kv_store, stops
 
 
 @dataclasses.dataclass(eq=False)
@@ -68,3 +69,18 @@ class Turn:
     return types.Generation(
       ids, tuple(self.logps), said or text, finish, versions
     )
+
+
+class Flight(NamedTuple):
+  """A decode call under way, and the turns in its lanes."""
+
+  width: int
+  lanes: dict[int, Turn]
+  decoded: asyncio.Future[kv_store.Decoded]
+
+
+def give_up(*flights: Flight | None) -> None:
+  """Takes the results of calls that nobody waits for any more."""
+  for flight in flights:
+    if flight is not None and not flight.decoded.cancel():
+      flight.decoded.cancelled() or flight.decoded.exception()
