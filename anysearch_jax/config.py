@@ -257,6 +257,8 @@ class EvaluationConfig:
   questions: of each dataset; 0: all of them. datasets: by name; empty: all that
     the questions are of. search_price: US dollars a thousand searches;
     input_price, output_price: a million tokens that the policy reads, writes.
+  scorer: `paper` records exact match; `official` records besides what the
+    published script of each data set gives.
   """
 
   budgets: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8)
@@ -264,6 +266,7 @@ class EvaluationConfig:
   datasets: tuple[str, ...] = ()
   seeds: tuple[int, ...] = (42,)
   scaffold: bool = False
+  scorer: str = "paper"
   search_price: float = 0.0
   input_price: float = 0.0
   output_price: float = 0.0

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import scoring, types
+from anysearch_jax import official, scoring, types
 
 
 def trajectory(t: types.Trajectory) -> dict[str, Any]:
@@ -56,6 +56,11 @@ def group(
     "question_id": sampled.question.id,
     "question": sampled.question.text,
     "golden_answers": list(sampled.question.golden_answers),
+    **{
+      name: sampled.question.metadata[name]
+      for name in ("dataset", official.ANSWERS)
+      if name in sampled.question.metadata
+    },
     "budget": sampled.budget,
     "scaffold": sampled.scaffold,
     "trajectories": [

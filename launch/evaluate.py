@@ -47,6 +47,9 @@ def define_flags() -> None:
     "seeds", None, f"How many, from {_FIRST_SEED} on.", lower_bound=1
   )
   flags.DEFINE_bool("scaffold", None, "For config.evaluation.scaffold.")
+  flags.DEFINE_enum(
+    "scorer", None, ("paper", "official"), "For config.evaluation.scorer."
+  )
   flags.DEFINE_string("output", None, "Folder.", required=True)
   launch_flags.define_process()
 
@@ -129,9 +132,12 @@ def _play(
   beside.write_text(json.dumps(summary, indent=2) + "\n")
   beside.rename(folder / _SUMMARY)
   for cell in summary["cells"]:
+    script = ""
+    if "official_em" in cell:
+      script = " ({official_em} by the set's own script)".format(**cell)
     print(
-      "{dataset} budget {budget}: {em} of {n} right, {searches} searches, "
-      "{failed} failed".format(**cell)
+      "{dataset} budget {budget}: {em} of {n} right{script}, {searches} "
+      "searches, {failed} failed".format(script=script, **cell)
     )
 
 
@@ -153,6 +159,8 @@ def short_flags(
     values["seeds"] = tuple(range(_FIRST_SEED, _FIRST_SEED + f.seeds))
   if f.scaffold is not None:
     values["scaffold"] = f.scaffold
+  if f.scorer is not None:
+    values["scorer"] = f.scorer
   evaluation = dataclasses.replace(config.evaluation, **values)
   return dataclasses.replace(config, evaluation=evaluation)
 

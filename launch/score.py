@@ -1,7 +1,7 @@
 """Scores recorded trajectories offline.
 
     python -m launch.score --input=groups.jsonl --output=scores.jsonl \
-        [--config=configs/x.py]
+        [--config=configs/x.py] [--scorer=official]
 
 Each input line is one group:
 
@@ -10,8 +10,9 @@ Each input line is one group:
        {"spans": [{"author": "model" | "environment", "text": str}, ..],
         "searches": int, "generated_tokens": int, "failed": bool}, ..]}
 
-`failed` may be left out (false); keys beyond these are ignored. Output line n
-scores input line n, its trajectories in the same order:
+`failed` may be left out (false); keys beyond these, and those of --scorer
+below, are ignored. Output line n scores input line n, its trajectories in the
+same order:
 
     {"trajectories": [
        {"answer": str | null, "em": 0 | 1, "format": 0 | 1, "length": float,
@@ -22,6 +23,13 @@ scores input line n, its trajectories in the same order:
 gamma_q, one value for the group. A failed trajectory gets null for every key
 and is left out of the group's statistics. Without --config the paper's weights
 apply.
+
+--scorer=official adds `official_em` and `official_f1` to each trajectory: the
+score that the published evaluation script of the question's data set gives its
+answer, or null for a set without a script. A group then needs `dataset`, the
+name that launch.prepare_data gives the set, and it needs `official_answers`
+where the script accepts other answers than `golden_answers`. Groups that
+training recorded have both.
 
 The reward is AnySearch's. That of another system (`method.name`), which may
 look at more than a file has, stands in the files that its training wrote: each
@@ -53,7 +61,7 @@ import numpy as np
 from absl import flags
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import objective, rewards, scoring, types
+from anysearch_jax import objective, official, rewards, scoring, types
 from launch import flags as launch_flags
 
 _AUTHORS = {
@@ -89,9 +97,11 @@ class RecordedGroup:
   budget: int
   scaffold: bool
   trajectories: tuple[RecordedTrajectory, ...]
+  dataset: str = ""
+  official_answers: tuple[str, ...] = ()
 
 
-def parse_group(line: bytes) -> RecordedGroup:
+def parse_group(line: bytes, *, scorer: str = "paper") -> RecordedGroup:
   """Reads one input line. Raises ValueError with a sentence."""
   try:
     record = json.loads(line.decode(), parse_constant=_refuse_constant)
@@ -101,20 +111,26 @@ def parse_group(line: bytes) -> RecordedGroup:
     raise ValueError(f"found no JSON value ({error}).") from None
   record = _typed(record, dict, "the line")
   _member(record, "question", str, "")
-  answers = _member(record, "golden_answers", list, "")
   trajectories = _member(record, "trajectories", list, "")
   return RecordedGroup(
-    golden_answers=tuple(
-      _typed(answer, str, f"golden_answers[{i}]")
-      for i, answer in enumerate(answers)
-    ),
+    golden_answers=_texts(record, "golden_answers"),
     budget=_count(record, "budget", ""),
     scaffold=_member(record, "scaffold", bool, ""),
     trajectories=tuple(
       _trajectory(item, f"trajectories[{i}]")
       for i, item in enumerate(trajectories)
     ),
+    **(_of_script(record) if scorer == "official" else {}),
   )
+
+
+def _of_script(record: dict) -> dict[str, Any]:
+  """What the official scorer needs of a group."""
+  name = official.ANSWERS
+  return {
+    "dataset": _member(record, "dataset", str, ""),
+    name: _texts({name: [], **record}, name),
+  }
 
 
 def score_group(
@@ -134,6 +150,13 @@ def score_group(
   size = len(verdicts)
   if not size:
     return []
+  extra = [{} for _ in verdicts]
+  if config.evaluation.scorer == "official":
+    accepted = group.official_answers or group.golden_answers
+    extra = [
+      official.named(official.score(group.dataset, verdict.answer, accepted))
+      for verdict in verdicts
+    ]
   # Padded to a power of two: few group sizes are compiled.
   padded = 1 << (size - 1).bit_length()
   columns = np.zeros((4, padded), np.int32)
@@ -160,9 +183,10 @@ def score_group(
     {
       **dataclasses.asdict(verdict),
       **{key: float(values[key][i]) for key in _FLOATS},
+      **extra[i],
     }
     if valid[i]
-    else dict.fromkeys(("answer", "em", "format", *_FLOATS))
+    else dict.fromkeys(("answer", "em", "format", *_FLOATS, *extra[i]))
     for i, verdict in enumerate(verdicts)
   ]
 
@@ -203,7 +227,7 @@ def score_file(
     with open(source, "rb") as lines, open(partial, "w") as output:
       for number, line in enumerate(lines, 1):
         try:
-          group = parse_group(line)
+          group = parse_group(line, scorer=config.evaluation.scorer)
         except ValueError as error:
           raise ValueError(f"{source}, line {number}: {error}") from None
         scores = {"trajectories": score_group(group, config)}
@@ -235,6 +259,13 @@ def _span(span: Any, where: str) -> types.Span:
       f"{' or '.join(map(repr, _AUTHORS))}."
     )
   return types.Span(_AUTHORS[author], _member(span, "text", str, where))
+
+
+def _texts(record: dict, key: str) -> tuple[str, ...]:
+  return tuple(
+    _typed(item, str, f"{key}[{i}]")
+    for i, item in enumerate(_member(record, key, list, ""))
+  )
 
 
 def _member(record: dict, key: str, kind: type, where: str) -> Any:
@@ -270,10 +301,16 @@ def main(argv: Sequence[str]) -> int:
   """Scores --input into --output; returns the exit code."""
   del argv
   try:
+    config = launch_flags.read_config()
+    if flags.FLAGS.scorer:
+      config = dataclasses.replace(
+        config,
+        evaluation=dataclasses.replace(
+          config.evaluation, scorer=flags.FLAGS.scorer
+        ),
+      )
     score_file(
-      pathlib.Path(flags.FLAGS.input),
-      pathlib.Path(flags.FLAGS.output),
-      launch_flags.read_config(),
+      pathlib.Path(flags.FLAGS.input), pathlib.Path(flags.FLAGS.output), config
     )
   except (ValueError, OSError) as error:
     print(error, file=sys.stderr)
@@ -284,6 +321,9 @@ def main(argv: Sequence[str]) -> int:
 def define_flags() -> None:
   """Defines the command's flags."""
   launch_flags.define_config(required=False)
+  flags.DEFINE_enum(
+    "scorer", None, ("paper", "official"), "For config.evaluation.scorer."
+  )
   flags.DEFINE_string("input", None, "Recorded groups, one JSON a line.")
   flags.DEFINE_string("output", None, "Where the scores go.")
   flags.mark_flags_as_required(["input", "output"])

@@ -79,6 +79,29 @@ def key(row):
   return row["seed"], row["budget"], row["question_id"]
 
 
+def test_official_scores_are_recorded_beside_exact_match(parts, tmp_path):
+  questions = [
+    dataclasses.replace(q, metadata={**q.metadata, "dataset": name})
+    for q, name in zip(parts["questions"], ("nq", "world"))
+  ]
+  made = {}
+  for scorer in ("paper", "official"):
+    config = for_random(scorer=scorer, budgets=(0,), seeds=(1,))
+    made[scorer] = play(
+      config,
+      jax_player(parts, config),
+      questions,
+      parts["retriever"],
+      tmp_path / scorer,
+    )
+  rows = rows_of(made["official"][1])
+  scores = [(row.pop("official_em"), row.pop("official_f1")) for row in rows]
+  assert scores == [(rows[0]["em"], 0), (None, None)]
+  assert rows == rows_of(made["paper"][1])
+  sums = [cell.get("official_em") for cell in made["official"][0]["cells"]]
+  assert sums == [rows[0]["em"], None]
+
+
 def test_every_cell_is_played_once_and_stands_in_order(parts, tmp_path):
   config = for_random()
   questions = parts["questions"][:3]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from anysearch_jax import scoring
+from anysearch_jax import official, scoring
 from anysearch_jax.evaluation import episodes as episodes_lib
 
 # The paper's order; sets of other names follow by name.
@@ -43,7 +43,8 @@ _PRESENT = (
 )
 _OPTIONAL = ("format", "input_tokens", "cost")
 _TYPE = [(name, np.int64) for name in _INTEGERS] + [
-  (name, np.float64) for name in (*_PRESENT, *_OPTIONAL, "f1", "asked")
+  (name, np.float64)
+  for name in (*_PRESENT, *_OPTIONAL, "f1", "asked", *official.NAMES)
 ]
 
 
@@ -61,6 +62,8 @@ class Columns:
       asked: float `[P]`, 1 where that fact was searched.
     em, f1, searches, violation, scaffold, *_tokens: float `[P]`.
     format, input_tokens, cost: float `[P]`, nan where the file does not tell.
+    official_em, official_f1: float `[P]`, of the published script of the
+      question's data set (`official`); nan where it has none.
   """
 
   ids: np.ndarray
@@ -84,6 +87,8 @@ class Columns:
   total_tokens: np.ndarray
   input_tokens: np.ndarray
   cost: np.ndarray
+  official_em: np.ndarray
+  official_f1: np.ndarray
 
   def __len__(self) -> int:
     return len(self.question)
@@ -254,6 +259,7 @@ def _numbers(
     *(_optional(episode, key) for key in _OPTIONAL),
     _f1(episode),
     0 if hop is None else hop[1],
+    *_official(episode, dataset, source),
   )
 
 
@@ -278,5 +284,22 @@ def _f1(episode: Mapping[str, Any]) -> float:
   return _token_f1(episode["answer"], tuple(episode["golden_answers"]))
 
 
+def _official(
+  episode: Mapping[str, Any], dataset: str, source: str
+) -> tuple[float, float]:
+  try:
+    accepted = official.accepted(
+      episode["golden_answers"], episode.get("metadata", {})
+    )
+  except ValueError as error:
+    raise ValueError(
+      f"{source}: question {str(episode['question_id'])!r}: {error} Evaluate "
+      "this row again with this version."
+    ) from error
+  found = _official_score(dataset, episode["answer"], accepted)
+  return (math.nan, math.nan) if found is None else found
+
+
 # Budgets and seeds repeat a question's answers; ten of them are in mind.
 _token_f1 = functools.lru_cache(maxsize=4096)(scoring.f1)
+_official_score = functools.lru_cache(maxsize=4096)(official.score)

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import records, types
+from anysearch_jax import official, records, types
 from anysearch_jax.evaluation import journal
 from anysearch_jax.methods import systems, text_model
 from anysearch_jax.rollout import driver
@@ -122,9 +122,11 @@ def _play(
         codec=player.codec,
         inflight=inflight,
       )
-      rows.add(
-        records.episode(trajectory, env.judge(trajectory), seed=seed, prices=e)
-      )
+      verdict = env.judge(trajectory)
+      row = records.episode(trajectory, verdict, seed=seed, prices=e)
+      if e.scorer == "official":
+        row |= official.of_question(question, verdict.answer)
+      rows.add(row)
       on_done(next(finished), len(grid))
 
     async def play_all() -> None:
@@ -200,19 +202,20 @@ def cells(episodes: Iterable[journal.Row]) -> list[dict[str, Any]]:
 
   Returns:
     For each, `n` episodes that count, `failed` ones that do not, and sums over
-    those that do.
+    those that do; those of the official scores where every episode has them.
   """
   table: dict[tuple[str, int], dict[str, Any]] = {}
   for row in episodes:
+    names = (*_SUMS, *(n for n in official.NAMES if row.get(n) is not None))
     key = row["dataset"], row["budget"]
     sums = table.setdefault(
-      key, {"n": 0, "failed": 0, **dict.fromkeys(_SUMS, 0)}
+      key, {"n": 0, "failed": 0, **dict.fromkeys(names, 0)}
     )
     if row["failed"]:
       sums["failed"] += 1
       continue
     sums["n"] += 1
-    for name in _SUMS:
+    for name in names:
       sums[name] += row[name]
   return [
     {"dataset": dataset, "budget": budget, **sums}

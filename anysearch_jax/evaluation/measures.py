@@ -18,6 +18,8 @@ from anysearch_jax.evaluation import columns, intervals
 MEASURES = {
   "accuracy": ("em", "n"),
   "f1": ("f1", "n"),
+  "official_accuracy": ("official_em", "n"),
+  "official_f1": ("official_f1", "n"),
   "tp": ("tool_em", "searches"),
   "searches": ("searches", "n"),
   "unused": ("unused", "n"),
@@ -35,6 +37,7 @@ MEASURES = {
 RATES = frozenset(
   {
     "accuracy",
+    "official_accuracy",
     "format_rate",
     "violation_rate",
     "invalid_rate",

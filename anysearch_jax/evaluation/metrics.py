@@ -102,6 +102,8 @@ class Cell:
       correct ones of them that had a budget, B >= 1.
     accuracy, f1, searches, unused, format_rate, *_tokens, cost: means over
       scored episodes; unused is the budget left, cost in US dollars.
+    official_accuracy, official_f1: means of what the published scripts of the
+      data sets give (`official`); None where a question's set has none.
     tp: tool productivity, tool_correct / searches_total; None without any
       search. It is defined over B >= 1: what was answered with no search
       allowed is no product of searching.
@@ -120,6 +122,8 @@ class Cell:
   accuracy: float | None
   accuracy_spread: float | None
   f1: float | None
+  official_accuracy: float | None
+  official_f1: float | None
   searches: float | None
   unused: float | None
   tp: float | None

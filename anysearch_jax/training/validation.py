@@ -117,6 +117,7 @@ def validate_playing(config: config_lib.ExperimentConfig) -> None:
       raise ValueError(
         f"evaluation.{name}: found {values}, expected some, each once."
       )
+  _one_of("evaluation.scorer", config.evaluation.scorer, ("paper", "official"))
 
 
 def validate_sampling(config: config_lib.ExperimentConfig) -> None:
