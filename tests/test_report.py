@@ -155,6 +155,7 @@ def test_hostile_text_stays_text(tmp_path):
   assert read.stack == []
   assert "&lt;script&gt;alert(" in text
   assert "{{ 7*7 }}" in text
+  assert "<" not in output.with_name("tables.md").read_text("utf-8")
 
 
 def test_the_numbers_stand_beside_the_page(inputs, written):

@@ -363,6 +363,34 @@ def test_the_best_and_the_second_of_a_block_are_marked():
   assert tables.ranks(second, table.columns) == [[0, 0]]
 
 
+@pytest.mark.parametrize(
+  ("text", "written"),
+  [
+    ("<img src=x onerror=a>", "&lt;img src=x onerror=a&gt;"),
+    ("a & b &lt;", "a &amp; b &amp;lt;"),
+    ("p|q\\", "p\\|q\\\\"),
+    ("[x](javascript:a)", "[x]\\(javascript:a)"),
+    ("two\nlines", "two lines"),
+    ("_x_ **y** `z` ~a~ $b$", "\\_x\\_ \\*\\*y\\*\\* \\`z\\` \\~a\\~ \\$b\\$"),
+    ("no R_abs, λ = 0 [0.1, 0.2]", "no R_abs, λ = 0 [0.1, 0.2]"),
+  ],
+)
+def test_markdown_shows_every_text_as_it_is(text, written):
+  assert tables.escaped(text) == written
+  column = tables.Column(text, text)
+  line = tables.Line((text,), (tables.Cell(1.0),))
+  table = tables.Table("t", text, text, (text,), (column,), (line,))
+  assert tables.to_markdown(table).splitlines() == [
+    f"### {written}",
+    "",
+    f"| {written} | {written} {written} |",
+    "| --- | --- |",
+    f"| {written} | 1.000 |",
+    "",
+    written,
+  ]
+
+
 def test_csv_and_markdown_by_hand():
   found = tables.cell(intervals.Estimate(0.25, 0.125, 0.5), 8)
   table = _table(**{"a_=1+1": (found, tables.Cell(2)), "b_p|q": (None, None)})

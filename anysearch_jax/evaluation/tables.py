@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import html
 import io
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -156,7 +158,8 @@ def _text(key: str) -> str:
 def to_markdown(table: Table) -> str:
   """For notes: intervals in brackets."""
   head = [*table.keys, *(column.full_name for column in table.columns)]
-  lines = [f"### {table.title}", "", _row(head), _row(["---"] * len(head))]
+  lines = [f"### {escaped(table.title)}", "", _row(head)]
+  lines.append(_row(["---"] * len(head)))
   lines += [
     _row(
       [
@@ -169,15 +172,23 @@ def to_markdown(table: Table) -> str:
     )
     for line in table.lines
   ]
-  return "\n".join([*lines, "", table.note, ""])
+  return "\n".join([*lines, "", escaped(table.note), ""])
 
 
 def _row(texts: Sequence[str]) -> str:
-  safe = (
-    " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())
-    for text in texts
-  )
-  return f"| {' | '.join(safe)} |"
+  return f"| {' | '.join(map(escaped, texts))} |"
+
+
+def escaped(text: str) -> str:
+  """Text for one line of Markdown, which shows every character as it is.
+
+  HTML becomes entities: not every reader of Markdown removes it. An underscore
+  inside a word is left alone, as CommonMark leaves it, and so are brackets
+  that no address follows: https://spec.commonmark.org/0.31.2/#links
+  """
+  text = re.sub(r"[\\`*|~$]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
+  text = html.escape(text, quote=False).replace("](", "]\\(")
+  return " ".join(text.split())
 
 
 def _shown(found: Cell | None, column: Column) -> str:
