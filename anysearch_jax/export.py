@@ -11,14 +11,25 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import huggingface_hub
 import jax
 import jax.numpy as jnp
+import yaml
+from absl import logging
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import config_values, json_files, tensor_files, weights
 from anysearch_jax.evaluation import metrics, model_card, report
 from anysearch_jax.policy import hf, lora, sharding, table
 from anysearch_jax.training import checkpoint
+
+# What the card's header lacks, and what helps.
+_UNKNOWN = {
+  "base_model": "The card names no base_model, because %s does not say its "
+  "name on the hub; give it with --base_model=owner/name.",
+  "license": "The card names no license, because %s has neither a card with "
+  "one nor a LICENSE file; add the line to the exported README.md.",
+}
 
 
 def write(
@@ -41,7 +52,7 @@ def write(
     dtype: of the weights: bfloat16, float16 or float32.
     shard_bytes: most bytes a file.
     base_model: the hub's name of the starting policy, for the card; "" is the
-      name of its folder.
+      one that the hub's cache has in the folder's path, or the folder's name.
     adapter: folder to write the adapters to as PEFT reads them, "" for none.
     overwrite: replace earlier exports.
 
@@ -49,8 +60,9 @@ def write(
     The rollouts that the policy was trained.
 
   Raises:
-    As `load_policy`, and ValueError for folders that must not be written, or
-    for an adapter folder where the run has no adapters.
+    As `load_policy`, and ValueError for folders that must not be written,
+    for an adapter folder where the run has no adapters, or for a `base_model`
+    that the hub does not take.
   """
   run = pathlib.Path(run)
   rollout, config = _checkpoint(run, rollout)
@@ -58,10 +70,23 @@ def write(
   _check_targets(run, start, output, adapter, overwrite)
   if adapter and not config.lora.rank:
     raise ValueError(f"{run} has no adapters to write to {adapter}.")
+  if base_model and not model_card.is_hub_name(base_model):
+    raise ValueError(
+      f"base_model {base_model!r}: expected owner/name as on the hub."
+    )
+  start_name = base_model or hub_name(start)
+  terms = licence(start, run / "source")
+  for key, known in (
+    ("base_model", model_card.is_hub_name(start_name)),
+    ("license", terms),
+  ):
+    if not known:
+      logging.warning(_UNKNOWN[key], start)
   text = card(
     run,
     config,
-    base_model=base_model or pathlib.Path(start).name,
+    base_model=start_name,
+    licence=terms,
     rollout=rollout,
     dtype=dtype,
   )
@@ -183,6 +208,7 @@ def card(
   config: config_lib.ExperimentConfig,
   *,
   base_model: str,
+  licence: Mapping[str, str],
   rollout: int,
   dtype: str,
 ) -> str:
@@ -198,12 +224,51 @@ def card(
     config=config_values.to_dict(config),
     provenance=_json(run / "provenance.json"),
     base_model=base_model,
+    licence=licence,
     rollout=rollout,
     dtype=dtype,
     evaluated_dtype=config.checkpoint.export_dtype,
     prompt=_json(run / "prompts.json").get("plain", ""),
     rows=_evaluations(run) if last else [],
   )
+
+
+def hub_name(folder: str | pathlib.Path) -> str:
+  """The name of a policy, by its folder.
+
+  The hub's cache spells `owner/name` as `models--owner--name`:
+  https://huggingface.co/docs/huggingface_hub/guides/manage-cache
+  """
+  for part in pathlib.Path(folder).parts:
+    kind, *names = part.split("--", 2)
+    if kind == "models" and len(names) == 2:
+      return "/".join(names)
+  return pathlib.Path(folder).name
+
+
+def licence(*folders: str | pathlib.Path) -> dict[str, str]:
+  """Reads under which licence a policy is, from the first folder that says.
+
+  Args:
+    folders: of the policy, or with files of it; they may be missing.
+
+  Returns:
+    `license`, `license_name` and `license_link` as the hub names them: those of
+    the folder's card, or `other` with the name of its licence file. Empty where
+    neither is there.
+  """
+  for folder in map(pathlib.Path, folders):
+    try:
+      noted = huggingface_hub.metadata_load(folder / "README.md") or {}
+    except (OSError, ValueError, yaml.YAMLError):
+      noted = {}  # There is no card, or it is damaged.
+    keys = ("license", "license_name", "license_link")
+    found = {k: noted[k] for k in keys if isinstance(noted.get(k), str)}
+    if "license" in found:
+      return found
+    if files := sorted(folder.glob("LICENSE*")):
+      return {"license": "other", "license_link": files[0].name}
+  return {}
 
 
 def _evaluations(run: pathlib.Path) -> list[metrics.Row]:

@@ -40,7 +40,10 @@ def define_flags() -> None:
     "base", "", "Starting policy of a LoRA run; default: as configured."
   )
   flags.DEFINE_string(
-    "base_model", "", "The starting policy's name on the hub, for the card."
+    "base_model",
+    "",
+    "owner/name of the starting policy on the hub, for the card; default: as "
+    "in the path of the hub's cache.",
   )
   flags.DEFINE_string("adapter", "", "Also write a LoRA run's PEFT folder.")
   flags.DEFINE_bool("overwrite", False, "Replace earlier exports.")

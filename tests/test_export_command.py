@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 
+import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -240,6 +241,67 @@ def test_the_card_tells_the_run_and_its_own_evaluations(runs, tmp_path):
   card = (tmp_path / "early" / "README.md").read_text()
   assert "| rollouts | 2 of 4 |" in card
   assert "was not evaluated" in card
+
+
+def test_the_card_names_the_base_and_its_licence(runs, tmp_path, caplog):
+  (runs / BASE / "README.md").write_text("---\nlicense: apache-2.0\n---\n# B")
+  try:
+    export.write(runs / "full", tmp_path / "out", base_model="Qwen/Qwen2.5-7B")
+  finally:
+    (runs / BASE / "README.md").unlink()
+  assert not caplog.messages
+  found = huggingface_hub.metadata_load(tmp_path / "out" / "README.md")
+  assert (found["base_model"], found["license"]) == (
+    "Qwen/Qwen2.5-7B",
+    "apache-2.0",
+  )
+  # Without a card, its licence file is what is known.
+  export.write(runs / "full", tmp_path / "local")
+  found = huggingface_hub.metadata_load(tmp_path / "local" / "README.md")
+  assert "base_model" not in found
+  assert (found["license"], found["license_link"]) == ("other", "LICENSE")
+  assert (tmp_path / "local" / "LICENSE").is_file()
+  assert "give it with --base_model=owner/name" in caplog.text
+  with pytest.raises(ValueError, match="'local': expected owner/name"):
+    export.write(runs / "full", tmp_path / "new", base_model="local")
+  assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+  ("folder", "name"),
+  [
+    ("cache/models--Qwen--Qwen2.5-7B/snapshots/1a2b", "Qwen/Qwen2.5-7B"),
+    ("models/Qwen2.5-7B", "Qwen2.5-7B"),
+    ("models--one/snapshots/1a2b", "1a2b"),
+  ],
+)
+def test_the_hubs_cache_names_the_base(folder, name):
+  assert export.hub_name(folder) == name
+
+
+@pytest.mark.parametrize(
+  ("files", "licence"),
+  [
+    ({}, {}),
+    (
+      {
+        "README.md": "---\nlicense: other\nlicense_name: n\n---\n",
+        "LICENSE": "",
+      },
+      {"license": "other", "license_name": "n"},
+    ),
+    (
+      {"README.md": "---\n: [\n---\n", "LICENSE.txt": ""},
+      {"license": "other", "license_link": "LICENSE.txt"},
+    ),
+    ({"README.md": "---\nlicense: [mit, gpl]\n---\n"}, {}),
+    ({"README.md": "no header"}, {}),
+  ],
+)
+def test_the_licence_is_the_cards_or_the_file(tmp_path, files, licence):
+  for name, text in files.items():
+    (tmp_path / name).write_text(text)
+  assert export.licence(tmp_path / "gone", tmp_path) == licence
 
 
 @pytest.mark.parametrize(

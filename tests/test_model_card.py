@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import huggingface_hub
 import pytest
 import study
 
@@ -26,6 +27,7 @@ def render(config=CONFIG, **values) -> str:
       "config": config_values.to_dict(config),
       "provenance": {},
       "base_model": "base",
+      "licence": {},
       "rollout": 100,
       "dtype": "bfloat16",
       "resamples": 200,
@@ -131,6 +133,8 @@ def test_other_runs_in_words(group, values, name, text):
     ("local-folder", None),
     ("/models/local", None),
     ("./models", None),
+    ("a/b/c", None),
+    ("a/b\nc: d", None),
   ],
 )
 def test_the_hub_is_told_of_hub_models_only(base, line):
@@ -139,7 +143,30 @@ def test_the_hub_is_told_of_hub_models_only(base, line):
   assert card.startswith("---\n")
   assert ("base_model" in head) == (line is not None)
   assert line is None or line in head.splitlines()
-  assert cell(card, "base model") == base
+  assert cell(card, "base model") == " ".join(base.split())
+
+
+@pytest.mark.parametrize(
+  "licence",
+  [
+    {},
+    {"license": "apache-2.0"},
+    {"license": "other", "license_link": "LICENSE"},
+    {"license": "other", "license_name": "a: [b", "license_link": "a\n---\nb"},
+  ],
+)
+def test_the_header_is_read_by_the_hubs_own_tools(licence, tmp_path):
+  (tmp_path / "README.md").write_text(
+    render(base_model="Qwen/Qwen2.5-7B", licence=licence)
+  )
+  data = huggingface_hub.ModelCard.load(tmp_path / "README.md").data.to_dict()
+  assert data.pop("tags")[0] == "anysearch"
+  assert data == {
+    "library_name": "transformers",
+    "pipeline_tag": "text-generation",
+    "base_model": "Qwen/Qwen2.5-7B",
+    **licence,
+  }
 
 
 def test_an_evaluation_is_a_line_a_budget_with_intervals():
@@ -169,6 +196,15 @@ def test_an_evaluation_is_a_line_a_budget_with_intervals():
 def test_a_cell_never_breaks_its_table():
   card = render(base_model="a|b\nc")
   assert cell(card, "base model") == "a\\|b c"
+
+
+def test_text_of_others_is_no_html_in_the_card():
+  row = study.row("<b>", questions=1, budgets=(1,))
+  config = dataclasses.replace(CONFIG, name="<i>")
+  card = render(config, base_model="<img src=x>", rows=[row])
+  assert "<" not in card
+  for text in ("&lt;b&gt;", "&lt;i&gt;", "&lt;img src=x&gt;"):
+    assert text in card
 
 
 def test_a_prompt_stands_whole_whatever_it_holds():

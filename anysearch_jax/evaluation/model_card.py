@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import huggingface_hub
+
 from anysearch_jax.evaluation import (
   columns,
   comparison,
   intervals,
   measures,
   metrics,
+  tables,
 )
 
 _METHOD = """\
@@ -25,6 +28,7 @@ def render(
   config: Mapping[str, Any],
   provenance: Mapping[str, Any],
   base_model: str,
+  licence: Mapping[str, str],
   rollout: int,
   dtype: str,
   evaluated_dtype: str = "",
@@ -39,6 +43,7 @@ def render(
     provenance: what the run noted at its start: `questions`, `retriever`,
       `packages`; each is a mapping and may be missing.
     base_model: name of the model that training began with, "" if unknown.
+    licence: the model's, as of `export.licence`.
     rollout: rollouts trained.
     dtype: of the exported weights.
     evaluated_dtype: of the weights that were evaluated, "" for the same.
@@ -49,8 +54,8 @@ def render(
   c = config["curriculum"]
   rollouts = c["total_steps"] // c["steps_per_rollout"]
   parts = [
-    _front_matter(base_model),
-    f"# {config['name']}",
+    _front_matter(base_model, licence),
+    f"# {tables.escaped(config['name'])}",
     _METHOD,
     "## Training",
     _table(
@@ -95,28 +100,31 @@ def render(
   return "\n\n".join(parts) + "\n"
 
 
-def _front_matter(base_model: str) -> str:
-  lines = [
-    "---",
-    "library_name: transformers",
-    "pipeline_tag: text-generation",
-    "tags: [anysearch, search-agent, reinforcement-learning, grpo]",
-  ]
-  # The hub takes "owner/name" here and nothing else.
-  if base_model.count("/") == 1 and not base_model.startswith((".", "/")):
-    lines.append(f"base_model: {base_model}")
-  return "\n".join([*lines, "---"])
+def _front_matter(base_model: str, licence: Mapping[str, str]) -> str:
+  data = huggingface_hub.ModelCardData(
+    library_name="transformers",
+    pipeline_tag="text-generation",
+    tags=["anysearch", "search-agent", "reinforcement-learning", "grpo"],
+    base_model=base_model if is_hub_name(base_model) else None,
+    **licence,
+  )
+  return f"---\n{data.to_yaml()}\n---"
+
+
+def is_hub_name(name: str) -> bool:
+  """Whether the hub takes a name as `base_model`: `owner/name`, no path."""
+  try:
+    huggingface_hub.utils.validate_repo_id(name)
+  except huggingface_hub.errors.HFValidationError:
+    return False
+  return "/" in name
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
   def line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(_cell(cell) for cell in cells)} |"
+    return f"| {' | '.join(map(tables.escaped, cells))} |"
 
   return "\n".join([line(head), "|" + "---|" * len(head), *map(line, rows)])
-
-
-def _cell(text: str) -> str:
-  return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _values(values: Mapping[str, Any] | None) -> str:
@@ -224,7 +232,7 @@ def _evaluation(row: metrics.Row, resamples: int) -> str:
     )
   head = ("budget", "n", "exact match, %", "searches", "TP", "failed")
   return (
-    f"**{row.label}**: {scaffold} scaffold, {seeds} "
+    f"**{tables.escaped(row.label)}**: {scaffold} scaffold, {seeds} "
     f"seed{'s' if seeds > 1 else ''}; 95% intervals in brackets (Wilson, "
     "clustered by question; TP, correct answers per search, bootstrap over "
     "questions).\n\n" + _table(head, lines)
