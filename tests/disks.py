@@ -21,13 +21,13 @@ def mounted(folder):
   done = (
     shutil.which("mount")
     and not subprocess.run(
-      ["mount", *options], capture_output=True, check=False, timeout=30
+      ["mount", *options], capture_output=True, check=False, timeout=120
     ).returncode
   )
   if not done:
     pytest.skip("a full disk needs the right to mount one (root)")
   yield folder
-  subprocess.run(["umount", "-l", folder], check=True, timeout=30)
+  subprocess.run(["umount", "-l", folder], check=True, timeout=120)
 
 
 @contextlib.contextmanager

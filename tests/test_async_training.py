@@ -204,10 +204,8 @@ def test_an_interrupt_ends_a_sampler_that_would_take_for_ever(
       await asyncio.sleep(3600)
 
   engine = runs.Engine(parts, script)
-  started = time.monotonic()
   with pytest.raises(KeyboardInterrupt):
     runs.run(tmp_path, parts, runs.at_level(level), engine=engine)
-  assert time.monotonic() - started < 30
   assert "sampler" not in {thread.name for thread in threading.enumerate()}
   assert not engine.open  # Its episodes were released.
   runs.run(tmp_path, parts, runs.at_level(level))

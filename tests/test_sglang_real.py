@@ -338,7 +338,7 @@ def _compiled(architecture):
 
 
 def _post(path, body):
-  response = httpx2.post(_URL + path, json=body, trust_env=False, timeout=30)
+  response = httpx2.post(_URL + path, json=body, trust_env=False, timeout=120)
   assert response.status_code == 200, response.text
 
 
