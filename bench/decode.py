@@ -18,8 +18,9 @@ import pathlib
 import statistics
 import time
 
-from absl import app, flags
+from absl import flags
 
+from launch import flags as launch_flags
 from launch import parts
 
 _SHAPE = flags.DEFINE_string("shape", None, "config.json of the policy.")
@@ -172,4 +173,4 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  launch_flags.run(main)

@@ -14,8 +14,9 @@ from __future__ import annotations
 import statistics
 import time
 
-from absl import app, flags
+from absl import flags
 
+from launch import flags as launch_flags
 from launch import parts
 
 _VECTORS = flags.DEFINE_integer("vectors", 21_015_324, "How many.")
@@ -94,4 +95,4 @@ def _units(key, *, shape: tuple[int, int]):
 
 
 if __name__ == "__main__":
-  app.run(main)
+  launch_flags.run(main)

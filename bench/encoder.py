@@ -23,8 +23,9 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
+from launch import flags as launch_flags
 from launch import parts
 
 _CASE = flags.DEFINE_enum(
@@ -176,4 +177,4 @@ def measure(call: Callable[[], object]) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  launch_flags.run(main)

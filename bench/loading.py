@@ -23,7 +23,9 @@ import sys
 import tempfile
 import time
 
-from absl import app, flags
+from absl import flags
+
+from launch import flags as launch_flags
 
 _SIZE = flags.DEFINE_enum("size", "1.5b", ["0.5b", "1.5b"], "Loaded, exported.")
 _STATE = flags.DEFINE_enum("state", "0.5b", ["0.5b", "1.5b"], "Checkpointed.")
@@ -306,4 +308,4 @@ _CHILDREN = {
 
 
 if __name__ == "__main__":
-  app.run(main)
+  launch_flags.run(main)

@@ -16,8 +16,9 @@ import pathlib
 import tempfile
 from collections.abc import Iterator
 
-from absl import app, flags
+from absl import flags
 
+from launch import flags as launch_flags
 from launch import parts
 
 _HF = flags.DEFINE_string("hf", "", "Folder of a real model to compare.")
@@ -116,4 +117,4 @@ def _show(name: str, cells) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  launch_flags.run(main)

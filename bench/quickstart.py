@@ -14,9 +14,10 @@ import asyncio
 import statistics
 import time
 
-from absl import app, flags
+from absl import flags
 
 from configs import quickstart
+from launch import flags as launch_flags
 from launch import parts
 
 _THREADS = flags.DEFINE_integer("threads", 1, "CPU threads of either side.")
@@ -144,4 +145,4 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  launch_flags.run(main)

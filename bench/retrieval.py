@@ -23,7 +23,9 @@ import tempfile
 import time
 
 import numpy as np
-from absl import app, flags
+from absl import flags
+
+from launch import flags as launch_flags
 
 _ROWS = flags.DEFINE_list("rows", ["32641", "1000000"], "Vectors.")
 _BATCHES = flags.DEFINE_list(
@@ -162,4 +164,4 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  launch_flags.run(main)

@@ -14,10 +14,11 @@ import math
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from anysearch_jax.policy import hf
 from configs import quickstart
+from launch import flags as launch_flags
 
 # The axes that grow, by the name of the weight.
 _AXES = {
@@ -76,4 +77,4 @@ def _main(argv) -> None:
 if __name__ == "__main__":
   flags.DEFINE_integer("times", 8, "Of every width.", lower_bound=1)
   flags.DEFINE_string("output", None, "Folder; replaced.", required=True)
-  app.run(_main)
+  launch_flags.run(_main)

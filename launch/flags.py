@@ -22,7 +22,7 @@ import sys
 import traceback
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
@@ -30,17 +30,25 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import config_values
 
 _PREFIX = "config."
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def run(main: Callable[[Sequence[str]], Any]) -> None:
-  """`app.run` for a command that takes `--config` flags."""
+  """Runs a command: `app.run` with `--config` flags and short refusals.
 
-  def quiet(argv: Sequence[str]) -> Any:
-    # Libraries tell every file they open; progress is what is read here.
+  `--help` exits with 0. A wrong use is one sentence and exits with 2; absl
+  would print every flag before it.
+  """
+
+  def short(argv: Sequence[str]) -> Any:
+    # Libraries log every file they open; progress lines are what users read.
     logging.set_verbosity(logging.WARNING)
-    return main(argv)
+    try:
+      return main(argv)
+    except app.UsageError as error:
+      _refuse(error)
 
-  app.run(quiet, flags_parser=_parse_argv)
+  app.run(short, flags_parser=_parse_argv)
 
 
 def define_process() -> None:
@@ -87,7 +95,10 @@ def load_config(name: str) -> config_lib.ExperimentConfig:
   """
   path, *preset = name.split(":", 1)
   if not pathlib.Path(path).is_file():
-    raise ValueError(f"--config={path}: no such file; see configs/.")
+    raise ValueError(
+      f"--config={path}: found no such file in {os.getcwd()}; expected one of "
+      f"configs/, as seen from the root of the repository ({_ROOT})."
+    )
   if not path.endswith(".py"):
     raise ValueError(f"--config={path}: expected a Python file (.py).")
   spec = importlib.util.spec_from_file_location("anysearch_config", path)
@@ -207,5 +218,15 @@ def _parse_argv(argv: Sequence[str]) -> list[str]:
   try:
     return flags.FLAGS(rewritten)
   except flags.Error as error:
-    sys.stderr.write(f"{error}\nPass --helpshort to see the flags.\n")
-    sys.exit(2)
+    _refuse(error)
+  except SystemExit:
+    # Only a help flag exits while flags are parsed; absl gives it a 1.
+    sys.exit(0)
+
+
+def _refuse(error: Exception) -> NoReturn:
+  """Ends the command with what is wrong with its flags."""
+  spec = sys.modules["__main__"].__spec__
+  command = spec.name if spec else sys.argv[0]
+  sys.stderr.write(f"{command}: {error}\nPass --help to see the flags.\n")
+  sys.exit(2)

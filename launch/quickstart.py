@@ -18,6 +18,7 @@ import time
 
 from absl import app, flags
 
+from launch import flags as launch_flags
 from launch import jobs as jobs_lib
 from launch import progress
 
@@ -192,4 +193,4 @@ def _load() -> str:
 
 if __name__ == "__main__":
   define_flags()
-  app.run(main)
+  launch_flags.run(main)

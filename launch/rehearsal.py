@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from absl import app, flags
 
 from configs import rehearsal
+from launch import flags as launch_flags
 from launch import progress
 
 _DEADLINE = 600.0  # Seconds of a command.
@@ -243,4 +244,4 @@ def _wait(
 
 if __name__ == "__main__":
   define_flags()
-  app.run(main)
+  launch_flags.run(main)

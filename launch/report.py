@@ -37,6 +37,7 @@ from anysearch_jax.evaluation import (
   report,
   trajectories,
 )
+from launch import flags as launch_flags
 
 _ROWS = flags.DEFINE_list(
   "rows", [], "label=folder of an evaluation, ...; before the arguments."
@@ -196,4 +197,4 @@ def _scored(path: pathlib.Path) -> list[metrics.Episode]:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  launch_flags.run(main)
