@@ -1,9 +1,13 @@
-# `make quickstart` and `make test` set everything up by themselves.
+# `make quickstart` and `make test` set everything up by themselves; `make setup`
+# does only that. The project is installed so that its commands run in any folder.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart quickstart-full test bench lint clean
+.PHONY: setup quickstart quickstart-full test bench lint clean
+
+setup: $(VENV)/.run-ready
+	@echo 'set up; now: . $(BIN)/activate'
 
 quickstart: $(VENV)/.run-ready
 	$(BIN)/python -m launch.quickstart
@@ -33,6 +37,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.run-ready: requirements.txt $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
 $(VENV)/.test-ready: requirements-test.txt $(VENV)/.run-ready

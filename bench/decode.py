@@ -1,4 +1,4 @@
-"""Decode calls of the in-process engine against the memory's bandwidth.
+r"""Decode calls of the in-process engine against the memory's bandwidth.
 
     python -m bench.decode --shape=configs/shapes/Qwen3-4B.json \
         --rows=128 --context=2048 --dtype=bfloat16

@@ -1,4 +1,4 @@
-"""A train step's time, tokens a second and model FLOPs utilisation, here.
+r"""A train step's time, tokens a second and model FLOPs utilisation, here.
 
     python -m bench.train_step
         on a CPU: a Qwen2-shaped policy of 19 M parameters beside torch eager

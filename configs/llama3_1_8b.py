@@ -9,7 +9,7 @@ Hours, predicted and not measured: 11.7 of training (500 steps of 1.3 M tokens,
 85 s each at 40 % of the peak) and those of sampling. The paper's run took 41.
 Expected: unknown; nothing has been trained with it yet.
 
-    huggingface-cli download meta-llama/Llama-3.1-8B-Instruct \\
+    hf download meta-llama/Llama-3.1-8B-Instruct \\
         --local-dir models/Llama-3.1-8B-Instruct
     python -m launch.train --config=configs/llama3_1_8b.py
 

@@ -9,7 +9,7 @@ Hours, predicted and not measured: 10.5 of training (500 steps of 1.3 M tokens,
 75 s each at 40 % of the peak) and those of sampling. The paper's run took 41.
 Expected: unknown; nothing has been trained with it yet.
 
-    huggingface-cli download Qwen/Qwen2.5-7B-Instruct \\
+    hf download Qwen/Qwen2.5-7B-Instruct \\
         --local-dir models/Qwen2.5-7B-Instruct
     python -m launch.train --config=configs/qwen2_5_7b.py
 

@@ -9,7 +9,7 @@ Hours, predicted and not measured: 8.0 of training (500 steps of 1.3 M tokens,
 58 s each at 40 % of the peak) and those of sampling. The paper's run took 41.
 Expected: unknown; nothing has been trained with it yet.
 
-    huggingface-cli download Qwen/Qwen3-4B \\
+    hf download Qwen/Qwen3-4B \\
         --local-dir models/Qwen3-4B
     python -m launch.train --config=configs/qwen3_4b.py
 

@@ -1,4 +1,4 @@
-"""Asks what one more search was worth, by other ends of stored episodes.
+r"""Asks what one more search was worth, by other ends of stored episodes.
 
     python -m launch.branch --evaluation=runs/x/evaluation/plain \
         --hf=runs/x/policy --episodes=200 --samples=4 \

@@ -1,4 +1,4 @@
-"""Builds an index over a corpus of passages.
+r"""Builds an index over a corpus of passages.
 
     python -m launch.build_index --corpus=wiki-18.jsonl.gz --output=indexes/bm25
     python -m launch.build_index --corpus=wiki-18.jsonl.gz --kind=faiss_flat \

@@ -1,4 +1,4 @@
-"""One run on several hosts: the same command on each, under `jax.distributed`.
+r"""One run on several hosts: the same command on each, under `jax.distributed`.
 
     python -m launch.train ... --coordinator=10.0.0.1:1234 --processes=2 \
         --process=0     # and --process=1 on the other host

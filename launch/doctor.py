@@ -26,9 +26,7 @@ from launch import flags as launch_flags
 def define_flags() -> None:
   """The command's flags; only the command that runs defines them."""
   launch_flags.define_config(required=False)
-  flags.DEFINE_string(
-    "output", None, "Folder of the run; default: runs/<name>."
-  )
+  launch_flags.define_output()
   flags.DEFINE_integer(
     "processes", 1, "Processes like this one that will train.", lower_bound=1
   )
@@ -105,7 +103,7 @@ def examine(
   yield from _of_run(
     config,
     look,
-    folder=pathlib.Path(output or f"runs/{config.name}"),
+    folder=launch_flags.run_folder(config, output),
     processes=processes,
     ask_web=ask_web,
   )

@@ -1,4 +1,4 @@
-"""Evaluates a policy under several budgets on held-out questions.
+r"""Evaluates a policy under several budgets on held-out questions.
 
     python -m launch.evaluate --config=configs/quickstart.py \
         --hf=runs/quickstart/anysearch/policy --budgets=0..8 --seeds=3 \

@@ -1,4 +1,4 @@
-"""The `--config` flags that every command shares, over absl.
+r"""The `--config` flags that every command shares, over absl.
 
     python -m launch.train --config=configs/quickstart.py \
         --config.reward.gamma_mode=off --config.seed=7
@@ -55,6 +55,24 @@ def define_process() -> None:
   """Defines `--threads` and `--cache`, for `parts.setup_jax`."""
   flags.DEFINE_integer("threads", 0, "CPU threads; 0: XLA's own choice.", 0)
   flags.DEFINE_string("cache", ".jax_cache", "Folder of compiled programs.")
+
+
+def define_output() -> None:
+  """Defines `--output`, for `run_folder`."""
+  flags.DEFINE_string(
+    "output", None, "Folder of the run; default: runs/<name>-<seed>."
+  )
+
+
+def run_folder(
+  config: config_lib.ExperimentConfig, output: str | None
+) -> pathlib.Path:
+  """Returns the folder of a run: `output`, or one of its name and seed.
+
+  The seed keeps `runs/quickstart`, which `make quickstart` fills, free of a
+  training that somebody starts by hand.
+  """
+  return pathlib.Path(output or f"runs/{config.name}-{config.seed}")
 
 
 def define_config(*, required: bool = True) -> None:
@@ -209,6 +227,11 @@ def _literal(hint: Any, text: str) -> Any:
 
 def _parse_argv(argv: Sequence[str]) -> list[str]:
   """absl's parser, with `--config.a.b=v` turned into `--set_config=a.b=v`."""
+  # Without this, --help lists only what the command's own file defines.
+  for module, defined in flags.FLAGS.flags_by_module_dict().items():
+    if module.startswith("launch."):
+      for flag in defined:
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
   rewritten = [
     f"--set_config={arg.lstrip('-')[len(_PREFIX) :]}"
     if arg.startswith("-") and arg.lstrip("-").startswith(_PREFIX)

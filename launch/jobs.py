@@ -46,7 +46,7 @@ class Job:
   def shown(self) -> str:
     """The command as a user would give it."""
     brief = [a for a in self.command if not a.startswith(self.quiet or ("\0",))]
-    return shlex.join([".venv/bin/python", *brief])
+    return shlex.join(["python", *brief])
 
 
 @dataclasses.dataclass

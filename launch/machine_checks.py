@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import pathlib
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -13,9 +15,31 @@ from packaging import requirements
 from launch import checks
 
 _PYTHON = (3, 11)
+_IMPORT_SECONDS = 110.0  # A check has 120 by default.
 REQUIREMENTS = pathlib.Path(__file__).resolve().parent.parent / (
   "requirements.txt"
 )
+
+# Modules of packages whose names differ from theirs.
+_MODULES = {
+  "absl-py": "absl",
+  "faiss-cpu": "faiss",
+  "orbax-checkpoint": "orbax.checkpoint",
+}
+# Imports each argument, PACKAGE=MODULE, and writes a line before and after it.
+_IMPORT = """
+import importlib, sys
+for argument in sys.argv[1:]:
+  package, _, module = argument.partition("=")
+  print("try", package, flush=True)
+  try:
+    importlib.import_module(module)
+  except BaseException as error:
+    text = " ".join(str(error).split())
+    print("failed", package, f"{type(error).__name__}: {text}", flush=True)
+  else:
+    print("good", package, flush=True)
+"""
 
 
 def python() -> checks.Finding:
@@ -30,28 +54,71 @@ def python() -> checks.Finding:
 
 
 def packages(path: pathlib.Path = REQUIREMENTS) -> Iterator[checks.Finding]:
-  """Versions against the list of what is required.
+  """Compares versions with the list of requirements and imports each package.
+
+  A package can have the right version and still not import: half of it was
+  copied, or a system library that it needs is missing.
 
   Args:
-    path: of the list; where it is not there, what the package says itself.
+    path: of the list; if it is missing, the package's own metadata is read.
   """
-  wanted = _wanted(path)
-  good = 0
-  for line in wanted:
-    want = requirements.Requirement(line)
+  wanted = [requirements.Requirement(line) for line in _wanted(path)]
+  good = []
+  for want in wanted:
     try:
       found = importlib.metadata.version(want.name)
     except importlib.metadata.PackageNotFoundError:
       found = None
     if found and want.specifier.contains(found, prereleases=True):
-      good += 1
+      good.append(want)
       continue
     yield checks.problem(
       f"{want.name}: found {found or 'none'}, expected {want.specifier}",
       f"pip install '{want}'",
     )
-  yield checks.ok(f"{good} of {len(wanted)} are as required")
+  broken = _broken(tuple(want.name for want in good))
+  for name, reason in broken.items():
+    yield checks.problem(
+      f"{name}: found that it cannot be imported ({reason})",
+      f"pip install --force-reinstall '{name}'; a library that it names comes "
+      "from the system's packages.",
+    )
+  yield checks.ok(
+    f"{len(good) - len(broken)} of {len(wanted)} are as required and import"
+  )
   yield from _plugins()
+
+
+@functools.cache
+def _broken(names: tuple[str, ...]) -> dict[str, str]:
+  """Returns the packages that do not import, with the reason.
+
+  They are imported in a process of their own: a broken library can end it.
+  """
+  modules = [f"{x}={_MODULES.get(x, x.replace('-', '_'))}" for x in names]
+  reasons: dict[str, str] = {}
+  while modules:
+    done = subprocess.run(
+      [sys.executable, "-c", _IMPORT, *modules],
+      capture_output=True,
+      text=True,
+      timeout=_IMPORT_SECONDS,
+      check=False,
+    )
+    tried = 0
+    for line in done.stdout.splitlines():
+      verdict, _, rest = line.partition(" ")
+      tried += verdict == "try"
+      if verdict == "failed":
+        name, _, reason = rest.partition(" ")
+        reasons[name] = reason
+    if done.returncode == 0:
+      break
+    # The last one that was tried ended the process.
+    name = modules[tried - 1].partition("=")[0]
+    reasons[name] = f"the process ended with {done.returncode}"
+    modules = modules[tried:] if tried else []
+  return reasons
 
 
 def devices() -> Iterator[checks.Finding]:

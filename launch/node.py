@@ -1,4 +1,4 @@
-"""Trains on one node: a retriever, SGLang servers on some GPUs, the trainer.
+r"""Trains on one node: a retriever, SGLang servers on some GPUs, the trainer.
 
     python -m launch.node --config=configs/qwen2_5_7b.py --dry_run
     python -m launch.node --config=configs/qwen2_5_7b.py \
@@ -266,7 +266,7 @@ def define_flags() -> None:
   launch_flags.define_config()
   launch_flags.define_process()
   distributed.define_flags()
-  flags.DEFINE_string("output", None, "Run folder; default: runs/<name>.")
+  launch_flags.define_output()
   flags.DEFINE_bool("dry_run", False, "Print the commands and stop.")
   flags.DEFINE_integer(
     "servers",
@@ -304,7 +304,7 @@ def main(argv) -> int:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   config, f = launch_flags.read_config(), flags.FLAGS
-  output = pathlib.Path(f.output or f"runs/{config.name}")
+  output = launch_flags.run_folder(config, f.output)
   # Nodes that train together share the run folder.
   node = "" if f.process is None else f"process-{f.process}"
   logs = pathlib.Path(f.log_dir or output / "logs" / node)

@@ -1,4 +1,4 @@
-"""Says whether a configuration fits hardware that need not be here.
+r"""Says whether a configuration fits hardware that need not be here.
 
     python -m launch.plan --config=configs/qwen2_5_7b.py --target=h100:4 \
         --mesh=fsdp=2,tensor=2 --json=plan.json

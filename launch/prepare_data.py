@@ -1,4 +1,4 @@
-"""Prepares questions for training and evaluation from the files of others.
+r"""Prepares questions for training and evaluation from the files of others.
 
     python -m launch.prepare_data --folder=flashrag --output=data/qa
     python -m launch.prepare_data --hub=RUC-NLPIR/FlashRAG_datasets \

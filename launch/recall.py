@@ -1,4 +1,4 @@
-"""Reports how often indexes find the gold passages of questions.
+r"""Reports how often indexes find the gold passages of questions.
 
     python -m launch.recall --index=indexes/bm25,indexes/e5 \
         --questions=hotpotqa_dev.jsonl,musique_dev.jsonl [--k=3]

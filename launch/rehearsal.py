@@ -1,4 +1,4 @@
-"""Plays the paper's run in small, every command of it, on a CPU.
+r"""Plays the paper's run in small, every command of it, on a CPU.
 
     python -m launch.rehearsal --family=qwen2_5 --tokenizer=DIR \
         --questions=DIR --corpus=FILE --output=runs/rehearsal
@@ -6,7 +6,9 @@
 Questions as `launch.prepare_data --folder` takes them, the corpus as
 `launch.build_index` does, the tokenizer from a folder of the family's. The
 policy is random, so nothing is learnt: what is shown is that the parts fit.
-Training is killed once (SIGKILL) and goes on from its checkpoint. Each command
+Training is killed once (SIGKILL) and goes on from its checkpoint. Where torch
+is installed, transformers reads the exported policy; elsewhere that step is
+left out, and the first and the last line say so. Each command
 is printed as it starts; with other paths, and configs/qwen2_5_7b.py or another
 in the place of configs/rehearsal.py, they are the paper's run.
 """
@@ -14,6 +16,7 @@ in the place of configs/rehearsal.py, they are the paper's run.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import pathlib
 import re
 import shlex
@@ -70,6 +73,13 @@ def main(argv: Sequence[str]) -> None:
   if root.exists():
     sys.exit(f"launch.rehearsal: {root} exists; remove it or name another.")
   started = time.monotonic()
+  left_out = ""
+  if importlib.util.find_spec("torch") is None:
+    left_out = (
+      "; not checked, because torch is not installed: that transformers reads "
+      "the export"
+    )
+    print(f"launch.rehearsal{left_out}")
   try:
     play(
       root,
@@ -78,11 +88,13 @@ def main(argv: Sequence[str]) -> None:
       questions=f.questions,
       corpus=f.corpus,
       cache=f.cache,
+      reload=not left_out,
     )
   except (RuntimeError, ValueError) as error:
     sys.exit(f"launch.rehearsal: {error}")
   took = progress.duration(time.monotonic() - started)
-  print(f"\nthe rehearsal went through in {took}: {root / 'report.html'}")
+  print(f"\nthe rehearsal went through in {took}{left_out}")
+  print(f"report: {root / 'report.html'}")
 
 
 def play(
@@ -93,8 +105,18 @@ def play(
   questions: str,
   corpus: str,
   cache: str,
+  reload: bool,
 ) -> None:
-  """All of it, in `root`.
+  """Plays all of it in `root`.
+
+  Args:
+    root: folder to make.
+    family: of the policy, one of `rehearsal.FAMILIES`.
+    tokenizer: folder with the family's tokenizer.
+    questions: folder of question files.
+    corpus: file of passages.
+    cache: folder of compiled programs.
+    reload: whether transformers reads the export, which takes torch.
 
   Raises:
     RuntimeError: a command failed.
@@ -136,7 +158,8 @@ def play(
       f"--output={export}",
       "--dtype=float32",
     )
-    stage.reload(export)
+    if reload:
+      stage.reload(export)
     stage(
       "launch.evaluate",
       *of_run,

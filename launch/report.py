@@ -1,4 +1,4 @@
-"""Writes the report of one or more runs: one page, its numbers, its tables.
+r"""Writes the report of one or more runs: one page, its numbers, its tables.
 
     python -m launch.report runs/a runs/b --output=runs/report/report.html
 

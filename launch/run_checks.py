@@ -123,11 +123,11 @@ def disk(
 
 def output(folder: pathlib.Path) -> checks.Finding:
   """Whether a run may write there."""
+  nearest = _nearest(folder)
   if who := run_lock.holder(folder / run_lock.NAME):
     return checks.problem(
       f"{folder}: {who} writes to it", "wait for it, or name another --output."
     )
-  nearest = _nearest(folder)
   try:
     with tempfile.TemporaryFile(dir=nearest):
       pass
@@ -179,7 +179,15 @@ def data(config: config_lib.ExperimentConfig) -> Iterator[checks.Finding]:
     + ", ".join(f"{name} {count}" for name, count in counts.items())
   )
   folder.rows(config.data.split)
-  folder.evaluation_questions(config.evaluation.datasets, 1)
+  datasets = config.evaluation.datasets
+  if datasets or folder.evaluated():
+    folder.evaluation_questions(datasets, 1)
+  else:
+    yield checks.warning(
+      f"{config.data.path} has no evaluation split: it can be trained on, and "
+      "launch.evaluate has nothing to play",
+      "prepare sets with a dev or test split (launch.prepare_data --sets=...).",
+    )
 
 
 def retriever(
@@ -197,7 +205,7 @@ def retriever(
     lexical = source.retriever
     questions = source.evaluation_questions(
       config.evaluation.datasets, _QUERIES
-    )[:_QUERIES]
+    )[:_QUERIES] or [_QUESTION]
   except ValueError:  # Another check is of the questions.
     if c.kind == "lexical":
       raise
@@ -305,6 +313,16 @@ def _log(c: config_lib.RetrievalConfig) -> checks.Finding:
 
 
 def _nearest(folder: pathlib.Path) -> pathlib.Path:
-  """The folder, or the one that it will be made in."""
+  """Returns the folder, or the existing one that it will be made in.
+
+  Raises:
+    ValueError: a file is in the way.
+  """
   folder = folder.absolute()
-  return next(path for path in (folder, *folder.parents) if path.is_dir())
+  found = next(path for path in (folder, *folder.parents) if path.exists())
+  if not found.is_dir():
+    raise ValueError(
+      f"{folder}: found that {found} is not a folder, expected a folder or a "
+      "place where one can be made; name another."
+    )
+  return found

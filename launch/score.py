@@ -1,4 +1,4 @@
-"""Scores recorded trajectories offline.
+r"""Scores recorded trajectories offline.
 
     python -m launch.score --input=groups.jsonl --output=scores.jsonl \
         [--config=configs/x.py] [--scorer=official]

@@ -1,4 +1,4 @@
-"""Serves an index over HTTP, for this project's client and those of others.
+r"""Serves an index over HTTP, for this project's client and those of others.
 
     python -m launch.serve_retriever --index=indexes/e5 --port=8000
 

@@ -1,4 +1,4 @@
-"""Trains a policy by GRPO under the budget curriculum.
+r"""Trains a policy by GRPO under the budget curriculum.
 
     python -m launch.train --config=configs/quickstart.py \
         --output=runs/quickstart/anysearch
@@ -46,7 +46,7 @@ _SHOWN = {
 def define_flags() -> None:
   """The command's flags; only the command that runs defines them."""
   launch_flags.define_config()
-  flags.DEFINE_string("output", None, "Run folder; default: runs/<name>.")
+  launch_flags.define_output()
   launch_flags.define_process()
   distributed.define_flags()
   flags.DEFINE_float(
@@ -106,7 +106,7 @@ def _main(
     validation.validate(config)
     c = config.curriculum
     rollouts = c.total_steps // c.steps_per_rollout
-    folder = pathlib.Path(flags.FLAGS.output or f"runs/{config.name}")
+    folder = launch_flags.run_folder(config, flags.FLAGS.output)
     questions, retriever, provenance = processes.together(
       lambda: _begin(config, rollouts * collection.questions(config))
     )

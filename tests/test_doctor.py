@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import shutil
 import subprocess
@@ -143,7 +144,55 @@ def test_a_package_that_lacks_or_is_old_is_named(tmp_path):
     f"numpy: found {__import__('numpy').__version__}, expected >=999 "
     "pip install 'numpy>=999'",
   ]
-  assert doctored.said(found, checks.OK) == ["1 of 3 are as required "]
+  assert doctored.said(found, checks.OK) == [
+    "1 of 3 are as required and import "
+  ]
+
+
+def test_a_package_that_does_not_import_is_a_problem(tmp_path, monkeypatch):
+  """Right versions, broken modules: one raises, one ends the process."""
+  for name, code in (
+    ("raises-it", "raise OSError('libx.so.1: not found')"),
+    ("ends-it", "import os; os._exit(7)"),
+    ("works-well", ""),
+  ):
+    (tmp_path / f"{name.replace('-', '_')}.py").write_text(code)
+    info = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+      f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+    )
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+  path = tmp_path / "requirements.txt"
+  path.write_text("raises-it>=1\nends-it>=1\nworks-well>=1\n")
+  found = list(machine_checks.packages(path))
+  problems = doctored.said(found, checks.PROBLEM)
+  assert len(problems) == 2
+  assert "raises-it: found that it cannot be imported (OSError" in problems[0]
+  assert "libx.so.1: not found" in problems[0]
+  assert "ends-it: found that it cannot be imported" in problems[1]
+  assert "ended with 7" in problems[1]
+  assert doctored.said(found, checks.OK) == [
+    "1 of 3 are as required and import "
+  ]
+
+
+@pytest.mark.parametrize("folder", ["/dev/null/x", "/dev/null"])
+def test_a_run_cannot_be_written_below_a_file(tmp_path, folder):
+  found = list(doctor.examine(doctored.CONFIG, output=folder))
+  problems = doctored.said(found, checks.PROBLEM)
+  assert any("/dev/null is not a folder" in problem for problem in problems)
+
+
+def test_a_missing_policy_names_its_download(tmp_path):
+  config = dataclasses.replace(
+    doctored.CONFIG, policy="models/Qwen2.5-7B-Instruct"
+  )
+  problems = doctored.said(examine(config, tmp_path), checks.PROBLEM)
+  assert any(
+    "hf download Qwen/Qwen2.5-7B-Instruct" in problem for problem in problems
+  ), problems
 
 
 def test_the_requirements_that_are_looked_at_are_the_projects():

@@ -245,3 +245,15 @@ def test_prepared_questions_are_read_whole(questions):
   (finding,) = checks.run(check, deadline=60)
   assert finding.level == checks.PROBLEM
   assert "nq_dev.parquet: found SHA-256" in finding.found
+
+
+def test_questions_to_train_on_alone_are_a_warning(tmp_path):
+  entry = preparing.Entry("nq/0", "who", ["x"], "nq", "train", None, "{}")
+  prepared.write(tmp_path / "qa", {}, [entry], {})
+  config = doctored.with_(
+    data={"source": "prepared", "path": str(tmp_path / "qa")}
+  )
+  good, missing = run_checks.data(config)
+  assert good.level == checks.OK and "train 1" in good.found
+  assert missing.level == checks.WARNING
+  assert "no evaluation split" in missing.found

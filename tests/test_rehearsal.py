@@ -25,10 +25,24 @@ DATA = pathlib.Path(
 TOKENIZERS = {"qwen2_5": "qwen2.5", "qwen3": "qwen3", "llama3_1": "llama3.1"}
 
 
-@pytest.mark.parametrize("family", rehearsal.FAMILIES)
+# As a newcomer has it: `import torch` fails, whatever is installed.
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None"
+
+
+@pytest.mark.parametrize(
+  ("family", "has_torch"),
+  [("qwen2_5", True), ("qwen3", True), ("llama3_1", False)],
+)
 def test_the_paper_s_run_goes_through(
-  torch, tokenizers_folder, tmp_path, family
+  tokenizers_folder, tmp_path, family, has_torch
 ):
+  assert family in rehearsal.FAMILIES
+  environment = dict(os.environ)
+  if has_torch:
+    pytest.importorskip("torch", reason="transformers reads the export by it")
+  else:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCH)
+    environment["PYTHONPATH"] = str(tmp_path)
   if not DATA.is_dir():
     pytest.skip("no real questions: ANYSEARCH_DATA names no folder of them")
   root = tmp_path / "rehearsal"
@@ -42,6 +56,7 @@ def test_the_paper_s_run_goes_through(
   done = subprocess.run(
     [sys.executable, *command],
     cwd=ROOT,
+    env=environment,
     capture_output=True,
     text=True,
     timeout=900,
@@ -55,6 +70,8 @@ def test_the_paper_s_run_goes_through(
   assert [x["phase"] for x in rollouts] == [1, 2]
   logs = sorted(path.name for path in (root / "logs").iterdir())
   assert sum("launch.train" in name for name in logs) == 2
+  assert any("transformers" in name for name in logs) == has_torch
+  assert ("torch is not installed" in done.stdout) != has_torch
   # Real searches were answered over HTTP.
   episodes = [
     json.loads(line)

@@ -207,12 +207,12 @@ class Prepared:
       PreparedError: a dataset without the split.
     """
     out: list[types.Question] = []
-    for dataset in datasets or self._evaluated(split):
+    for dataset in datasets or self.evaluated(split):
       name = self._evaluation_name(dataset, split)
       if name is None:
         raise PreparedError(
           f"{self._folder} has no {split or 'evaluation'} split of {dataset}; "
-          f"expected some of {', '.join(self._evaluated(split)) or 'none'}."
+          f"expected some of {', '.join(self.evaluated(split)) or 'none'}."
         )
       rows = self.rows(name)
       ids = rows.ids()
@@ -222,8 +222,12 @@ class Prepared:
       out += [rows[i] for i in order[: each or None]]
     return out
 
-  def _evaluated(self, split: str) -> list[str]:
-    """Datasets with an evaluation split; the paper's come first."""
+  def evaluated(self, split: str = "") -> list[str]:
+    """Returns the datasets with an evaluation split, the paper's first.
+
+    Args:
+      split: "" is test or dev.
+    """
     there = sorted({name.rpartition("_")[0] for name in self.names} - {""})
     ordered = [*DATASETS, *(name for name in there if name not in DATASETS)]
     return [d for d in ordered if self._evaluation_name(d, split)]

@@ -86,6 +86,15 @@ def load(
   return Policy(params, a, tokenizer, folder)
 
 
+def _where_from(name: str) -> str:
+  """Returns how to get a folder of that name."""
+  if name == "quickstart_policy":
+    return "Make the quickstart's again by `python -m launch.warm_start`."
+  owners = {"Qwen": "Qwen", "Llama": "meta-llama"}
+  owner = next((owners[x] for x in owners if name.startswith(x)), "OWNER")
+  return f"Download one by `hf download {owner}/{name} --local-dir DIR`."
+
+
 def describe(
   folder: str | pathlib.Path,
 ) -> tuple[architecture_lib.Architecture, tokenizer_lib.Tokenizer]:
@@ -94,8 +103,8 @@ def describe(
   path = folder / "config.json"
   if not path.is_file():
     raise ValueError(
-      f"{folder}: no config.json; expected a Hugging Face folder (the "
-      "quickstart's is made by `python -m launch.warm_start`)."
+      f"{folder}: no config.json; expected a Hugging Face folder. "
+      f"{_where_from(folder.name)}"
     )
   config = json_files.read(path)
   try:
