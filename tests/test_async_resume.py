@@ -13,13 +13,11 @@ import small_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.training import (
   collection,
   learner,
   pending,
-  watch,
 )
 
 
@@ -169,15 +167,3 @@ def test_what_waits_comes_back_as_it_was(parts):
           assert getattr(mine, name) == value
     assert back.places.tolist() == [1, 3]
     assert back[2:] == rollout[2:]
-
-
-def test_a_rollout_without_a_token_can_wait(parts, tmp_path, scripted):
-  """The engine is out of reach in rollout 1, so all its groups are dropped."""
-  script = runs.fails_in(1, types.EngineError("Gone."))
-  bearing = config_lib.WatchConfig(max_failed=1.0)
-  config = runs.at_level(1, save_every=1, watch=bearing)
-  runs.run(tmp_path, parts, config, engine=runs.Engine(parts, script), kill=0)
-  assert not (tmp_path / "checkpoints" / "1" / "tokens").exists()
-  with pytest.raises(watch.FailedEpisodesError, match="no group.*Gone"):
-    runs.run(tmp_path, parts, config, engine=runs.Engine(parts, script))
-  assert len(runs.metrics(tmp_path)) == 1

@@ -14,6 +14,7 @@ import drills
 import fake_sglang
 import pytest
 import scripted
+import scripted_runs as runs
 import sglang_engines
 
 from anysearch_jax import config as config_lib
@@ -174,13 +175,13 @@ def served(server, tmp_path, monkeypatch):
   """Makes a run whose turns the server samples."""
   monkeypatch.setattr(sglang_server, "_FIRST_PAUSE", 0.001)
 
-  def make(**settings):
+  def make(level=0, **settings):
     sglang = config_lib.SglangConfig(
       urls=(server.url,), weights=str(tmp_path / "ram"), **settings
     )
     return drills.Drill(
       tmp_path / "run",
-      dataclasses.replace(SERVED, sglang=sglang),
+      runs.at_level(level, SERVED, sglang=sglang, save_every=2),
       policy=sglang_engines.policy(),
       questions=[
         types.Question(str(i), "c" * (i + 1), ("b",)) for i in range(16)
@@ -229,6 +230,27 @@ def test_a_server_that_stays_broken_stops_the_run(served, server):
   assert "Rollout 1: 16 of 16 episodes failed" in str(raised.value)
   assert "RemoteProtocolError" in str(raised.value)
   assert len(drill.moved) == 2
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_run_resumes_when_its_server_is_back(level, served, server):
+  """It is gone while rollout 2 is played, which checkpoint 2 then holds."""
+  generate = server._generate
+
+  def down(body):
+    text = fake_sglang.tokenizer().decode(body["input_ids"]).partition("<")[0]
+    gone = len(text) - len(text.rstrip("c")) > 8  # Questions from 8 on.
+    return (503, {"message": "Restarting."}) if gone else generate(body)
+
+  server._generate = down
+  with pytest.raises(watch.FailedEpisodesError, match="Rollout 2: 16 of 16"):
+    served(level, retries=0).run()
+  server._generate = generate
+  records = served(level, retries=0).run().metrics()
+  assert [r["rollout"] for r in records] == [0, 1, 2, 3]
+  assert [r["rollout/failed"] for r in records] == [0] * 4
+  assert [r["policy/staleness_max"] for r in records] == [0, level, 0, level]
+  assert records[-1]["run/failed_rollouts"] == level
 
 
 def test_a_server_that_is_gone_between_rollouts_is_named(served, server):

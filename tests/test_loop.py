@@ -135,6 +135,7 @@ def test_counters_are_of_the_whole_run(finished):
     "resampled_groups": 0,
     "stragglers": 0,
     "stale_rollouts": 0,
+    "failed_rollouts": 0,
   }
   assert counters["questions"] == {"epoch": 0, "position": 16, "of": 32}
   generated = sum(8 * r["rollout/generated_tokens"] for r in records)

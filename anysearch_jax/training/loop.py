@@ -158,7 +158,9 @@ class Trainer:
 
     Raises:
       watch.NotFiniteError: steps in a row were not finite.
-      watch.FailedEpisodesError: too many episodes of a rollout failed.
+      watch.FailedEpisodesError: too many episodes of a rollout failed. What was
+        trained until then is saved, as for `types.EngineError`.
+      types.EngineError: the engine did not take new weights.
       staleness.StaleError: the engine sampled with weights it should not have.
       checkpoint.DamagedError: there are checkpoints and none is sound.
       checkpoint.MismatchError: the checkpoint is of a run with another seed,
@@ -201,6 +203,13 @@ class Trainer:
             if not checkpoints.has(rollout):
               checkpoints.save(self._saved(rollout, ahead, stopped), -math.inf)
             return False
+          except (watch_lib.FailedEpisodesError, types.EngineError):
+            # Raised before the rollout's first step. What was trained until
+            # then is saved, because an outage says nothing against it.
+            trained = self._stoppable and rollout > first
+            if trained and not checkpoints.has(rollout):
+              checkpoints.save(self._saved(rollout), -math.inf)
+            raise
           if writer:
             writer.write(values["step"], values, steps)
           # The clocks of processes differ; one of them decides what is kept.
@@ -328,13 +337,20 @@ class Trainer:
   def _saved(
     self,
     rollout: int,
-    ahead: pipeline.Pipeline,
+    ahead: pipeline.Pipeline | None = None,
     stopped: _StoppedError | None = None,
   ) -> checkpoint.Saved:
-    """The run as it stands before `rollout`, or in the middle of it."""
+    """The run as it is before `rollout`, or in the middle of it.
+
+    Args:
+      rollout: the next one to train on, or the one that was stopped.
+      ahead: has the rollouts that the checkpoint keeps; None keeps none.
+      stopped: what stopped the run, if that was in the middle of a rollout.
+    """
     within = stopped is not None and stopped.sampled is not None
     # The weights that rollouts ahead are sampled with are gone by then.
-    played = [s.collected for s in ahead.sampled_before(rollout + within)]
+    before = ahead.sampled_before(rollout + within) if ahead else []
+    played = [s.collected for s in before]
     if within:
       played.insert(0, stopped.sampled.collected)
     return checkpoint.Saved(

@@ -14,6 +14,7 @@ engine's own, where sampling is the slower side.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import queue
 import threading
 from collections import deque
@@ -22,6 +23,7 @@ from typing import NamedTuple
 
 from absl import logging
 
+from anysearch_jax import types
 from anysearch_jax.policy import transformer
 from anysearch_jax.training import sampler as sampler_lib
 from anysearch_jax.training import timeline as timeline_lib
@@ -121,14 +123,26 @@ class Pipeline:
     return sampled
 
   def sampled_before(self, version: int) -> list[sampler_lib.Sampled]:
-    """The rollouts ahead that older weights sample, once they are sampled."""
-    return [self._wait(a) for a in self._ahead if a.version < version]
+    """The rollouts ahead that older weights sample, once they are sampled.
+
+    They end before one that an outage prevented; `take` raises it.
+    """
+    found = []
+    with contextlib.suppress(types.EngineError):
+      for ahead in self._ahead:
+        if ahead.version < version:
+          found.append(self._wait(ahead))
+    return found
 
   def check(self) -> None:
-    """Raises what the sampler has raised, if it has."""
-    for ahead in self._ahead:
-      if ahead.sampled.done():
-        ahead.sampled.result(timeout=0)
+    """Raises what the sampler has raised, if it has, except an outage.
+
+    `take` raises an outage, after the rollout in training is finished.
+    """
+    with contextlib.suppress(types.EngineError):
+      for ahead in self._ahead:
+        if ahead.sampled.done():
+          ahead.sampled.result(timeout=0)
 
   def __enter__(self) -> Pipeline:
     self._thread.start()

@@ -112,5 +112,6 @@ def resume(
     curriculum=saved.curriculum, counters=counters
   )
   ready = sampler.take_up_all(saved.rollout, saved.pending)
-  steps = saved.progress.get("steps", []) if ready else []
-  return Resumed(saved.rollout, seen, ready, steps)
+  # Steps that were taken stay taken, even if their rollout is sampled anew: it
+  # then gives the remaining steps only, so that no question counts twice.
+  return Resumed(saved.rollout, seen, ready, saved.progress.get("steps", []))

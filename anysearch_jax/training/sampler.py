@@ -8,6 +8,7 @@ rollout is the same function of earlier outcomes at every `async_level`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
@@ -21,8 +22,16 @@ from anysearch_jax import curriculum as curriculum_lib
 from anysearch_jax import types
 from anysearch_jax.policy import transformer
 from anysearch_jax.rollout import searching
-from anysearch_jax.training import collection, experience, pending, staleness
+from anysearch_jax.training import (
+  collection,
+  experience,
+  pending,
+  staleness,
+  watch,
+)
 from anysearch_jax.training import timeline as timeline_lib
+
+_log = logging.getLogger(__name__)
 
 
 class Seen(NamedTuple):
@@ -126,7 +135,9 @@ class Sampler:
   ) -> list[Sampled]:
     """The rollouts from `first` on that a checkpoint kept, in order.
 
-    Those that are too old to be trained on are not among them.
+    They end before the first one that must not be trained on: one that is too
+    old at this run's level, or that an outage spoilt (`watch.outage`). It and
+    those after it, whose budgets follow from its outcomes, are sampled anew.
     """
     if packed is None:
       return []
@@ -139,17 +150,28 @@ class Sampler:
     )
     for rollout, collected in enumerate(played, start=first):
       ages = staleness.ages(rollout, collected.groups)
+      if outage := watch.outage(rollout, collected, config=config):
+        self._sample_anew(outage, failed_rollouts=len(played) - len(ready))
+        break
       if not staleness.holds(rollout, ages, bound=config.pipeline.async_level):
-        # Budgets of the later ones follow from this one, which is sampled anew.
-        self._count_stale(len(played) - len(ready))
+        self._sample_anew(
+          f"Rollout {rollout} is older than pipeline.async_level allows.",
+          stale_rollouts=len(played) - len(ready),
+        )
         break
       ready.append(self.take_up(rollout, collected))
     return ready
 
-  def _count_stale(self, rollouts: int) -> None:
-    """Counts rollouts that are too old to be trained on and sampled anew."""
+  def _sample_anew(self, why: str, **counts: int) -> None:
+    """Counts rollouts of a checkpoint that are sampled anew, and says why."""
+    _log.warning(
+      "%s It waited in the checkpoint; %d rollouts from it on are sampled "
+      "again, with the checkpoint's weights.",
+      why,
+      sum(counts.values()),
+    )
     counters = {name: Counter(c) for name, c in self.seen.counters.items()}
-    counters["run"].update(stale_rollouts=rollouts)
+    counters["run"].update(counts)
     self.seen = self.seen._replace(counters=counters)
 
   def stop(self) -> None:
@@ -234,6 +256,7 @@ class Sampler:
       resampled_groups=collected.resampled,
       stragglers=collected.stragglers,
       stale_rollouts=0,
+      failed_rollouts=0,
     )
     counters["engine"].update(collected.engine)
     return counters

@@ -23,6 +23,32 @@ class FailedEpisodesError(RuntimeError):
   """Too many episodes failed for want of the engine or the retriever."""
 
 
+def outage(
+  rollout: int,
+  collected: collection.Collected,
+  *,
+  config: config_lib.ExperimentConfig,
+) -> str:
+  """Returns why a rollout must not be trained on; "" if it may be.
+
+  It must not be if more of its episodes failed than `watch.max_failed`, or so
+  many that no group is left.
+  """
+  groups = collection.questions(config) + collected.resampled
+  played = (groups - collected.stragglers) * config.group
+  share, bound = collected.failed / played, config.watch.max_failed
+  if share > bound:
+    sentence = f"more than watch.max_failed, {bound:g}"
+  elif collected.dropped and not any(collected.groups):
+    sentence = "which leaves no group to train on"
+  else:
+    return ""
+  return (
+    f"Rollout {rollout}: {collected.failed} of {played} episodes failed, "
+    f"{sentence}; the first: {collected.reason or 'no reason was kept.'}"
+  )
+
+
 class Watch:
   """Watches a run from one rollout to the next.
 
@@ -45,24 +71,12 @@ class Watch:
     """Looks at what a rollout's episodes came to, before it is trained on.
 
     Raises:
-      FailedEpisodesError: more failed than `watch.max_failed`, or so many that
-        no group is left.
+      FailedEpisodesError: it is an `outage`.
     """
-    config = self._config
-    groups = collection.questions(config) + collected.resampled
-    played = (groups - collected.stragglers) * config.group
-    share, bound = collected.failed / played, config.watch.max_failed
-    sentence = ""
-    if share > bound:
-      sentence = f"more than watch.max_failed, {bound:g}"
-    elif collected.dropped and not any(collected.groups):
-      sentence = "which leaves no group to train on"
-    if sentence:
+    if found := outage(rollout, collected, config=self._config):
       raise FailedEpisodesError(
-        f"Rollout {rollout}: {collected.failed} of {played} episodes failed, "
-        f"{sentence}; the first: "
-        f"{collected.reason or 'no reason was kept.'} It was not trained on. "
-        "Mend that and start the same command again; it resumes."
+        f"{found} It was not trained on. Mend that and start the same command "
+        "again; it resumes, and samples this rollout again."
       )
 
   def step(
