@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html.parser
 import json
 import pathlib
@@ -91,6 +93,24 @@ def test_the_page_needs_nothing_but_itself(written):
   for outside in ("http:", "https:", "@import", "url(h", "url(//"):
     assert outside not in text
   assert str(pathlib.Path.home()) not in text
+
+
+def test_the_pages_policy_allows_its_own_script_and_style_only(written):
+  text = written.read_text("utf-8")
+  (policy,) = re.findall(
+    r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text
+  )
+  rules = dict(rule.split(" ", 1) for rule in html.unescape(policy).split("; "))
+  assert rules["default-src"] == "'none'"
+  assert text.index("Content-Security-Policy") < text.index("<style")
+  for element, rule in (("script", "script-src"), ("style", "style-src-elem")):
+    # Data between script tags is not run and needs no leave.
+    (own,) = re.findall(rf"<{element}>(.*?)</{element}>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
+    assert rules[rule] == f"'sha256-{digest}'"
+  # A figure's style sheet would have to be in the policy, too.
+  assert text.count("<style") == 1
+  assert not re.search(r"\son[a-z]+=", re.sub(r">[^<]*<", "><", text))
 
 
 def test_figures_follow_the_theme(written):

@@ -249,3 +249,28 @@ def test_what_is_read_stands_out_from_its_ground(browser, written):
   browser.dark()
   assert browser.run("matchMedia('(prefers-color-scheme: dark)').matches")
   assert browser.run(script) == []
+
+
+def test_a_script_that_comes_into_the_page_is_not_run(
+  browser, written, tmp_path
+):
+  """As if something had not been escaped: the policy is a second wall."""
+  page = written[0].read_text("utf-8")
+  scripts = (
+    "<script>document.title='run'</script>"
+    "<img src=x onerror=\"document.title='run'\">"
+    "<svg onload=\"document.title='run'\"></svg>"
+    "<style>h1 { display: none }</style>"
+    "<script src='https://example.org/x.js'></script>"
+  )
+  hurt = tmp_path / "hurt.html"
+  for head, tail in (("</header>", scripts), ("</main>", scripts)):
+    hurt.write_text(page.replace(head, head + tail, 1), "utf-8")
+    browser.errors.clear()
+    browser.open(hurt, width=1366, height=768)
+    assert browser.run("document.title") == "One policy, any budget: A"
+    assert browser.run("document.querySelector('h1').offsetHeight") > 0
+    refused = [e for e in browser.errors if "Content Security Policy" in e]
+    assert len(refused) >= 5
+    assert any("https://example.org/x.js" in e for e in refused)
+    assert _listed(browser)  # Its own script works.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -57,6 +59,8 @@ def render(
     "headings": _headings,
   }
   browsed = browser.build([*samples, *groups])
+  style = (_FILES / "page.css").read_text("utf-8")
+  script = (_FILES / "browser.js").read_text("utf-8")
   return environment.get_template("template.html").render(
     data=data,
     title=title,
@@ -66,10 +70,41 @@ def render(
       samples, data["controls"], trained=data["trained_budget"]
     ),
     browser=markupsafe.Markup(browser.script(browsed)),
-    style=markupsafe.Markup((_FILES / "page.css").read_text("utf-8")),
-    script=markupsafe.Markup((_FILES / "browser.js").read_text("utf-8")),
+    policy=security_policy(style=style, script=script),
+    style=markupsafe.Markup(style),
+    script=markupsafe.Markup(script),
     series=plots.SERIES,
     **_figures(study),
+  )
+
+
+def security_policy(*, style: str, script: str) -> str:
+  """The page's content security policy: what a browser may load and run.
+
+  That is this style sheet and this script, known by their hashes, and nothing
+  from anywhere else. Style attributes stay allowed, because figures and
+  legends set colours by them and they can load nothing. `style-src` is for
+  browsers that do not know its two parts: https://www.w3.org/TR/CSP3/
+
+  Args:
+    style: the whole text of the page's `<style>` element.
+    script: likewise of its `<script>` element.
+  """
+
+  def hashed(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+  return "; ".join(
+    (
+      "default-src 'none'",
+      f"script-src {hashed(script)}",
+      "style-src 'unsafe-inline'",
+      f"style-src-elem {hashed(style)}",
+      "style-src-attr 'unsafe-inline'",
+      "base-uri 'none'",
+      "form-action 'none'",
+    )
   )
 
 

@@ -354,7 +354,10 @@ def _svg(fig: figure.Figure, name: str, title: str) -> str:
     fig.savefig(buffer, format="svg")
   svg = buffer.getvalue()
   svg = svg[svg.index("<svg") :]
-  svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+  # A style sheet in a figure would hold for the whole page, whose policy allows
+  # one only: page.css has its line.
+  for element in ("metadata", "style"):
+    svg = re.sub(rf"<{element}\b.*?</{element}>", "", svg, flags=re.DOTALL)
   svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
   svg = re.sub(r' id="[\w.]+_\d+"', "", svg)
   svg = re.sub(
