@@ -42,11 +42,17 @@ class Breaker:
     self._probing = False
 
   @contextlib.contextmanager
-  def call(self) -> Iterator[None]:
+  def call(
+    self, unsure: tuple[type[errors.RetrievalError], ...] = ()
+  ) -> Iterator[None]:
     """One call; a `RetrievalError` in it is a failure.
 
     Any other exception, as when nobody waits for the call any more, tells
     nothing about the service.
+
+    Args:
+      unsure: errors that tell nothing either; whoever finds out that they are
+        the service's fault says so by `fail`.
 
     Raises:
       RetrievalError: the call may not be made now.
@@ -60,16 +66,22 @@ class Breaker:
     except self._unless:
       self._failed = 0
       raise
+    except unsure:
+      raise
     except errors.RetrievalError as error:
-      self._failed += 1
-      self._closed_until = self._clock() + self._cooldown
-      self._last = str(error)
+      self.fail(error)
       raise
     else:
       self._failed = 0
     finally:
       if is_probe:
         self._probing = False
+
+  def fail(self, error: errors.RetrievalError) -> None:
+    """Counts a failed call."""
+    self._failed += 1
+    self._closed_until = self._clock() + self._cooldown
+    self._last = str(error)
 
   def _refuse_early(self) -> None:
     left = self._closed_until - self._clock()

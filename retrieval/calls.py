@@ -26,7 +26,8 @@ from retrieval import errors, redaction, wire
 
 T = TypeVar("T")
 
-_BUSY = (429, 502, 503, 504)
+# Statuses that pass: of servers that are busy, restarted or too slow.
+BUSY = (408, 425, 429, 502, 503, 504)
 _CONNECT_SECONDS = 10.0
 _LONGEST_PAUSE = 5.0
 _CLOSE_SECONDS = 5.0
@@ -41,8 +42,12 @@ class StatusError(errors.RetrievalError):
     self.status = status
 
 
-class RefusedError(StatusError):
+class RefusedError(StatusError, errors.AnswerError):
   """The service is well, and does not answer such a request (4xx)."""
+
+
+class FailedError(StatusError, errors.AnswerError):
+  """The service failed at a request, which may be at fault (500)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +55,8 @@ class Patience:
   """How long a service is waited for.
 
   deadline: seconds that a search may take, with all its tries.
-  retries: tries after the first; for broken connections, and HTTP 429, 502, 503
-    and 504.
+  retries: tries after the first; for broken connections, and HTTP 408, 425,
+    429, 502, 503 and 504.
   pause: seconds before the first retry, about twice as many before each next.
   concurrency: calls at a time.
   failures: so many calls in a row that fail, and for `cooldown` seconds none is
@@ -90,6 +95,7 @@ class Caller:
     secret: the key; `redact` removes it from what is quoted.
     advice: ends the sentence of a service that is out of reach.
     largest: bytes of an answer.
+    again: statuses that are tried again.
     proxies: whether those of the environment are used.
     transport: answers instead of the network.
     clock: of the breaker.
@@ -106,13 +112,14 @@ class Caller:
     secret: str,
     advice: str,
     largest: int,
+    again: tuple[int, ...] = BUSY,
     proxies: bool = False,
     transport: httpx2.AsyncBaseTransport | None = None,
     clock: Callable[[], float] = time.monotonic,
   ):
     self._patience = patience
     self.redact = redaction.Redactor(secret)
-    self._advice, self._largest = advice, largest
+    self._advice, self._largest, self._again = advice, largest, again
     self._breaker = breaker_lib.Breaker(
       patience.failures, patience.cooldown, unless=RefusedError, clock=clock
     )
@@ -169,6 +176,7 @@ class Caller:
     *,
     read: Callable[[bytes], T],
     until: float,
+    counted: bool = True,
     **request: Any,
   ) -> T:
     """Asks until there is an answer, or no more time; `wait` and `run` this.
@@ -178,6 +186,9 @@ class Caller:
       read: what is made of the answer's bytes; a `RetrievalError` of it is a
         failure of the service. It quotes them by `redact`.
       until: as `until` gave it.
+      counted: whether an `errors.AnswerError` is a failure of the service. The
+        caller of a request that may be at fault itself finds out, and says so
+        by `fail`.
       request: arguments of httpx2's `request`.
 
     Raises:
@@ -195,7 +206,7 @@ class Caller:
       ) from None
     started = time.perf_counter()
     try:
-      with self._breaker.call():
+      with self._breaker.call(() if counted else (errors.AnswerError,)):
         try:
           async with asyncio.timeout_at(until):
             return read(await self._try(method, url, until, request))
@@ -203,12 +214,17 @@ class Caller:
           raise errors.RetrievalError(
             f"{url}: no whole answer {seconds}. {self._advice}"
           ) from None
-    except errors.RetrievalError:
-      self.counters["failures"] += 1
+    except errors.RetrievalError as error:
+      if counted or not isinstance(error, errors.AnswerError):
+        self.counters["failures"] += 1
       raise
     finally:
       self.counters["seconds"] += time.perf_counter() - started
       self._slots.release()
+
+  def fail(self, error: errors.RetrievalError) -> None:
+    """Counts an error that was not `counted` as a failure of the service."""
+    self._breaker.fail(error)
 
   async def _try(
     self, method: str, url: str, until: float, request: dict[str, Any]
@@ -234,8 +250,9 @@ class Caller:
         return self.redact.scrub(data)
       if status:
         met = f"HTTP {status}: {wire.message(data, self.redact)}"
-        if status not in _BUSY:
-          kind = RefusedError if 400 <= status < 500 else StatusError
+        if status not in self._again:
+          kinds = {4: RefusedError, 5: FailedError}
+          kind = kinds.get(status // 100, StatusError)
           raise kind(f"{url}: {met}", status)
         pause = max(pause, wire.retry_after(headers))
       if attempt == self._patience.retries:
@@ -258,7 +275,7 @@ class Caller:
         parts.append(part)
         size += len(part)
         if size > self._largest:
-          raise errors.RetrievalError(
+          raise errors.AnswerError(
             f"{url}: found an answer of more than {self._largest} bytes; "
             "expected passages only."
           )

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 Answer = tuple[passages.Passage, ...]
 
 _ADVICE = "Is a retriever running there (launch.serve_retriever)?"
-# Statuses by which servers refuse a query, or too many.
-_ABOUT_QUERIES = (400, 413, 422)
-# So often the parts of a batch are refused before it is no query's fault.
-_REFUSALS = 16
+# Statuses that say something about the caller or the address, not a query.
+_ABOUT_CALLERS = (401, 402, 403, 404, 405, 407, 410, 415, 426)
+# After this many calls without an answer the server is at fault, not a query.
+_FAILED = 16
 
 
 class HttpRetriever:
@@ -50,7 +50,8 @@ class HttpRetriever:
   Raises:
     ValueError: a url that is none, a token that is not there.
 
-  `counters` are `calls.Caller`'s, and the `queries`.
+  `counters` are `calls.Caller`'s, the `queries`, and the `splits` of batches; a
+  batch that was split is not one of the `failures`, its failed queries are.
   """
 
   def __init__(
@@ -91,6 +92,7 @@ class HttpRetriever:
       clock=clock,
     )
     self.counters: Counter[str] = self._caller.counters
+    self._answered: str | None = None
 
   async def search(self, request: lexical.Request) -> Answer:
     """At most `k` passages in the server's order; see `search_many`."""
@@ -106,8 +108,10 @@ class HttpRetriever:
 
     Returns:
       For each request its passages or a `RetrievalError`. Where the server
-      refuses a batch, its parts are asked, so that one query it does not take
-      fails alone.
+      answers a batch with an error that one of its queries may have caused, the
+      halves are asked, and so on, so that this query fails alone. Before that a
+      query that was answered earlier is asked again: when it fails too, the
+      server is at fault, and the whole batch fails.
 
     Raises:
       ValueError: as `calls.check`.
@@ -160,34 +164,65 @@ class HttpRetriever:
   async def _ask_batch(
     self, queries: list[str], k: int, until: float
   ) -> list[Answer | Exception]:
-    """Answers of one call, or of its parts where it is refused."""
+    """Answers of one call, or of its parts where a query may be at fault."""
     answers: list[Answer | Exception] = []
-    parts, refusals = [queries], 0
+    # Queries, and whether they were asked alone before.
+    parts, failed = [(queries, False)], 0
+    failure: errors.RetrievalError | None = None
+    # None: the server has not answered anything yet.
+    is_well: bool | None = None
     while parts:
-      part = parts.pop()
+      part, again = parts.pop()
       try:
         answers += await self._ask(part, k, until)
-        refusals = -math.inf
+        is_well = True
         continue
-      except calls.RefusedError as error:
-        failure = error
-        if error.status in _ABOUT_QUERIES and len(part) > 1:
-          refusals += 1
-          if refusals <= _REFUSALS:
-            half = len(part) // 2
-            parts += [part[half:], part[:half]]
-            continue
       except errors.RetrievalError as error:
         failure = error
-      answers += [failure] * len(part)
-    return answers
+      if not _may_be_of_a_query(failure):
+        answers += [failure] * len(part)
+        continue
+      failed += 1
+      if is_well is None:
+        is_well = await self._answers_still(k, until)
+      if is_well is False or (is_well is None and failed > _FAILED):
+        break
+      if len(part) > 1:
+        self.counters["splits"] += 1
+        half = len(part) // 2
+        parts += [(part[half:], False), (part[:half], False)]
+      elif not again and isinstance(failure, calls.FailedError):
+        parts.append((part, True))
+      else:
+        self.counters["failures"] += 1
+        answers.append(failure)
+    if failed and not is_well and not isinstance(failure, calls.RefusedError):
+      self._caller.fail(failure)
+    left = len(queries) - len(answers)
+    self.counters["failures"] += left > 0
+    return answers + [failure] * left
+
+  async def _answers_still(self, k: int, until: float) -> bool | None:
+    """Whether a query that had an answer has one now; None without one."""
+    if self._answered is None:
+      return None
+    try:
+      await self._ask([self._answered], k, until)
+    except errors.RetrievalError:
+      return False
+    return True
 
   async def _ask(
     self, queries: list[str], k: int, until: float
-  ) -> list[Answer]:
+  ) -> list[Answer | Exception]:
+    """Answers of one call, with an exception for a query whose hits are none.
+
+    Raises:
+      RetrievalError: no query has an answer.
+    """
     url = f"{self.url}/retrieve"
     asked = {"queries": queries, "topk": k, "return_scores": True}
-    return await self._caller.ask(
+    answers = await self._caller.ask(
       "POST",
       url,
       content=wire.body(asked),
@@ -195,7 +230,14 @@ class HttpRetriever:
         data, len(queries), k, url, self._caller.redact
       ),
       until=until,
+      counted=False,
     )
+    for query, answer in zip(queries, answers, strict=True):
+      if isinstance(answer, Exception):
+        self.counters["failures"] += 1
+      else:
+        self._answered = query
+    return answers
 
   async def _identity(self) -> Any:
     url = f"{self.url}/health"
@@ -219,17 +261,24 @@ class HttpRetriever:
       raise
 
 
+def _may_be_of_a_query(error: errors.RetrievalError) -> bool:
+  """Whether another query could have met another answer than this one."""
+  if isinstance(error, calls.RefusedError):
+    return error.status not in _ABOUT_CALLERS
+  return isinstance(error, errors.AnswerError)
+
+
 def _answers(
   data: bytes, queries: int, k: int, url: str, redact: redaction.Redactor
-) -> list[Answer]:
-  """The passages of each query.
+) -> list[Answer | Exception]:
+  """The passages of each query, or what is wrong with its hits.
 
   Raises:
-    RetrievalError: anything else than what was asked for.
+    AnswerError: no query has what was asked for.
   """
 
-  def refuse(found: Any, expected: str) -> errors.RetrievalError:
-    return errors.RetrievalError(
+  def refuse(found: Any, expected: str) -> errors.AnswerError:
+    return errors.AnswerError(
       f"{url}: found {redact.quote(repr(found), 80)}, expected {expected}. Is "
       "it a server of Search-R1's protocol?"
     )
@@ -261,12 +310,21 @@ def _answers(
     raise refuse(value, 'an object with a list "result"')
   if len(result) != queries:
     raise refuse(f"{len(result)} answers", f"{queries}, one a query")
-  for hits in result:
-    if not isinstance(hits, list):
-      raise refuse(hits, "a list of hits for each query")
-    if len(hits) > k:
-      raise refuse(f"{len(hits)} hits", f"at most {k}")
-  return [tuple(map(passage, hits)) for hits in result]
+
+  def answer(hits: Any) -> Answer | Exception:
+    try:
+      if not isinstance(hits, list):
+        raise refuse(hits, "a list of hits for each query")
+      if len(hits) > k:
+        raise refuse(f"{len(hits)} hits", f"at most {k}")
+      return tuple(map(passage, hits))
+    except errors.AnswerError as error:
+      return error
+
+  answers = [answer(hits) for hits in result]
+  if all(isinstance(each, Exception) for each in answers):
+    raise answers[0]
+  return answers
 
 
 def _is_finite(score: Any) -> bool:

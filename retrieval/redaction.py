@@ -48,7 +48,9 @@ class Redactor:
 
   def __init__(self, *secrets: str):
     spellings = [each for s in secrets if s for each in _spellings(s)]
-    self._needles = {"".join(_decoded(s)[0]) for s in spellings} - {""}
+    # A key that holds what looks like an escape: as it is, and without.
+    self._needles = {s.translate(_FOLD) for s in spellings}
+    self._needles |= {"".join(_decoded(s)[0]) for s in spellings} - {""}
     self._runs: dict[int, set[str]] = {}
     for needle in self._needles:
       size = min(_RUN, len(needle))

@@ -177,11 +177,13 @@ class WebRetriever:
       secret=key,
       advice="Can this machine reach it?",
       largest=_LARGEST,
+      again=(*calls.BUSY, 500),
       proxies=True,
       transport=transport,
       clock=clock,
     )
     self.counters: Counter[str] = self._caller.counters
+    self._suspects: set[str] = set()
 
   async def search(self, request: lexical.Request) -> Answer:
     """At most `k` passages, best first; their ids are addresses.
@@ -242,15 +244,20 @@ class WebRetriever:
       return _passages(found, service, self._url, redact)[:k]
 
     try:
-      return await self._caller.ask(
+      answer = await self._caller.ask(
         service.method,
         self._url,
         read=read,
         until=until,
+        # One query that is asked over and over tells no more than once.
+        counted=query not in self._suspects,
         **service.request(query, k, self._engine),
       )
-    except calls.StatusError as error:
-      if not _is_of_account(error):
+      self._suspects.clear()
+      return answer
+    except errors.RetrievalError as error:
+      self._suspects.add(query)
+      if not isinstance(error, calls.StatusError) or not _is_of_account(error):
         raise
       raise AccountError(
         f"{error} Look after the key in {self._variable}, its quota and how "
@@ -272,7 +279,7 @@ def _results(
   """The list of results.
 
   Raises:
-    RetrievalError: a reply of another shape. To find nothing in it would be to
+    AnswerError: a reply of another shape. To find nothing in it would be to
       find nothing from then on.
   """
   found = reply
@@ -281,7 +288,7 @@ def _results(
   if found is None and isinstance(reply, dict) and service.is_reply(reply):
     return []
   if not isinstance(found, list):
-    raise errors.RetrievalError(
+    raise errors.AnswerError(
       f"{url}: found {redact.quote(repr(reply), 80)}, expected a list at "
       f"{'.'.join(service.results)}."
     )
@@ -294,7 +301,7 @@ def _passages(
   """Results with a title and a snippet, in their order.
 
   Raises:
-    RetrievalError: there are results, and none has them.
+    AnswerError: there are results, and none has them.
   """
   kept = []
   for result in found:
@@ -308,7 +315,7 @@ def _passages(
     if isinstance(link, str) and _LINK.fullmatch(link) and title and text:
       kept.append(passages.Passage(_clean_text(link), f'"{title}"', text))
   if found and not kept:
-    raise errors.RetrievalError(
+    raise errors.AnswerError(
       f"{url}: none of {len(found)} results has the texts {service.link!r}, "
       f"'title' and {service.snippet!r}; the first is "
       f"{redact.quote(repr(found[0]), 80)}."

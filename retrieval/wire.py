@@ -19,7 +19,7 @@ def parse(data: bytes, url: str, redact: redaction.Redactor) -> Any:
   """The JSON value of an answer; NaN and infinities are none.
 
   Raises:
-    RetrievalError: it is no JSON; its beginning is quoted without keys.
+    AnswerError: it is no JSON; its beginning is quoted without keys.
   """
 
   def refuse(name: str) -> None:
@@ -28,7 +28,7 @@ def parse(data: bytes, url: str, redact: redaction.Redactor) -> Any:
   try:
     return json.loads(data, parse_constant=refuse)
   except (ValueError, RecursionError) as error:
-    raise errors.RetrievalError(
+    raise errors.AnswerError(
       f"{url}: found {redact.quote(data, 80)!r} ({error}), expected JSON."
     ) from None
 

@@ -161,6 +161,100 @@ def test_a_query_that_is_not_taken_fails_alone(connect, bad):
       assert answer == fake.truth(request)
 
 
+def failing(bad, how):
+  """A server that fails at batches with a query that is `bad`."""
+
+  def handler(request):
+    if any(map(bad, json.loads(request.content)["queries"])):
+      return how(request)
+    return fake.search_r1(request)
+
+  return handler
+
+
+FAILURES = {
+  **{str(n): fake.status(n) for n in (400, 413, 422, 500, 501)},
+  "NaN": fake.status(200, '{"result": [NaN]}'),
+  "too few": fake.status(200, '{"result": []}'),
+}
+
+
+@pytest.mark.parametrize("how", FAILURES)
+def test_one_query_that_breaks_a_server_fails_alone_in_201(connect, how):
+  retriever = connect(failing("77".__eq__, FAILURES[how]))
+  requests = [fake.ask(str(i)) for i in range(201)]
+  for _ in range(2):  # Now the client knows a query that has an answer.
+    found = fake.search(retriever, *requests)
+    failed = [r.query for r, a in zip(requests, found) if a != fake.truth(r)]
+    assert failed == ["77"]
+    assert isinstance(found[77], errors.AnswerError)
+  assert retriever.counters["failures"] == 2
+  assert retriever.counters["splits"] == 16
+  assert len(retriever.sent) < 40
+
+
+@pytest.mark.parametrize("how", FAILURES)
+@pytest.mark.parametrize("known", [False, True])
+def test_a_server_that_fails_at_everything_is_asked_a_few_times(
+  connect, how, known
+):
+  wrong = [lambda query: not known or query != "good"]
+  retriever = connect(failing(lambda q: wrong[0](q), FAILURES[how]), batch=512)
+  if known:
+    fake.search(retriever, fake.ask("good"))
+    wrong[0] = lambda query: True
+  found = fake.search(retriever, *(fake.ask(str(i)) for i in range(512)))
+  assert all(isinstance(answer, errors.AnswerError) for answer in found)
+  # A batch, and the query that had an answer.
+  sent, failures = len(retriever.sent), retriever.counters["failures"]
+  assert (sent, failures) == (3, 1) if known else sent < 40 and failures < 9
+
+
+def test_a_dead_server_is_not_asked_for_the_parts_of_a_batch(connect):
+  retriever = connect(fake.broken)
+  fake.search(retriever, *(fake.ask(str(i)) for i in range(201)))
+  assert len(retriever.sent) == 1 + fake.QUICK.retries
+  assert retriever.counters["splits"] == 0
+
+
+def test_bad_queries_do_not_keep_good_ones_from_being_asked(connect):
+  patience = calls.Patience(retries=0, failures=2, pause=0.001)
+  retriever = connect(
+    failing(lambda q: q.startswith("bad"), fake.status(500)), patience=patience
+  )
+  good = fake.ask("good")
+  assert fake.search(retriever, good) == [fake.truth(good)]
+  for i in range(5):
+    (failed,) = fake.search(retriever, fake.ask(f"bad{i}"))
+    assert "HTTP 500" in str(failed)
+  assert fake.search(retriever, good) == [fake.truth(good)]
+
+
+def test_a_server_that_breaks_is_left_alone_after_some_batches(connect):
+  """Whether it has answered before or not; each batch counts once."""
+  patience = calls.Patience(retries=0, failures=3, pause=0.001)
+  broken = []
+  retriever = connect(
+    failing(lambda q: broken, fake.status(500)),
+    patience=patience,
+    clock=fake.Clock(),
+  )
+  requests = [fake.ask(str(i)) for i in range(9)]
+  fake.search(retriever, *requests)
+  broken.append(True)
+  for _ in range(5):
+    found = fake.search(retriever, *requests)
+  assert "3 calls in a row failed" in str(found[0])
+  assert len(retriever.sent) == 1 + 3 * 2
+
+
+def test_a_failure_that_passes_is_met_by_one_more_try(connect):
+  retriever = connect(fake.fails_first(1, fake.status(500)))
+  request = fake.ask("a")
+  assert fake.search(retriever, request) == [fake.truth(request)]
+  assert retriever.counters["failures"] == 0
+
+
 def test_a_server_that_takes_nothing_is_not_asked_for_every_query(connect):
   retriever = connect(picky(lambda query: True), batch=512)
   found = fake.search(retriever, *(fake.ask(str(i)) for i in range(512)))

@@ -133,7 +133,9 @@ def test_many_searches_are_a_call_each_and_fail_alone(connect, kind):
   ]
   assert isinstance(found[1], errors.RetrievalError)
   assert "HTTP 500: Oops." in str(found[1])
-  assert retriever.counters["queries"] == retriever.counters["requests"] == 3
+  assert retriever.counters["queries"] == 3
+  assert retriever.counters["requests"] == 4
+  assert retriever.counters["retries"] == 1
   assert retriever.counters["failures"] == 1
   assert retriever.counters["cost"] == pytest.approx(0.01)
 
