@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
 def to_dict(config: Any) -> dict[str, Any]:
   """A nested plain dict (JSON-ready up to tuples) of a config dataclass."""
   return dataclasses.asdict(config)
+
+
+def leaves(
+  values: Mapping[str, Any], path: str = ""
+) -> Iterator[tuple[str, Any]]:
+  """The values of nested dicts by their dotted paths."""
+  for key, value in values.items():
+    if isinstance(value, Mapping):
+      yield from leaves(value, f"{path}{key}.")
+    else:
+      yield f"{path}{key}", value
 
 
 def from_dict(cls: type, values: Mapping[str, Any], *, path: str = "config"):

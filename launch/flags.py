@@ -87,6 +87,16 @@ def define_config(*, required: bool = True) -> None:
     flags.mark_flag_as_required("config")
 
 
+def define_resume() -> None:
+  """Defines `--allow_changes`, for the commands that train."""
+  flags.DEFINE_bool(
+    "allow_changes",
+    False,
+    "Resume although settings of learning (rates, rewards, lengths) differ; "
+    "provenance.json notes them.",
+  )
+
+
 def read_config() -> config_lib.ExperimentConfig:
   """The configuration of the parsed flags; defaults where no file is named.
 

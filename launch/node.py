@@ -29,7 +29,7 @@ from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.planning import quiet
-from launch import distributed, supervisor
+from launch import distributed, run_history, supervisor
 from launch import flags as launch_flags
 
 SERVER = (
@@ -46,6 +46,7 @@ _TRAINER_FLAGS = (
   "process",
   "distributed",
   "connect_timeout",
+  "allow_changes",
 )
 
 
@@ -240,13 +241,19 @@ def describe(
 
 
 def validate(
-  config: config_lib.ExperimentConfig, trainer: supervisor.Part
+  config: config_lib.ExperimentConfig,
+  trainer: supervisor.Part,
+  output: pathlib.Path,
+  *,
+  allow_changes: bool = False,
 ) -> None:
   """Refuses a configuration before servers are started for it.
 
   Args:
     config: resolved, less what the trainer's command adds to it.
     trainer: as `parts_of` made it.
+    output: the run folder, whose run the trainer will resume if it has one.
+    allow_changes: whether settings of learning may differ from that run's.
 
   Raises:
     ValueError: what was found, what was expected.
@@ -256,9 +263,11 @@ def validate(
 
   prefix = "--config."
   added = [x for x in trainer.command if x.startswith(prefix)]
-  validation.validate(
-    launch_flags.override(config, [x.removeprefix(prefix) for x in added])
+  resolved = launch_flags.override(
+    config, [x.removeprefix(prefix) for x in added]
   )
+  validation.validate(resolved)
+  run_history.check(output, resolved, allow=allow_changes)
 
 
 def define_flags() -> None:
@@ -267,6 +276,7 @@ def define_flags() -> None:
   launch_flags.define_process()
   distributed.define_flags()
   launch_flags.define_output()
+  launch_flags.define_resume()
   flags.DEFINE_bool("dry_run", False, "Print the commands and stop.")
   flags.DEFINE_integer(
     "servers",
@@ -327,7 +337,7 @@ def main(argv) -> int:
       processes=f.processes or 1,
       retriever_port=f.retriever_port,
     )
-    validate(config, main_part)
+    validate(config, main_part, output, allow_changes=f.allow_changes)
   except ValueError as error:
     sys.exit(f"launch.node: {error}")
   if f.dry_run:

@@ -7,8 +7,10 @@ The run folder gets config.json, provenance.json, source/, prompts.json,
 metrics.jsonl, steps.jsonl, tensorboard/, checkpoints/, trajectories/, policy/
 (the trained policy as a Hugging Face folder) and, of adapters, adapter/ (a PEFT
 folder). The same command again resumes from the newest checkpoint that is not
-damaged. SIGTERM has it save before its next optimizer step and exit with 75,
-"try again". On several hosts it trains one policy, see `launch/distributed.py`.
+damaged. Settings of placement may differ then, those of learning with
+`--allow_changes`; provenance.json notes both. SIGTERM has it save before its
+next optimizer step and exit with 75, "try again". On several hosts it trains
+one policy, see `launch/distributed.py`.
 """
 
 from __future__ import annotations
@@ -27,8 +29,16 @@ from typing import Any
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import config_values, disk, types
-from launch import distributed, parts, plan, policies, progress, retrievers
+from anysearch_jax import config_changes, config_values, disk, types
+from launch import (
+  distributed,
+  parts,
+  plan,
+  policies,
+  progress,
+  retrievers,
+  run_history,
+)
 from launch import flags as launch_flags
 
 # Exit code of a run that was stopped and goes on by the same command.
@@ -49,6 +59,7 @@ def define_flags() -> None:
   launch_flags.define_output()
   launch_flags.define_process()
   distributed.define_flags()
+  launch_flags.define_resume()
   flags.DEFINE_float(
     "grace", 120, "Seconds for a checkpoint when SIGTERM comes.", 0
   )
@@ -112,10 +123,11 @@ def _main(
     )
     agree(config, provenance)
 
+    allow = flags.FLAGS.allow_changes
+
     def begin() -> None:
       held.enter_context(run_lock.hold(folder / run_lock.NAME))
-      claim(folder, config)
-      note(folder, provenance)
+      run_history.begin(folder, config, provenance, allow=allow)
 
     with disk.writing(folder):
       processes.by_first(begin)
@@ -134,6 +146,7 @@ def _main(
       ),
       folder=folder,
       trace=flags.FLAGS.timeline,
+      allow_changes=allow,
     )
   except disk.DiskError as error:
     sys.exit(_goes_on(error, folder))
@@ -150,6 +163,22 @@ def _main(
       )
       line.tick(event.rollout + 1, f"phase {event.values['phase']} {shown}")
 
+  def started(rollout: int, changes: Sequence[config_changes.Change]) -> None:
+    changed = processes.by_first(
+      lambda: [
+        f"{change} ({change.kind})"
+        for change in run_history.resumed(
+          folder, config, provenance, rollout=rollout, changes=changes
+        )
+      ]
+    )
+    if changed and processes.first():
+      print(
+        f"changed from rollout {rollout} on: {', '.join(changed)}",
+        file=sys.stderr,
+        flush=True,
+      )
+
   stopped = False
   try:
     with (
@@ -158,7 +187,7 @@ def _main(
       if jax.process_count() == 1
       else contextlib.nullcontext(),  # They cannot stop at the same step.
     ):
-      stopped = not trainer.run(tick)
+      stopped = not trainer.run(tick, started)
   except (
     checkpoint.DamagedError,
     checkpoint.MismatchError,
@@ -291,7 +320,7 @@ def agree(config: config_lib.ExperimentConfig, provenance: dict) -> None:
   from anysearch_jax import processes
 
   mine = {"config": config_values.to_dict(config), **provenance}
-  first, *others = processes.share(lambda: dict(_leaves(mine)))
+  first, *others = processes.share(lambda: dict(config_values.leaves(mine)))
   for process, other in enumerate(others, start=1):
     for name in first | other:
       if first.get(name) != other.get(name):
@@ -299,53 +328,6 @@ def agree(config: config_lib.ExperimentConfig, provenance: dict) -> None:
           f"Process {process} has {name} {other.get(name)!r}, process 0 has "
           f"{first.get(name)!r}; start the same command on the same data."
         )
-
-
-def _leaves(values: dict, path: str = "") -> Iterator[tuple[str, object]]:
-  """The values of nested dicts by their dotted paths."""
-  for key, value in values.items():
-    if isinstance(value, dict):
-      yield from _leaves(value, f"{path}{key}.")
-    else:
-      yield f"{path}{key}", value
-
-
-def claim(folder: pathlib.Path, config: config_lib.ExperimentConfig) -> None:
-  """Makes the run folder, or checks that it is of the same configuration.
-
-  Raises:
-    ValueError: the folder holds a run of another configuration.
-  """
-  folder.mkdir(parents=True, exist_ok=True)
-  path = folder / "config.json"
-  text = json.dumps(config_values.to_dict(config), indent=2) + "\n"
-  if path.is_file() and path.read_text() != text:
-    raise ValueError(
-      f"{path} is of another configuration; name another --output, or remove "
-      "the folder to start over."
-    )
-  disk.write_whole(path, text)
-
-
-def note(folder: pathlib.Path, provenance: dict) -> None:
-  """Writes what the run learns from, or checks that it is still the same.
-
-  Raises:
-    ValueError: another policy, other questions or another corpus than the run
-      began with.
-  """
-  path = folder / "provenance.json"
-  if not path.is_file():
-    disk.write_whole(path, json.dumps(provenance, indent=2) + "\n")
-    return
-  began = json.loads(path.read_text())
-  for name in ("policy", "questions", "retriever"):
-    if began[name] != provenance[name]:
-      raise ValueError(
-        f"{path}: the run began with {name} {began[name]}, found "
-        f"{provenance[name]}; name another --output, or bring back what it "
-        "began with."
-      )
 
 
 if __name__ == "__main__":

@@ -168,7 +168,7 @@ def test_a_finished_run_exports_again_in_the_type_that_is_asked_for(
   ("questions", "seed", "message"),
   [
     (31, 42, "'of': 32}, this run has .*'of': 31}"),
-    (32, 43, "has seed 42, this run has 43"),
+    (32, 43, "found seed 42 -> 43: such settings say which run it is"),
   ],
 )
 def test_a_run_does_not_resume_on_other_terms(

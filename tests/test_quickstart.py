@@ -74,15 +74,6 @@ def test_progress_says_rate_and_time_left():
   assert second == "step 50/100  4.1/s  0:12 left  loss 1.0"
 
 
-def test_a_folder_of_another_configuration_is_refused(tmp_path):
-  config = launch_flags.load_config("configs/quickstart.py")
-  train.claim(tmp_path / "run", config)
-  train.claim(tmp_path / "run", config)
-  other = launch_flags.override(config, ["seed=7"])
-  with pytest.raises(ValueError, match="another configuration"):
-    train.claim(tmp_path / "run", other)
-
-
 def test_dry_run_tells_the_derived_numbers():
   text = train.describe(launch_flags.load_config("configs/quickstart.py"))
   assert "rollouts: 120" in text

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import curriculum, processes, types
+from anysearch_jax import config_changes, curriculum, processes, types
 from anysearch_jax.methods import systems, text_model
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout import engine as engine_lib
@@ -27,7 +27,6 @@ from anysearch_jax.training import (
   experience,
   learner,
   metrics,
-  pending,
   pipeline,
   resuming,
   run_folder,
@@ -88,6 +87,8 @@ class Trainer:
     engine: samples, and is closed at the end if it can be; None makes the one
       that `config.engine` names.
     trace: write `timeline.json` to the folder, which Perfetto shows.
+    allow_changes: whether settings of learning may differ from those of the
+      checkpoint that the run resumes from, see `config_changes`.
     clock: seconds.
 
   Raises:
@@ -104,6 +105,7 @@ class Trainer:
     folder: pathlib.Path,
     engine: collection.Engine | None = None,
     trace: bool = False,
+    allow_changes: bool = False,
     clock: Callable[[], float] = time.monotonic,
   ):
     validation.validate_processes(config, jax.process_count())
@@ -111,6 +113,7 @@ class Trainer:
     # Without its weights, which the learner has from here on.
     self._policy = policy._replace(params={})
     self._questions = questions
+    self._allow_changes = allow_changes
     self._folder = run_folder.RunFolder(folder)
     self._learner = learner.Learner(config, policy)
     self._timeline = timeline.Timeline(
@@ -148,10 +151,21 @@ class Trainer:
     """
     self._stopping.set()
 
-  def run(self, on_event: Callable[[Event], None] = lambda event: None) -> bool:
+  def run(
+    self,
+    on_event: Callable[[Event], None] = lambda event: None,
+    on_start: Callable[
+      [int, list[config_changes.Change]], None
+    ] = lambda rollout, changes: None,
+  ) -> bool:
     """Trains to the end, from the newest sound checkpoint if there is one.
 
     Whatever ends it early stops the sampler too.
+
+    Args:
+      on_event: is told each rollout.
+      on_start: is told the first rollout to train on, and the settings that
+        differ from those of the checkpoint.
 
     Returns:
       Whether it came to the end; else it was stopped, and goes on from there.
@@ -163,8 +177,8 @@ class Trainer:
       types.EngineError: the engine did not take new weights.
       staleness.StaleError: the engine sampled with weights it should not have.
       checkpoint.DamagedError: there are checkpoints and none is sound.
-      checkpoint.MismatchError: the checkpoint is of a run with another seed,
-        other questions or another policy.
+      checkpoint.MismatchError: the checkpoint is of another run, or settings of
+        learning differ from its own and `allow_changes` is not set.
       checkpoint.UnknownMetricError: `checkpoint.best_metric` is not a metric.
     """
     config, c = self._config, self._config.curriculum
@@ -182,7 +196,9 @@ class Trainer:
         questions=self._questions,
         learner=self._learner,
         sampler=self._sampler,
+        allow_changes=self._allow_changes,
       )
+      on_start(resumed.rollout, resumed.changes)
       first, self._seen = resumed.rollout, resumed.seen
       self._taken_steps = resumed.steps
       if writer:
@@ -353,16 +369,14 @@ class Trainer:
     played = [s.collected for s in before]
     if within:
       played.insert(0, stopped.sampled.collected)
-    return checkpoint.Saved(
+    return resuming.snapshot(
       rollout,
       self._learner.state,
-      # Each process has the curriculum; as a host's it is written once.
-      jax.device_get(self._seen.curriculum),
-      resuming.progress(
-        rollout, self._seen, config=self._config, questions=self._questions
-      )
-      | ({"steps": stopped.steps} if within else {}),
-      pending.pack(played) if played else None,
+      self._seen,
+      config=self._config,
+      questions=self._questions,
+      played=played,
+      steps=stopped.steps if within else (),
     )
 
   def _record(self, name: str, scored: experience.Experience) -> pathlib.Path:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import pathlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import processes, types
+from anysearch_jax import config_changes, processes, types
 from anysearch_jax.data import cursor
-from anysearch_jax.training import checkpoint, collection
+from anysearch_jax.training import (
+  checkpoint,
+  collection,
+  pending,
+  train_step,
+)
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import sampler as sampler_lib
 
@@ -24,12 +29,14 @@ class Resumed(NamedTuple):
   seen: what sampling knew before it.
   ready: rollouts from that one on that are sampled already.
   steps: metrics of its optimizer steps that were taken already.
+  changes: settings that differ from the checkpoint's.
   """
 
   rollout: int
   seen: sampler_lib.Seen
   ready: list[sampler_lib.Sampled]
   steps: list[dict[str, float]]
+  changes: list[config_changes.Change]
 
 
 def position(
@@ -42,20 +49,41 @@ def position(
   return cursor.progress(questions, rollout * collection.questions(config))
 
 
-def progress(
+def snapshot(
   rollout: int,
+  state: train_step.TrainState,
   seen: sampler_lib.Seen,
   *,
   config: config_lib.ExperimentConfig,
   questions: Sequence[types.Question],
-) -> dict[str, Any]:
-  """Plain values of the run before `rollout`, for its checkpoint."""
-  return {
+  played: Sequence[collection.Collected] = (),
+  steps: Sequence[dict[str, float]] = (),
+) -> checkpoint.Saved:
+  """What a checkpoint holds of a run.
+
+  Args:
+    rollout: the next one to train on, or the one in training.
+    state: of the learner.
+    seen: what sampling knew before the rollout.
+    config: of the run.
+    questions: the training stream.
+    played: rollouts from that one on, which are not trained on yet.
+    steps: metrics of the optimizer steps of the one in training.
+  """
+  progress = {
     "rollout": rollout,
     "seed": config.seed,
     "questions": position(rollout, config=config, questions=questions),
     "counters": {group: dict(c) for group, c in seen.counters.items()},
   }
+  return checkpoint.Saved(
+    rollout,
+    state,
+    # Each process has the curriculum; as a host's it is written once.
+    jax.device_get(seen.curriculum),
+    progress | ({"steps": list(steps)} if steps else {}),
+    pending.pack(played) if played else None,
+  )
 
 
 def resume(
@@ -66,6 +94,7 @@ def resume(
   questions: Sequence[types.Question],
   learner: learner_lib.Learner,
   sampler: sampler_lib.Sampler,
+  allow_changes: bool = False,
 ) -> Resumed:
   """Restores the newest checkpoint into the learner and the sampler.
 
@@ -78,12 +107,21 @@ def resume(
     questions: the training stream.
     learner: gets the checkpoint's state.
     sampler: gets what sampling knew then.
+    allow_changes: whether settings of learning may differ from those that the
+      checkpoint was saved with. Rollouts that wait in it are then sampled
+      again, so that the settings hold from the checkpoint on.
 
   Raises:
     checkpoint.MismatchError: the checkpoint is of another run.
   """
-  if not processes.by_first(lambda: checkpoint.rollouts(folder)):
-    return Resumed(0, sampler.seen, [], [])
+  found = processes.by_first(lambda: checkpoint.rollouts(folder))
+  if not found:
+    return Resumed(0, sampler.seen, [], [], [])
+  changes = config_changes.changes(
+    checkpoint.read_json(folder, found[-1], "config"), config
+  )
+  if refusal := config_changes.refusal(changes, allow=allow_changes):
+    raise checkpoint.MismatchError(f"{folder / str(found[-1])}: {refusal}")
   like = checkpoint.Saved(
     0,
     learner.abstract_state(),
@@ -93,16 +131,13 @@ def resume(
   # Two states are never held at once.
   learner.state = None
   saved = checkpoints.restore(like)
-  expected = progress(
-    saved.rollout, sampler.seen, config=config, questions=questions
-  )
-  for name in ("rollout", "seed", "questions"):
-    if saved.progress[name] != expected[name]:
-      raise checkpoint.MismatchError(
-        f"The checkpoint of rollout {saved.rollout} has {name} "
-        f"{saved.progress[name]}, this run has {expected[name]}; resume with "
-        "what the run began with, or name another folder."
-      )
+  expected = position(saved.rollout, config=config, questions=questions)
+  if saved.progress["questions"] != expected:
+    raise checkpoint.MismatchError(
+      f"The checkpoint of rollout {saved.rollout} has questions "
+      f"{saved.progress['questions']}, this run has {expected}; resume with "
+      "what the run began with, or name another folder."
+    )
   learner.state = saved.state
   counters = {
     group: Counter(saved.progress["counters"].get(group))
@@ -111,7 +146,16 @@ def resume(
   seen = sampler.seen = sampler.seen._replace(
     curriculum=saved.curriculum, counters=counters
   )
-  ready = sampler.take_up_all(saved.rollout, saved.pending)
+  learning = config_changes.named(changes, config_changes.Kind.LEARNING)
+  if learning and saved.pending:
+    sampler.sample_anew(
+      f"Found {learning}.",
+      stale_rollouts=len(saved.pending.values["rollouts"]),
+    )
+    ready = []
+  else:
+    ready = sampler.take_up_all(saved.rollout, saved.pending)
   # Steps that were taken stay taken, even if their rollout is sampled anew: it
   # then gives the remaining steps only, so that no question counts twice.
-  return Resumed(saved.rollout, seen, ready, saved.progress.get("steps", []))
+  steps = saved.progress.get("steps", [])
+  return Resumed(saved.rollout, seen, ready, steps, changes)

@@ -151,10 +151,10 @@ class Sampler:
     for rollout, collected in enumerate(played, start=first):
       ages = staleness.ages(rollout, collected.groups)
       if outage := watch.outage(rollout, collected, config=config):
-        self._sample_anew(outage, failed_rollouts=len(played) - len(ready))
+        self.sample_anew(outage, failed_rollouts=len(played) - len(ready))
         break
       if not staleness.holds(rollout, ages, bound=config.pipeline.async_level):
-        self._sample_anew(
+        self.sample_anew(
           f"Rollout {rollout} is older than pipeline.async_level allows.",
           stale_rollouts=len(played) - len(ready),
         )
@@ -162,7 +162,7 @@ class Sampler:
       ready.append(self.take_up(rollout, collected))
     return ready
 
-  def _sample_anew(self, why: str, **counts: int) -> None:
+  def sample_anew(self, why: str, **counts: int) -> None:
     """Counts rollouts of a checkpoint that are sampled anew, and says why."""
     _log.warning(
       "%s It waited in the checkpoint; %d rollouts from it on are sampled "
