@@ -33,7 +33,7 @@ from launch import distributed, run_history, supervisor
 from launch import flags as launch_flags
 
 SERVER = (
-  "env PYTHON={python} TP={tp} STATIC={memory} CONTEXT={context} "
+  "env HOST=127.0.0.1 PYTHON={python} TP={tp} STATIC={memory} CONTEXT={context} "
   "launch/serve_sglang.sh {model} {port} --dtype {dtype}"
 )
 _SERVER_PYTHON = ".venv-sglang/bin/python"

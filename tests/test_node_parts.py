@@ -47,8 +47,13 @@ def test_the_papers_node_is_two_servers_and_a_trainer():
     {"CUDA_VISIBLE_DEVICES": "0,1,2,3"},
   ]
   assert services[0].command == (
-    *("env", "PYTHON=.venv-sglang/bin/python", "TP=2", "STATIC=0.6"),
-    *("CONTEXT=8192", "launch/serve_sglang.sh", "models/Qwen2.5-7B-Instruct"),
+    *("env", "HOST=127.0.0.1", "PYTHON=.venv-sglang/bin/python", "TP=2"),
+    *(
+      "STATIC=0.6",
+      "CONTEXT=8192",
+      "launch/serve_sglang.sh",
+      "models/Qwen2.5-7B-Instruct",
+    ),
     *("30000", "--dtype", "bfloat16"),
   )
   assert [part.health for part in services] == [
