@@ -33,8 +33,8 @@ from launch import distributed, run_history, supervisor
 from launch import flags as launch_flags
 
 SERVER = (
-  "env HOST=127.0.0.1 PYTHON={python} TP={tp} STATIC={memory} CONTEXT={context} "
-  "launch/serve_sglang.sh {model} {port} --dtype {dtype}"
+  "env HOST=127.0.0.1 PYTHON={python} TP={tp} STATIC={memory} "
+  "CONTEXT={context} launch/serve_sglang.sh {model} {port} --dtype {dtype}"
 )
 _SERVER_PYTHON = ".venv-sglang/bin/python"
 # Of the trainer too; those that were given are handed on.
