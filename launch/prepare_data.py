@@ -14,6 +14,16 @@ evaluation sets. --folder has `<dataset>/<split>.jsonl` or
 they are, `FILE`. Formats, from anysearch_jax/data/formats.py, are recognised
 by the columns.
 
+What is read beside the questions:
+
+--held_out=data/eval     a folder of this command, or a question file: training
+                         questions that its evaluation splits (or the file) ask
+                         are left out, as those of this command's own are
+--passages=corpus.jsonl  gives training questions the texts of the passages that
+                         they name by `gold_doc_ids`
+--evidence               leaves training questions out that have no evidence
+--aliases=id_aliases.json  2WikiMultihopQA's, for --scorer=official
+
 The output folder appears whole. The same command again finds it and checks it.
 """
 
@@ -24,10 +34,12 @@ import pathlib
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from absl import app, flags
 
 from anysearch_jax.data import (
+  beside,
   files,
   formats,
   hub,
@@ -71,6 +83,20 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     "skip_malformed", False, "Leave out rows that are no question."
   )
+  flags.DEFINE_multi_string(
+    "held_out", [], "Folder or file of questions that training must not ask."
+  )
+  flags.DEFINE_string(
+    "passages", None, "Corpus that gold_doc_ids of training questions are of."
+  )
+  flags.DEFINE_bool(
+    "evidence",
+    False,
+    "Leave out training questions without evidence, which StepSearch needs.",
+  )
+  flags.DEFINE_string(
+    "aliases", None, "id_aliases.json of 2WikiMultihopQA, by answer_id."
+  )
 
 
 def main(argv) -> None:
@@ -111,15 +137,18 @@ def run(f: flags.FlagValues, *, on: hub.Hub | None = None) -> str:
     seed=f.seed,
     limits=dict(map(parse_limit, f.limit)),
     skip_malformed=f.skip_malformed,
+    evidence=f.evidence,
   )
   folder = pathlib.Path(f.output)
-  parts, listed = preparing.prepare(inputs, settings)
+  known, read = read_beside(f)
+  parts, listed = preparing.prepare(inputs, settings, known)
   if f.mix is None and any(name.endswith("_train") for name in parts):
     settings = dataclasses.replace(settings, mix=("nq", "hotpotqa"))
   manifest = {
     "settings": dataclasses.asdict(settings),
     **origin,
     "inputs": listed,
+    **read,
   }
   mixed = preparing.mix(parts, settings)
   prepared.write(folder, parts, mixed, manifest)
@@ -159,6 +188,63 @@ def parse_limit(text: str) -> tuple[str, int]:
   if not count.isdecimal() or not int(count):
     raise ValueError(f"--limit={text}: expected one as nq_train=1000.")
   return name, int(count)
+
+
+def read_beside(
+  f: flags.FlagValues,
+) -> tuple[beside.Beside, dict[str, Any]]:
+  """What is read beside the files of questions.
+
+  Returns:
+    It, and what the manifest says of the files.
+
+  Raises:
+    ValueError: a file or folder that cannot be used.
+  """
+  held_out: list[str] = []
+  read: dict[str, Any] = {}
+  for name in f.held_out:
+    questions, said = held_out_of(pathlib.Path(name))
+    held_out += questions
+    read.setdefault("held_out", []).append(said)
+  aliases: dict[str, list[str]] = {}
+  if f.aliases:
+    aliases = beside.read_aliases(pathlib.Path(f.aliases))
+  for name in ("aliases", "passages"):
+    if path := getattr(f, name):
+      path = pathlib.Path(path)
+      read[name] = {"path": str(path), **files.fingerprint(path)}
+  corpus = pathlib.Path(f.passages) if f.passages else None
+  return beside.Beside(held_out, aliases, corpus), read
+
+
+def held_out_of(path: pathlib.Path) -> tuple[list[str], dict[str, Any]]:
+  """The questions of a folder's evaluation splits, or of a file.
+
+  Returns:
+    The questions, and what the manifest says of them.
+
+  Raises:
+    ValueError: a folder without an evaluation split, a row that is no question.
+  """
+  source = path
+  if path.is_dir():
+    opened = prepared.Prepared(path)
+    names = [n for n in opened.names if n.endswith(("_dev", "_test"))]
+    if not names:
+      raise ValueError(
+        f"--held_out={path}: found {', '.join(opened.names) or 'nothing'}, "
+        "expected a folder with evaluation splits (_dev, _test)."
+      )
+    questions = [text for name in names for text in opened.rows(name).texts()]
+    source = path / prepared.MANIFEST
+  else:
+    questions = beside.read_questions(path)
+  return questions, {
+    "path": str(path),
+    "questions": len(questions),
+    **files.fingerprint(source),
+  }
 
 
 def find(
@@ -244,11 +330,17 @@ def fetch(
 
 def table(parts: preparing.Parts, mixed: Sequence[preparing.Entry]) -> str:
   """What became of the rows, one line a dataset and split."""
-  lines = [f"{'':24} {'read':>8} {'kept':>8}  dropped"]
+  lines = [f"{'':24} {'read':>8} {'kept':>8}  dropped, mended"]
   for name, part in parts.items():
-    dropped = ", ".join(f"{n} {why}" for why, n in sorted(part.dropped.items()))
+    noted = [f"{n} {why}" for why, n in sorted(part.dropped.items())]
+    noted += [f"mended {n}: {what}" for what, n in sorted(part.mended.items())]
+    if part.unmatched:
+      noted.append(
+        f"kept {part.unmatched} that exact match accepts no answer to"
+      )
     lines.append(
-      f"{name:24} {part.read:8} {len(part.entries):8}  {dropped}".rstrip()
+      f"{name:24} {part.read:8} {len(part.entries):8}  "
+      f"{', '.join(noted)}".rstrip()
     )
   lines.append(f"{prepared.MIX + ' (mixed)':24} {'':8} {len(mixed):8}")
   return "\n".join(lines)

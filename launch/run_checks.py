@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from anysearch_jax import config as config_lib
 from anysearch_jax import run_lock, types
 from anysearch_jax.data import prepared
+from anysearch_jax.methods import evidence, systems
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.rollout import sglang_server, sglang_weights
 from anysearch_jax.training import placement, validation
@@ -178,7 +179,9 @@ def data(config: config_lib.ExperimentConfig) -> Iterator[checks.Finding]:
     f"{config.data.path}: "
     + ", ".join(f"{name} {count}" for name, count in counts.items())
   )
-  folder.rows(config.data.split)
+  rows = folder.rows(config.data.split)
+  if systems.get(config.method.name).steps is not None:
+    evidence.check(rows)
   datasets = config.evaluation.datasets
   if datasets or folder.evaluated():
     folder.evaluation_questions(datasets, 1)

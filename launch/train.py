@@ -251,6 +251,7 @@ def _begin(
   config: config_lib.ExperimentConfig, count: int
 ) -> tuple[Sequence[types.Question], types.Retriever, dict]:
   """What a run learns from; refuses before anything is claimed."""
+  from anysearch_jax.data import cursor
   from anysearch_jax.methods import evidence, systems
   from anysearch_jax.training import placement, validation
 
@@ -262,7 +263,7 @@ def _begin(
   if systems.get(config.method.name).steps is not None:
     if isinstance(source, parts.Source):
       questions = evidence.of_world(source.world, questions)
-    evidence.gold(questions[0])
+    evidence.check(cursor.distinct(questions))
   validation.validate_prompts(config, questions, codec)
   retriever = retrievers.make(config, source.retriever)
   provenance = parts.provenance(config, retriever, questions)

@@ -57,7 +57,10 @@ ROWS = {
       metadata={
         "type": "bridge",
         "level": "hard",
-        "supporting": [{"title": "B"}, {"title": "A"}],
+        "supporting": [
+          {"title": "B", "text": "y"},
+          {"title": "A", "text": "x"},
+        ],
       },
     ),
   ),
@@ -190,7 +193,10 @@ ROWS = {
       metadata={
         "type": "comparison",
         "level": "hard",
-        "supporting": [{"title": "A"}, {"title": "B"}],
+        "supporting": [
+          {"title": "A", "text": "x y"},
+          {"title": "B", "text": "z"},
+        ],
       },
     ),
   ),
@@ -286,6 +292,7 @@ ROWS = {
         "Aliases": ["Cotswolds", "The Cotswolds"],
         "MatchedWikiEntityName": "",
         "NormalizedAliases": ["cotswolds"],
+        "HumanAnswers": ["Hills of Gloucestershire"],
         "NormalizedValue": "cotswold hills",
         "Type": "WikipediaEntity",
         "Value": "Cotswold Hills",
@@ -300,7 +307,10 @@ ROWS = {
       "Which hills?",
       ("Cotswold Hills", "Cotswolds", "The Cotswolds", "cotswolds"),
       "tc_3",
-      metadata={"QuestionSource": "http://www.triviacountry.com/"},
+      metadata={
+        "QuestionSource": "http://www.triviacountry.com/",
+        "official_answers": ["cotswolds", "Hills of Gloucestershire"],
+      },
     ),
   ),
   "Bamboogle": (

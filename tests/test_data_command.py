@@ -12,6 +12,7 @@ import pytest
 from absl import flags
 
 from anysearch_jax.data import hub, prepared
+from anysearch_jax.methods import evidence
 from launch import prepare_data
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -200,13 +201,89 @@ def test_one_set_in_two_files_is_refused(run, tmp_path):
     run(f"--folder={tmp_path}", f"--output={tmp_path / 'qa'}", "--sets=all")
 
 
-def test_real_questions_of_all_seven_sets(run, tmp_path):
+def test_training_asks_nothing_that_an_earlier_folder_holds_out(run, tmp_path):
+  _write(tmp_path / "b" / "nq_test.jsonl", "who wrote \u201cEmma\u201d", "b")
+  run(f"--folder={tmp_path / 'b'}", f"--output={tmp_path / 'eval'}")
+  mine = _write(tmp_path / "mine.jsonl", "Beyonc\u00e9?")
+  asked = ("Who wrote Emma?", "beyonce", "c")
+  train = _write(tmp_path / "a" / "nq_train.jsonl", *asked)
+  arguments = (f"--folder={train.parent}", "--mix=nq")
+  said = run(
+    *arguments,
+    f"--held_out={tmp_path / 'eval'}",
+    f"--held_out={mine}",
+    f"--output={tmp_path / 'train'}",
+  )
+  assert "2 in a held-out set" in said
+  opened = prepared.Prepared(tmp_path / "train")
+  assert opened.rows("train").texts() == ["c?"]
+  named = opened.manifest["held_out"]
+  assert [(each["path"], each["questions"]) for each in named] == [
+    (str(tmp_path / "eval"), 2),
+    (str(mine), 1),
+  ]
+  assert all(len(each["sha256"]) == 64 for each in named)
+  arguments += (f"--output={tmp_path / 'other'}",)
+  with pytest.raises(ValueError, match="expected a folder with evaluation"):
+    run(*arguments, f"--held_out={tmp_path / 'train'}")
+  with pytest.raises(ValueError, match="found no file"):
+    run(*arguments, f"--held_out={tmp_path / 'missing'}")
+  mine.write_text('{"text": "b"}\n')
+  with pytest.raises(ValueError, match="mine.jsonl, row 1: no known format"):
+    run(*arguments, f"--held_out={mine}")
+  assert not (tmp_path / "other").exists()
+
+
+def test_the_summary_counts_what_was_mended(run, tmp_path):
+  path = _write(tmp_path / "popqa_test.jsonl", "b", "c")
+  rows = list(map(json.loads, path.read_text().splitlines()))
+  rows[0]["golden_answers"] = "['x', 'y']"
+  rows[1]["golden_answers"] = ["*"]
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  said = run(f"--folder={tmp_path}", f"--output={tmp_path / 'qa'}")
+  assert "mended 1: answers in the text of a list" in said
+  assert "kept 1 that exact match accepts no answer to" in said
+  asked = prepared.Prepared(tmp_path / "qa").rows("popqa_test")
+  assert [q.golden_answers for q in asked] == [("x", "y"), ("*",)]
+
+
+def _questions():
   folder = _DATA / "questions"
   if not folder.is_dir():
     pytest.skip(
       f"no questions in {folder}; set ANYSEARCH_DATA to a folder with "
       "questions/<dataset>_<split>.jsonl in FlashRAG's layout"
     )
+  return folder
+
+
+def test_real_hotpotqa_questions_have_evidence_from_the_corpus(run, tmp_path):
+  folder = _questions()
+  output = tmp_path / "qa"
+  run(
+    f"--folder={folder}",
+    "--sets=hotpotqa_train,musique_train,hotpotqa_dev",
+    "--mix=hotpotqa,musique",
+    f"--passages={folder.parent / 'corpus.jsonl.gz'}",
+    "--evidence",
+    f"--output={output}",
+  )
+  opened = prepared.Prepared(output)
+  assert opened.manifest["settings"]["evidence"]
+  assert len(opened.manifest["passages"]["sha256"]) == 64
+  questions = opened.rows("train")
+  assert len(questions) > 250
+  evidence.check(questions)
+  for question in questions:
+    passages, _ = evidence.gold(question)
+    assert len(passages) == len(question.metadata["gold_doc_ids"])
+  # Evaluation sets do not need any.
+  (first, *_) = opened.rows("hotpotqa_dev")
+  assert "supporting" not in first.metadata
+
+
+def test_real_questions_of_all_seven_sets(run, tmp_path):
+  folder = _questions()
   arguments = (f"--folder={folder}", "--sets=all", "--mix=hotpotqa,musique")
   run(*arguments, f"--output={tmp_path / 'qa'}")
   run(*arguments, f"--output={tmp_path / 'again'}")
@@ -218,6 +295,7 @@ def test_real_questions_of_all_seven_sets(run, tmp_path):
     raw = {row["id"]: row for row in map(json.loads, lines)}
     assert split["read"] == len(raw)
     assert split["kept"] == len(opened.rows(name)) > 0.95 * len(raw)
+    assert name.endswith("_train") or split["kept"] == len(raw)
     for question in opened.rows(name):
       dataset, _, original = question.id.partition("/")
       row = raw[original]

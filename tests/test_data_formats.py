@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import question_rows
 
-from anysearch_jax.data import formats
+from anysearch_jax.data import cells, formats
 
 
 @pytest.mark.parametrize("name", question_rows.ROWS)
@@ -30,10 +30,88 @@ def test_each_format_is_recognised_and_read(name):
     (35, ("35",)),
     ([], ()),
     (None, ()),
+    # Brackets and quotes of their own.
+    (["[x]", "['Til Tuesday]", "[1912]"], ("[x]", "['Til Tuesday]", "[1912]")),
+    ("[Jane Austen]", ("[Jane Austen]",)),
+    ("O'Neill", ("O'Neill",)),
   ],
 )
 def test_answers_come_as_list_array_or_string(value, expected):
-  assert formats.answers(value) == expected
+  assert cells.answers(value) == (expected, ())
+
+
+@pytest.mark.parametrize(
+  ("value", "expected"),
+  [
+    ("['x', 'y']", ("x", "y")),
+    ('["x", "y"]', ("x", "y")),
+    (" [ 'x' ] ", ("x",)),
+    # As NumPy writes it; Python reads xy.
+    ("['x' 'y']", ("x", "y")),
+    ("['x'\n \"O'Neill, J.\"]", ("x", "O'Neill, J.")),
+    ("['O\\'Neill', 'a, b']", ("O'Neill", "a, b")),
+    ("[1912, 'x', -3.5]", ("1912", "x", "-3.5")),
+    ("[]", ()),
+    (["['x', 'y']", "z"], ("x", "y", "z")),
+    (np.array(["['x', 'y']"], object), ("x", "y")),
+  ],
+)
+def test_the_text_of_a_list_is_read_as_its_answers(value, expected):
+  assert cells.answers(value) == (expected, ("answers in the text of a list",))
+
+
+def test_a_year_that_pandas_made_a_fraction_is_a_year():
+  found = cells.answers([1912.0, "x"])
+  assert found.texts == ("1912", "x")
+  assert found.mended == ("a whole number written with a fraction",)
+
+
+@pytest.mark.parametrize(
+  ("value", "message"),
+  [
+    ([float("nan")], "an answer that is nan"),
+    (float("nan"), "an answer that is nan"),
+    (["x", float("inf")], "an answer that is inf"),
+    (["x", None], "an answer that is a NoneType"),
+    ("['x', nan]", "missing in the text of a list"),
+    ("[NaN]", "an answer that is nan"),
+    ("['x', None]", "missing in the text of a list"),
+    ('["x", null]', "an answer that is a NoneType"),
+    ("['x', 'y", "the text of a list or object"),
+    ("['x' and 'y']", "the text of a list or object"),
+    ("{'target': ['x']}", "the text of a list or object"),
+    ("array(['x'], dtype=object)", "the text of a list or object"),
+  ],
+)
+def test_answers_that_are_missing_or_damaged_are_refused(value, message):
+  with pytest.raises(formats.MalformedError, match=message):
+    cells.answers(value)
+
+
+def test_a_question_says_what_was_mended_in_its_answers():
+  row = {"question": "who", "golden_answers": "['x', 'y']"}
+  found = formats.read(row, "flashrag")
+  assert found.answers == ("x", "y")
+  assert found.mended == ("answers in the text of a list",)
+
+
+@pytest.mark.parametrize(
+  ("context", "text"),
+  [
+    ([["A", ["One.", " Two."]], ["A", ["Other."]]], "One. Two."),
+    ({"title": ["A"], "sentences": [["One.", "Two."]]}, "One. Two."),
+    ({"title": ["A"], "content": [["One.", "Two."]]}, "One. Two."),
+    ([["B", ["One."]]], None),
+    ("A text.", None),
+    ([["A"], 7, ["A", "One."]], None),
+    (None, None),
+  ],
+)
+def test_a_supporting_passage_has_the_sentences_of_its_title(context, text):
+  row = {"question": "a", "answer": "b", "supporting_facts": [["A", 1]]}
+  found = formats.read(row | {"context": context}, "hotpotqa")
+  expected = {"title": "A"} | ({} if text is None else {"text": text})
+  assert found.metadata["supporting"] == [expected]
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,8 @@ def test_the_manifest_says_what_there_is(tmp_path):
   made["nq_train"].read += 3
   made["nq_train"].dropped.update({"no answer": 2, "asked twice": 1})
   made["nq_train"].empty_answers = 4
+  made["nq_train"].mended["control characters"] = 1
+  made["nq_test"].unmatched = 1
   made["popqa_test"].read = 1
   made["popqa_test"].dropped["no answer"] = 1
   mixed = made["nq_train"].entries[::-1]
@@ -92,14 +94,25 @@ def test_the_manifest_says_what_there_is(tmp_path):
         "read": 5,
         "kept": 2,
         "dropped": {"asked twice": 1, "no answer": 2},
+        "mended": {"control characters": 1},
         "empty_answers": 4,
+        "unmatched": 0,
       },
-      "nq_test": {"read": 1, "kept": 1, "dropped": {}, "empty_answers": 0},
+      "nq_test": {
+        "read": 1,
+        "kept": 1,
+        "dropped": {},
+        "mended": {},
+        "empty_answers": 0,
+        "unmatched": 1,
+      },
       "popqa_test": {
         "read": 1,
         "kept": 0,
         "dropped": {"no answer": 1},
+        "mended": {},
         "empty_answers": 0,
+        "unmatched": 0,
       },
     },
     "mixed": {"nq": 2},

@@ -236,6 +236,16 @@ def test_servers_that_sample_are_looked_at_and_left_as_they_are():
   assert not paths & {"/continue_generation", "/pause_generation", "/generate"}
 
 
+def test_questions_that_the_method_cannot_be_rewarded_by_are_named(questions):
+  config = dataclasses.replace(
+    questions, method=config_lib.MethodConfig(name="stepsearch")
+  )
+  check = checks.Check("data", lambda: run_checks.data(config))
+  *_, finding = checks.run(check, deadline=60)
+  assert finding.level == checks.PROBLEM
+  assert "1 of 1 questions without evidence (nq_dev/0)" in finding.found
+
+
 def test_prepared_questions_are_read_whole(questions):
   (finding,) = run_checks.data(questions)
   assert (finding.level, "nq_dev 10, train 1" in finding.found) == ("ok", True)

@@ -7,7 +7,7 @@ in the endless stream is three numbers, and whoever has them goes on exactly.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,6 +81,19 @@ class Stream(Sequence):
   def cursor(self, taken: int) -> Cursor:
     """Where the stream stands after `taken` questions."""
     return at(taken, key=self._key, of=len(self.rows))
+
+
+def distinct(
+  questions: Sequence[types.Question],
+) -> Iterator[types.Question]:
+  """Every question that a run will take; of a stream, each only once."""
+  if not isinstance(questions, Stream):
+    yield from questions
+    return
+  count, of = len(questions), len(questions.rows)
+  # An epoch asks every question once, so the first one has all of them.
+  for row in take(questions.cursor(0), min(count, of), of=of)[0]:
+    yield questions.rows[int(row)]
 
 
 def progress(questions: Sequence[types.Question], taken: int) -> dict[str, Any]:

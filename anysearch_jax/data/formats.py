@@ -16,15 +16,16 @@ Nothing is corrected here; `preparing` does that, the same way for all of them.
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-ANSWER_SPLIT = "<|answer_split|>"
+from anysearch_jax import official
+from anysearch_jax.data import cells
 
-Row = Mapping[str, Any]
+Row = cells.Row
+MalformedError = cells.MalformedError
 
 _MARK = "Question:"
 _HOPS = re.compile(r"([1-9])hop")
@@ -36,12 +37,9 @@ _TAKEN = frozenset(
     *("answer", "Answer", "answers", "answer_aliases", "answerable"),
     *("golden_answers", "possible_answers", "dataset", "split", "index"),
     *("hops", "n_hops", "data_source", "prompt", "ability", "facts"),
+    *("supporting", "sub_questions", official.ANSWERS),
   )
 )
-
-
-class MalformedError(ValueError):
-  """A row that is no question; the text is short, rows are counted by it."""
 
 
 class Found(NamedTuple):
@@ -52,8 +50,10 @@ class Found(NamedTuple):
     id, dataset, split: "" where the row does not say.
     hops: searches in a row that an answer takes, where the row says.
     metadata: the row's plain values and what is known of its evidence:
-      `gold_doc_ids`, `supporting` (title, and text where the row marks it),
-      `sub_questions` (MuSiQue), `search_keys` (StepSearch).
+      `gold_doc_ids`, `supporting` (title, and text where the row has it),
+      `sub_questions` (MuSiQue), `search_keys` (StepSearch); and
+      `official_answers`, where the set's own script accepts others.
+    mended: names of what had to be mended in the answers.
   """
 
   question: str
@@ -63,6 +63,7 @@ class Found(NamedTuple):
   split: str = ""
   hops: int | None = None
   metadata: Mapping[str, Any] = {}
+  mended: tuple[str, ...] = ()
 
 
 def recognize(row: Row) -> str | None:
@@ -85,40 +86,14 @@ def read(row: Row, format: str) -> Found:
   return reader(row)
 
 
-def answers(value: Any) -> tuple[str, ...]:
-  """Accepted answers from a list, an array, a string or a joined string.
-
-  Raises:
-    MalformedError: something else.
-  """
-  if hasattr(value, "tolist"):
-    value = value.tolist()
-  if value is None:
-    return ()
-  if isinstance(value, str):
-    return tuple(value.split(ANSWER_SPLIT))
-  if isinstance(value, list | tuple):
-    return tuple(map(_text, value))
-  return (_text(value),)
-
-
-def _text(value: Any) -> str:
-  if isinstance(value, str):
-    return value
-  # Years and counts stand as numbers in some files; true and false do not.
-  if isinstance(value, int | float) and not isinstance(value, bool):
-    return str(value)
-  raise MalformedError(f"an answer that is a {type(value).__name__}")
-
-
 def _flashrag(row: Row) -> Found:
-  return _found(row, row["golden_answers"], _mapping(row, "metadata"))
+  return _found(row, row["golden_answers"], cells.mapping(row, "metadata"))
 
 
 def _search_r1(row: Row) -> Found:
-  truth = _mapping(row, "reward_model").get("ground_truth")
-  extra = _mapping(row, "extra_info")
-  known = {**_mapping(row, "metadata"), "dataset": row.get("data_source")}
+  truth = cells.mapping(row, "reward_model").get("ground_truth")
+  extra = cells.mapping(row, "extra_info")
+  known = {**cells.mapping(row, "metadata"), "dataset": row.get("data_source")}
   if isinstance(truth, Mapping):
     known["search_keys"] = truth.get("search_keys")
     truth = truth.get("target")
@@ -131,24 +106,26 @@ def _search_r1(row: Row) -> Found:
 
 
 def _anysearch(row: Row) -> Found:
-  target = _mapping(row, "label").get("target")
-  return _found(row, target, _mapping(row, "metadata"))
+  target = cells.mapping(row, "label").get("target")
+  return _found(row, target, cells.mapping(row, "metadata"))
 
 
 def _popqa(row: Row) -> Found:
-  return _found(row, _json(row["possible_answers"], list), row)
+  return _found(row, cells.parsed(row["possible_answers"], list), row)
 
 
 def _triviaqa(row: Row) -> Found:
-  a = _mapping(row, "Answer")
-  found = [a.get("Value"), *_listed(a, "Aliases")]
-  found += _listed(a, "NormalizedAliases")
+  a = cells.mapping(row, "Answer")
+  normalized = cells.listed(a, "NormalizedAliases")
+  found = [a.get("Value"), *cells.listed(a, "Aliases"), *normalized]
   asked = {"id": row.get("QuestionId"), "question": row["Question"]}
-  return _found(asked, [x for x in found if x is not None], row)
+  out = _found(asked, [x for x in found if x is not None], row)
+  own = cells.answers([*normalized, *cells.listed(a, "HumanAnswers")]).texts
+  return out._replace(metadata={**out.metadata, official.ANSWERS: list(own)})
 
 
 def _musique(row: Row) -> Found:
-  accepted = [row["answer"], *_listed(row, "answer_aliases")]
+  accepted = [row["answer"], *cells.listed(row, "answer_aliases")]
   if row.get("answerable") is False:
     accepted = []  # Half of MuSiQue-Full; its answers are those of the twin.
   return _found(row, [x for x in accepted if x is not None], row)
@@ -196,13 +173,13 @@ def _found(row: Row, accepted: Any, known: Row) -> Found:
   id_ = row.get("id", row.get("_id", row.get("question_id")))
   if id_ is None and known.get("index") is not None:
     id_ = f"{split}_{known['index']}".lstrip("_")
-  if id_ is not None and (isinstance(id_, bool) or not _is_plain(id_)):
+  if id_ is not None and (isinstance(id_, bool) or not cells.plain(id_)):
     raise MalformedError(f"an id that is a {type(id_).__name__}")
   id_ = "" if id_ is None else str(id_)
   metadata = {
     name: value
     for name, value in known.items()
-    if name not in _TAKEN and value != "" and _is_plain(value)
+    if name not in _TAKEN and value != "" and cells.plain(value)
   }
   evidence = _evidence(known)
   hops = known.get("n_hops", known.get("hops"))
@@ -217,59 +194,88 @@ def _found(row: Row, accepted: Any, known: Row) -> Found:
     hops = int(named[1]) if named else len(steps) or None
   if hops is not None and (type(hops) is not int or not 0 <= hops < 100):
     raise MalformedError("hops that are no small number")
+  texts, mended = cells.answers(accepted)
   return Found(
     question,
-    answers(accepted),
+    texts,
     id_,
     str(known.get("dataset") or ""),
     split,
     hops,
     metadata | evidence,
+    mended,
   )
 
 
 def _evidence(known: Row) -> dict[str, Any]:
   """What a row knows of the passages and steps to its answer."""
   out: dict[str, Any] = {}
-  if gold := _listed(known, "gold_doc_ids"):
+  if gold := cells.listed(known, "gold_doc_ids"):
     out["gold_doc_ids"] = list(map(str, gold))
   if supporting := _supporting(known):
     out["supporting"] = supporting
-  steps = _dicts(known, "question_decomposition")
+  steps = cells.dicts(known, "question_decomposition")
   if steps:
     out["sub_questions"] = [
-      {name: _text(step[name]) for name in ("question", "answer")}
+      {name: cells.text(step[name]) for name in ("question", "answer")}
       for step in steps
       if step.get("question") is not None and step.get("answer") is not None
     ]
-  if keys := _listed(known, "search_keys"):
-    out["search_keys"] = [list(answers(key)) for key in keys]
+  if keys := cells.listed(known, "search_keys"):
+    out["search_keys"] = [list(cells.answers(key).texts) for key in keys]
   return out
 
 
 def _supporting(known: Row) -> list[dict[str, str]]:
-  """Supporting passages in order: titles, and texts where they are marked."""
+  """Supporting passages in order: titles, and texts where the row has them."""
   facts = known.get("supporting_facts")
   if isinstance(facts, Mapping):
-    titles = _listed(facts, "title")
+    titles = cells.listed(facts, "title")
   else:
     titles = [
       fact[0] if isinstance(fact, list | tuple) and fact else None
-      for fact in _listed(known, "supporting_facts")
+      for fact in cells.listed(known, "supporting_facts")
     ]
   if titles:
     if not all(isinstance(title, str) for title in titles):
       raise MalformedError("supporting facts without titles")
-    return [{"title": title} for title in dict.fromkeys(titles)]
+    texts = _context(known)
+    return [
+      {"title": title, **({"text": texts[title]} if title in texts else {})}
+      for title in dict.fromkeys(titles)
+    ]
   return [
     {
       "title": str(paragraph.get("title") or ""),
       "text": str(paragraph.get("paragraph_text") or ""),
     }
-    for paragraph in _dicts(known, "paragraphs")
+    for paragraph in cells.dicts(known, "paragraphs")
     # StepSearch lists only these.
     if paragraph.get("is_supporting", True)
   ]
+
+
+def _context(known: Row) -> dict[str, str]:
+  """The passages of HotpotQA and 2WikiMultihopQA by title, first ones first.
+
+  A passage is a list of sentences: [title, sentences] in the sets' own files,
+  columns of titles and of sentences elsewhere. Other contexts have no passages.
+  """
+  value = known.get("context")
+  if isinstance(value, Mapping):
+    sentences = "sentences" if "sentences" in value else "content"
+    pairs = zip(cells.listed(value, "title"), cells.listed(value, sentences))
+  elif isinstance(value, list | tuple):
+    pairs = (p for p in value if isinstance(p, list | tuple) and len(p) == 2)
+  else:
+    return {}
+  texts: dict[str, str] = {}
+  for title, said in pairs:
+    if isinstance(title, str) and isinstance(said, list | tuple):
+      # 2WikiMultihopQA has no spaces between sentences.
+      text = " ".join(" ".join(map(str, said)).split())
+      texts.setdefault(title, text)
+  return texts
 
 
 def _asked(prompt: Any) -> str:
@@ -278,7 +284,7 @@ def _asked(prompt: Any) -> str:
   if not isinstance(prompt, str):
     said = [
       message.get("content")
-      for message in _dicts({"prompt": prompt}, "prompt")
+      for message in cells.dicts({"prompt": prompt}, "prompt")
       if message.get("role", "user") == "user"
     ]
     content = said[-1] if said else None
@@ -288,50 +294,3 @@ def _asked(prompt: Any) -> str:
   if not mark and "\n" in content.strip():
     raise MalformedError(f"a prompt without {_MARK!r}")
   return question
-
-
-def _mapping(row: Row, name: str) -> Row:
-  """A column of named values, which some files hold as JSON text."""
-  value = row.get(name)
-  if value is None or value == "":
-    return {}
-  if isinstance(value, str):
-    return _json(value, dict)
-  if not isinstance(value, Mapping):
-    raise MalformedError(f"{name} that is a {type(value).__name__}")
-  return value
-
-
-def _json(text: Any, kind: type) -> Any:
-  try:
-    value = json.loads(text)
-  except (ValueError, TypeError, RecursionError):
-    value = None
-  if not isinstance(value, kind):
-    raise MalformedError(f"text that is no JSON {kind.__name__}")
-  return value
-
-
-def _listed(row: Row, name: str) -> list[Any]:
-  """A column that is a list, an array or nothing."""
-  value = row.get(name)
-  if hasattr(value, "tolist"):
-    value = value.tolist()
-  if value is None:
-    return []
-  if not isinstance(value, list | tuple):
-    raise MalformedError(f"{name} that is a {type(value).__name__}")
-  return list(value)
-
-
-def _dicts(row: Row, name: str) -> Iterable[Row]:
-  value = _listed(row, name)
-  if not all(isinstance(each, Mapping) for each in value):
-    raise MalformedError(f"{name} that holds something else than objects")
-  return value
-
-
-def _is_plain(value: Any) -> bool:
-  if isinstance(value, float):
-    return math.isfinite(value)
-  return isinstance(value, str | int | bool)

@@ -79,7 +79,9 @@ def write(
         "read": part.read,
         "kept": len(part.entries),
         "dropped": dict(sorted(part.dropped.items())),
+        "mended": dict(sorted(part.mended.items())),
         "empty_answers": part.empty_answers,
+        "unmatched": part.unmatched,
       }
       for name, part in parts.items()
     },
@@ -261,6 +263,10 @@ class Rows(Sequence):
       tuple(row["golden_answers"]),
       metadata=metadata,
     )
+
+  def texts(self) -> list[str]:
+    """The questions alone, in order."""
+    return self._table.column("question").to_pylist()
 
   def ids(self) -> list[str]:
     """The questions' ids in order."""

@@ -12,13 +12,15 @@ import hashlib
 import json
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from anysearch_jax import scoring
-from anysearch_jax.data import files, formats
+from anysearch_jax.data import beside as beside_lib
+from anysearch_jax.data import files, formats, gold_passages, leaks, texts
+from anysearch_jax.methods import evidence
 
 SPLITS = ("train", "dev", "test")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
@@ -55,13 +57,15 @@ class Settings:
   mix: datasets whose training splits are mixed into `train.parquet`. seed: of
   that order. limits: the most questions of a `<dataset>_<split>`; a smaller
   limit keeps some of what a larger one keeps. skip_malformed: leave rows out
-  that are no question, and count them.
+  that are no question, and count them. evidence: leave training questions out
+  that have none of `methods.evidence`, which StepSearch is rewarded by.
   """
 
   mix: tuple[str, ...] = ()
   seed: int = 42
   limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
   skip_malformed: bool = False
+  evidence: bool = False
 
 
 class Entry(NamedTuple):
@@ -78,14 +82,28 @@ class Entry(NamedTuple):
 
 @dataclasses.dataclass
 class Part:
-  """One dataset's split: its questions and what became of the others."""
+  """One dataset's split: its questions and what became of the others.
+
+  Attributes:
+    entries: the questions.
+    read: rows.
+    dropped: rows that are not among the entries, by reason.
+    mended: rows that were changed to be read, by what was mended.
+    empty_answers: answers that normalise to nothing.
+    unmatched: evaluation questions that have no other answers. They stay, so
+      that a set has its published size, and nothing is right.
+  """
 
   entries: list[Entry] = dataclasses.field(default_factory=list)
   read: int = 0
   dropped: collections.Counter[str] = dataclasses.field(
     default_factory=collections.Counter
   )
+  mended: collections.Counter[str] = dataclasses.field(
+    default_factory=collections.Counter
+  )
   empty_answers: int = 0
+  unmatched: int = 0
 
   def keep(self, kept: Sequence[Entry], reason: str) -> None:
     """Leaves these; the others are dropped for `reason`."""
@@ -123,29 +141,17 @@ def split_name(name: str) -> str:
   return name
 
 
-def ask(text: str) -> str:
-  """A question as the policy reads it: one line that ends in `?`."""
-  text = _line(text)
-  inner = text[1:-1]
-  # TriviaQA has cells of a table as they stood there, with quotes doubled.
-  if text[:1] == text[-1:] == '"' and '""' in inner:
-    if '"' not in inner.replace('""', ""):
-      text = _line(inner.replace('""', '"'))
-  return text if text.endswith("?") else f"{text}?"
-
-
-def accept(answers: Iterable[str]) -> tuple[str, ...]:
-  """Distinct answers in order, without those that normalise to nothing."""
-  lines = map(_line, answers)
-  return tuple(dict.fromkeys(a for a in lines if scoring.normalize_answer(a)))
-
-
-def prepare(inputs: Sequence[Input], settings: Settings) -> tuple[Parts, list]:
+def prepare(
+  inputs: Sequence[Input],
+  settings: Settings,
+  beside: beside_lib.Beside = beside_lib.NOTHING,
+) -> tuple[Parts, list]:
   """Reads and cleans all files.
 
   Args:
     inputs: in this order their questions stand.
     settings: what is kept.
+    beside: what else is known of questions.
 
   Returns:
     The parts by `<dataset>_<split>`, and a line of the manifest for each input.
@@ -154,26 +160,43 @@ def prepare(inputs: Sequence[Input], settings: Settings) -> tuple[Parts, list]:
     PreparingError: the first row that is no question, by file and number; a
       limit of nothing.
     files.UnreadableError: a file that cannot be read.
+    gold_passages.CorpusError: a corpus without a passage that is named.
   """
   parts: Parts = collections.defaultdict(Part)
-  listed = [_read(source, parts, settings) for source in inputs]
-  for part in parts.values():
-    part.keep(_merged(part.entries), "asked twice, answers merged")
-  held_out = {
-    _key(entry.question)
-    for part in parts.values()
+  listed = [_read(source, parts, settings, beside) for source in inputs]
+  training = {n: part for n, part in parts.items() if n.endswith("_train")}
+  for name, part in parts.items():
+    reason = "asked twice, answers merged" if name in training else "read twice"
+    part.keep(_merged(part.entries), reason)
+  evaluated = {
+    leaks.key(entry.question)
+    for name, part in parts.items()
+    if name not in training
     for entry in part.entries
-    if entry.split != "train"
   }
-  for part in parts.values():
-    part.keep(
-      [
+  held_out = set(map(leaks.key, beside.held_out)) - evaluated
+  for part in training.values():
+    keys = {e.id: leaks.key(e.question) for e in part.entries}
+    for questions, reason in (
+      (evaluated, "in an evaluation split"),
+      (held_out, "in a held-out set"),
+    ):
+      kept = [e for e in part.entries if keys[e.id] not in questions]
+      part.keep(kept, reason)
+    if beside.corpus:
+      known = gold_passages.filled(
+        [e.metadata for e in part.entries], beside.corpus
+      )
+      part.entries = [
+        e._replace(metadata=m) for e, m in zip(part.entries, known)
+      ]
+    if settings.evidence:
+      kept = [
         e
         for e in part.entries
-        if e.split != "train" or _key(e.question) not in held_out
-      ],
-      "in an evaluation split",
-    )
+        if any(evidence.of_metadata(json.loads(e.metadata)))
+      ]
+      part.keep(kept, "no evidence")
   for name, limit in settings.limits.items():
     if name not in parts:
       raise PreparingError(
@@ -211,7 +234,9 @@ def shuffled(id_: str) -> bytes:
   return hashlib.sha256(id_.encode()).digest()
 
 
-def _read(source: Input, parts: Parts, settings: Settings) -> dict[str, Any]:
+def _read(
+  source: Input, parts: Parts, settings: Settings, beside: beside_lib.Beside
+) -> dict[str, Any]:
   """Adds a file's questions; its line of the manifest."""
   format_, count = source.format, 0
   for number, row in files.rows(source.path):
@@ -230,6 +255,7 @@ def _read(source: Input, parts: Parts, settings: Settings) -> dict[str, Any]:
           )
       found = formats.read(row, format_)
       dataset, split = _belongs(found, source)
+      found = texts.clean(found, beside.aliases)
       _add(found, parts[f"{dataset}_{split}"], dataset, split)
     except formats.MalformedError as error:
       if not settings.skip_malformed:
@@ -273,14 +299,16 @@ def _belongs(found: formats.Found, source: Input) -> tuple[str, str]:
 
 
 def _add(found: formats.Found, part: Part, dataset: str, split: str) -> None:
-  """Cleans a question and puts it to its part."""
-  if not found.question.strip() or not _key(found.question):
-    raise formats.MalformedError("an empty question")
+  """Puts a clean question to its part."""
   part.read += 1
-  accepted = accept(found.answers)
+  part.mended.update(found.mended)
+  accepted = texts.accept(found.answers)
   part.empty_answers += sum(
     not scoring.normalize_answer(answer) for answer in found.answers
   )
+  if not accepted and split != "train":
+    accepted = texts.distinct(found.answers)
+    part.unmatched += bool(accepted)
   if not accepted:
     part.dropped["no answer"] += 1
     return
@@ -291,43 +319,40 @@ def _add(found: formats.Found, part: Part, dataset: str, split: str) -> None:
   }
   part.entries.append(
     Entry(
-      _line(f"{dataset}/{found.id or f'{split}_{part.read - 1}'}"),
-      ask(found.question),
+      texts.line(f"{dataset}/{found.id or f'{split}_{part.read - 1}'}"),
+      texts.ask(found.question),
       accepted,
       dataset,
       split,
       found.hops,
-      _whole(json.dumps(metadata, ensure_ascii=False, sort_keys=True)),
+      texts.whole(json.dumps(metadata, ensure_ascii=False, sort_keys=True)),
     )
   )
 
 
 def _merged(entries: Sequence[Entry]) -> list[Entry]:
-  """Each question once, with every answer that one of its rows accepts."""
+  """Each question once, with every answer that one of its rows accepts.
+
+  Questions of training are the same if they ask the same; those of evaluation
+  only if they are the same row, so that a set stays as it was published.
+  """
   first: dict[str, Entry] = {}
-  ids: dict[str, str] = {}
+  ids: dict[str, Entry] = {}
   for entry in entries:
     key = _key(entry.question)
-    if ids.setdefault(entry.id, key) != key:
+    other = ids.setdefault(entry.id, entry)
+    if _key(other.question) != key:
       raise PreparingError(
         f"Two questions have the id {entry.id!r} in {entry.dataset} "
-        f"{entry.split}: {first[ids[entry.id]].question!r} and "
-        f"{entry.question!r}. Read only one of their files, or correct it."
+        f"{entry.split}: {other.question!r} and {entry.question!r}. Read only "
+        "one of their files, or correct it."
       )
-    kept = first.setdefault(key, entry)
+    same = key if entry.split == "train" else entry.id
+    kept = first.setdefault(same, entry)
     if kept is not entry:
       both = dict.fromkeys(kept.golden_answers + entry.golden_answers)
-      first[key] = kept._replace(golden_answers=tuple(both))
+      first[same] = kept._replace(golden_answers=tuple(both))
   return list(first.values())
-
-
-def _line(text: str) -> str:
-  return " ".join(_whole(text).split())
-
-
-def _whole(text: str) -> str:
-  """Halves of characters, which JSON can hold and no file, are replaced."""
-  return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _key(question: str) -> str:

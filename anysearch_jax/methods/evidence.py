@@ -1,15 +1,17 @@
 """The passages and queries that lead to a question's answer.
 
-They stand in a question's metadata, under the names of `data.formats`:
+They are in a question's metadata, under the names of `data.formats`:
 `supporting` passages, and `search_keys` (StepSearch's rows) or `sub_questions`
-(MuSiQue's). What names its passages otherwise is given them here.
+(MuSiQue's). `of_world` adds them to questions of the generated world,
+`launch.prepare_data --passages` to those that name passages of a corpus.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.data import world as world_lib
@@ -19,22 +21,20 @@ Keys = tuple[tuple[str, ...], ...]
 
 # MuSiQue's later steps name the answer of an earlier one by its number.
 _EARLIER = re.compile(r"#(\d+)")
+# Questions that an error names.
+_NAMED = 5
 
 
-def gold(question: types.Question) -> tuple[Passages, Keys]:
+def of_metadata(metadata: Mapping[str, Any]) -> tuple[Passages, Keys]:
   """The gold passages of a question and its groups of equal search keys.
 
   Args:
-    question: of a source that knows them.
+    metadata: of the question.
 
   Returns:
     Title and text of each passage, those without a text left out; for each step
-    to the answer, the queries that would do. One of the two may be empty.
-
-  Raises:
-    ValueError: the question has neither.
+    to the answer, the queries that would do. Either may be empty.
   """
-  metadata = question.metadata
   passages = tuple(
     f"{passage['title']} {passage['text']}"
     for passage in metadata.get("supporting", ())
@@ -44,15 +44,45 @@ def gold(question: types.Question) -> tuple[Passages, Keys]:
   keys = keys or tuple(
     (step,) for step in _resolved(metadata.get("sub_questions", ()))
   )
-  if not passages and not keys:
-    raise ValueError(
-      f"Question {question.id!r} has neither supporting passages with their "
-      "texts nor search keys or sub-questions in its metadata, and StepSearch "
-      "is rewarded by them. Train on MuSiQue's or StepSearch's rows or on the "
-      "generated world (evidence.of_world), or give it the passages that it "
-      "names (evidence.of_corpus)."
-    )
   return passages, keys
+
+
+def gold(question: types.Question) -> tuple[Passages, Keys]:
+  """`of_metadata` of a question that has some evidence.
+
+  Raises:
+    ValueError: it has none.
+  """
+  found = of_metadata(question.metadata)
+  if not any(found):
+    check([question])
+  return found
+
+
+def check(questions: Iterable[types.Question]) -> None:
+  """Refuses questions without evidence, before any of them is sampled.
+
+  Args:
+    questions: all that a run will ask, each once.
+
+  Raises:
+    ValueError: how many have none, and the first of them.
+  """
+  count, lacking = 0, []
+  for question in questions:
+    count += 1
+    if not any(of_metadata(question.metadata)):
+      lacking.append(question.id)
+  if lacking:
+    more = ", ..." if len(lacking) > _NAMED else ""
+    raise ValueError(
+      f"Found {len(lacking)} of {count} questions without evidence "
+      f"({', '.join(lacking[:_NAMED])}{more}); StepSearch is rewarded by it. "
+      "Expected supporting passages with their texts, search keys or "
+      "sub-questions in the metadata of each. Prepare the questions again with "
+      "--evidence, which leaves such training questions out, or train on "
+      "another data.split; docs/data.md says which files have evidence."
+    )
 
 
 def of_world(
@@ -88,23 +118,6 @@ def of_world(
         keys.append([f"{fact['entity']} {word}"])
     out.append(_with(question, supporting=supporting, search_keys=keys))
   return out
-
-
-def of_corpus(
-  question: types.Question, find: Callable[[str], types.Passage]
-) -> types.Question:
-  """A question with the texts of the passages that it names by id.
-
-  Args:
-    question: one with `gold_doc_ids` in its metadata.
-    find: the passage of an id.
-
-  Returns:
-    The question with `supporting`, else as it was.
-  """
-  passages = map(find, question.metadata["gold_doc_ids"])
-  supporting = [{"title": p.title, "text": p.text} for p in passages]
-  return _with(question, supporting=supporting)
 
 
 def _with(question: types.Question, **known) -> types.Question:

@@ -1,0 +1,79 @@
+"""What preparing reads beside the files of questions it prepares."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from anysearch_jax.data import cells, files, formats
+
+
+class BesideError(ValueError):
+  """A file that is not what its flag asks for."""
+
+
+class Beside(NamedTuple):
+  """What is known beside the questions.
+
+  Attributes:
+    held_out: questions that no training question may ask, besides those of the
+      evaluation splits.
+    aliases: of 2WikiMultihopQA, by `answer_id`: names that its script accepts.
+    corpus: has the passages that training questions name by `gold_doc_ids`.
+  """
+
+  held_out: Collection[str] = ()
+  aliases: Mapping[str, Sequence[str]] = {}
+  corpus: pathlib.Path | None = None
+
+
+NOTHING = Beside()
+
+
+def read_questions(path: pathlib.Path) -> list[str]:
+  """The questions of a file, of whatever dataset and split.
+
+  Raises:
+    BesideError: a row that is no question, by its number.
+    files.UnreadableError: a file that cannot be read.
+  """
+  format_, out = None, []
+  for number, row in files.rows(path):
+    try:
+      if isinstance(row, formats.MalformedError):
+        raise row
+      format_ = format_ or formats.recognize(row)
+      if format_ is None:
+        raise formats.MalformedError(f"no known format ({', '.join(row)})")
+      out.append(formats.read(row, format_).question)
+    except formats.MalformedError as error:
+      raise BesideError(
+        f"{path}, row {number}: {error}; expected a question. Correct it."
+      ) from error
+  return out
+
+
+def read_aliases(path: pathlib.Path) -> dict[str, list[str]]:
+  """2WikiMultihopQA's names of entities, aliases and demonyms, by their ids.
+
+  Raises:
+    BesideError: a row that is not as in its `id_aliases.json`.
+    files.UnreadableError: a file that cannot be read.
+  """
+  names: dict[str, list[str]] = {}
+  for number, row in files.rows(path):
+    try:
+      if isinstance(row, formats.MalformedError):
+        raise row
+      names[row["Q_id"]] = [
+        cells.text(name)
+        for column in ("aliases", "demonyms")
+        for name in cells.listed(row, column)
+      ]
+    except (formats.MalformedError, KeyError, TypeError) as error:
+      raise BesideError(
+        f"{path}, row {number}: found no Q_id with aliases and demonyms "
+        f"({error}); expected 2WikiMultihopQA's id_aliases.json."
+      ) from error
+  return names
