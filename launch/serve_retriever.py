@@ -23,6 +23,8 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 import uvicorn
 from absl import app, flags
@@ -73,6 +75,7 @@ def serve(
   limits: limits_lib.Limits | None = None,
   token: str = "",
   grace: float = 30.0,
+  described: Mapping[str, Any] | None = None,
 ) -> None:
   """Serves until SIGTERM or SIGINT; see the module.
 
@@ -82,11 +85,14 @@ def serve(
     limits: of requests and of the queue.
     token: that clients must have; empty for all of them.
     grace: seconds for requests that are open at the end.
+    described: more fields of `/health`.
 
   Raises:
     OSError: it cannot listen there.
   """
-  made = service.create_app(search, limits=limits, token=token)
+  made = service.create_app(
+    search, limits=limits, token=token, described=described
+  )
   running = made.state.service
   config = uvicorn.Config(
     made,
@@ -149,7 +155,13 @@ def define_flags() -> None:
     "blank",
     default.blank,
     ["reject", "empty"],
-    "A blank query is an error, or has no passages.",
+    "A blank query has no passages, or its request is refused.",
+  )
+  flags.DEFINE_enum(
+    "long",
+    default.long,
+    ["reject", "cut"],
+    "A query of more characters is cut, or its request is refused.",
   )
   flags.DEFINE_float(
     "grace", 30, "Seconds for what is open when it is stopped.", 0
@@ -173,6 +185,7 @@ def main(argv) -> None:
       batch=f.batch,
       deadline=f.deadline,
       blank=f.blank,
+      long=f.long,
     )
     token = _token(f.token_variable)
   except ValueError as error:
@@ -200,6 +213,7 @@ def main(argv) -> None:
       limits=limits,
       token=token,
       grace=f.grace,
+      described=index.described,
     )
   except OSError as error:
     sys.exit(

@@ -10,7 +10,8 @@
                         and with "return_score": true [those, their scores]
                         (ReSearch, ReCall)
 
-DOC is `document`. Other keys of a request are ignored, as those services do.
+DOC is `document`. Other keys of a request are ignored, and numbers and booleans
+may be text ("3", "true"): those services read requests with pydantic.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
+import pydantic
 
 from retrieval import passages
 
 Found = Sequence[Sequence[passages.Passage]]
+_COUNT = pydantic.TypeAdapter(int | None)
+_FLAG = pydantic.TypeAdapter(bool | None)
 # Half of a pair: JSON can spell it, UTF-8 and most encoders cannot.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -191,18 +195,22 @@ def _texts(body: Mapping[str, Any], key: str) -> list[str]:
 
 def _count(body: Mapping[str, Any], key: str) -> int | None:
   value = body.get(key)
-  if isinstance(value, float) and value.is_integer():
-    value = int(value)  # JSON does not tell 3 from 3.0.
-  if value is not None and type(value) is not int:
-    raise RequestError(f"{key}: found {_kind(value)}, expected a whole number.")
-  return value or None
+  try:
+    return _COUNT.validate_python(value) or None
+  except ValueError:
+    raise RequestError(
+      f"{key}: found {_kind(value)}, expected a whole number."
+    ) from None
 
 
 def _flag(body: Mapping[str, Any], key: str) -> bool:
   value = body.get(key)
-  if value is not None and not isinstance(value, bool):
-    raise RequestError(f"{key}: found {_kind(value)}, expected true or false.")
-  return bool(value)
+  try:
+    return bool(_FLAG.validate_python(value))
+  except ValueError:
+    raise RequestError(
+      f"{key}: found {_kind(value)}, expected true or false."
+    ) from None
 
 
 def _clean(text: str) -> str:

@@ -17,6 +17,7 @@ POOLINGS = ("mean", "cls")
 _E5 = {"query_prefix": "query: ", "passage_prefix": "passage: "}
 # A word of the name: `e5-small-v2`, `intfloat_e5-base`, not `base5` or `e512`.
 _E5_NAME = re.compile(r"(?<![a-z0-9])e5(?![a-z0-9])", re.IGNORECASE)
+_INTFLOAT = re.compile(r"e5-(small|base|large)(-v2)?")
 # Where sentence-transformers looks for the prompt of either side.
 _PROMPTS = {
   "query_prefix": ("query",),
@@ -130,15 +131,29 @@ def _prompts(folder: pathlib.Path) -> dict[str, str]:
   return said if any(said.values()) else {}
 
 
-def _is_e5(folder: pathlib.Path) -> bool:
-  """By the folder's name, the Hub's cache included, or what config.json says
-  that it was made from."""
+def model_name(folder: pathlib.Path) -> str:
+  """The name of a folder's model, as the Hub has it where that is known.
+
+  The Hub's cache has it in a folder's name; E5's own models are intfloat's.
+  """
   folder = folder.resolve()
-  config = read(folder / "config.json", dict)
+  if folder.parent.name == "snapshots":
+    cached = folder.parent.parent.name
+    return cached.removeprefix("models--").replace("--", "/")
+  of_intfloat = _INTFLOAT.fullmatch(folder.name) is not None
+  return f"intfloat/{folder.name}" if of_intfloat else folder.name
+
+
+def is_e5_name(name: str) -> bool:
+  """Whether a model is E5's by its name."""
+  return _E5_NAME.search(name) is not None
+
+
+def _is_e5(folder: pathlib.Path) -> bool:
+  """By the folder's name, or what config.json says that it was made from."""
+  config = read(folder.resolve() / "config.json", dict)
   made_from = pathlib.PurePath(str(config.get("_name_or_path", "")))
-  cached = folder.parent.name == "snapshots"
-  name = folder.parent.parent.name if cached else folder.name
-  return any(_E5_NAME.search(text) for text in (name, made_from.name))
+  return is_e5_name(model_name(folder)) or is_e5_name(made_from.name)
 
 
 def read(path: pathlib.Path, kind: type) -> Any:

@@ -50,6 +50,7 @@ class FaissFile:
   def __init__(self, path: str | os.PathLike):
     self._index = _open(pathlib.Path(path))
     self.count, self.dim = self._index.ntotal, self._index.d
+    self.type = type(self._index).__name__
 
   def search(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
     """See `search.VectorIndex`."""
@@ -59,9 +60,13 @@ class FaissFile:
 class FaissFlat:
   """Exact search over the files that `write` made.
 
+  type: of the index of float32 vectors, by FAISS's name.
+
   Raises:
     vectors.DamagedError: a file that is missing, cut short or of another kind.
   """
+
+  type = "IndexFlatIP"
 
   def __init__(self, folder: str | os.PathLike):
     folder = pathlib.Path(folder)

@@ -43,6 +43,8 @@ class JaxFlat:
     block: int = 32768,
   ):
     self.count, self.dim = shards.count, shards.dim
+    rounded = "" if shards.dtype == "float32" else f" ({shards.dtype})"
+    self.type = f"IndexFlatIP{rounded}"
     for shard in range(len(shards)):
       shards.check(shard, read=False)
     if devices is None and jax.default_backend() != "cpu":

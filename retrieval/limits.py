@@ -16,13 +16,16 @@ class Limits:
     max_topk: the most that a request may want for a query.
     queries: the most in a request.
     passages: the most that all queries of a request may want.
-    characters: the most in a query.
+    characters: the most in a query; see `long`.
     body: the most bytes in a request.
     queue: queries of all requests that may wait; one more is turned away.
     batch: the most queries in a search.
     deadline: seconds from a request to its answer.
-    blank: what a query without a letter is: "reject", an error as for the
-      authors' server, or "empty", one without passages.
+    blank: "empty" gives a query without a letter an empty list of passages, as
+      clients like Search-R1's expect, which read "result" of every response;
+      "reject" refuses the request, as the AnySearch authors' server does.
+    long: "cut" takes the beginning of a query of more than `characters`, as
+      encoders do; "reject" refuses the request.
   """
 
   topk: int = 3
@@ -34,7 +37,8 @@ class Limits:
   queue: int = 16384
   batch: int = 128
   deadline: float = 30.0
-  blank: str = "reject"
+  blank: str = "empty"
+  long: str = "cut"
 
   def __post_init__(self):
     for name in ("topk", "queries", "characters", "body", "batch", "deadline"):
@@ -56,10 +60,12 @@ class Limits:
         f"queue: found {self.queue}, expected {self.queries} or more, so that "
         "the largest request can be taken at all."
       )
-    if self.blank not in ("reject", "empty"):
-      raise ValueError(
-        f"blank: found {self.blank!r}, expected 'reject' or 'empty'."
-      )
+    for name, other in (("blank", "empty"), ("long", "cut")):
+      if getattr(self, name) not in ("reject", other):
+        raise ValueError(
+          f"{name}: found {getattr(self, name)!r}, expected 'reject' or "
+          f"{other!r}."
+        )
 
   def check(self, asked: dialects.Asked) -> int:
     """The passages wanted for each query.
@@ -73,7 +79,7 @@ class Limits:
         "ask in several requests."
       )
     for place, query in enumerate(asked.queries):
-      if len(query) > self.characters:
+      if self.long == "reject" and len(query) > self.characters:
         raise dialects.RequestError(
           f"Query {place} has {len(query)} characters, expected at most "
           f"{self.characters}."

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from retrieval import building, passages, search, vectors
+from retrieval import building, encoder_settings, passages, search, vectors
 
 
 def open_index(
@@ -44,14 +44,19 @@ def open_index(
     )
   if verify:
     corpus.verify()
-  made = None
+  made, model = None, ""
   if "encoder" in identity:
     made = _encoder(identity["encoder"], encoder)
+    found = identity["encoder"].get("folder", "")
+    if isinstance(encoder, str | os.PathLike):
+      found = encoder
+    model = found and encoder_settings.model_name(pathlib.Path(found))
   return search.PassageSearch(
     corpus,
     _index(folder, identity, devices=devices, verify=verify),
     encoder=made,
     identity=building.without_paths(identity),
+    model=model,
   )
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from retrieval import passages
+from retrieval import encoder_settings, passages
 
 
 class Hits(NamedTuple):
@@ -29,6 +29,7 @@ class VectorIndex(Protocol):
 
   count: int  # Rows.
   dim: int
+  type: str  # The name of such an index in FAISS.
 
   def search(self, vectors: np.ndarray, k: int) -> list[Hits]:
     """The best rows for each vector, float32 `[Q, dim]`; any thread may ask."""
@@ -39,6 +40,7 @@ class TextIndex(Protocol):
   """Search by the words of a query."""
 
   count: int
+  type: str
 
   def search(self, queries: Sequence[str], k: int) -> list[Hits]:
     """The best rows for each query; any thread may ask."""
@@ -71,6 +73,7 @@ class PassageSearch:
     index: a `VectorIndex` with an encoder, a `TextIndex` without.
     encoder: of queries.
     identity: what answers come from, as JSON values; equal ones answer alike.
+    model: the encoder's name.
 
   Raises:
     ValueError: parts that do not belong together.
@@ -83,6 +86,7 @@ class PassageSearch:
     *,
     encoder: Encoder | None = None,
     identity: dict[str, Any],
+    model: str = "",
   ):
     if index.count != len(corpus):
       raise ValueError(
@@ -96,6 +100,7 @@ class PassageSearch:
       )
     self._corpus, self._index, self._encoder = corpus, index, encoder
     self.identity = identity
+    self._model = model
 
   def __len__(self) -> int:
     return len(self._corpus)
@@ -104,6 +109,25 @@ class PassageSearch:
   def corpus(self) -> passages.Corpus:
     """What is searched."""
     return self._corpus
+
+  @property
+  def described(self) -> dict[str, Any]:
+    """What the health check of the AnySearch authors' server says.
+
+    Their launcher starts no run unless the values are those of exact search by
+    inner product with `intfloat/e5-base-v2`. Their name of such a backend
+    stands for the answers, whether FAISS or JAX computes them.
+    """
+    exact = self._index.type.startswith("IndexFlat")
+    is_canonical = exact and encoder_settings.is_e5_name(self._model)
+    return {
+      "backend": "e5-faiss-flat" if is_canonical else self.identity["kind"],
+      "model": self._model,
+      "index_type": self._index.type,
+      "index_metric": "bm25" if self._encoder is None else "inner_product",
+      "index_size": self._index.count,
+      "corpus_size": len(self._corpus),
+    }
 
   def search(
     self, queries: Sequence[str], k: int

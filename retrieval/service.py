@@ -66,8 +66,15 @@ class Service:
     waiting: queries that wait for one.
   """
 
-  def __init__(self, search: Search, limits: limits_lib.Limits, token: str):
+  def __init__(
+    self,
+    search: Search,
+    limits: limits_lib.Limits,
+    token: str,
+    described: Mapping[str, Any],
+  ):
     self._search, self._limits = search, limits
+    self._described = described
     self._token = token.encode()
     self._metrics = service_metrics.Metrics(lambda: self._batcher.waiting)
     self._batcher = batching.Batcher(
@@ -111,6 +118,7 @@ class Service:
       "identity": self._search.identity,
       "topk": self._limits.topk,
       "max_topk": self._limits.max_topk,
+      **self._described,
     }
     return _json(values, 200 if status == "ok" else 503)
 
@@ -164,11 +172,15 @@ class Service:
       k = self._limits.check(asked)
     except dialects.RequestError as error:
       raise _RefusedError(422, str(error)) from error
-    self._metrics.queries.inc(len(asked.queries))
-    # Blank ones got here where they are to have no passages.
-    queries = [query for query in asked.queries if query.strip()]
+    most = self._limits.characters
+    # Only here where the limits allow it.
+    cut = [query[:most] for query in asked.queries]
+    queries = [query for query in cut if query.strip()]
+    self._metrics.queries.inc(len(cut))
+    self._metrics.blank_queries.inc(len(cut) - len(queries))
+    self._metrics.cut_queries.inc(sum(len(q) > most for q in asked.queries))
     answers = iter(await self._found(request, queries, k, end))
-    found = [next(answers) if q.strip() else () for q in asked.queries]
+    found = [next(answers) if q.strip() else () for q in cut]
     return asked.respond(found)
 
   async def _body(self, request: requests.Request, end: float) -> bytes:
@@ -236,6 +248,7 @@ def create_app(
   *,
   limits: limits_lib.Limits | None = None,
   token: str = "",
+  described: Mapping[str, Any] | None = None,
 ) -> fastapi.FastAPI:
   """The service as an ASGI app, with its `Service` as `app.state.service`.
 
@@ -244,8 +257,11 @@ def create_app(
     limits: of requests and of the queue.
     token: what clients must send as a bearer token to search and to read
       metrics; empty lets all of them.
+    described: more fields of `/health`, as `search.PassageSearch.described`.
   """
-  service = Service(search, limits or limits_lib.Limits(), token)
+  service = Service(
+    search, limits or limits_lib.Limits(), token, described or {}
+  )
 
   @contextlib.asynccontextmanager
   async def lifespan(app: fastapi.FastAPI):

@@ -37,6 +37,16 @@ class Metrics:
       "Queries of requests that were read.",
       registry=self.registry,
     )
+    self.blank_queries = prometheus_client.Counter(
+      "retrieval_blank_queries",
+      "Queries without a letter, which got no passages.",
+      registry=self.registry,
+    )
+    self.cut_queries = prometheus_client.Counter(
+      "retrieval_cut_queries",
+      "Queries that were too long and of which the beginning was searched.",
+      registry=self.registry,
+    )
     self._batches = prometheus_client.Histogram(
       "retrieval_search_queries",
       "Different queries in a search.",

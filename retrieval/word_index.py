@@ -33,6 +33,8 @@ class WordIndex:
     vectors.DamagedError: files that are missing or other ones.
   """
 
+  type = "BM25"
+
   def __init__(self, folder: str | os.PathLike):
     folder = pathlib.Path(folder)
     try:

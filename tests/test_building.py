@@ -48,6 +48,31 @@ def make(tmp_path, kind="jax_flat", count=20, *, name="index", **values):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_an_index_of_e5_passes_the_authors_health_check(tmp_path, kind):
+  """As `retrieval/health.py` of their repository checks it."""
+  index, encoder = make(tmp_path, kind)
+  assert index.described["model"] == ""  # It has no folder.
+  named = search.PassageSearch(
+    index.corpus,
+    index._index,
+    encoder=encoder,
+    identity=index.identity,
+    model="intfloat/e5-base-v2" if encoder else "",
+  )
+  found = named.described
+  assert found["index_size"] == found["corpus_size"] == 20
+  canonical = {
+    "backend": "e5-faiss-flat",
+    "model": "intfloat/e5-base-v2",
+    "index_metric": "inner_product",
+  }
+  passes = canonical.items() <= found.items()
+  assert (passes and found["index_type"].startswith("IndexFlat")) == bool(
+    encoder
+  )
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_was_built_answers(tmp_path, kind):
   index, _ = make(tmp_path, kind)
   (first, *_), found = index.search(QUERIES, 3)

@@ -113,10 +113,23 @@ def test_requests_for_one_query(read, body, k, response):
 
 
 @pytest.mark.parametrize(
-  "value, k", [(None, None), (0, None), (0.0, None), (3.0, 3), (-1, -1)]
+  "value, k",
+  [
+    *[(None, None), (0, None), (0.0, None), ("0", None)],
+    *[(3.0, 3), (-1, -1), ("3", 3), (" 3 ", 3), ("3.0", 3), (True, 1)],
+  ],
 )
 def test_null_and_zero_leave_the_count_to_the_server(value, k):
   assert dialects.read_retrieve({"queries": ["a"], "topk": value}).k == k
+
+
+@pytest.mark.parametrize(
+  "value, scored",
+  [("true", True), ("1", True), (1, True), ("False", False), ("no", False)],
+)
+def test_a_flag_may_be_text_or_a_number(value, scored):
+  asked = dialects.read_retrieve({"queries": ["a"], "return_scores": value})
+  assert ("document" in asked.respond([(LIMA,)])["result"][0][0]) == scored
 
 
 def test_unknown_keys_are_ignored_and_null_is_absent():
@@ -143,15 +156,14 @@ def test_queries_decide_where_a_request_has_both_keys():
     ),
     (
       dialects.read_retrieve,
-      {"queries": ["a"], "topk": "3"},
+      {"queries": ["a"], "topk": "three"},
       "topk: found text, expected a whole number",
     ),
-    (dialects.read_retrieve, {"queries": [], "topk": True}, "found a boolean"),
     (dialects.read_retrieve, {"queries": [], "topk": 2.5}, "found a number"),
     (dialects.read_retrieve, {"queries": [], "topk": float("nan")}, "a number"),
     (
       dialects.read_retrieve,
-      {"queries": [], "return_scores": 1},
+      {"queries": [], "return_scores": 2},
       "return_scores: found a number, expected true or false",
     ),
     (dialects.read_retrieve, {"query": ["a"]}, "query: found a list"),

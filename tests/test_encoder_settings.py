@@ -158,3 +158,16 @@ def test_a_module_that_is_not_computed_is_refused_by_name(own, nothing_loads):
     encoder_lib.Encoder.load(own)
   # Naming the pooling says that it is known.
   assert settle(own, pooling="mean").pooling == "mean"
+
+
+@pytest.mark.parametrize(
+  ("folder", "name"),
+  [
+    ("models--intfloat--e5-base-v2/snapshots/0a1b", "intfloat/e5-base-v2"),
+    ("e5-base-v2", "intfloat/e5-base-v2"),
+    ("my-e5", "my-e5"),
+    ("bge", "bge"),
+  ],
+)
+def test_a_model_is_named_as_the_hub_names_it(tmp_path, folder, name):
+  assert encoder_settings.model_name(tmp_path / folder) == name

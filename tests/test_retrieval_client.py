@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from retrieval import calls, client, errors, service
+from retrieval import calls, client, errors, limits, service
 
 
 @pytest.fixture
@@ -350,7 +350,10 @@ class Letters:
 def test_it_understands_the_service_of_this_package():
   """Over the service's app: identity, batches, and a query it refuses."""
   retriever = client.HttpRetriever(
-    fake.URL, transport=httpx2.ASGITransport(service.create_app(Letters()))
+    fake.URL,
+    transport=httpx2.ASGITransport(
+      service.create_app(Letters(), limits=limits.Limits(blank="reject"))
+    ),
   )
   assert retriever.identity() == {"kind": "letters"}
   requests = [fake.ask("a"), fake.ask("naïve 東京", 1), fake.ask("c")]

@@ -127,11 +127,14 @@ def re_search_client(url, query, top_n):
 def test_clients_of_other_projects_search_a_real_index(index):
   with served(index) as (process, url):
     client = SearchR1Client(f"{url}/retrieve", 1)
-    assert client.batch_search(["where is Quito?", "Lima", "no word"]) == [
-      'Doc 1(Title: "Quito") Quito is a capital.\nIt is large.\n',
-      'Doc 1(Title: "Lima") Lima is a capital.\nIt is large.\n',
-      "",
-    ]
+    # What a policy writes must not cost its batch the answers.
+    long = "Lima " * 5000
+    queries = ["where is Quito?", "Lima", "no word", " ", "", long]
+    quito, lima = (
+      f'Doc 1(Title: "{city}") {city} is a capital.\nIt is large.\n'
+      for city in ("Quito", "Lima")
+    )
+    assert client.batch_search(queries) == [quito, lima, "", "", "", lima]
     assert zero_search_client(url, "Bogota", 1) == (
       "Doc 1: Bogota is a capital.\nIt is large."
     )
@@ -142,6 +145,9 @@ def test_clients_of_other_projects_search_a_real_index(index):
     ]
     health = httpx2.get(f"{url}/health").json()
     assert health["passages"] == len(CITIES)
+    described = {"backend": "bm25", "model": "", "index_metric": "bm25"}
+    assert described.items() <= health.items()
+    assert health["index_size"] == health["corpus_size"] == len(CITIES)
     assert health["identity"] == opening.open_index(index).identity
     assert stopped(process) == 0
 
