@@ -34,6 +34,15 @@ class Page:
 
   def open(self, path: pathlib.Path, *, width: int, height: int) -> None:
     """Loads a file at a size; a narrow one is a phone's."""
+    self._call("Emulation.setEmulatedMedia", media="")
+    self._size(width, height)
+    self._call("Page.navigate", url=path.resolve().as_uri())
+    self.run(
+      "new Promise(done => document.readyState === 'complete' ? done() : "
+      "addEventListener('load', () => done()))"
+    )
+
+  def _size(self, width: int, height: int) -> None:
     self.width = width
     self._call(
       "Emulation.setDeviceMetricsOverride",
@@ -41,11 +50,6 @@ class Page:
       height=height,
       deviceScaleFactor=1,
       mobile=width < 600,
-    )
-    self._call("Page.navigate", url=path.resolve().as_uri())
-    self.run(
-      "new Promise(done => document.readyState === 'complete' ? done() : "
-      "addEventListener('load', () => done()))"
     )
 
   def run(self, script: str) -> Any:
@@ -61,9 +65,14 @@ class Page:
     return found["result"].get("value")
 
   def dark(self) -> None:
-    """As on a device whose theme is dark."""
+    """As on a device whose theme is dark, until a page is opened again."""
     feature = {"name": "prefers-color-scheme", "value": "dark"}
     self._call("Emulation.setEmulatedMedia", features=[feature])
+
+  def printed(self, *, width: int) -> None:
+    """As on paper of a width, until a page is opened again."""
+    self._call("Emulation.setEmulatedMedia", media="print")
+    self._size(width, 800)
 
   def screenshot(self, path: pathlib.Path, *, whole: bool = False) -> None:
     """What is seen, or the whole page."""

@@ -8,7 +8,7 @@ import chromium
 import pytest
 import study
 
-from anysearch_jax.evaluation import report, trajectories
+from anysearch_jax.evaluation import metrics, report, trajectories
 
 pytestmark = pytest.mark.skipif(
   chromium.BINARY is None, reason="There is no chromium here."
@@ -112,6 +112,82 @@ def test_nothing_stands_over_the_edge(page):
   )
   assert width <= page.width
   assert over == []
+
+
+# Boxes that hold more than they show. The list of the browser is a control.
+_CUT = """[...document.querySelectorAll('body *')].filter(e =>
+  (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1) &&
+  e.clientWidth && getComputedStyle(e).overflow !== 'visible' &&
+  !e.closest('.list, svg, select, input')).map(e => e.outerHTML.slice(0, 80))"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+  """Many budgets and sets, long labels, long trajectories."""
+  names = ("musique", "nq", "triviaqa", "popqa", "hotpotqa", "bamboogle")
+  long = " ".join(["a passage that goes on and on"] * 200)
+
+  def whole(row):
+    return metrics.Row(
+      row.label,
+      tuple(
+        e
+        | {
+          "dataset": names[int(e["question_id"][1:]) % len(names)],
+          "spans": [{"author": "environment", "text": long}, *e["spans"]],
+        }
+        for e in row.episodes
+      ),
+    )
+
+  rows = [
+    whole(study.row(label, questions=12, budgets=tuple(range(9))))
+    for label in ("A", "A rather long label of a method", "no-space-" * 6)
+  ]
+  rows.append(whole(study.row("some", questions=12, budgets=(0, 1, 5))))
+  output = tmp_path_factory.mktemp("large") / "report.html"
+  training = [study.training(row.label) for row in rows[:3]]
+  report.write(output, rows, training=training, resamples=20)
+  return output
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_nothing_is_cut_on_screen(browser, large, width):
+  browser.open(large, width=width, height=800)
+  browser.run("document.querySelectorAll('details').forEach(d => d.open = 1)")
+  assert browser.run(_CUT) == []
+  assert browser.run("document.documentElement.scrollWidth") <= width
+
+
+def test_nothing_is_cut_on_paper(browser, large):
+  browser.open(large, width=1280, height=800)
+  browser.run("document.querySelectorAll('.lines').forEach(d => d.open = 1)")
+  # A4 across, less its margins: 297 - 24 mm at 96 pixels an inch.
+  browser.printed(width=1031)
+  assert browser.run(_CUT) == []
+  # What does not scroll may still reach over the edge.
+  over = """[...document.querySelectorAll('main *')].filter(e =>
+    e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('svg'))
+    .map(e => e.outerHTML.slice(0, 80))"""
+  assert browser.run(over) == []
+  shown = browser.run(
+    """[...document.querySelectorAll('.card .response')].map(e =>
+      e.checkVisibility() && e.offsetHeight > 0)"""
+  )
+  assert len(shown) > 12 and all(shown)
+  assert browser.run("document.querySelector('#browser').offsetHeight") == 0
+
+
+def test_the_first_trajectory_is_read_to_its_answer(browser, large):
+  browser.open(large, width=1280, height=800)
+  assert browser.run(
+    """(() => {
+      const box = document.querySelector('.card .response');
+      const last = box.lastElementChild.getBoundingClientRect();
+      return box.offsetHeight > 480 && last.height > 0 &&
+        last.bottom <= box.getBoundingClientRect().bottom + 1;
+    })()"""
+  )
 
 
 def test_text_of_others_is_never_run(page):

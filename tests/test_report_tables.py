@@ -11,10 +11,12 @@ import re
 import pytest
 import study
 
+from anysearch_jax import official
 from anysearch_jax.evaluation import (
   figures,
   intervals,
   metrics,
+  page,
   report,
   tables,
 )
@@ -112,6 +114,136 @@ def test_an_average_stands_only_where_a_row_has_all_sets(rows):
   assert by_row["A"][-1] is not None
   assert by_row["less"][-1] is None
   assert by_row["less"][-2] is None
+
+
+def _by_row(table, *keys):
+  """The lines of a table that begin with these keys, by their last key."""
+  return {
+    line["keys"][-1]: line["cells"]
+    for line in table["lines"]
+    if line["keys"][: len(keys)] == keys
+  }
+
+
+def test_the_overview_has_every_row_at_every_budget(rows, built):
+  table = built[1]["tables"]["overview"]
+  heads = [column["name"] for column in table["columns"]]
+  assert heads == ["B = 0", "B = 2", "B = 5", "mean"]
+  for row in rows:
+    means = []
+    for dataset in ("nq", "musique", "own"):
+      part = _part(row, dataset, 5)
+      means.append(sum(e["em"] for e in part) / len(part))
+    cells = _by_row(table, "EM")[row.label]
+    assert cells[2]["value"] == pytest.approx(sum(means) / 3)
+    assert cells[3]["low"] < cells[3]["value"] < cells[3]["high"]
+    assert _by_row(table, "TP")[row.label][0]["value"] is None
+    assert _by_row(table, "searches")[row.label][0]["value"] == 0
+
+
+@pytest.mark.parametrize(
+  ("kept", "lacks"),
+  [
+    (lambda e: e["budget"] != 5, "B = 5"),
+    (lambda e: e["dataset"] != "nq", "nq"),
+    (
+      lambda e: e["dataset"] == "own" and e["budget"] < 5,
+      "B = 5 and the sets nq, musique",
+    ),
+    (lambda e: (e["dataset"], e["budget"]) != ("nq", 5), "some sets at some"),
+  ],
+)
+def test_a_row_that_lacks_episodes_of_others_has_no_mean(rows, kept, lacks):
+  less = metrics.Row("less", tuple(filter(kept, rows[0].episodes)))
+  data = report.build([rows[0], less], resamples=20).data
+  whole, other = data["rows"]
+  assert whole["average"]["accuracy"] is not None
+  assert whole["lacks"] == ""
+  assert other["average"] is None
+  assert other["lacks"].startswith(lacks)
+  cells = _by_row(data["tables"]["overview"], "EM")
+  assert cells["A"][-1]["value"] is not None
+  assert cells["less"][-1] is None
+  # At a budget that it was played with on all sets, it is compared.
+  for cell, budget in zip(cells["less"], data["budgets"]):
+    sets = {e["dataset"] for e in less.episodes if e["budget"] == budget}
+    assert (cell is None) == (len(sets) < 3)
+  (pooled,) = (
+    line["cells"][3:]
+    for line in data["tables"]["ablation_rows"]["lines"]
+    if line["keys"] == ("less",)
+  )
+  assert pooled == (None, None, None)
+  averages = [
+    line["keys"][-1]
+    for name in ("curves", "area")
+    for line in data["tables"][name]["lines"]
+    if line["keys"][0] == "average"
+  ]
+  assert "A" in averages
+  assert ("less" in averages) == (lacks == "B = 5")
+  assert report.summary_table(data).split("less")[1].split()[4] == "-"
+
+
+def test_the_page_says_what_a_row_lacks(rows, tmp_path):
+  less = metrics.Row(
+    "less", tuple(e for e in rows[0].episodes if e["budget"] != 5)
+  )
+  report.write(tmp_path / "r.html", [rows[0], less], resamples=20)
+  text = (tmp_path / "r.html").read_text("utf-8")
+  assert "less was not evaluated with B = 5. It has no mean" in text
+  assert text.count("(without B = 5)") >= 2  # In legends and of its knowledge.
+
+
+def test_published_scores_stand_beside_ours(rows, built):
+  table = built[1]["tables"]["scorers"]
+  assert [c["full_name"] for c in table["columns"]] == [
+    "ours EM", "ours F1", "official script EM", "official script F1",
+  ]  # fmt: skip
+  # The set of its own has no script, and with it the average.
+  assert {line["keys"][0] for line in table["lines"]} == {"nq", "musique"}
+  part = _part(rows[1], "musique", 5)
+  scores = [
+    official.score("musique", e["answer"], tuple(e["golden_answers"]))
+    for e in part
+  ]
+  cells = _by_row(table, "musique", "5")["no R_abs"]
+  assert cells[0]["n"] == len(part)
+  assert cells[0]["value"] == pytest.approx(
+    sum(e["em"] for e in part) / len(part)
+  )
+  for cell, values in zip(cells[2:], zip(*scores)):
+    assert cell["value"] == pytest.approx(sum(values) / len(part))
+
+
+def test_an_average_of_published_scores_is_over_sets_that_have_scripts(rows):
+  some = [
+    metrics.Row(
+      row.label, tuple(e for e in row.episodes if e["dataset"] != "own")
+    )
+    for row in rows[:2]
+  ]
+  table = report.build(some, resamples=20).data["tables"]["scorers"]
+  sets = [_by_row(table, name, "5")["A"] for name in ("nq", "musique")]
+  average = _by_row(table, "average", "5")["A"]
+  for i in range(4):
+    values = [cells[i]["value"] for cells in sets]
+    assert average[i]["value"] == pytest.approx(sum(values) / 2)
+
+
+@pytest.mark.parametrize(
+  ("groups", "widths"),
+  [("aaaaa", [5]), ("aabbbbbbbbbb", [2, 10]), ("a" * 23, [10, 10, 3])],
+)
+def test_a_wide_table_is_cut_between_its_groups(groups, widths):
+  heads = tuple(tables.Column(str(i), g) for i, g in enumerate(groups))
+  line = tables.Line(("k",), tuple(tables.Cell(i) for i in range(len(groups))))
+  table = tables.Table("t", "T", "", ("row",), heads, (line,))
+  parts = page.parts(table)
+  assert [len(part.columns) for part in parts] == widths
+  assert all(part.lines[0].keys == ("k",) for part in parts)
+  assert sum((part.columns for part in parts), ()) == heads
+  assert sum((part.lines[0].cells for part in parts), ()) == line.cells
 
 
 def test_the_efficiency_table_takes_the_budgets_that_were_evaluated(

@@ -23,6 +23,8 @@ from anysearch_jax.evaluation import study as study_lib
 from anysearch_jax.evaluation import tables as tables_lib
 
 _MOST_LINES = 300  # Of a table on the page; its CSV file has all.
+_LONG = 60  # Lines of a table that is open from the start.
+_WIDE = 10  # Columns that stand beside each other on a laptop and on paper.
 _FILES = pathlib.Path(__file__).parent
 
 
@@ -56,6 +58,7 @@ def render(
     "glyph": plots.glyph,
     "authored": trajectories.authored,
     "blocks": _blocks,
+    "parts": parts,
     "headings": _headings,
   }
   browsed = browser.build([*samples, *groups])
@@ -66,6 +69,7 @@ def render(
     title=title,
     tables={table.name: table for table in study.tables},
     most=_MOST_LINES,
+    long=_LONG,
     choices=trajectories.choose(
       samples, data["controls"], trained=data["trained_budget"]
     ),
@@ -126,7 +130,7 @@ def _figures(study: study_lib.Study) -> dict[str, Any]:
           dataset: chosen(curves, labels)
           for dataset, curves in study.by_dataset.items()
         },
-        {label: study.hops[label] for label in labels},
+        {label: study.hops.get(label, {}) for label in labels},
         index,
         name=f"panel-{number}",
         trained=study.trained,
@@ -150,6 +154,30 @@ def fixed(value: float | None, digits: int = 3, *, sign: str = "") -> str:
   if value is None:
     return "–"
   return f"{value:{sign}.{digits}f}".replace("-", "−")
+
+
+def parts(table: tables_lib.Table) -> list[tables_lib.Table]:
+  """The table in pieces that are no wider than `_WIDE` columns.
+
+  A wide table is cut between its groups of columns, and a group only where it
+  is itself too wide.
+  """
+  if len(table.columns) <= _WIDE:
+    return [table]
+  found, start = [], 0
+  for _, width in _headings(table.columns):
+    for first in range(start, start + width, _WIDE):
+      cut = slice(first, min(first + _WIDE, start + width))
+      lines = (
+        dataclasses.replace(line, cells=line.cells[cut]) for line in table.lines
+      )
+      found.append(
+        dataclasses.replace(
+          table, columns=table.columns[cut], lines=tuple(lines)
+        )
+      )
+    start += width
+  return found
 
 
 def _blocks(

@@ -98,17 +98,21 @@ def ablation(
   at = usual_budget(rows)
   names = ("accuracy", "tp", "searches")
   lines = []
+  some = [budget for budget in shown.budgets(rows) if budget >= 1]
   for row in rows:
     one = row.table.where(row.table.budget == at)
     pooled = row.table.where(row.table.budget >= 1)
-    cells = shown.cells(one, names) + shown.cells(pooled, names)
+    cells = shown.cells(
+      one if shown.complete(row, rows, [at]) else None, names
+    ) + shown.cells(pooled if shown.complete(row, rows, some) else None, names)
     lines.append(tables.Line((row.label,), tuple(cells), row.index))
   return tables.Table(
     f"ablation_{name}",
     title,
-    f"At B = {at}, and pooled over every budget from 1 on; all sets together. "
-    "95 % intervals clustered by question. Whether two lines differ is what "
-    "the paired comparison says.",
+    f"At B = {at}, and pooled over every budget from 1 on; all sets together; "
+    "a dash where a row lacks a set or a budget of the others. 95 % intervals "
+    "clustered by question. Whether two lines differ is what the paired "
+    "comparison says.",
     ("row",),
     tuple(
       tables.Column(column, group, 2 if column == "searches" else 3, best=best)

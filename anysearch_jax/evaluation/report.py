@@ -118,7 +118,7 @@ def build(
     ),
     "datasets": list(measured.by_dataset),
     "rows": [
-      study.row_data(row, curve, measured.index[row.label], resamples)
+      study.row_data(row, curve, measured)
       | {
         "knowledge": {
           kind: number.estimate._asdict() | {"n": number.n}

@@ -14,6 +14,107 @@ from anysearch_jax.evaluation import (
 )
 from anysearch_jax.evaluation import curves as curves_lib
 
+_OVERVIEW = {"accuracy": "EM", "searches": "searches", "tp": "TP"}
+
+
+def overview(
+  rows: Sequence[shown.Shown],
+  curves: Sequence[curves_lib.Curve],
+  means: Mapping[str, Mapping[str, intervals.Estimate]],
+) -> tables.Table:
+  """Every row at every budget: exact match, searches and productivity.
+
+  Args:
+    rows: all of them.
+    curves: of each row over all its sets.
+    means: over the budgets, of the rows that have one (see `shown.complete`).
+  """
+  at = shown.budgets(rows)
+  points = {
+    (curve.label, point.budget): point
+    for curve in curves
+    for point in curve.points
+  }
+
+  def cell(name: str, row: shown.Shown, budget: int) -> tables.Cell | None:
+    if not shown.complete(row, rows, [budget]):
+      return None
+    point = points.get((row.label, budget))
+    return point and tables.cell(getattr(point, name))
+
+  return tables.Table(
+    "overview",
+    "Every row at every budget",
+    "EM is exact match; TP, tool productivity, is correct answers per search "
+    "and not defined without any search. 95 % intervals, clustered by "
+    "question; sets weigh alike. The mean is over all budgets, TP's over "
+    "B ≥ 1. A dash where a row lacks a set or a budget that another row has: "
+    "its number would be of other episodes.",
+    ("measure", "row"),
+    (*(tables.Column(f"B = {b}") for b in at), tables.Column("mean")),
+    tuple(
+      tables.Line(
+        (title, row.label),
+        (
+          *(cell(name, row, budget) for budget in at),
+          tables.cell(means[row.label][name]) if row.label in means else None,
+        ),
+        row.index,
+      )
+      for name, title in _OVERVIEW.items()
+      for row in rows
+    ),
+  )
+
+
+_SCORERS = {
+  "accuracy": ("EM", "ours"),
+  "f1": ("F1", "ours"),
+  "official_accuracy": ("EM", "official script"),
+  "official_f1": ("F1", "official script"),
+}
+
+
+def scorers(
+  rows: Sequence[shown.Shown], *, resamples: int = 10_000
+) -> tables.Table:
+  """Our scores beside those of the sets' published evaluation scripts."""
+  names, sets = tuple(_SCORERS), shown.datasets(rows)
+
+  def cells(
+    dataset: str, budget: int, row: shown.Shown
+  ) -> list[tables.Cell | None]:
+    if dataset != "average":
+      return shown.cells(row.cells.get((dataset, budget)), names)
+    if not shown.complete(row, rows, [budget]):
+      return [None]
+    part = row.table.where(row.table.budget == budget)
+    found = metrics.over_sets(part, names, resamples=resamples)
+    n = [len(part), *[None] * (len(names) - 1)]
+    return [tables.cell(found[name], k) for name, k in zip(names, n)]
+
+  found = {
+    (dataset, str(budget), row.label): (cells(dataset, budget, row), row.index)
+    for dataset in [*sets, *(["average"] if len(sets) > 1 else [])]
+    for budget in shown.budgets(rows)
+    for row in rows
+  }
+  return tables.Table(
+    "scorers",
+    "Our scores and those of the published scripts",
+    "EM and F1 of the paper, and what the evaluation script of each set gives "
+    "the same answers (docs/evaluation.md has the differences). 95 % intervals "
+    "clustered by question; the average weighs sets alike. Sets without a "
+    "script are left out.",
+    ("set", "B", "row"),
+    tuple(tables.Column(*head, best=True) for head in _SCORERS.values()),
+    tuple(
+      tables.Line(keys, tuple(line), index)
+      for keys, (line, index) in found.items()
+      if line[-1] is not None and line[-1].value is not None
+    ),
+  )
+
 
 def formats(rows: Sequence[shown.Shown]) -> tables.Table:
   """Well-formed, truncated, invalid, over-budget and failed episodes."""

@@ -66,6 +66,40 @@ def budgets(rows: Sequence[Shown]) -> list[int]:
   return sorted({budget for row in rows for _, budget in row.cells})
 
 
+def complete(
+  row: Shown, rows: Sequence[Shown], budgets: Sequence[int] | None = None
+) -> bool:
+  """Whether a row has every set at every budget that any of the rows has.
+
+  Only such rows can be compared in a number over several sets or budgets.
+
+  Args:
+    row: one of `rows`.
+    rows: those that are shown together.
+    budgets: those that the number is over; None: all.
+  """
+  wanted = {
+    cell
+    for other in rows
+    for cell in other.cells
+    if budgets is None or cell[1] in budgets
+  }
+  return wanted <= set(row.cells)
+
+
+def lacks(row: Shown, rows: Sequence[Shown]) -> str:
+  """Names the budgets and sets that other rows have and a row has not."""
+  ours = [row]
+  at = [f"{b}" for b in budgets(rows) if b not in budgets(ours)]
+  sets = [name for name in datasets(rows) if name not in datasets(ours)]
+  found = [f"B = {', '.join(at)}"] if at else []
+  if sets:
+    found.append(f"the sets {', '.join(sets)}" if len(sets) > 1 else sets[0])
+  if not found and not complete(row, rows):
+    found.append("some sets at some budgets")
+  return " and ".join(found)
+
+
 def cells(
   part: columns.Columns | None, names: Sequence[str]
 ) -> list[tables.Cell | None]:

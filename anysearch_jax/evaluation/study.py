@@ -28,6 +28,8 @@ from anysearch_jax.evaluation import tables as tables_lib
 # correction multiplies a p value by up to so many tests, and 1 / draws is the
 # least there is.
 _DRAWS = 40
+# What is said of a row as a whole.
+MEANS = ("accuracy", "tp", "searches", "total_tokens")
 # The ablations that the paper has, and its comparison; others are called as
 # they are named.
 GROUPS = {
@@ -50,7 +52,9 @@ class Study:
     groups: labels that are shown together, by title; the system leads each.
     curves: of each row over all its sets; by_dataset: of each set.
     use: of each row, see `metrics.budget_use`.
-    hops: of each row, accuracy by hops over every B >= 1.
+    means: over the budgets, of the rows that have every set and budget.
+    lacks: what other rows have and each row has not, in words; "" for nothing.
+    hops: of the same rows as `means`, accuracy by hops over every B >= 1.
     training: the runs behind the rows.
     tables: in no order that matters.
   """
@@ -61,6 +65,8 @@ class Study:
   curves: Sequence[curves_lib.Curve]
   by_dataset: Mapping[str, Sequence[curves_lib.Curve]]
   use: Mapping[str, Mapping[int, Sequence[int]]]
+  means: Mapping[str, Mapping[str, intervals.Estimate]]
+  lacks: Mapping[str, str]
   hops: Mapping[str, Mapping[int, intervals.Estimate]]
   training: Sequence[metrics.Training]
   tables: Sequence[tables_lib.Table]
@@ -106,12 +112,28 @@ def measure(
     ]
     for dataset in shown_lib.datasets(list(shown.values()))
   }
-  average = {"average": curves} if len(by_dataset) > 1 else {}
-  every = by_dataset | average
-  use = {row.label: metrics.budget_use(row.columns) for row in rows}
   everything = list(shown.values())
+  # Averages over sets are comparable where each is of all sets.
+  alike = [
+    curve
+    for curve in curves
+    if all(
+      shown_lib.complete(shown[curve.label], everything, [point.budget])
+      for point in curve.points
+    )
+  ]
+  average = {"average": alike} if len(by_dataset) > 1 else {}
+  every = by_dataset | average
+  means = {
+    row.label: metrics.over_sets(row.columns, MEANS, resamples=resamples)
+    for row in rows
+    if shown_lib.complete(shown[row.label], everything)
+  }
+  use = {row.label: metrics.budget_use(row.columns) for row in rows}
   tables = [
+    row_tables.overview(everything, curves, means),
     paper_tables.main(everything, resamples=resamples),
+    row_tables.scorers(everything, resamples=resamples),
     paper_tables.efficiency(everything),
     *(
       paper_tables.ablation(name, title, [shown[label] for label in members])
@@ -126,7 +148,7 @@ def measure(
     paper_tables.sampling(training),
     row_tables.curves(everything, every),
     row_tables.areas(everything, every),
-    row_tables.pareto(offers(curves), index),
+    row_tables.pareto(offers(alike), index),
     row_tables.worth(worth, index),
   ]
   return Study(
@@ -136,6 +158,8 @@ def measure(
     curves=curves,
     by_dataset=by_dataset,
     use=use,
+    means=means,
+    lacks={row.label: shown_lib.lacks(row, everything) for row in everything},
     hops={
       row.label: {
         hops: measures.estimates(part, ("accuracy",))["accuracy"]
@@ -144,6 +168,7 @@ def measure(
         ).items()
       }
       for row in everything
+      if row.label in means
     },
     training=training,
     tables=tables,
@@ -232,9 +257,12 @@ def _colours(
 
 
 def row_data(
-  row: metrics.Row, curve: curves_lib.Curve, index: int, resamples: int
+  row: metrics.Row, curve: curves_lib.Curve, study: Study
 ) -> dict[str, Any]:
-  """A row as JSON: counts pooled, claims averaged over its sets."""
+  """A row as JSON: counts pooled, claims averaged over its sets.
+
+  Its `average` is None where other rows have sets or budgets that it lacks.
+  """
   points = {point.budget: point for point in curve.points}
   cells = metrics.by_budget(row.columns)
 
@@ -247,16 +275,16 @@ def row_data(
       claims[f"{name}_interval"] = [estimate.low, estimate.high]
     return dataclasses.asdict(cell) | claims
 
-  names = ("accuracy", "tp", "searches", "total_tokens")
-  undefined = dict.fromkeys(names, intervals.Estimate(None, None, None))
+  undefined = dict.fromkeys(MEANS, intervals.Estimate(None, None, None))
 
   def of(point: curves_lib.Point) -> dict[str, intervals.Estimate]:
     tokens = {"total_tokens": point.tokens}
-    return {n: getattr(point, n) for n in names[:3]} | tokens
+    return {n: getattr(point, n) for n in MEANS[:3]} | tokens
 
   return {
     "label": row.label,
-    "index": index,
+    "index": study.index[row.label],
+    "lacks": study.lacks[row.label],
     "cells": {
       str(budget): describe(
         cell, of(points[budget]) if budget in points else undefined
@@ -264,8 +292,9 @@ def row_data(
       for budget, cell in cells.items()
     },
     "average": describe(
-      metrics.average(list(cells.values())),
-      metrics.over_sets(row.columns, names, resamples=resamples),
-    ),
+      metrics.average(list(cells.values())), study.means[row.label]
+    )
+    if row.label in study.means
+    else None,
     "area": curve.area._asdict(),
   }
