@@ -156,7 +156,8 @@ def test_what_is_free_needs_no_count():
 
 def test_estimates_hold_the_cells_values():
   row = study.row("a", questions=30, budgets=(0, 3), seeds=(1, 2))
-  told = [e | {"cost": 0.1, "input_tokens": 50} for e in row.episodes]
+  noted = {"cost": 0.1, "input_tokens": 50, "dataset": "nq"}  # Of a script.
+  told = [e | noted for e in row.episodes]
   cell = metrics.cell(told)
   found = measures.estimates(told)
   for name, estimate in found.items():
