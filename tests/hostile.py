@@ -239,3 +239,10 @@ def whole(text: str) -> str:
   return text.encode("utf-16", "surrogatepass").decode(
     "utf-16", "surrogatepass"
   )
+
+
+def halved(text):
+  """Halves of characters replaced, one by one."""
+  return "".join(
+    "\ufffd" if 0xD800 <= ord(each) < 0xE000 else each for each in text
+  )

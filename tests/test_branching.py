@@ -9,7 +9,7 @@ import json
 import pytest
 import scripted
 import small_run
-from test_harness import configured, jax_player, play, rows_of
+from played_evaluation import configured, jax_player, play, rows_of
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import records, types

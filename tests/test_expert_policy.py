@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import small_run
-from test_harness import configured, play, rows_of
+from played_evaluation import configured, play, rows_of
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.data import expert_policy

@@ -13,11 +13,10 @@ import sys
 import pytest
 import scripted
 import small_run
+from played_evaluation import configured, jax_player, play, rows_of
 
-from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.evaluation import harness
-from anysearch_jax.rollout import engine as engine_lib
 from anysearch_jax.rollout import searching
 
 
@@ -26,53 +25,11 @@ def parts():
   return small_run.parts()
 
 
-def configured(**evaluation):
-  return dataclasses.replace(
-    small_run.CONFIG,
-    episode=config_lib.EpisodeConfig(),
-    evaluation=config_lib.EvaluationConfig(
-      **{"budgets": (0, 2), "seeds": (1, 2)} | evaluation
-    ),
-  )
-
-
 def for_random(**evaluation):
   """For a random policy of few tokens."""
   return dataclasses.replace(
     configured(**evaluation), episode=small_run.CONFIG.episode
   )
-
-
-def jax_player(parts, config):
-  policy = parts["policy"]
-  return harness.Player(
-    engine_lib.JaxEngine(
-      policy.params,
-      policy.architecture,
-      policy.tokenizer,
-      config=config.engine,
-      sampling=config.sampling,
-      seed=harness.ENGINE_SEED,
-    ),
-    policy.tokenizer,
-  )
-
-
-def play(config, player, questions, retriever, folder, **settings):
-  folder.mkdir(exist_ok=True)
-  summary = harness.evaluate(
-    config,
-    player=player,
-    questions=questions,
-    retriever=retriever,
-    folder=folder,
-    **settings,
-  )
-  return summary, (folder / "episodes.jsonl").read_bytes()
-
-
-def rows_of(text):
-  return [json.loads(line) for line in text.splitlines()]
 
 
 def key(row):
@@ -338,7 +295,7 @@ def test_what_cannot_be_evaluated_is_refused(changes, message, tmp_path):
 _KILLED = """
 import os, signal, sys, pathlib
 sys.path.insert(0, "tests")
-import test_harness as t, scripted
+import played_evaluation as t, scripted
 from anysearch_jax import types
 from anysearch_jax.evaluation import harness
 engine = scripted.Engine(

@@ -12,7 +12,6 @@ import hostile
 import hypothesis
 import numpy as np
 import pytest
-from test_hostile_protocol import halved
 
 from retrieval import answer_log, errors, passages
 
@@ -48,9 +47,11 @@ def passage_of(line):
   contents, name = values.get("contents"), values.get("id")
   if type(contents) is not str or type(name) not in (str, int):
     return None
-  title, end, text = halved(contents).partition("\n")
+  title, end, text = hostile.halved(contents).partition("\n")
   titled = end and title.strip().strip('"') and text.strip()
-  return passages.Passage(halved(str(name)), title, text) if titled else None
+  return (
+    passages.Passage(hostile.halved(str(name)), title, text) if titled else None
+  )
 
 
 @hostile.cases("a corpus")

@@ -20,13 +20,6 @@ ZERO_WIDTH = "\u200b"
 UNDONE = str.maketrans({"‹": "<", "›": ">", ZERO_WIDTH: None})
 
 
-def halved(text):
-  """Halves of characters replaced, one by one."""
-  return "".join(
-    "\ufffd" if 0xD800 <= ord(each) < 0xE000 else each for each in text
-  )
-
-
 def test_the_table_of_cases_is_drawn_whole():
   folder = pathlib.Path(__file__).parent
   sources = [p.read_text() for p in folder.glob("test_hostile_*.py")]
@@ -59,7 +52,7 @@ def test_neutralised_text_holds_nothing_but_text(tape):
   assert not any(tag in folded for tag in hostile.TAGS)
   assert not any(token in clean for token in hostile.CONTROL)
   clean.encode()
-  assert clean.translate(UNDONE) == halved(text).translate(UNDONE)
+  assert clean.translate(UNDONE) == hostile.halved(text).translate(UNDONE)
   assert protocol.neutralise(clean, hostile.CONTROL) == clean
 
 
@@ -79,7 +72,7 @@ def test_an_observation_is_one_block(tape):
   lines = text.strip().split("\n")
   assert len(lines) == len(text.strip().splitlines()) == max(1, len(pairs))
   for line, pair in zip(lines, pairs):
-    for word in halved(" ".join(pair)).translate(UNDONE).split():
+    for word in hostile.halved(" ".join(pair)).translate(UNDONE).split():
       assert word in line.translate(UNDONE)
 
 

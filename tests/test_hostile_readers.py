@@ -12,7 +12,7 @@ import orjson
 import pytest
 import safetensors.numpy
 import study
-from test_hostile_episode import episode_of, play
+from hostile_episode import episode_of, play
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import json_files, records, tensor_files

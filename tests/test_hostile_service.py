@@ -12,7 +12,6 @@ import httpx2
 import hypothesis
 import orjson
 import pytest
-from test_hostile_protocol import halved
 
 from anysearch_jax import types
 from retrieval import (
@@ -81,7 +80,7 @@ def test_any_body_is_a_request_or_a_sentence(tape):
     query.encode()
   found = [tape.some(lambda: passage(tape), 2) for _ in asked.queries]
   written = orjson.loads(dialects.dump(asked.respond(found)))
-  expected = [halved(p.contents) for some in found for p in some]
+  expected = [hostile.halved(p.contents) for some in found for p in some]
   assert contents(written) == expected
 
 
@@ -160,11 +159,13 @@ def test_hostile_documents_come_through_the_wire():
       if not query.strip():
         assert answer == () and not search.asked
         return
-      assert search.asked == [halved(hostile.whole(query))]
+      assert search.asked == [hostile.halved(hostile.whole(query))]
       assert [each.contents for each in answer] == [
-        halved(each.contents) for each in search.told
+        hostile.halved(each.contents) for each in search.told
       ]
-      assert [each.id for each in answer] == [halved(p.id) for p in search.told]
+      assert [each.id for each in answer] == [
+        hostile.halved(p.id) for p in search.told
+      ]
 
     through()
   retriever.close()

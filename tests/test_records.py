@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import scripted
-from test_harness import configured, play, rows_of
+from played_evaluation import configured, play, rows_of
 
 from anysearch_jax import types
 from anysearch_jax.evaluation import harness
