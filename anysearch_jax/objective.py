@@ -26,6 +26,15 @@ OLD_LOGPS = ("engine", "trainer")
 ADVANTAGES = ("group", "gae")
 
 
+# The largest log-ratio that is exponentiated. float32 overflows at 88.7, and
+# one such token makes the gradient of the whole step NaN. The bound is verl's,
+# https://github.com/volcengine/verl/blob/main/verl/trainer/ppo/core_algos.py.
+# verl then clamps k3 itself to 10, which is left out: the penalty would lose
+# its gradient wherever the reference gives a token 14 times the policy's
+# probability. Sound trainings reach that, but no log-ratio of 20.
+_MAX_LOG_RATIO = 20.0
+
+
 class TokenTerms(NamedTuple):
   """Per-token terms of the objective, all of the shape of the tokens.
 
@@ -83,7 +92,8 @@ def kl_estimate(
   """Per-token estimate of KL(policy || reference).
 
   k1 is the paper's formula, k3 the low-variance one, k2 half the square; see
-  http://joschu.net/blog/kl-approx.html.
+  http://joschu.net/blog/kl-approx.html. k3 takes log-ratios beyond 20, either
+  way, as 20; beyond that it has no gradient.
 
   Args:
     logp_t: float, log-probability of each token under the policy.
@@ -104,7 +114,10 @@ def kl_estimate(
     case "k2":
       return 0.5 * log_ratio**2
     case "k3":
-      return jnp.expm1(log_ratio) - log_ratio
+      far = jnp.abs(log_ratio) > _MAX_LOG_RATIO
+      log_ratio = _near(reference_logp_t, logp_t) - logp_t
+      k3 = jnp.expm1(log_ratio) - log_ratio
+      return jnp.where(far, jax.lax.stop_gradient(k3), k3)
   raise ValueError(
     f"Found kl_estimator {estimator!r}; expected one of "
     f"{', '.join(KL_ESTIMATORS)}."
@@ -123,6 +136,8 @@ def token_terms(
 
     policy_loss = -min(r A, clip(r, 1 - low, 1 + high) A),  r = pi / pi_old
 
+  log r is clamped to [-20, 20]; above that it has no gradient.
+
   Args:
     logp_t: float, log-probabilities under the policy being trained.
     old_logp_t: under the old policy, equal shape.
@@ -139,7 +154,8 @@ def token_terms(
   tokens = [logp_t, old_logp_t, reference_logp_t, advantage_t]
   chex.assert_equal_shape(tokens)
   chex.assert_type(tokens, float)
-  ratio_t = jnp.exp(logp_t - old_logp_t)
+  ratio_t = jnp.exp(logp_t - _near(old_logp_t, logp_t))
+  far_t = logp_t - old_logp_t > _MAX_LOG_RATIO
   low, high = 1 - config.clip_low, 1 + config.clip_high
   clipped_low_t = (advantage_t < 0) & (ratio_t < low)
   clipped_high_t = (advantage_t > 0) & (ratio_t > high)
@@ -147,9 +163,21 @@ def token_terms(
   # halved, here it is that of the branch taken.
   bound_t = jnp.where(advantage_t > 0, high, low).astype(ratio_t.dtype)
   clipped_t = clipped_low_t | clipped_high_t
-  surrogate_t = jnp.where(clipped_t, bound_t, ratio_t) * advantage_t
+  bound_t = jnp.where(clipped_t, bound_t, jax.lax.stop_gradient(ratio_t))
+  surrogate_t = jnp.where(clipped_t | far_t, bound_t, ratio_t) * advantage_t
   kl_t = kl_estimate(logp_t, reference_logp_t, estimator=config.kl_estimator)
   return TokenTerms(-surrogate_t, kl_t, ratio_t, clipped_low_t, clipped_high_t)
+
+
+def _near(logp_t: chex.Array, to_t: chex.Array) -> chex.Array:
+  """Returns `logp_t`, moved to within `_MAX_LOG_RATIO` of `to_t`.
+
+  The other side of a difference is moved, instead of the difference clamped: a
+  clamp in the middle of the backward pass changes what XLA fuses there, and
+  with it the last bit of gradients that it does not touch.
+  """
+  to_t = jax.lax.stop_gradient(to_t)
+  return jnp.clip(logp_t, to_t - _MAX_LOG_RATIO, to_t + _MAX_LOG_RATIO)
 
 
 def token_weights(

@@ -72,27 +72,34 @@ def advantages(total, valid, epsilon, normalize_std):
   return [(float(r) - mean) / scale if v else 0.0 for r, v in zip(total, valid)]
 
 
+def clamped(log_ratio):
+  """A log-ratio that is exponentiated, as verl bounds it."""
+  return min(max(log_ratio, -20.0), 20.0)
+
+
 def kl(logp, reference, estimator):
   """KL(policy || reference) at one token."""
+  x = clamped(reference - logp)
   return {
     "k1": logp - reference,
     "k2": 0.5 * (logp - reference) ** 2,
-    "k3": math.exp(reference - logp) - (reference - logp) - 1,
+    "k3": math.exp(x) - x - 1,
   }[estimator]
 
 
 def kl_gradient(logp, reference, estimator):
   """Its derivative by logp."""
+  x = clamped(reference - logp)
   return {
     "k1": 1.0,
     "k2": logp - reference,
-    "k3": 1 - math.exp(reference - logp),
+    "k3": 1 - math.exp(x) if abs(reference - logp) < 20 else 0.0,
   }[estimator]
 
 
 def surrogate(logp, behaviour, advantage, c: config_lib.ObjectiveConfig):
   """min(r A, clip(r, 1 - low, 1 + high) A) at one token."""
-  ratio = math.exp(logp - behaviour)
+  ratio = math.exp(clamped(logp - behaviour))
   clipped = min(max(ratio, 1 - c.clip_low), 1 + c.clip_high)
   return min(ratio * advantage, clipped * advantage)
 
@@ -101,7 +108,9 @@ def surrogate_gradient(
   logp, behaviour, advantage, c: config_lib.ObjectiveConfig
 ):
   """Its derivative by logp: r A, or 0 where the clip is the minimum."""
-  ratio = math.exp(logp - behaviour)
+  ratio = math.exp(clamped(logp - behaviour))
+  if logp - behaviour > 20:
+    return 0.0
   held = (advantage > 0 and ratio > 1 + c.clip_high) or (
     advantage < 0 and ratio < 1 - c.clip_low
   )

@@ -87,6 +87,37 @@ def test_kl_against_float64(estimator):
   )
 
 
+def test_log_ratios_beyond_float32_s_exponent_are_clamped():
+  """Unclamped, k3 and the importance ratio are inf from 88.8 on."""
+  for log_ratio in (-1e4, -90.0, -21.0, -19.0, 19.0, 21.0, 90.0, 1e4):
+    logp, ref = jnp.float32(0), jnp.float32(log_ratio)
+    np.testing.assert_allclose(
+      jax.value_and_grad(
+        lambda x, y: objective.kl_estimate(x, y, estimator="k3")
+      )(logp, ref),
+      [
+        oracles.kl(0.0, log_ratio, "k3"),
+        oracles.kl_gradient(0.0, log_ratio, "k3"),
+      ],
+      rtol=1e-5,
+    )
+    for advantage in (-1.0, 1.0):
+
+      def policy_loss(x, old, a=advantage):
+        return objective.token_terms(
+          x, old, x, jnp.float32(a), config=CONFIG
+        ).policy_loss
+
+      np.testing.assert_allclose(
+        jax.value_and_grad(policy_loss)(ref, logp),
+        [
+          -oracles.surrogate(log_ratio, 0.0, advantage, CONFIG),
+          -oracles.surrogate_gradient(log_ratio, 0.0, advantage, CONFIG),
+        ],
+        rtol=1e-5,
+      )
+
+
 def test_k3_is_never_negative():
   logp = jnp.linspace(-3, 0, 4001)
   for shift in (1e-4, 1e-3, 0.1):
