@@ -277,7 +277,8 @@ class CheckpointConfig:
   """Which checkpoints stay, and what is exported at the end.
 
   keep_last: the newest ones. keep_best: besides, those with the largest
-    `best_metric` (a name in metrics.jsonl) in the rollout that they end.
+    `best_metric` in the rollout that they end.
+  best_metric: a name in metrics.jsonl that begins with `reward/`.
   export_dtype: of the weights in `policy/`: `float32`, `bfloat16`, `float16`.
   """
 

@@ -29,16 +29,48 @@ _SHARE = _Range("a share, 0 to 1", lambda x: 0 <= x <= 1)
 _DECAY = _Range("0 to below 1", lambda x: 0 <= x < 1)
 # JAX takes a seed modulo 2^32: two larger ones would draw the same.
 _SEED = _Range("0 to 2^32 - 1", lambda x: 0 <= x < 2**32)
+_TOP_P = _Range("above 0, at most 1", lambda x: 0 < x <= 1)
+# A reward beside the 1 of a right answer.
+_REWARD = _Range("-1 to 1", lambda x: -1 <= x <= 1)
 
-# Of the items of tuples too. Numbers that are not here may be any finite ones.
+# Every number of the configuration is listed. A range also applies to each item
+# of a tuple.
 _RANGES = {
   "seed": _SEED,
   "questions": _at_least(1),
   "group": _at_least(1),
   "save_every": _at_least(1),
+  "method.search_r1.structure": _SHARE,
+  "method.search_r1.final": _REWARD,
+  "method.search_r1.retrieval": _SHARE,
+  "method.stepsearch.key_weight": _at_least(0),
+  "method.stepsearch.step_scale": _at_least(0),
+  "method.stepsearch.missing": _REWARD,
+  "method.zerosearch.noise_start": _SHARE,
+  "method.zerosearch.noise_end": _SHARE,
+  "method.zerosearch.noise_base": _POSITIVE,
+  "method.otc.alpha": _POSITIVE,
+  "method.otc.c": _POSITIVE,
+  "method.ikea.kb": _REWARD,
+  "method.ikea.bad_format": _REWARD,
+  "method.ikea.searched_wrong": _REWARD,
+  "method.ikea.right": _POSITIVE,
+  "reward.alpha": _at_least(0),
+  "reward.beta": _at_least(0),
+  "reward.delta": _at_least(0),
+  "reward.gamma_max": _at_least(0),
+  "reward.gamma_fixed": _at_least(0),
   "reward.xi": _POSITIVE,
   "reward.length_limit": _at_least(0),
   "reward.length_tolerance": _at_least(0),
+  "curriculum.max_budget": _at_least(1),
+  "curriculum.phase1_steps": _at_least(0),
+  "curriculum.total_steps": _at_least(1),
+  "curriculum.steps_per_rollout": _at_least(1),
+  "curriculum.window": _at_least(1),
+  "curriculum.uniform_mix": _SHARE,
+  "curriculum.epsilon": _POSITIVE,
+  "curriculum.fixed_budget": _at_least(-1),
   "objective.clip_low": _at_least(0),
   "objective.clip_high": _at_least(0),
   "objective.kl_coefficient": _at_least(0),
@@ -65,12 +97,27 @@ _RANGES = {
   "episode.turn_deadline": _POSITIVE,
   "episode.search_deadline": _POSITIVE,
   "sampling.temperature": _at_least(0),
-  "sampling.top_p": _Range("above 0, at most 1", lambda x: 0 < x <= 1),
+  "sampling.top_p": _TOP_P,
   "sampling.top_k": _at_least(0),
+  "engine.slots": _at_least(1),
+  "engine.max_context": _at_least(1),
   "engine.kv_tokens": _at_least(0),
+  "engine.page": _at_least(1),
+  "engine.lanes": _at_least(1),
+  "engine.prefill_lanes": _at_least(1),
+  "engine.prefill_chunk": _at_least(1),
+  "engine.decode_steps": _at_least(1),
   "sglang.deadline": _POSITIVE,
   "sglang.retries": _at_least(0),
   "retrieval.price": _at_least(0),
+  "retrieval.model.concurrency": _at_least(1),
+  "retrieval.model.temperature": _at_least(0),
+  "retrieval.model.top_p": _TOP_P,
+  "retrieval.model.max_tokens": _at_least(1),
+  "retrieval.model.deadline": _POSITIVE,
+  "search.cache": _at_least(0),
+  "search.batch": _at_least(1),
+  "search.concurrency": _at_least(1),
   "pipeline.async_level": _at_least(0),
   "pipeline.extra_groups": _at_least(0),
   "batch.row_lengths": _at_least(1),
@@ -82,6 +129,10 @@ _RANGES = {
   "mesh.data": _at_least(1),
   "mesh.fsdp": _at_least(1),
   "mesh.tensor": _at_least(1),
+  "mesh.trainer": _at_least(0),
+  "mesh.rollout": _at_least(0),
+  "lora.rank": _at_least(0),
+  "lora.alpha": _POSITIVE,
   "data.world_seed": _at_least(0),
   "warm_start.steps": _at_least(1),
   "warm_start.learning_rate": _at_least(0),
@@ -95,8 +146,13 @@ _RANGES = {
   "warm_start.mlp": _at_least(1),
   "watch.bad_steps": _at_least(1),
   "watch.max_failed": _SHARE,
+  "watch.min_entropy": _at_least(0),
+  "watch.max_kl": _at_least(0),
+  "watch.max_gap": _at_least(0),
   "watch.max_stale": _at_least(1),
   "watch.quiet_seconds": _at_least(0),
+  "checkpoint.keep_last": _at_least(1),
+  "checkpoint.keep_best": _at_least(0),
   "evaluation.budgets": _at_least(0),
   "evaluation.questions": _at_least(0),
   "evaluation.seeds": _SEED,
@@ -105,28 +161,39 @@ _RANGES = {
   "evaluation.output_price": _at_least(0),
 }
 _FINITE = _Range("a finite number", math.isfinite)
+# Tuples of numbers that may have no item.
+_MAY_BE_EMPTY = ("mesh.trainer", "mesh.rollout")
 
 
 def check(config: config_lib.ExperimentConfig) -> None:
-  """Refuses numbers that mean nothing.
+  """Refuses numbers that mean nothing, and tuples that need one and are empty.
 
   Raises:
     ValueError: the first one by its path, and what was expected.
   """
   for path, value in _numbers(config):
     name = path.partition("[")[0]
-    for kind in (_RANGES.get(name, _FINITE), _FINITE):
-      if not kind.holds(value):
-        raise ValueError(f"{path}: found {value}, expected {kind.words}.")
+    kind = _RANGES.get(name, _FINITE)
+    if value is None:
+      if name in _RANGES and name not in _MAY_BE_EMPTY:
+        raise ValueError(
+          f"{path}: found (), expected one number or more, each {kind.words}."
+        )
+      continue
+    for each in (kind, _FINITE):
+      if not each.holds(value):
+        raise ValueError(f"{path}: found {value}, expected {each.words}.")
 
 
-def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
-  """The numbers of a configuration by their dotted paths."""
+def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float | None]]:
+  """The numbers of a configuration by path; None is a tuple without items."""
   if dataclasses.is_dataclass(value):
     for field in dataclasses.fields(value):
       name = f"{path}.{field.name}" if path else field.name
       yield from _numbers(getattr(value, field.name), name)
   elif isinstance(value, tuple):
+    if not value:
+      yield path, None
     for i, item in enumerate(value):
       yield from _numbers(item, f"{path}[{i}]")
   elif isinstance(value, int | float) and not isinstance(value, bool):

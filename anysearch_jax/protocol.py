@@ -154,6 +154,11 @@ def budget_state(budget: int, used: int) -> str:
 def budget_line(budget: int, used: int) -> str:
   """The line that precedes every model turn while the scaffold is on.
 
+  The paper's formula has no newline after the block, but the trajectories that
+  it prints do, and so does its prompt. Tokenizers of Qwen and Llama write `>`
+  and a newline as one token: without it every turn of the policy would begin
+  in the middle of a token that it knows.
+
   Args and Raises as for `budget_state`.
 
   Returns:

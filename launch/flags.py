@@ -106,7 +106,7 @@ def read_config() -> config_lib.ExperimentConfig:
   try:
     config = (
       load_config(flags.FLAGS.config)
-      if flags.FLAGS.config
+      if flags.FLAGS.config is not None
       else config_lib.ExperimentConfig()
     )
     return override(config, flags.FLAGS.set_config)

@@ -191,7 +191,6 @@ def _main(
   except (
     checkpoint.DamagedError,
     checkpoint.MismatchError,
-    checkpoint.UnknownMetricError,
     watch.NotFiniteError,
     watch.FailedEpisodesError,
     types.EngineError,
@@ -282,6 +281,7 @@ def dry_run(config: config_lib.ExperimentConfig, target: str | None) -> None:
 
   try:
     validation.validate(config)
+    retrievers.validate(config.retrieval)
     print(describe(config))
     if target is None:
       return

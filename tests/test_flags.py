@@ -196,6 +196,7 @@ def test_a_command_reads_overrides_from_its_command_line(tmp_path):
 @pytest.mark.parametrize(
   ("argument", "sentence"),
   [
+    ("--config=", "--config=: found no such file"),
     ("--config.sead=7", "--config.sead: unknown key 'sead'"),
     ("--sead=7", "Unknown command line flag 'sead'"),
   ],

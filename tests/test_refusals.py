@@ -55,14 +55,14 @@ def refused(command, folder, flags, *more):
     ("episode.max_generated=0", "found 0, expected at least 1."),
     ("episode.turn_deadline=0", "found 0.0, expected above 0."),
     ("sampling.top_p=2", "found 2.0, expected above 0, at most 1."),
-    ("engine.slots=0", "engine.slots: found 0, expected 1 or more."),
+    ("engine.slots=0", "engine.slots: found 0, expected at least 1."),
     ("engine.lanes=32,16", "engine.lanes: found (32, 16), expected numbers"),
     ("engine.kv_tokens=100", "engine.kv_tokens: found 100 in 1 parts, which"),
     ("search.batch=0", "search.batch: found 0, expected at least 1."),
     ("data.world_seed=-1", "data.world_seed: found -1, expected at least 0."),
     ("watch.max_failed=2", "found 2.0, expected a share, 0 to 1."),
     ("evaluation.budgets=0,-1", "evaluation.budgets[1]: found -1, expected at"),
-    ("evaluation.seeds=1,1", "evaluation.seeds: found (1, 1), expected some,"),
+    ("evaluation.seeds=1,1", "evaluation.seeds: found (1, 1), expected each"),
     # Names of nothing.
     ("reward.gamma_mode=on", "reward.gamma_mode: found 'on', expected one of"),
     ("episode.prompts=none", "episode.prompts: found 'none', expected one of"),
@@ -114,9 +114,31 @@ def test_training_refuses(flags, sentence, tmp_path, nothing_loads):
 @pytest.mark.parametrize(
   ("flags", "sentence"),
   [
+    ("method.otc.c=-1", "method.otc.c: found -1.0, expected above 0."),
+    ("method.otc.form=dpo", "method.otc.form: found 'dpo', expected one of"),
+    ("method.zerosearch.noise_end=3", "found 3.0, expected a share, 0 to 1."),
+    ("method.ikea.kb=()", "method.ikea.kb: found (), expected one number or"),
+    ("reward.alpha=-1", "reward.alpha: found -1.0, expected at least 0."),
+    ("retrieval.kind=any", "retrieval.kind: found 'any', expected"),
+    (
+      "checkpoint.keep_best=1 checkpoint.best_metric=em",
+      "checkpoint.best_metric: found 'em', expected one of reward/em, ",
+    ),
+  ],
+)
+def test_a_dry_run_refuses_what_training_would(flags, sentence, tmp_path):
+  flags = " ".join(f"--config.{each}" for each in flags.split())
+  said = refused(train, tmp_path, f"--dry_run {flags}")
+  assert sentence in said
+  assert said.startswith("launch.train: ") and said.count("\n") == 0
+
+
+@pytest.mark.parametrize(
+  ("flags", "sentence"),
+  [
     ("--config.sampling.top_p=0", "found 0.0, expected above 0, at most 1."),
     ("--config.sampling.temperature=-1", "found -1.0, expected at least 0."),
-    ("--config.evaluation.seeds=()", "evaluation.seeds: found (), expected s"),
+    ("--config.evaluation.seeds=()", "evaluation.seeds: found (), expected o"),
     ("--config.evaluation.input_price=-1", "found -1.0, expected at least 0."),
     ("--config.compute_dtype=float16", "compute_dtype: found 'float16', expe"),
     ("--config.engine.max_context=9", "exceeds engine.max_context 9; raise"),

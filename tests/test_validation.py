@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import typing
 
+import numpy as np
 import pytest
 import small_run
+import spoken
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.training import validation
+from anysearch_jax import config_methods, config_ranges, types
+from anysearch_jax.methods import systems
+from anysearch_jax.training import experience, validation
 
 
 def changed(part, **values):
@@ -120,7 +125,7 @@ def test_what_can_run_is_let_through(part, values):
       "mesh.trainer: found (1, 1), expected indices of devices from 0, each "
       "once.",
     ),
-    ("mesh", {"rollout": (-1,)}, "mesh.rollout: found (-1,), expected indices"),
+    ("mesh", {"rollout": (-1,)}, "rollout[0]: found -1, expected at least 0."),
     (
       "mesh",
       {"data": 2, "fsdp": 2, "trainer": (0, 1, 2)},
@@ -139,3 +144,105 @@ def test_one_uneven_row_length_is_enough_for_a_refusal():
   batch = config_lib.BatchConfig(row_lengths=(32, 50, 128))
   with pytest.raises(ValueError, match="found a row of 50 tokens"):
     validation.validate(dataclasses.replace(config, batch=batch))
+
+
+@pytest.mark.parametrize(
+  "method", [m for m in systems.METHODS.values() if m.reward]
+)
+@pytest.mark.parametrize("world", [False, True])
+def test_the_names_of_reward_metrics_are_known_before_a_rollout(method, world):
+  prompts = method.world_prompts if world else method.prompts
+  variant = config_methods.SearchR1Config(format_variant=world)
+  config = dataclasses.replace(
+    small_run.CONFIG,
+    method=config_lib.MethodConfig(method.name, search_r1=variant),
+    episode=dataclasses.replace(small_run.CONFIG.episode, prompts=prompts),
+  )
+  question = types.Question(
+    "q", "where?", ("tol",), metadata={"search_keys": [["where"]]}
+  )
+  played = types.Group(
+    question, 4, False, (spoken.trajectory(question, ("x", None)),) * 2
+  )
+  scored = experience.score([played], np.array([4]), config=config)
+  names = {n for n in experience.metrics(scored) if n.startswith("reward/")}
+  assert {"reward/em", "reward/total"} <= names
+  assert experience.reward_metrics(config) == names
+
+
+def test_an_unknown_best_metric_is_refused_before_a_rollout():
+  for wrong in ("reward/emm", "em", "policy/entropy", ""):
+    with pytest.raises(ValueError) as refusal:
+      validation.validate(changed("checkpoint", keep_best=1, best_metric=wrong))
+    assert str(refusal.value) == (
+      f"checkpoint.best_metric: found {wrong!r}, expected one of reward/em, "
+      "reward/format, reward/gamma, reward/length, reward/tool, reward/total."
+    )
+    validation.validate(changed("checkpoint", keep_best=0, best_metric=wrong))
+  validation.validate(changed("checkpoint", keep_best=1))
+
+
+def paths_of_numbers(cls, path=""):
+  """The dotted paths of a configuration's numbers and tuples of numbers."""
+  for name, hint in typing.get_type_hints(cls).items():
+    name = f"{path}.{name}" if path else name
+    if dataclasses.is_dataclass(hint):
+      yield from paths_of_numbers(hint, name)
+    elif {hint, *typing.get_args(hint)} & {int, float}:
+      yield name
+
+
+def replaced(config, path, value):
+  name, _, rest = path.partition(".")
+  if rest:
+    value = replaced(getattr(config, name), rest, value)
+  return dataclasses.replace(config, **{name: value})
+
+
+def test_every_number_of_the_configuration_has_a_range():
+  numbers = set(paths_of_numbers(config_lib.ExperimentConfig))
+  assert "method.ikea.kb" in numbers and "seed" in numbers
+  assert numbers == set(config_ranges._RANGES)
+
+
+@pytest.mark.parametrize(
+  "path", sorted(paths_of_numbers(config_lib.ExperimentConfig))
+)
+def test_no_number_may_be_without_bound(path):
+  value = small_run.CONFIG
+  for name in path.split("."):
+    value = getattr(value, name)
+  for wrong in (float("nan"), float("inf"), -(2**31)):
+    wrong = (wrong,) if isinstance(value, tuple) else wrong
+    with pytest.raises(ValueError, match=rf"^{re.escape(path)}(\[0\])?: found"):
+      validation.validate(replaced(small_run.CONFIG, path, wrong))
+
+
+@pytest.mark.parametrize(
+  ("path", "value", "sentence"),
+  [
+    ("method.otc.c", -1.0, "found -1.0, expected above 0."),
+    ("method.otc.form", "dpo", "found 'dpo', expected one of grpo, ppo."),
+    (
+      "method.zerosearch.noise_end",
+      3.0,
+      "found 3.0, expected a share, 0 to 1.",
+    ),
+    (
+      "method.ikea.kb",
+      (),
+      "found (), expected one number or more, each -1 to 1.",
+    ),
+    ("reward.alpha", -0.5, "found -0.5, expected at least 0."),
+    ("search.batch", 0, "found 0, expected at least 1."),
+    ("checkpoint.keep_last", 0, "found 0, expected at least 1."),
+    ("retrieval.model.top_p", 0.0, "found 0.0, expected above 0, at most 1."),
+    ("curriculum.max_budget", 0, "found 0, expected at least 1."),
+    ("curriculum.uniform_mix", 1.1, "found 1.1, expected a share, 0 to 1."),
+    ("curriculum.epsilon", 0.0, "found 0.0, expected above 0."),
+    ("curriculum.fixed_budget", -2, "found -2, expected at least -1."),
+  ],
+)
+def test_a_number_outside_its_range_is_refused(path, value, sentence):
+  with pytest.raises(ValueError, match=re.escape(f"{path}: {sentence}")):
+    validation.validate(replaced(small_run.CONFIG, path, value))

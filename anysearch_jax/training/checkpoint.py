@@ -59,10 +59,6 @@ class MismatchError(ValueError):
   """A checkpoint is of another run or policy than the one that reads it."""
 
 
-class UnknownMetricError(ValueError):
-  """`checkpoint.best_metric` names no metric of the run."""
-
-
 class Saved(NamedTuple):
   """What a run goes on from; `rollout` is the next one to train on.
 
@@ -78,16 +74,11 @@ class Saved(NamedTuple):
 
 
 def validate(config: config_lib.CheckpointConfig) -> None:
-  """Refuses what cannot be kept or exported.
+  """Refuses weights that cannot be exported.
 
   Raises:
     ValueError: what was found, what was expected.
   """
-  for name, least in (("keep_last", 1), ("keep_best", 0)):
-    if (value := getattr(config, name)) < least:
-      raise ValueError(
-        f"checkpoint.{name}: found {value}, expected at least {least}."
-      )
   if config.export_dtype not in tensor_files.SAVED:
     raise ValueError(
       f"checkpoint.export_dtype: found {config.export_dtype!r}, expected one "
@@ -98,25 +89,18 @@ def validate(config: config_lib.CheckpointConfig) -> None:
 def quality(
   metrics: Mapping[str, float], *, config: config_lib.CheckpointConfig
 ) -> float:
-  """What `keep_best` compares; a value that is not finite is the worst.
+  """Returns what `keep_best` compares, or 0 if it keeps nothing.
 
-  0 where nothing is compared.
+  A value that is missing or not finite is the worst: a rollout whose episodes
+  all failed has no reward of its searches.
 
   Args:
     metrics: of one rollout.
     config: `best_metric` names one of them.
-
-  Raises:
-    UnknownMetricError: `best_metric` does not.
   """
   if not config.keep_best:
     return 0.0
-  if config.best_metric not in metrics:
-    raise UnknownMetricError(
-      f"checkpoint.best_metric: found {config.best_metric!r}, expected one of "
-      f"{', '.join(sorted(metrics))}."
-    )
-  value = float(metrics[config.best_metric])
+  value = float(metrics.get(config.best_metric, math.nan))
   return value if math.isfinite(value) else -math.inf
 
 

@@ -242,6 +242,27 @@ def records(experience: Experience) -> list[dict[str, Any]]:
   ]
 
 
+def reward_metrics(config: config_lib.ExperimentConfig) -> set[str]:
+  """Returns the names of `metrics` that say what a rollout was worth.
+
+  They are the ones that begin with `reward/`; nothing is played or computed.
+  """
+  method = systems.get(config.method.name)
+  group = np.zeros((1, config.group), np.int32)
+  nothing = outcomes_lib.Outcomes(
+    *[group] * 7,
+    budget=group[:, 0],
+    valid=group > 0,
+    measures=dict.fromkeys(method.measures, group),
+  )
+  parts = set(jax.eval_shape(lambda: method.reward(nothing, config)))
+  if systems.environment(config.episode.prompts).format is not None:
+    parts.add("format")
+  if method.steps is not None:
+    parts.add("steps")
+  return {f"reward/{name}" for name in ("em", *parts)}
+
+
 def metrics(experience: Experience) -> dict[str, float]:
   """Means over the valid trajectories, one flat record."""
   valid = experience.valid

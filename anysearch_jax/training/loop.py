@@ -179,7 +179,6 @@ class Trainer:
       checkpoint.DamagedError: there are checkpoints and none is sound.
       checkpoint.MismatchError: the checkpoint is of another run, or settings of
         learning differ from its own and `allow_changes` is not set.
-      checkpoint.UnknownMetricError: `checkpoint.best_metric` is not a metric.
     """
     config, c = self._config, self._config.curriculum
     rollouts = c.total_steps // c.steps_per_rollout

@@ -14,7 +14,7 @@ from anysearch_jax import (
   rewards,
   types,
 )
-from anysearch_jax.methods import systems
+from anysearch_jax.methods import otc_reward, systems
 from anysearch_jax.policy import (
   lora,
   paged_attention,
@@ -25,10 +25,9 @@ from anysearch_jax.rollout import (
   episode,
   kv_memory,
   sampling,
-  searching,
   sglang_server,
 )
-from anysearch_jax.training import batching, checkpoint
+from anysearch_jax.training import batching, checkpoint, experience
 
 
 def validate(config: config_lib.ExperimentConfig) -> None:
@@ -47,6 +46,7 @@ def validate(config: config_lib.ExperimentConfig) -> None:
   lora.validate(config.lora)
   _one_of("reward.gamma_mode", config.reward.gamma_mode, rewards.GAMMA_MODES)
   _method(config)
+  _best_metric(config)
   _objective(config.objective)
   _batch(config.batch)
   _rows_over_tensor(config.mesh, config.batch)
@@ -82,6 +82,7 @@ def validate(config: config_lib.ExperimentConfig) -> None:
 def _method(config: config_lib.ExperimentConfig) -> None:
   """A system is trained in its own environment, by an objective that it has."""
   method = systems.get(config.method.name)
+  _one_of("method.otc.form", config.method.otc.form, otc_reward.FORMS)
   if method.reward is None:
     raise ValueError(
       f"method.name: {method.name!r} is a system without training; evaluate a "
@@ -99,6 +100,16 @@ def _method(config: config_lib.ExperimentConfig) -> None:
     )
 
 
+def _best_metric(config: config_lib.ExperimentConfig) -> None:
+  """Checks a name that is only looked up after the first rollout."""
+  if config.checkpoint.keep_best:
+    _one_of(
+      "checkpoint.best_metric",
+      config.checkpoint.best_metric,
+      sorted(experience.reward_metrics(config)),
+    )
+
+
 def validate_playing(config: config_lib.ExperimentConfig) -> None:
   """Refuses to play episodes, in training or not, that cannot be played.
 
@@ -109,13 +120,12 @@ def validate_playing(config: config_lib.ExperimentConfig) -> None:
   _name(config.name)
   _one_of("compute_dtype", config.compute_dtype, ("float32", "bfloat16"))
   systems.environment(config.episode.prompts)
-  searching.validate(config.search)
   _mesh(config.mesh)
   for name in ("budgets", "seeds"):
     values = getattr(config.evaluation, name)
-    if not values or len(set(values)) < len(values):
+    if len(set(values)) < len(values):
       raise ValueError(
-        f"evaluation.{name}: found {values}, expected some, each once."
+        f"evaluation.{name}: found {values}, expected each once."
       )
   _one_of("evaluation.scorer", config.evaluation.scorer, ("paper", "official"))
 
@@ -298,7 +308,7 @@ def _name(name: str) -> None:
 
 
 def _batch(c: config_lib.BatchConfig) -> None:
-  if not c.row_lengths or list(c.row_lengths) != sorted(set(c.row_lengths)):
+  if list(c.row_lengths) != sorted(set(c.row_lengths)):
     raise ValueError(
       f"batch.row_lengths: found {c.row_lengths}, expected ascending lengths."
     )
@@ -332,7 +342,7 @@ def _room(config: config_lib.ExperimentConfig) -> None:
 def _mesh(c: config_lib.MeshConfig) -> None:
   for name in ("trainer", "rollout"):
     indices = getattr(c, name)
-    if any(i < 0 for i in indices) or len(set(indices)) < len(indices):
+    if len(set(indices)) < len(indices):
       raise ValueError(
         f"mesh.{name}: found {indices}, expected indices of devices from 0, "
         "each once."
