@@ -12,7 +12,9 @@ import question_rows
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.data import (
+  beside,
   cursor,
+  files,
   formats,
   gold_passages,
   prepared,
@@ -138,6 +140,32 @@ def test_questions_without_evidence_are_left_out_when_asked_for(tmp_path):
     "musique/2hop__b",
   ]
   evidence.check(prepared.Prepared(path).rows("train"))
+
+
+def test_a_corpus_is_read_once_for_all_training_sets(tmp_path, monkeypatch):
+  corpus = _lines(tmp_path / "c.jsonl", [{"id": "7", "contents": "T\ntext"}])
+  inputs = []
+  for dataset in ("nq", "hotpotqa"):
+    row = {
+      "id": "0",
+      "question": f"who {dataset}",
+      "golden_answers": ["x"],
+      "metadata": {"gold_doc_ids": ["7"]},
+    }
+    path = _lines(tmp_path / f"{dataset}.jsonl", [row])
+    inputs.append(preparing.Input(path, dataset, "train"))
+  opened = []
+  rows = files.rows
+  monkeypatch.setattr(
+    files, "rows", lambda path: opened.append(path) or rows(path)
+  )
+  parts, _ = preparing.prepare(
+    inputs, preparing.Settings(), beside.Beside(corpus=corpus)
+  )
+  assert opened.count(corpus) == 1
+  for part in parts.values():
+    (entry,) = part.entries
+    assert evidence.of_metadata(json.loads(entry.metadata))[0] == ("T text",)
 
 
 def test_named_passages_are_found_in_a_corpus(tmp_path):

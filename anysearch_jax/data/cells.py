@@ -23,7 +23,7 @@ _ITEM = re.compile(
   r"'(?:[^'\\]|\\.)*'" r'|"(?:[^"\\]|\\.)*"' r"|-?\d+(?:\.\d+)?", re.DOTALL
 )
 _MISSING = frozenset(("nan", "none", "null"))
-# Texts begin so that a program made of a list or an object.
+# How a text begins that a program printed of a list or an object.
 _NOT_TEXT = ("{'", '{"', "array([", "['", '["')
 
 

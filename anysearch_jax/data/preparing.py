@@ -91,7 +91,7 @@ class Part:
     mended: rows that were changed to be read, by what was mended.
     empty_answers: answers that normalise to nothing.
     unmatched: evaluation questions that have no other answers. They stay, so
-      that a set has its published size, and nothing is right.
+      that a set has its published size; exact match gives them 0.
   """
 
   entries: list[Entry] = dataclasses.field(default_factory=list)
@@ -183,14 +183,15 @@ def prepare(
     ):
       kept = [e for e in part.entries if keys[e.id] not in questions]
       part.keep(kept, reason)
-    if beside.corpus:
-      known = gold_passages.filled(
-        [e.metadata for e in part.entries], beside.corpus
-      )
-      part.entries = [
-        e._replace(metadata=m) for e, m in zip(part.entries, known)
-      ]
-    if settings.evidence:
+  if beside.corpus:
+    entries = [e for part in training.values() for e in part.entries]
+    known = iter(
+      gold_passages.filled([e.metadata for e in entries], beside.corpus)
+    )
+    for part in training.values():
+      part.entries = [e._replace(metadata=next(known)) for e in part.entries]
+  if settings.evidence:
+    for part in training.values():
       kept = [
         e
         for e in part.entries

@@ -1,7 +1,8 @@
 """StepSearch, by PPO; backbones as in configs/methods/__init__.py.
 
 Policy and critic have one learning rate, StepSearch's ratio. Its questions need
-their gold passages: MuSiQue's have them, and the generated world's.
+evidence (docs/data.md): the generated world's have it, and prepared ones of
+MuSiQue, HotpotQA or 2WikiMultihopQA (launch.prepare_data --evidence).
 
     python -m launch.train --config=configs/methods/stepsearch.py
 """
