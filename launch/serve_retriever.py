@@ -31,12 +31,14 @@ from absl import app, flags
 
 from launch import flags as launch_flags
 from launch import parts
+from retrieval import connections, redaction, service
 from retrieval import limits as limits_lib
-from retrieval import redaction, service
 
 # Longer than clients keep a connection; else they write into a closed one.
 _KEEP_ALIVE = 75
 _BACKLOG = 2048
+# Seconds in which a client has to read its answer.
+_READING = 60
 
 
 class _Server(uvicorn.Server):
@@ -89,13 +91,24 @@ def serve(
 
   Raises:
     OSError: it cannot listen there.
+    ValueError: this process may open too few files.
   """
+  limits = limits or limits_lib.Limits()
   made = service.create_app(
     search, limits=limits, token=token, described=described
   )
   running = made.state.service
+  most, descriptors = connections.room(limits.connections)
+  guard = connections.Guard(
+    most,
+    headers=limits.headers,
+    request=limits.deadline + _READING,
+    on_closed=running.on_closed,
+  )
   config = uvicorn.Config(
     made,
+    http=guard.protocol,
+    ws="none",
     log_config=None,
     access_log=False,
     server_header=False,
@@ -113,7 +126,9 @@ def serve(
       config,
       running,
       grace=grace,
-      greeting=f"serving {len(search)} passages at http://{shown}:{port}",
+      greeting=f"serving {len(search)} passages at http://{shown}:{port}\n"
+      f"at most {most} connections at a time; the process may open "
+      f"{descriptors} files (ulimit -n)",
     ).run(sockets=[listening])
   if running.busy:
     # A search that nobody waits for any more; a thread cannot be ended.
@@ -151,6 +166,10 @@ def define_flags() -> None:
   flags.DEFINE_integer("queue", default.queue, "Queries that may wait.")
   flags.DEFINE_integer("batch", default.batch, "Queries in a search.")
   flags.DEFINE_float("deadline", default.deadline, "Seconds to an answer.")
+  flags.DEFINE_integer("connections", default.connections, "At a time.")
+  flags.DEFINE_float(
+    "headers", default.headers, "Seconds that a request's headers may take."
+  )
   flags.DEFINE_enum(
     "blank",
     default.blank,
@@ -184,6 +203,8 @@ def main(argv) -> None:
       queue=f.queue,
       batch=f.batch,
       deadline=f.deadline,
+      connections=f.connections,
+      headers=f.headers,
       blank=f.blank,
       long=f.long,
     )
@@ -215,6 +236,8 @@ def main(argv) -> None:
       grace=f.grace,
       described=index.described,
     )
+  except ValueError as error:
+    sys.exit(f"launch.serve_retriever: {error}")
   except OSError as error:
     sys.exit(
       f"launch.serve_retriever: cannot listen at {f.host}:{f.port} ({error}); "

@@ -21,6 +21,9 @@ class Limits:
     queue: queries of all requests that may wait; one more is turned away.
     batch: the most queries in a search.
     deadline: seconds from a request to its answer.
+    connections: the most at a time; fewer where the process may open fewer
+      files.
+    headers: seconds that a request's headers may take.
     blank: "empty" gives a query without a letter an empty list of passages, as
       clients like Search-R1's expect, which read "result" of every response;
       "reject" refuses the request, as the AnySearch authors' server does.
@@ -37,11 +40,16 @@ class Limits:
   queue: int = 16384
   batch: int = 128
   deadline: float = 30.0
+  connections: int = 4096
+  headers: float = 10.0
   blank: str = "empty"
   long: str = "cut"
 
   def __post_init__(self):
-    for name in ("topk", "queries", "characters", "body", "batch", "deadline"):
+    for name in (
+      *("topk", "queries", "characters", "body", "batch", "deadline"),
+      *("connections", "headers"),
+    ):
       if not getattr(self, name) > 0:
         raise ValueError(
           f"{name}: found {getattr(self, name)}, expected more than 0."

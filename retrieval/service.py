@@ -64,6 +64,7 @@ class Service:
     draining: whether it is about to stop.
     busy: whether a search runs.
     waiting: queries that wait for one.
+    on_closed: counts a connection that was closed for a reason.
   """
 
   def __init__(
@@ -84,6 +85,7 @@ class Service:
       on_search=self._metrics.searched,
     )
     self.draining = False
+    self.on_closed = self._metrics.closed
 
   @property
   def busy(self) -> bool:

@@ -47,6 +47,13 @@ class Metrics:
       "Queries that were too long and of which the beginning was searched.",
       registry=self.registry,
     )
+    self._closed = prometheus_client.Counter(
+      "retrieval_closed_connections",
+      "Connections that were closed because their headers or their request "
+      "took too long, another one took their place, or none was left.",
+      ("reason",),
+      registry=self.registry,
+    )
     self._batches = prometheus_client.Histogram(
       "retrieval_search_queries",
       "Different queries in a search.",
@@ -68,6 +75,9 @@ class Metrics:
   def responded(self, route: str, status: int, seconds: float) -> None:
     self._requests.labels(route, str(status)).inc()
     self._seconds.labels(route).observe(seconds)
+
+  def closed(self, reason: str) -> None:
+    self._closed.labels(reason).inc()
 
   def searched(self, queries: int, seconds: float) -> None:
     self._batches.observe(queries)
