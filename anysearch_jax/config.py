@@ -295,9 +295,12 @@ class WatchConfig:
   bad_steps: optimizer steps in a row whose loss or gradient is not finite; none
     of them is applied. max_failed: share of a rollout's episodes that may fail
     for want of the engine or the retriever. Beyond either the run stops.
-  min_entropy (nats a token), max_kl, max_gap (mean difference of sampled and
-    trained log-probabilities), max_stale (rollouts since a budget's window had
-    an outcome): beyond these it warns.
+  min_entropy (nats a token), max_kl, max_stale (rollouts since a budget's
+    window had an outcome): beyond these it warns.
+  max_gap, max_far, max_largest_gap: of the differences between the engine's
+    log-probabilities and the trainer's, the mean (nats), the share of tokens
+    beyond 1 nat, and the largest (nats). Beyond any of them it warns, and after
+    gap_rollouts rollouts in a row it stops.
   quiet_seconds: so long no turn and no search of a rollout or an evaluation
     ends, and it warns with what is waited for; 0 is off.
   """
@@ -307,6 +310,9 @@ class WatchConfig:
   min_entropy: float = 0.005
   max_kl: float = 1.0
   max_gap: float = 0.1
+  max_far: float = 0.002
+  max_largest_gap: float = 8.0
+  gap_rollouts: int = 3
   max_stale: int = 20
   quiet_seconds: float = 60.0
 

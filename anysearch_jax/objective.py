@@ -24,6 +24,9 @@ KL_ESTIMATORS = ("k1", "k2", "k3")
 REDUCTIONS = ("sequence-mean", "token-mean")
 OLD_LOGPS = ("engine", "trainer")
 ADVANTAGES = ("group", "gae")
+# Nats, eight to a decade. Counts of the tokens beyond each of them add up over
+# micro-batches and devices, which quantiles do not.
+GAP_EDGES = tuple(10 ** (i / 8) for i in range(-48, 17))
 
 
 # The largest log-ratio that is exponentiated. float32 overflows at 88.7, and
@@ -247,7 +250,9 @@ def grpo_loss(
     `logp_difference` (|log pi - log pi_behaviour|), `behaviour_kl` (k3 estimate
     of KL(behaviour || policy)) and, with a cap, `importance` and
     `importance_capped` (the share of tokens that the cap holds). Maxima:
-    `ratio_max` and `logp_difference_max`.
+    `ratio_max` and `logp_difference_max`. Sums: `logp_difference_counts`, the
+    number of tokens, then for each of `GAP_EDGES` the number of those whose
+    difference is larger.
 
   Raises:
     ValueError: an unknown `config.kl_estimator`.
@@ -294,6 +299,14 @@ def grpo_loss(
     "clip_fraction_high": high,
     "logp_difference": mean(difference),
     "logp_difference_max": maximum(difference),
+    "logp_difference_counts": _beyond(difference, live),
     "behaviour_kl": mean(kl_estimate(behaviour_logp, logp, estimator="k3")),
   }
   return policy_loss + config.kl_coefficient * kl, metrics
+
+
+def _beyond(difference: chex.Array, live: chex.Array) -> chex.Array:
+  """Counts the live tokens, and those beyond each of `GAP_EDGES`."""
+  edges = jnp.array((-1.0, *GAP_EDGES))
+  beyond = live[..., None] & (difference[..., None] > edges)
+  return jnp.sum(beyond, tuple(range(live.ndim)), dtype=jnp.float32)

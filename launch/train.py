@@ -193,6 +193,7 @@ def _main(
     checkpoint.MismatchError,
     watch.NotFiniteError,
     watch.FailedEpisodesError,
+    watch.WrongWeightsError,
     types.EngineError,
   ) as error:
     sys.exit(f"launch.train: {error}")

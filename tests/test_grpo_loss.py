@@ -183,6 +183,9 @@ def test_metrics_by_hand():
   policy_loss = -0.5 * (1.28 * 3 + 0.5 * 3)
   kl = 0.5 * (0.5 - math.log(0.5) - 1)
   np.testing.assert_allclose(loss, policy_loss + 0.001 * kl, rtol=1e-6)
+  beyond = np.count_nonzero(np.array(objective.GAP_EDGES) < math.log(2))
+  counts = np.zeros(1 + len(objective.GAP_EDGES))
+  counts[: 1 + beyond] = 2
   chex.assert_trees_all_close(
     metrics,
     {
@@ -195,6 +198,7 @@ def test_metrics_by_hand():
       "clip_fraction_high": 0.5,
       "logp_difference": math.log(2),
       "logp_difference_max": math.log(2),
+      "logp_difference_counts": counts,
       # The logarithms cancel: half of 2 - 1 and of 0.5 - 1.
       "behaviour_kl": 0.25,
     },
@@ -228,8 +232,15 @@ def test_stale_tokens_are_weighted_by_hand():
     "importance_capped": 0.5,
     "logp_difference": 0.5 * (math.log(6) + math.log(2)),
     "logp_difference_max": math.log(6),
+    "logp_difference_counts": [
+      2,
+      *(
+        sum(math.log(x) > edge for x in (6, 2)) for edge in objective.GAP_EDGES
+      ),
+    ],
     "behaviour_kl": 0.5 * (6 - math.log(6) - 1 + 0.5 + math.log(2) - 1),
   }
+  expected = {name: np.array(value) for name, value in expected.items()}
   chex.assert_trees_all_close(metrics, expected, rtol=1e-5)
   np.testing.assert_allclose(loss, policy_loss + 0.5 * math.exp(-1), rtol=1e-5)
   # The KL term is not weighted: its slope, 1 - 1/e, is that of any token.

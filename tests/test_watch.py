@@ -21,6 +21,9 @@ CONFIG = config_lib.ExperimentConfig(
     min_entropy=0.1,
     max_kl=0.5,
     max_gap=0.2,
+    max_far=0.01,
+    max_largest_gap=5.0,
+    gap_rollouts=3,
     max_stale=3,
   ),
 )
@@ -31,6 +34,8 @@ FINE = {
   "policy/advantage_share": 0.5,
   "loss/kl": 0.01,
   "loss/logp_difference": 0.001,
+  "loss/logp_difference_far": 0.0,
+  "loss/logp_difference_max": 0.5,
   **{f"curriculum/count{budget}": 3 for budget in range(1, 6)},
 }
 
@@ -120,6 +125,8 @@ def test_only_steps_in_a_row_stop_the_run(watching, said):
     ({"policy/entropy": 0.05}, "entropy is 0.05 nats a token, below 0.1"),
     ({"loss/kl": 0.7}, "KL divergence from the start is 0.7, above 0.5"),
     ({"loss/logp_difference": 0.3}, "differ by 0.3 a token, more than 0.2"),
+    ({"loss/logp_difference_far": 0.02}, "1 nat at 0.02 of the tokens, above"),
+    ({"loss/logp_difference_max": 6.0}, "differ by 6 at most, above 5: is it"),
     ({"policy/advantage_share": 0.0}, "all advantages are zero"),
   ],
 )
@@ -128,12 +135,42 @@ def test_a_warning_is_given_when_something_begins(
 ):
   watching.rollout(FINE)
   assert not said
-  for _ in range(3):
+  for _ in range(2):
     watching.rollout(FINE | values | {"rollout": 5})
   assert len(said) == 1 and sentence in said[0] and "Rollout 5" in said[0]
   watching.rollout(FINE)
   watching.rollout(FINE | values)
   assert len(said) == 2
+
+
+@pytest.mark.parametrize(
+  "values",
+  [
+    {"loss/logp_difference": 0.3},
+    {"loss/logp_difference_far": 0.02},
+    {"loss/logp_difference_max": 6.0},
+  ],
+)
+def test_a_gap_in_rollouts_in_a_row_stops_the_run(watching, said, values):
+  apart = FINE | values | {"rollout": 7}
+  for rollout in (apart, apart, FINE, apart, apart):
+    watching.rollout(rollout)
+  with pytest.raises(
+    watch.WrongWeightsError,
+    match="Rollout 7: .* 3 rollouts in a row .*The same command resumes",
+  ):
+    watching.rollout(apart)
+  assert len(said) == 2
+
+
+def test_training_since_then_is_no_gap_of_the_engine(watching, said):
+  engine = {"policy/engine_gap": 0.0, "policy/engine_gap_far": 0.0}
+  moved = {"loss/logp_difference_far": 0.5, "loss/logp_difference_max": 9.0}
+  values = FINE | moved | engine | {"policy/engine_gap_max": 0.1}
+  watching.rollout(values)
+  assert not said
+  watching.rollout(values | {"policy/engine_gap_max": 9.0})
+  assert len(said) == 1
 
 
 def test_what_is_not_a_number_is_no_sign(watching, said):

@@ -13,6 +13,7 @@ from anysearch_jax.policy import hf, lora, transformer
 from anysearch_jax.training import (
   batching,
   experience,
+  metrics,
   placement,
   ppo,
   throughput,
@@ -122,8 +123,7 @@ class Learner:
       batches = self._estimator(self.state, self._reference, batches)
     for batch in batches:
       self.state, values = self._step(self.state, self._reference, batch)
-      values = {n: float(x) for n, x in jax.device_get(values).items()}
-      yield ppo.metrics(values)
+      yield ppo.metrics(metrics.of_step(jax.device_get(values)))
 
   def speed(
     self, packed: Sequence[batching.TrainBatch], seconds: float

@@ -15,7 +15,7 @@ import numpy as np
 from tensorboardX import event_file_writer, summary
 from tensorboardX.proto import event_pb2, summary_pb2
 
-from anysearch_jax import disk
+from anysearch_jax import disk, objective
 
 Values = Mapping[str, float | int | bool]
 
@@ -109,7 +109,31 @@ def over_steps(
   }
   if on_policy:
     # What separates the engine's numerics from the trainer's.
-    out["policy/engine_gap_max"] = steps[0]["loss/logp_difference_max"]
+    for name in ("", "_p50", "_p99", "_far", "_max"):
+      out[f"policy/engine_gap{name}"] = steps[0][f"loss/logp_difference{name}"]
+  return out
+
+
+def of_step(values: Mapping[str, np.ndarray]) -> dict[str, float]:
+  """The plain numbers of an optimizer step.
+
+  Args:
+    values: as the step gives them. `loss/logp_difference_counts`, if it is one
+      of them, becomes `loss/logp_difference_p50` and `_p99`, which are rounded
+      up to an edge of `objective.GAP_EDGES`, and `_far`, the share of tokens
+      beyond 1 nat.
+  """
+  values = dict(values)
+  counts = values.pop("loss/logp_difference_counts", None)
+  out = {name: float(value) for name, value in values.items()}
+  if counts is not None:
+    edges = (*objective.GAP_EDGES, math.inf)
+    tokens, *beyond = counts.tolist()
+    shares = [count / max(tokens, 1) for count in beyond] + [0.0]
+    for name, quantile in (("p50", 0.5), ("p99", 0.99)):
+      i = next(i for i, share in enumerate(shares) if share <= 1 - quantile)
+      out[f"loss/logp_difference_{name}"] = edges[i]
+    out["loss/logp_difference_far"] = shares[edges.index(1.0)]
   return out
 
 

@@ -296,7 +296,8 @@ def make(
     _, extra = jax.eval_shape(
       loss_fn, trained, reference, micro_batch(batch[0], 0)
     )
-    metrics = dict.fromkeys(("loss/total", *extra), jnp.float32(0))
+    metrics = {"loss/total": jnp.float32(0)}
+    metrics |= {name: jnp.zeros(x.shape) for name, x in extra.items()}
     for rows in batch:
       metrics = jax.lax.fori_loop(
         0, rows.used, functools.partial(add, rows), metrics

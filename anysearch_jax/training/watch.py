@@ -49,6 +49,10 @@ def outage(
   )
 
 
+class WrongWeightsError(RuntimeError):
+  """What samples has other weights than it was given."""
+
+
 class Watch:
   """Watches a run from one rollout to the next.
 
@@ -64,6 +68,7 @@ class Watch:
   ):
     self._config, self._warn = config, warn
     self._bad = 0  # Steps in a row that were not finite.
+    self._apart = 0  # Rollouts in a row whose log-probs differ too much.
     self._on: set[str] = set()  # What was warned of and lasts.
     self._last_seen: dict[int, int] = {}  # Rollout, by budget.
 
@@ -111,10 +116,15 @@ class Watch:
     self._warn(sentence)
 
   def rollout(self, values: Mapping[str, float]) -> None:
-    """Looks at the metrics of a rollout that was trained on."""
+    """Looks at the metrics of a rollout that was trained on.
+
+    Raises:
+      WrongWeightsError: this and the rollouts before it were sampled with
+        log-probabilities that are not the trainer's.
+    """
     c, rollout = self._config.watch, int(values["rollout"])
     entropy, kl = values["policy/entropy"], values["loss/kl"]
-    gap = values["loss/logp_difference"]
+    apart = self._gap(values)
     signs = {
       "entropy": (
         entropy < c.min_entropy,
@@ -125,11 +135,7 @@ class Watch:
         kl > c.max_kl,
         f"the KL divergence from the start is {kl:.2g}, above {c.max_kl:g}.",
       ),
-      "gap": (
-        gap > c.max_gap,
-        f"log-probabilities of sampling and training differ by {gap:.2g} a "
-        f"token, more than {c.max_gap:g}: is it the same policy that samples?",
-      ),
+      "gap": (bool(apart), f"{apart}: is it the same policy that samples?"),
       "advantages": (
         values["policy/advantage_share"] == 0,
         "all advantages are zero: nothing is learnt from such a rollout.",
@@ -139,6 +145,38 @@ class Watch:
       if on and name not in self._on:
         self._warn(f"Rollout {rollout}: {sentence}")
       (self._on.add if on else self._on.discard)(name)
+    self._apart = self._apart + 1 if apart else 0
+    if self._apart >= c.gap_rollouts:
+      raise WrongWeightsError(
+        f"Rollout {rollout}: {apart}, in {self._apart} rollouts in a row "
+        "(watch.gap_rollouts). Something else than the trainer's policy "
+        "samples: see that nothing but this run hands weights to the engine. "
+        "The same command resumes and hands them over anew."
+      )
+
+  def _gap(self, values: Mapping[str, float]) -> str:
+    """Says how sampling and training differ too much; "" where they do not."""
+    c = self._config.watch
+    # Before the first step nothing but the engine's numerics separates them.
+    # In a rollout of older weights, the training since then does too.
+    name = "loss/logp_difference"
+    if "policy/engine_gap" in values:
+      name = "policy/engine_gap"
+    mean, far, largest = (values[name + x] for x in ("", "_far", "_max"))
+    found = []
+    if mean > c.max_gap:
+      found.append(f"by {mean:.2g} a token, more than {c.max_gap:g}")
+    if far > c.max_far:
+      found.append(
+        f"by more than 1 nat at {far:.2g} of the tokens, above {c.max_far:g}"
+      )
+    if largest > c.max_largest_gap:
+      found.append(f"by {largest:.2g} at most, above {c.max_largest_gap:g}")
+    if not found:
+      return ""
+    return (
+      f"log-probabilities of sampling and training differ {', '.join(found)}"
+    )
 
   def _stale(self, values: Mapping[str, float]) -> dict[str, tuple[bool, str]]:
     """Windows that Phase II draws by and that nothing enters."""
