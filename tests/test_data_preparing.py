@@ -359,6 +359,12 @@ def test_two_questions_of_one_id_are_refused(tmp_path):
     ("a.jsonl", '{"question": "The?", "answer": "x"}', 1, "an empty question"),
     (
       "a.jsonl",
+      '{"question": "\u2019 \u2026\uff1f", "answer": "x"}',
+      1,
+      "an empty question",
+    ),
+    (
+      "a.jsonl",
       '{"question": "b", "answer": "x"}\n{"question": "b\\u0000"'
       ', "answer": "x"}',
       2,
