@@ -109,6 +109,7 @@ _RANGES = {
   "engine.decode_steps": _at_least(1),
   "sglang.deadline": _POSITIVE,
   "sglang.retries": _at_least(0),
+  "sglang.wait": _at_least(0),
   "retrieval.price": _at_least(0),
   "retrieval.model.concurrency": _at_least(1),
   "retrieval.model.temperature": _at_least(0),

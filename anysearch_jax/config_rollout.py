@@ -72,15 +72,18 @@ class EngineConfig:
 class SglangConfig:
   """SGLang servers that sample, where `engine.kind` is `sglang`.
 
-  urls: of the servers; an episode stays with one of them. deadline: seconds of
-  one turn. retries: of a request that met a broken connection. weights: folder
-  that new weights are handed over in, in RAM; "": one under /dev/shm.
+  urls: of the servers; an episode stays with one of them while it is up.
+  deadline: seconds of one turn. retries: of a request that met a broken
+  connection, within seconds. wait: seconds that turns wait for a server to come
+  back while none is up, a restart's. weights: folder that the present weights
+  are handed over in, in RAM; "": one under /dev/shm.
   api_key_variable: environment variable with the servers' key; "" is none.
   """
 
   urls: tuple[str, ...] = ("http://127.0.0.1:30000",)
   deadline: float = 600.0
   retries: int = 3
+  wait: float = 300.0
   weights: str = ""
   api_key_variable: str = ""
 

@@ -27,7 +27,7 @@ class Footprint(NamedTuple):
     checkpoint: one of them; `checkpoints`: as many as stand at a time.
     export: the policy's folder at the end.
     trajectories: what is recorded, at the longest.
-    handed: weights on their way to SGLang, in RAM.
+    handed: the present weights, which SGLang servers read, in RAM.
     trained: of each device that trains: weights, moments, gradients, reference.
     sampled: of each that samples: weights and KV cache; 0 for SGLang.
   """

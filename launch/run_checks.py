@@ -89,10 +89,13 @@ def memory(
     )
   else:
     yield checks.ok(f"{said}; {where} has {checks.size(has)}")
-  if free is not None and takes.checkpoint > free:
+  in_ram = config.engine.kind == "sglang" and not config.sglang.weights
+  beside = takes.handed if in_ram else 0
+  if free is not None and takes.checkpoint + beside > free:
+    held = f", beside {checks.size(beside)} for SGLang," if beside else ""
     yield checks.warning(
-      f"a checkpoint is {checks.size(takes.checkpoint)} and goes through RAM, "
-      f"of which {checks.size(free)} are free",
+      f"a checkpoint is {checks.size(takes.checkpoint)} and goes through RAM"
+      f"{held or ','} of which {checks.size(free)} are free",
       "end other processes, or train on more hosts.",
     )
 

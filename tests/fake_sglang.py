@@ -10,12 +10,14 @@ the test.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import http.server
 import json
 import os
 import pathlib
 import re
+import socket
 import threading
 import time
 import zlib
@@ -105,11 +107,17 @@ class Server:
     self.running: dict[str, _Request] = {}
     self.asked: list[tuple[str, dict]] = []
     self.faults: dict[str, list] = collections.defaultdict(list)
-    self._released = threading.Event()
-    handler = type("Handler", (_Handler,), {"fake": self})
-    self._http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    self._http.daemon_threads = True
+    self._bind(0)
     self.url = f"http://127.0.0.1:{self._http.server_port}"
+
+  def _bind(self, port: int) -> None:
+    self._released = threading.Event()
+    self._connections: list[socket.socket] = []
+    handler = type(
+      "Handler", (_Handler,), {"fake": self, "released": self._released}
+    )
+    self._http = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
+    self._http.daemon_threads = True
 
   def __enter__(self) -> Server:
     threading.Thread(
@@ -121,6 +129,25 @@ class Server:
     self._released.set()
     self._http.shutdown()
     self._http.server_close()
+
+  def kill(self) -> None:
+    """Ends it as `kill -9` does: what it was asked stays without an answer."""
+    self.__exit__()
+    for connection in self._connections:
+      with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    with self._state:
+      for request in self.running.values():
+        request.aborted = True
+      self._state.notify_all()
+
+  def restart(self) -> None:
+    """Starts it again at the same address, with the weights of its folder."""
+    self._bind(self._http.server_port)
+    with self._state:
+      self.version, self._paused, self.running = "default", "", {}
+      self._cache.clear()
+    self.__enter__()
 
   def bodies(self, path: str) -> list[dict]:
     return [body for asked, body in self.asked if asked == path]
@@ -232,7 +259,7 @@ class Server:
       sampled, reason = self._sample(request, context, params, most)
     finally:
       with self._state:
-        del self.running[request.rid]
+        self.running.pop(request.rid, None)
         self._state.notify_all()
     meta = {
       "id": request.rid,
@@ -301,6 +328,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   protocol_version = "HTTP/1.1"
   disable_nagle_algorithm = True
   fake: Server
+  released: threading.Event
+
+  def setup(self) -> None:
+    super().setup()
+    self.fake._connections.append(self.connection)
 
   def do_GET(self) -> None:
     self._answer({})
@@ -316,11 +348,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self.fake.note(self.path, body)
     faults = self.fake.faults[self.path]
     fault = faults.pop(0) if faults else None
-    if fault == "die" or self.fake._released.is_set():
+    if fault == "die" or self.released.is_set():
       self.close_connection = True
       return
     if fault == "hang":
-      self.fake._released.wait()
+      self.released.wait()
       return
     if isinstance(fault, tuple):
       status, value = fault

@@ -35,10 +35,10 @@ def policy():
 
 
 def connect(*, sampling=None, **config):
-  """An engine; nothing is tried more than twice."""
+  """An engine; nothing is tried more than twice, or waited for for long."""
   return sglang.SglangEngine(
     policy(),
-    config=config_lib.SglangConfig(**{"retries": 1} | config),
+    config=config_lib.SglangConfig(**{"retries": 1, "wait": 0.3} | config),
     sampling=sampling or config_lib.SamplingConfig(),
   )
 

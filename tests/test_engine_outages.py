@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import itertools
 import threading
+import time
 
 import drills
 import fake_sglang
@@ -254,7 +255,39 @@ def test_a_run_resumes_when_its_server_is_back(level, served, server):
 
 
 def test_a_server_that_is_gone_between_rollouts_is_named(served, server):
-  drill = served(retries=0)
+  drill = served(retries=0, wait=0.1)
   with pytest.raises(types.EngineError, match="Is an SGLang server running"):
     drill.run(lambda event: server.__exit__())
   assert len(drill.moved) == 2
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_server_that_is_killed_and_started_again_loses_nothing(
+  level, served, server
+):
+  """In the middle of the second rollout, from its third turn on."""
+  generate, asked = server._generate, itertools.count()
+
+  def restart():
+    server.kill()
+    time.sleep(0.3)  # Longer than requests are sent again on their own.
+    server.restart()
+
+  def dies(body):
+    if next(asked) == 20:
+      threading.Thread(target=restart, daemon=True).start()
+      server._released.wait(60)
+    return generate(body)
+
+  server._generate = dies
+  drill = served(retries=1, wait=60, level=level).run()
+  assert not drill.failed()
+  assert [r["rollout/failed"] for r in drill.metrics()] == [0] * 4
+  assert [r["policy/staleness_max"] <= level for r in drill.metrics()] == (
+    [True] * 4
+  )
+  drill.check()
+  counted = runs.metrics(drill.folder)[-1]
+  assert counted["engine/server_down"] == 1
+  assert counted["engine/server_up"] == 1
+  assert counted["engine/failovers"] > 0

@@ -166,18 +166,6 @@ def test_a_broken_connection_is_tried_again_under_another_name(serve):
   assert aborted == set(rids[:2])
 
 
-@pytest.mark.parametrize(
-  ("fault", "met"),
-  [("die", "RemoteProtocolError"), ((429, "busy"), "HTTP 429: busy")],
-)
-def test_a_server_that_stays_broken_is_given_up(serve, fault, met):
-  engine, server = serve(retries=2)
-  server.faults["/generate"] = [fault] * 5
-  with pytest.raises(types.EngineError, match=f"tried 3 times, .* met {met}"):
-    engines.turn(engine)
-  assert len(server.bodies("/generate")) == 3
-
-
 def test_a_server_that_dies_between_turns_is_an_error(serve):
   engine, server = serve(fake_sglang.ids("<end>"))
   engines.turn(engine)

@@ -75,7 +75,9 @@ def replay(monkeypatch, tmp_path):
         httpx2.AsyncClient, transport=httpx2.MockTransport(answer)
       ),
     )
-    monkeypatch.setattr(sglang.secrets, "token_hex", lambda size: "recorded")
+    monkeypatch.setattr(
+      sglang_weights.secrets, "token_hex", lambda size: "recorded"
+    )
     engines.append(
       sglang.SglangEngine(
         _policy(tmp_path),
@@ -104,10 +106,16 @@ def test_turns_end_as_they_did_over_the_wire(replay):
   assert engine.counters["dropped_tokens"] == 0
 
 
-def test_a_server_that_lost_its_weights_is_found_out(replay):
+def test_a_server_that_lost_its_weights_gets_them_again(replay):
   engine = replay("restart")
-  with pytest.raises(types.EngineError, match="'default', expected '.*-0'"):
-    sglang_chains.turns(engine, _Tokenizer())
+  sglang_chains.check_turns(
+    sglang_chains.turns(engine, _Tokenizer()),
+    _Tokenizer(),
+    width=_WIDTH,
+    vocab_size=_VOCAB,
+  )
+  assert engine.counters["server_catching_up"] == 1
+  assert engine.counters["failovers"] == 1
   with pytest.raises(types.EngineError, match="'default'"):
     engine.score((5, 6, 7))
 

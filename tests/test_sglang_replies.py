@@ -102,10 +102,6 @@ _MESSAGE = '{"error": {"message": "too long"}}'
       engines.changed(weight_versions=None, weight_version=None),
       "weight_version None",
     ),
-    (
-      engines.spans(("default", 0, 4)),
-      r"'default', expected '\w+\.0-0'; was the",
-    ),
     (engines.spans(("", 0, 3)), "expected spans in order over 4 tokens"),
     (engines.spans(("", 0, 2), ("", 3, 4)), "expected spans in order"),
     (engines.spans(("", 0, 5)), "expected spans in order"),

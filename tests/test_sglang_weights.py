@@ -19,7 +19,7 @@ from anysearch_jax.rollout import sglang_weights
 serve = engines.serve
 
 
-def test_weights_reach_every_server_and_leave_nothing_behind(serve, tmp_path):
+def test_weights_reach_every_server_and_the_last_ones_stay(serve):
   engine, *servers = serve(fake_sglang.ids("<end>"), count=2)
   before = [engine.score(engines.PROMPT, server=i) for i in range(2)]
   changed = jax.tree.map(lambda p: p + 1, engines.policy().params)
@@ -30,15 +30,17 @@ def test_weights_reach_every_server_and_leave_nothing_behind(serve, tmp_path):
   for server in servers:
     assert server.version.endswith("-7")
     assert server.last_paused == "in_place"
-    assert not pathlib.Path(
-      server.bodies("/update_weights_from_disk")[-1]["model_path"]
-    ).exists()
-  assert not sglang_weights.folder("", [s.url for s in servers]).exists()
+  # For servers that come back; those before them are gone.
+  folder = sglang_weights.folder("", [s.url for s in servers])
+  assert [str(path) for path in folder.iterdir()] == [
+    servers[0].bodies("/update_weights_from_disk")[-1]["model_path"]
+  ]
+  engine.close()
+  assert not folder.exists()
 
 
 def test_the_folder_is_a_policy_that_loads(serve, monkeypatch, tmp_path):
-  engine, server = serve()
-  engine._config = dataclasses.replace(engine._config, weights=str(tmp_path))
+  engine, server = serve(weights=str(tmp_path))
   kept = tmp_path / "kept"
   right = server._update_weights_from_disk
 
@@ -127,10 +129,9 @@ def test_one_server_of_two_that_fails_is_named_with_what_each_serves(serve):
   assert f"{bad.url}/update_weights_from_disk: HTTP 400: No space left" in text
   assert f"{good.url} serves {good.version!r}" in text
   assert f"{bad.url} serves {old!r}" in text
-  # Both go on, and only what was known before counts.
-  assert engines.turn(engine, question=1).versions == (0,)
-  with pytest.raises(types.EngineError, match=r"-1', expected '\w+\.0-0'"):
-    engines.turn(engine, question=0)
+  # Only what was known before counts, of the server that still has it.
+  for question in (0, 1):
+    assert engines.turn(engine, question=question).versions == (0,)
   engine.set_params(engines.policy().params, 1)
   assert engines.turn(engine, question=0).versions == (1,)
   assert engines.turn(engine, question=1).versions == (1,)
@@ -141,17 +142,24 @@ def test_one_server_of_two_that_fails_is_named_with_what_each_serves(serve):
 )
 @pytest.mark.parametrize("fault", ["hang", "die", (500, "oops")])
 def test_a_server_is_continued_whatever_an_update_met(serve, path, fault):
-  engine, server = serve(fake_sglang.ids("<end>"))
+  engine, server = serve(fake_sglang.ids("<end>"), wait=60)
   patient = engine._config
   engine._config = dataclasses.replace(patient, deadline=0.3)
   server.faults[path] = [fault] * 2
   asked = len(server.bodies("/continue_generation"))
-  with pytest.raises(types.EngineError, match="did not reach every server"):
+  if isinstance(fault, str):  # It is asked again, as one that was away.
     engine.set_params(engines.policy().params, 1)
-  assert len(server.bodies("/continue_generation")) == asked + 1
+    assert engine.counters["server_down"] >= 1
+    version = 1
+  else:
+    with pytest.raises(types.EngineError, match="did not reach every server"):
+      engine.set_params(engines.policy().params, 1)
+    folder = sglang_weights.folder("", [server.url])
+    assert not folder.exists()
+    version = 0
+  assert len(server.bodies("/continue_generation")) > asked
   engine._config = patient
-  assert engines.turn(engine).versions == (0,)
-  assert not sglang_weights.folder("", [server.url]).exists()
+  assert engines.turn(engine).versions == (version,)
 
 
 def test_a_server_that_keeps_its_weights_is_found_out(serve):
@@ -168,23 +176,11 @@ def test_a_server_that_keeps_its_weights_is_found_out(serve):
     engine.set_params(engines.policy().params, 1)
 
 
-def test_a_server_that_was_started_again_is_an_error_not_data(serve):
+def test_a_server_that_was_started_again_scores_nothing(serve):
   engine, server = serve()
   server.version = "default"
-  for _ in range(2):
-    with pytest.raises(types.EngineError, match="'default', expected.*again"):
-      engines.turn(engine)
   with pytest.raises(types.EngineError, match="'default'"):
     engine.score(engines.PROMPT)
-
-
-def test_a_server_that_fell_back_to_older_weights_is_an_error(serve):
-  engine, server = serve(fake_sglang.ids("<end>"))
-  older = server.version
-  engine.set_params(engines.policy().params, 1)
-  server.version = older
-  with pytest.raises(types.EngineError, match=f"'{older}', expected '.*-1'"):
-    engines.turn(engine)
 
 
 def test_other_weights_under_the_same_version_share_no_prefix(serve):

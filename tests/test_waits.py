@@ -69,13 +69,17 @@ _ENDED = {
   ("rollout/driver.py", "task.result()"): "the task group has ended",
   ("rollout/engine.py", "await future"): "`driver.answer` has a deadline",
   ("rollout/engine.py", "await flight.decoded"): "the device computes it",
-  ("rollout/engine.py", "flight.decoded.exception()"): "called when done",
+  ("rollout/turn.py", "flight.decoded.exception()"): "called when done",
   ("rollout/kv_device.py", "calls.get()"): "a thread of nobody's; None ends it",
   ("rollout/searching.py", "await mine"): "`driver.answer` has a deadline",
   ("rollout/sglang.py", "await asyncio.gather"): "each request has a deadline",
+  ("rollout/sglang_health.py", "member.looking.acquire()"): (
+    "a look's requests have deadlines"
+  ),
+  ("rollout/sglang_health.py", "task.result()"): "asked only when done",
   ("rollout/sglang_server.py", "future.result()"): "what it runs has deadlines",
   ("rollout/sglang_server.py", "await asyncio.wrap_future"): (
-    "`SglangEngine.generate` has a deadline"
+    "`Fleet.ask` has deadlines"
   ),
   ("rollout/sglang_server.py", "httpx2.Timeout"): (
     "`asyncio.timeout` around all tries; see `Server._ask` and `generate`"

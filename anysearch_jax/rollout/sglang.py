@@ -2,8 +2,9 @@
 
 A turn is one request. The server keeps the KV cache of what it has seen and
 finds it by its tokens, so an episode and all samples of its question stay with
-one server. Where a turn ends is decided here, from the sampled ids, as in the
-in-process engine: the server's own search for stop texts misses some.
+one server while it is up (`sglang_health`). Where a turn ends is decided here,
+from the sampled ids, as in the in-process engine: the server's own search for
+stop texts misses some.
 
 Sampling is not addressed: the same seeds give other text each time.
 """
@@ -12,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import contextlib
 import dataclasses
+import functools
 import itertools
 import re
-import secrets
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,6 +29,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import disk, processes, types
 from anysearch_jax.policy import hf, transformer
 from anysearch_jax.rollout import (
+  sglang_health,
   sglang_reply,
   sglang_server,
   sglang_weights,
@@ -49,7 +52,8 @@ class SglangEngine:
   Attributes:
     counters: `requests`, `sampled_tokens`, `dropped_tokens` (sampled after a
       turn's end), `prefilled_tokens`, `shared_tokens` (of contexts that were
-      cached), `retries`, `aborted` (turns sampled again after an update).
+      cached), `retries`, `aborted` (turns sampled again after an update), and
+      those of `sglang_health.Fleet`.
     max_context: the longest context an episode may reach, in tokens.
     supports_spans: the servers name the weights of every token.
     max_async_level: rollouts that sampling may be ahead of training.
@@ -75,18 +79,29 @@ class SglangEngine:
     self._dtype = dtype
     self.counters: Counter[str] = Counter()
     self._client, self._servers = sglang_server.connect(config, self.counters)
-    # In names, so that no run takes another's weights for its own.
-    self._run = processes.by_first(lambda: secrets.token_hex(4))
+    self._run = processes.by_first(sglang_weights.new_run)
     self._serial = itertools.count()
     # Names of the weights and their versions as they were set; the last may
     # still be on its way, and those before `_current` are gone.
     self._handed: list[tuple[str, int]] = []
     self._current = 0
+    self._folder = sglang_weights.folder(
+      config.weights, (server.url for server in self._servers)
+    )
+    self._fleet: sglang_health.Fleet | None = None
     self._background = sglang_server.Background()
     try:
       limits = self._background.run(self._connect())
       self.max_context = min(context for context, _ in limits)
       self.supports_spans = all(spans for _, spans in limits)
+      self._fleet = sglang_health.Fleet(
+        self._servers,
+        limits=(self.max_context, self.supports_spans),
+        run=self._run,
+        wait=config.wait,
+        counters=self.counters,
+      )
+      self._background.run(self._fleet.start())
       self.set_params(policy.params, version)
     except BaseException:
       self.close()
@@ -102,45 +117,43 @@ class SglangEngine:
 
     Turns in progress go on with the new weights from the next token, over a KV
     cache that the old ones filled, or are sampled again where servers cannot
-    tell which token is whose.
+    tell which token is whose. A server that cannot be reached gets the weights
+    when it is back: they stay in their folder until the next ones are written.
 
     Args:
       params: as the policy's, on any mesh.
       version: of them, recorded with every token from then on.
 
     Raises:
-      types.EngineError: a server that did not take them; no reply counts then
-        but of servers that still have the old ones.
+      types.EngineError: a server that did not take them, or none that could be
+        reached in time; no reply counts then but of servers that still have
+        the old ones.
     """
-    name = f"{self._run}.{next(self._serial)}-{version}"
+    name = sglang_weights.name(self._run, next(self._serial), version)
     self._handed.append((name, version))
-    folder = sglang_weights.folder(
-      self._config.weights, (server.url for server in self._servers)
+    path = self._folder / name
+    self._background.run(self._fleet.hold())
+    before = self._fleet.present(
+      sglang_health.Weights(
+        path, name, self.supports_spans, self._config.deadline
+      )
     )
     try:
-      if processes.first():
-        sglang_weights.remove(folder)
-      with disk.writing(folder / name):
-        hf.save(
-          folder / name, self._policy._replace(params=params), dtype=self._dtype
+      try:
+        if processes.first():
+          sglang_weights.remove(self._folder)
+        with disk.writing(path):
+          hf.save(path, self._policy._replace(params=params), dtype=self._dtype)
+        processes.by_first(
+          lambda: self._background.run(self._fleet.hand_over())
         )
-      processes.by_first(
-        lambda: self._background.run(
-          sglang_weights.hand_over(
-            self._servers,
-            folder / name,
-            name,
-            in_place=self.supports_spans,
-            deadline=self._config.deadline,
-          )
-        )
-      )
+      finally:
+        self._background.run(self._fleet.release())
+      processes.by_first(lambda: self._background.run(self._fleet.any_up()))
     except BaseException:
       self._handed.pop()
+      self._drop(self._fleet.present(before))
       raise
-    finally:
-      if processes.first():
-        sglang_weights.remove(folder)
     self._current = len(self._handed) - 1
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
@@ -156,15 +169,15 @@ class SglangEngine:
     request = dataclasses.replace(
       request, max_tokens=min(request.max_tokens, room)
     )
-    server = self._server(request.address)
     self.counters["requests"] += 1
-    try:
-      async with asyncio.timeout(self._config.deadline):
-        return await self._turn(request, server)
-    except TimeoutError:
-      raise types.EngineError(
-        f"{server.url}: no turn within {self._config.deadline:g} seconds."
-      ) from None
+    return await self._background.wait(
+      self._fleet.ask(
+        # The samples of a question meet, and questions go round the servers.
+        request.address.rollout + request.address.question,
+        functools.partial(self._turn, request),
+        deadline=self._config.deadline,
+      )
+    )
 
   def release(self, address: types.Address) -> None:
     """Nothing is held here: a server forgets what it used least recently."""
@@ -191,16 +204,29 @@ class SglangEngine:
 
   def close(self) -> None:
     """Ends connections and the thread that holds them."""
+    if self._fleet is not None:
+      self._fleet.stop()
+      self._drop(self._fleet.present(None))
     self._background.close(self._client.aclose)
+
+  def _drop(self, weights: sglang_health.Weights | None) -> None:
+    """Gives back the room that weights take; those of others stay."""
+    if weights is not None and processes.first():
+      sglang_weights.remove(weights.path)
+      with contextlib.suppress(OSError):
+        self._folder.rmdir()
 
   async def _turn(
     self, request: types.GenerateRequest, server: sglang_server.Server
   ) -> types.Generation:
-    """A turn, asked for again where an update of the weights aborted it."""
+    """A turn, asked for again where an update of the weights aborted it.
+
+    Runs in the loop of the connections.
+    """
     while True:
       first = self._current
       body = self._body(request, self._handed[first][0])
-      reply = await self._background.wait(server.generate(body))
+      reply = await server.generate(body)
       try:
         if reason := sglang_reply.aborted(reply):
           if len(self._handed) - 1 == first:
@@ -217,6 +243,11 @@ class SglangEngine:
             versions=dict(self._handed[first:]),
           ),
         )
+      except sglang_reply.OtherWeightsError as error:
+        told = server.error(error)
+        if not sglang_weights.of_another_run(error.name, self._run):
+          told = sglang_server.UnansweredError(str(told))
+        raise told from None
       except types.EngineError as error:
         raise server.error(error) from None
 
@@ -283,12 +314,6 @@ class SglangEngine:
       finish,
       reply.versions[:count],
     )
-
-  def _server(self, address: types.Address) -> sglang_server.Server:
-    """The samples of a question meet, and questions go round the servers."""
-    return self._servers[
-      (address.rollout + address.question) % len(self._servers)
-    ]
 
   def _check_ids(self, token_ids: Sequence[int]) -> None:
     size = self._policy.architecture.vocab_size

@@ -16,6 +16,14 @@ _ABOVE_ZERO = 1e-3
 _LEAST = -1e30
 
 
+class OtherWeightsError(types.EngineError):
+  """A reply is of weights that were not handed over, called `name`."""
+
+  def __init__(self, sentence: str, name: str):
+    super().__init__(sentence)
+    self.name = name
+
+
 class Reply(NamedTuple):
   """Tokens as a server sampled them.
 
@@ -59,6 +67,7 @@ def read(
       their policy versions.
 
   Raises:
+    OtherWeightsError: other weights sampled.
     types.EngineError: what was found and what was expected.
   """
   meta = _field(reply, "meta_info", dict)
@@ -152,12 +161,13 @@ def _versions(
   spans = _spans(meta)
   order = list(known)
   for name, _, _ in spans:
-    _expect(
-      name in known,
-      f"weights {name!r}",
-      f"{' or '.join(map(repr, order))}; was the server started again, or did "
-      "another run hand weights to it? Start this run again",
-    )
+    if name not in known:
+      raise OtherWeightsError(
+        f"The reply has weights {name[:200]!r}, expected "
+        f"{' or '.join(map(repr, order))}; was the server started again, or "
+        "did another run hand weights to it?",
+        name,
+      )
   edges = [0, *(end for _, _, end in spans)]
   places = [order.index(name) for name, _, _ in spans]
   _expect(

@@ -39,6 +39,10 @@ _SPANS_SINCE = (0, 5, 23)
 _RESERVED = 6
 
 
+class UnansweredError(types.EngineError):
+  """A server gave no answer that counts; another one may, or this one later."""
+
+
 class Background:
   """An event loop on a thread of its own.
 
@@ -201,7 +205,7 @@ class Server:
         for attempt in range(self._retries + 1):
           if attempt:
             self._counters["retries"] += 1
-            await asyncio.sleep(_pause(attempt))
+            await asyncio.sleep(pause(attempt))
           try:
             response = await self._client.request(
               method, url, json=None if body is None else body()
@@ -214,14 +218,14 @@ class Server:
             return response
           met = f"HTTP {response.status_code}: {self._message(response)}"
     except TimeoutError:
-      raise types.EngineError(
+      raise UnansweredError(
         f"{url}: no answer within {deadline:g} seconds."
       ) from None
     except httpx2.HTTPError as error:
       # Its cause would hold the request, and so the key.
       met = self._redact.quote(str(error), _LONGEST)
       raise types.EngineError(f"{url}: {met}") from None
-    raise types.EngineError(
+    raise UnansweredError(
       f"{url}: tried {self._retries + 1} times, the last met {met}. Is an "
       "SGLang server running there (launch/serve_sglang.sh)?"
     )
@@ -302,10 +306,10 @@ def read_key(config: config_lib.SglangConfig) -> str:
   return variable and calls.secret_in(variable, "the servers' key")
 
 
-def _pause(attempt: int) -> float:
-  """Seconds, longer each time, and not the same for all that wait."""
-  pause = min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE)
-  return pause * random.uniform(0.5, 1.5)
+def pause(attempt: int) -> float:
+  """Seconds before a next try: more each time, different for all that wait."""
+  seconds = min(_FIRST_PAUSE * 2 ** min(attempt, 99), _LONGEST_PAUSE)
+  return seconds * random.uniform(0.5, 1.5)
 
 
 async def _settle(last: Callable[[], Awaitable[None]]) -> None:

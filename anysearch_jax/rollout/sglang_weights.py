@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import hashlib
 import pathlib
+import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -18,6 +20,28 @@ from anysearch_jax import types
 from anysearch_jax.rollout import sglang_reply, sglang_server
 
 _RAM = pathlib.Path("/dev/shm")
+
+
+def new_run() -> str:
+  """A run's part of the names of its weights.
+
+  So that no run takes another's weights for its own.
+  """
+  return secrets.token_hex(4)
+
+
+def name(run: str, serial: int, version: int) -> str:
+  """What weights are called, which each reply says that it is of."""
+  return f"{run}.{serial}-{version}"
+
+
+def of_another_run(found: str, run: str) -> bool:
+  """Whether weights have such a name, of a run that is not `run`.
+
+  A server that was started again calls those of its folder something else.
+  """
+  made = re.fullmatch(r"([0-9a-f]{8})\.\d+-\d+", found)
+  return made is not None and made[1] != run
 
 
 def folder(root: str, urls: Iterable[str]) -> pathlib.Path:
@@ -45,7 +69,7 @@ async def hand_over(
   *,
   in_place: bool,
   deadline: float,
-) -> None:
+) -> list[types.EngineError | None]:
   """Has all servers load a folder and answer under its name.
 
   Args:
@@ -55,6 +79,9 @@ async def hand_over(
     in_place: requests that run wait and go on with the new weights; else they
       are aborted, for servers that name one version a reply.
     deadline: seconds that one server may take to load.
+
+  Returns:
+    For each server why it could not be reached; None where it has them.
 
   Raises:
     types.EngineError: a server that did not load them or serves others; says
@@ -67,16 +94,17 @@ async def hand_over(
     ),
     return_exceptions=True,
   )
-  errors = [each for each in outcomes if isinstance(each, BaseException)]
-  for error in errors:
-    if not isinstance(error, types.EngineError):
-      raise error
-  if errors:
+  for outcome in outcomes:
+    if outcome is None or isinstance(outcome, sglang_server.UnansweredError):
+      continue
+    if not isinstance(outcome, types.EngineError):
+      raise outcome
     served = await asyncio.gather(*(_served(server) for server in servers))
     raise types.EngineError(
-      f"Weights {tag} did not reach every server: {errors[0]} Now "
+      f"Weights {tag} did not reach every server: {outcome} Now "
       f"{'; '.join(served)}."
     )
+  return outcomes
 
 
 async def version(server: sglang_server.Server) -> str:
