@@ -8,6 +8,10 @@ evaluation, or `label=folder`; folders of several seeds make one row, joined by
 tables.md and a CSV file for each table, so give them a folder of their own.
 Without --output that folder is `report/` inside the run of the first row.
 
+The page needs no network and runs no script but its own (its content security
+policy says so to the browser). It prints across; a table of more than 60 lines
+is printed if it was opened before.
+
 Rows and training runs can also be named one by one, as other commands do:
 
     python -m launch.report --output=runs/q/report.html \

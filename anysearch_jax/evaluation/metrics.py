@@ -88,7 +88,7 @@ def drawn(record: Mapping[str, Any]) -> dict[int, int]:
   return {
     int(key.removeprefix(prefix)): int(count)
     for key, count in record.items()
-    if key.startswith(prefix)
+    if key.startswith(prefix) and key.removeprefix(prefix).isdigit()
   }
 
 
