@@ -16,6 +16,7 @@ from anysearch_jax.evaluation import (
   measures,
   metrics,
   model_card,
+  tables,
 )
 
 CONFIG = config_lib.ExperimentConfig()
@@ -210,3 +211,12 @@ def test_text_of_others_is_no_html_in_the_card():
 def test_a_prompt_stands_whole_whatever_it_holds():
   prompt = "Use ```python```.\n| a | <b>"
   assert f"````\n{prompt}\n````" in render(prompt=prompt)
+
+
+def test_the_card_lists_what_changed_while_the_run_trained():
+  settings = {"optimizer.learning_rate": [1e-6, 1e-5], "mesh.data": [1, 2]}
+  card = render(provenance={"changes": [{"rollout": 20, "settings": settings}]})
+  assert cell(card, "changed from rollout 20 on") == tables.escaped(
+    "optimizer.learning_rate 1e-06 -> 1e-05, mesh.data 1 -> 2"
+  )
+  assert "changed from" not in render()

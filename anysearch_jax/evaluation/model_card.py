@@ -40,8 +40,8 @@ def render(
 
   Args:
     config: the run's resolved configuration, nested and plain.
-    provenance: what the run noted at its start: `questions`, `retriever`,
-      `packages`; each is a mapping and may be missing.
+    provenance: what the run noted at its starts: `questions`, `retriever`,
+      `packages`, each a mapping, and `changes`, a list; each may be missing.
     base_model: name of the model that training began with, "" if unknown.
     licence: the model's, as of `export.licence`.
     rollout: rollouts trained.
@@ -79,6 +79,10 @@ def render(
         ("questions", _values(provenance.get("questions"))),
         ("corpus and retriever", _values(provenance.get("retriever"))),
         ("packages", _values(provenance.get("packages"))),
+        *(
+          (f"changed from rollout {change['rollout']} on", _changed(change))
+          for change in provenance.get("changes", ())
+        ),
         ("weights", dtype),
       ],
     ),
@@ -125,6 +129,13 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"| {' | '.join(map(tables.escaped, cells))} |"
 
   return "\n".join([line(head), "|" + "---|" * len(head), *map(line, rows)])
+
+
+def _changed(change: Mapping[str, Any]) -> str:
+  """The settings of a start that resumed with others."""
+  return ", ".join(
+    f"{path} {old} -> {new}" for path, (old, new) in change["settings"].items()
+  )
 
 
 def _values(values: Mapping[str, Any] | None) -> str:
