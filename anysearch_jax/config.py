@@ -327,6 +327,8 @@ class ExperimentConfig:
   and training; trained weights and moments are float32. questions x group
   trajectories a rollout.
   save_every: rollouts between checkpoints (and recorded trajectories).
+  save_minutes: at the end of a rollout, a checkpoint too where the last one is
+    this old; 0 is off.
   """
 
   name: str = "anysearch"
@@ -336,6 +338,7 @@ class ExperimentConfig:
   questions: int = 512
   group: int = 5
   save_every: int = 20
+  save_minutes: float = 30.0
   method: MethodConfig = MethodConfig()
   reward: RewardConfig = RewardConfig()
   curriculum: CurriculumConfig = CurriculumConfig()

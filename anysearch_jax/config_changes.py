@@ -37,7 +37,7 @@ _TABLE: dict[str, dict[Kind, str]] = {
   "": {
     _I: "seed questions group",
     _L: "compute_dtype",
-    _P: "name policy save_every",
+    _P: "name policy save_every save_minutes",
   },
   "method": {_I: "name"},
   "method.search_r1": {_L: "format_variant structure final retrieval"},

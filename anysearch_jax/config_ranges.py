@@ -40,6 +40,7 @@ _RANGES = {
   "questions": _at_least(1),
   "group": _at_least(1),
   "save_every": _at_least(1),
+  "save_minutes": _at_least(0),
   "method.search_r1.structure": _SHARE,
   "method.search_r1.final": _REWARD,
   "method.search_r1.retrieval": _SHARE,

@@ -150,4 +150,4 @@ def _digest(evaluation: pathlib.Path) -> str:
 
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main)
+  launch_flags.run(main, resumes=True)

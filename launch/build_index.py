@@ -110,4 +110,4 @@ def main(argv) -> None:
 
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main)
+  launch_flags.run(main, resumes=True)

@@ -27,6 +27,8 @@ from collections.abc import Iterator
 
 from absl import app, flags
 
+from launch import stopping
+
 # JAX ends a process itself when it waits too long, without saying for what.
 _GRACE = 60
 
@@ -59,6 +61,9 @@ def connect() -> None:
   if not where and not f.distributed:
     return
   import jax  # Its flags stand now.
+
+  # It would take SIGTERM for itself; see `Trainer.stop`.
+  jax.config.update("jax_enable_preemption_service", False)
 
   def give_up() -> None:
     sys.stderr.write(
@@ -138,15 +143,20 @@ def leaves_at_once() -> Iterator[None]:
   except (Exception, SystemExit) as error:
     import jax  # Connected by now.
 
-    if jax.process_count() == 1:
+    code = error.code if isinstance(error, SystemExit) else 1
+    # All of them have agreed on this stop, and leave together.
+    agreed = code == stopping.RESUME and not isinstance(
+      error, stopping.StoppedError
+    )
+    if jax.process_count() == 1 or agreed:
       raise
-    if isinstance(error, SystemExit):
-      print(error, file=sys.stderr)
-    else:
+    if not isinstance(error, SystemExit):
       traceback.print_exc()
+    elif isinstance(code, str):
+      print(code, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(code if isinstance(code, int) else 1)
 
 
 def _others(where: dict[str, object]) -> str:

@@ -211,4 +211,4 @@ def provenance(
 
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main)
+  launch_flags.run(main, resumes=True)

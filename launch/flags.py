@@ -28,23 +28,29 @@ from absl import app, flags, logging
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import config_values
+from launch import stopping
 
 _PREFIX = "config."
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
-def run(main: Callable[[Sequence[str]], Any]) -> None:
+def run(main: Callable[[Sequence[str]], Any], *, resumes: bool = False) -> None:
   """Runs a command: `app.run` with `--config` flags and short refusals.
 
   `--help` exits with 0. A wrong use is one sentence and exits with 2; absl
   would print every flag before it.
+
+  Args:
+    main: takes what flags leave of the command line.
+    resumes: whether the same command resumes after a stop, see `stopping`.
   """
 
   def short(argv: Sequence[str]) -> Any:
     # Libraries log every file they open; progress lines are what users read.
     logging.set_verbosity(logging.WARNING)
     try:
-      return main(argv)
+      with stopping.command(resumes=resumes):
+        return main(argv)
     except app.UsageError as error:
       _refuse(error)
 

@@ -11,14 +11,14 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 
-from launch import progress
+from launch import progress, stopping
 
 _POLL = 0.2  # Seconds between looks at the running processes.
 _SHOW = 5.0  # Seconds between progress lines of one process.
-_GRACE = 20.0  # Seconds for processes that are told to stop.
 
 
 @dataclasses.dataclass
@@ -69,9 +69,26 @@ def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
     at_once: processes at a time.
 
   Raises:
-    SystemExit: a command failed, or SIGTERM came; the others are stopped.
+    SystemExit: a command failed, or a signal came; the others are stopped, and
+      save what they save. A second signal kills them.
   """
-  signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+  asked, urged = threading.Event(), threading.Event()
+
+  def first(number: int) -> None:
+    stopping.say(f"stopping on {signal.Signals(number).name}")
+    asked.set()
+
+  with stopping.heard(first, lambda number: urged.set()):
+    _run(jobs, logs, at_once, asked, urged)
+
+
+def _run(
+  jobs: Sequence[Job],
+  logs: pathlib.Path,
+  at_once: int,
+  asked: threading.Event,
+  urged: threading.Event,
+) -> None:
   logs.mkdir(parents=True, exist_ok=True)
   done = {j.name for j in jobs if j.result.is_file() and not j.again}
   if done:
@@ -89,7 +106,8 @@ def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
       if not running:
         needed = {name for job in waiting for name in job.after} - done
         sys.exit(f"Nothing can run: {', '.join(sorted(needed))} is not there.")
-      time.sleep(_POLL)
+      if asked.wait(_POLL):
+        raise stopping.StoppedError(stopping.RESUME)
       for each in list(running):
         if _poll(each):
           running.remove(each)
@@ -98,10 +116,7 @@ def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
     for each in running:
       each.process.terminate()
     for each in running:
-      try:
-        each.process.wait(_GRACE)
-      except subprocess.TimeoutExpired:
-        each.process.kill()
+      stopping.await_end(each.process, each.log, urged.is_set)
 
 
 def _start(job: Job, logs: pathlib.Path) -> Running:
@@ -113,6 +128,8 @@ def _start(job: Job, logs: pathlib.Path) -> Running:
       stdout=file,
       stderr=subprocess.STDOUT,
       stdin=subprocess.DEVNULL,
+      # Ctrl-C reaches it through this process alone.
+      start_new_session=True,
     )
   return Running(job, process, log, time.monotonic())
 
@@ -129,6 +146,9 @@ def _poll(each: Running) -> bool:
       print(f"[{each.job.name}] {last}", flush=True)
     return False
   text = each.log.read_text(errors="replace")
+  if code == stopping.RESUME:
+    stopping.say(f"[{each.job.name}] was stopped, and so are the others")
+    raise stopping.StoppedError(code)
   if code:
     sys.exit(f"[{each.job.name}] failed with code {code}:\n{text[-3000:]}")
   took = progress.duration(now - each.started)

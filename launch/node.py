@@ -8,9 +8,10 @@ r"""Trains on one node: a retriever, SGLang servers on some GPUs, the trainer.
 `engine.kind` is `sglang`, and where `mesh.rollout` names GPUs of its own unless
 `--config.engine.kind=jax` is given. An index (`retrieval.kind=index`) is served
 by a part of its own, on the CPU. Otherwise the trainer is the only part. Each
-part logs to `<part>.log` in `--log_dir`, by default `<output>/logs`. Ctrl-C, or
-a part that fails, stops all of them; what the trainer had saved, the same
-command resumes from.
+part logs to `<part>.log` in `--log_dir`, by default `<output>/logs`. Ctrl-C,
+another signal or a part that fails stops the trainer first, which says how long
+its checkpoint may take, and the others when it has ended. The same command
+resumes from the checkpoint; a second Ctrl-C ends everything at once.
 
 The exit code is the trainer's, or 1 where another part failed. Servers of other
 nodes are named by `--servers=0 --config.sglang.urls=...`; with that, several of
@@ -47,6 +48,7 @@ _TRAINER_FLAGS = (
   "distributed",
   "connect_timeout",
   "allow_changes",
+  "grace",
 )
 
 
@@ -306,7 +308,10 @@ def define_flags() -> None:
     "deadline", 1800, "Seconds that the servers may take to be ready.", 0
   )
   flags.DEFINE_float(
-    "grace", 30, "Seconds between SIGTERM and SIGKILL when all is stopped.", 0
+    "grace",
+    None,
+    "Seconds that the trainer may take to stop; default: what it says itself.",
+    0,
   )
 
 
@@ -348,11 +353,9 @@ def main(argv) -> int:
       f"launch.node: policy: found no config.json in {config.policy!r}, "
       "expected a Hugging Face folder; name it with --config.policy."
     )
-  return supervisor.run(
-    services, main_part, logs=logs, deadline=f.deadline, grace=f.grace
-  )
+  return supervisor.run(services, main_part, logs=logs, deadline=f.deadline)
 
 
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main)
+  launch_flags.run(main, resumes=True)

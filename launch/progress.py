@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TextIO
 
@@ -17,7 +16,7 @@ class Line:
     unit: str,
     clock: Callable[[], float],
     every: float = 2.0,
-    out: TextIO = sys.stdout,
+    out: TextIO | None = None,
   ):
     self._total = total
     self._unit = unit
@@ -42,8 +41,7 @@ class Line:
       rate = (done - self._first) / max(now - self._started, 1e-9)
       left = (self._total - done) / rate
       line += f"  {rate:.1f}/s  {duration(left)} left"
-    self._out.write(f"{line}  {note}".rstrip() + "\n")
-    self._out.flush()
+    print(f"{line}  {note}".rstrip(), file=self._out, flush=True)
 
 
 def duration(seconds: float) -> str:

@@ -193,4 +193,4 @@ def _load() -> str:
 
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main)
+  launch_flags.run(main, resumes=True)

@@ -223,7 +223,11 @@ class _Stage:
     print(f"\n{shlex.join(['python', *command])}", flush=True)
     with log.open("w") as file:
       process = subprocess.Popen(
-        [sys.executable, *command], stdout=file, stderr=subprocess.STDOUT
+        [sys.executable, *command],
+        stdout=file,
+        stderr=subprocess.STDOUT,
+        # Ctrl-C reaches it through this process alone.
+        start_new_session=True,
       )
     return process, log
 

@@ -12,12 +12,13 @@ Only this machine reaches it unless --host says otherwise; then give it a token:
     RETRIEVER_TOKEN=... python -m launch.serve_retriever --index=indexes/e5 \
         --host=0.0.0.0 --token_variable=RETRIEVER_TOKEN
 
-SIGTERM and Ctrl-C stop it: it accepts nothing more, answers what is open within
---grace seconds and exits with 0. A second signal does not wait.
+Ctrl-C, SIGTERM or SIGHUP stop it: it accepts nothing more, answers what is open
+within --grace seconds and exits with 0. A second signal does not wait.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import os
@@ -30,7 +31,7 @@ import uvicorn
 from absl import app, flags
 
 from launch import flags as launch_flags
-from launch import parts
+from launch import parts, stopping
 from retrieval import connections, redaction, service
 from retrieval import limits as limits_lib
 
@@ -60,9 +61,14 @@ class _Server(uvicorn.Server):
     # Not before: from here on signals are heard.
     print(self._greeting, flush=True)
 
-  def handle_exit(self, sig, frame) -> None:
-    self.force_exit = self.should_exit
-    self.should_exit = True
+  def capture_signals(self) -> contextlib.AbstractContextManager[None]:
+    def end(number: int) -> None:
+      self.should_exit = True
+
+    def end_now(number: int) -> None:
+      self.force_exit = True
+
+    return stopping.heard(end, end_now)
 
   async def shutdown(self, sockets=None) -> None:
     self._service.drain(self._grace)
@@ -79,7 +85,7 @@ def serve(
   grace: float = 30.0,
   described: Mapping[str, Any] | None = None,
 ) -> None:
-  """Serves until SIGTERM or SIGINT; see the module.
+  """Serves until a signal comes; see the module.
 
   Args:
     search: what answers.

@@ -232,4 +232,4 @@ class Plan:
 
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main)
+  launch_flags.run(main, resumes=True)

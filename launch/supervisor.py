@@ -2,7 +2,9 @@
 
 Services start first; when all of them answer, the main command starts, and
 when it ends, so does everything. Each writes to a log of its own; what is
-printed is one line whenever something changes. A command is stopped with all
+printed is one line whenever something changes. A stop is passed on to the main
+command, which may need its services while it saves: they are stopped when it
+has ended, however long it says that it takes. A command is stopped with all
 the processes that it started, unless one of them made a session of its own.
 """
 
@@ -21,14 +23,13 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from launch import progress
+from launch import progress, stopping
 
 _POLL = 0.1  # Seconds between looks at the processes.
 _PATIENCE = 15.0  # Seconds between lines of a service that is not ready.
 _TAIL = 20  # Lines of a log that tell a failure.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +67,7 @@ def say_at_once(line: str) -> None:
 
 
 class _SignalError(Exception):
-  """A signal asks to stop; its argument is the number."""
+  """A signal asks to stop."""
 
 
 def run(
@@ -81,7 +82,7 @@ def run(
 ) -> int:
   """Runs `main` beside its services, and stops them all whatever happens.
 
-  SIGINT, SIGTERM and SIGHUP stop everything; one more of them while parts are
+  A signal stops everything, see `stopping`; one more of them while parts are
   being stopped kills what is left.
 
   Args:
@@ -89,31 +90,46 @@ def run(
     main: the command whose end is the end.
     logs: folder of the logs; a log that is there is continued.
     deadline: seconds until all services answer.
-    grace: seconds between SIGTERM and SIGKILL.
+    grace: seconds between SIGTERM and SIGKILL of a service; the main command
+      has those that it asks for.
     every: seconds between lines of the main command.
     say: takes each line.
 
   Returns:
-    The exit code of `main`; 1 when a service failed; 128 and the number of a
-    signal that stopped either.
+    The exit code of `main`, 128 and the number of a signal that killed it; 1
+    when a service failed; `stopping.RESUME` when `main` was not started yet.
   """
   logs.mkdir(parents=True, exist_ok=True)
-  running: list[_Running] = []
-  with _received_signals() as received:
+  serving: list[_Running] = []
+  mains: list[_Running] = []
+  asked, urged = threading.Event(), threading.Event()
+
+  def first(number: int) -> None:
+    say(f"stopping everything on {signal.Signals(number).name}")
+    asked.set()
+
+  with stopping.heard(first, lambda number: urged.set()):
     try:
       for part in services:
-        running.append(_Running(part, logs, say=say, every=_PATIENCE))
-      _await_health(running, received, deadline)
-      running.append(_Running(main, logs, say=say, every=every))
-      return _await_end(running, received)
+        serving.append(_Running(part, logs, say=say, every=_PATIENCE))
+      _await_health(serving, asked, deadline)
+      mains.append(_Running(main, logs, say=say, every=every))
+      code = _await_end(mains[0], serving, asked)
     except PartError as error:
       say(str(error))
-      return 1
-    except _SignalError as error:
-      say(f"stopping everything on {signal.Signals(error.args[0]).name}")
-      return 128 + error.args[0]
+      code = 1
+    except _SignalError:
+      code = None
     finally:
-      _stop(running, received, grace=grace, say=say)
+      for each in mains:
+        ended = each.process.poll() is not None
+        limit = (lambda: grace) if ended else each.patience
+        _stop(mains, urged, limit=limit, say=say)
+      _stop(serving, urged, limit=lambda: grace, say=say)
+    for each in mains if code is None else ():
+      code = each.code
+      each.say(f"ended with code {code} after {each.took}")
+    return stopping.RESUME if code is None else code
 
 
 class _Running:
@@ -162,6 +178,16 @@ class _Running:
   @property
   def took(self) -> str:
     return progress.duration(time.monotonic() - self._started)
+
+  @property
+  def code(self) -> int | None:
+    """The exit code as a shell gives it; None while it runs."""
+    code = self.process.poll()
+    return code if code is None or code >= 0 else 128 - code
+
+  def patience(self) -> float:
+    """Seconds that it may take to stop, as it says."""
+    return stopping.patience(self.tail(_TAIL))
 
   def say(self, what: str) -> None:
     self._say(f"[{self.part.name}] {what}")
@@ -230,14 +256,14 @@ class _Running:
 
 
 def _await_health(
-  services: Sequence[_Running], received: Sequence[int], deadline: float
+  services: Sequence[_Running], asked: threading.Event, deadline: float
 ) -> None:
   """Returns when all services answered."""
   end = time.monotonic() + deadline
   waiting = [each for each in services if each.part.health]
   while waiting:
     time.sleep(_POLL)
-    _check(services, received)
+    _check(services, asked)
     for each in list(waiting):
       if each.ready.is_set():
         each.say(f"ready after {each.took}")
@@ -250,11 +276,12 @@ def _await_health(
         each.show()
 
 
-def _await_end(running: Sequence[_Running], received: Sequence[int]) -> int:
-  """Returns the exit code of the last one, as a shell gives it."""
-  *services, main = running
-  while (code := main.process.poll()) is None:
-    _check(services, received)
+def _await_end(
+  main: _Running, services: Sequence[_Running], asked: threading.Event
+) -> int:
+  """Returns the exit code of the main command."""
+  while (code := main.code) is None:
+    _check(services, asked)
     main.show()
     time.sleep(_POLL)
   if code:
@@ -262,13 +289,13 @@ def _await_end(running: Sequence[_Running], received: Sequence[int]) -> int:
   else:
     main.show(now=True)
     main.say(f"ended after {main.took}")
-  return code if code >= 0 else 128 - code
+  return code
 
 
-def _check(services: Sequence[_Running], received: Sequence[int]) -> None:
+def _check(services: Sequence[_Running], asked: threading.Event) -> None:
   """Raises when a signal came or a service is over."""
-  if received:
-    raise _SignalError(received[0])
+  if asked.is_set():
+    raise _SignalError
   for each in services:
     code = each.process.poll()
     if code is not None:
@@ -280,19 +307,26 @@ def _check(services: Sequence[_Running], received: Sequence[int]) -> None:
 
 def _stop(
   running: Sequence[_Running],
-  received: Sequence[int],
+  urged: threading.Event,
   *,
-  grace: float,
+  limit: Callable[[], float],
   say: Callable[[str], None],
 ) -> None:
-  """Ends all that runs: by SIGTERM, later or when urged by SIGKILL."""
-  known = len(received)
-  end = time.monotonic() + grace
+  """Ends all that runs: by SIGTERM, later or when urged by SIGKILL.
+
+  Args:
+    running: what is ended.
+    urged: whether that cannot wait.
+    limit: seconds that it may take, as far as is known by now.
+    say: takes each line.
+  """
+  began = time.monotonic()
   while left := [each for each in running if each.alive()]:
-    if time.monotonic() > end or len(received) > known:
+    if time.monotonic() - began > limit() or urged.is_set():
       break
     for each in left:
       each.ask_to_end()
+      each.show()
     time.sleep(_POLL)
   for each in left:
     each.signal_all(signal.SIGKILL)
@@ -305,22 +339,6 @@ def _stop(
       say(f"not even SIGKILL ended all of {names}; look for their processes")
       return
     time.sleep(_POLL)
-
-
-@contextlib.contextmanager
-def _received_signals() -> Iterator[list[int]]:
-  """Signals that ask to stop, in order; those that are ignored stay so."""
-  received: list[int] = []
-  before = {
-    number: signal.signal(number, lambda number, _: received.append(number))
-    for number in _SIGNALS
-    if signal.getsignal(number) is not signal.SIG_IGN
-  }
-  try:
-    yield received
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
 
 
 def _expect_silence(part: Part) -> None:

@@ -8,9 +8,10 @@ metrics.jsonl, steps.jsonl, tensorboard/, checkpoints/, trajectories/, policy/
 (the trained policy as a Hugging Face folder) and, of adapters, adapter/ (a PEFT
 folder). The same command again resumes from the newest checkpoint that is not
 damaged. Settings of placement may differ then, those of learning with
-`--allow_changes`; provenance.json notes both. SIGTERM has it save before its
-next optimizer step and exit with 75, "try again". On several hosts it trains
-one policy, see `launch/distributed.py`.
+`--allow_changes`; provenance.json notes both. Ctrl-C, SIGTERM, SIGHUP or an
+output that nobody reads any more have it save before its next optimizer step
+and exit with 75, "try again"; a second signal ends it at once. On several hosts
+it trains one policy, see `launch/distributed.py`.
 """
 
 from __future__ import annotations
@@ -19,12 +20,9 @@ import contextlib
 import json
 import os
 import pathlib
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from absl import app, flags
 
@@ -38,11 +36,10 @@ from launch import (
   progress,
   retrievers,
   run_history,
+  stopping,
 )
 from launch import flags as launch_flags
 
-# Exit code of a run that was stopped and goes on by the same command.
-RESUME = os.EX_TEMPFAIL
 # In the line of a rollout, by its metrics; some systems have no format.
 _SHOWN = {
   "em": "reward/em",
@@ -61,7 +58,11 @@ def define_flags() -> None:
   distributed.define_flags()
   launch_flags.define_resume()
   flags.DEFINE_float(
-    "grace", 120, "Seconds for a checkpoint when SIGTERM comes.", 0
+    "grace",
+    None,
+    "Seconds that a stop may take until its checkpoint is written; default: "
+    "calculated from the last save.",
+    0,
   )
   flags.DEFINE_bool(
     "timeline", False, "Write timeline.json to the folder, for Perfetto."
@@ -99,8 +100,6 @@ def main(argv) -> None:
 def _main(
   config: config_lib.ExperimentConfig, held: contextlib.ExitStack
 ) -> None:
-  import jax
-
   from anysearch_jax import processes, run_lock
   from anysearch_jax.policy import hf, lora
   from anysearch_jax.rollout import searching
@@ -181,11 +180,13 @@ def _main(
 
   stopped = False
   try:
+    grace = flags.FLAGS.grace
     with (
       disk.writing(folder),
-      _stops_at(signal.SIGTERM, trainer.stop, flags.FLAGS.grace)
-      if jax.process_count() == 1
-      else contextlib.nullcontext(),  # They cannot stop at the same step.
+      stopping.saving(
+        trainer.stop,
+        trainer.stop_seconds if grace is None else lambda: grace,
+      ),
     ):
       stopped = not trainer.run(tick, started)
   except (
@@ -200,8 +201,9 @@ def _main(
   except disk.DiskError as error:
     sys.exit(_goes_on(error, folder))
   if stopped:
-    print("stopped; the same command goes on from here", file=sys.stderr)
-    sys.exit(RESUME)
+    saved = checkpoint.rollouts(folder / "checkpoints")[-1]
+    stopping.say(f"saved checkpoint {saved}; the same command resumes from it")
+    sys.exit(stopping.RESUME)
   if processes.first():
     print(f"trained policy: {folder / 'policy'}")
 
@@ -214,37 +216,6 @@ def _goes_on(error: disk.DiskError, folder: pathlib.Path) -> str:
   if saved:
     return f"launch.train: {error} It goes on from checkpoint {saved[-1]}."
   return f"launch.train: {error} It begins anew: no rollout was saved yet."
-
-
-@contextlib.contextmanager
-def _stops_at(
-  number: signal.Signals, stop: Callable[[], None], grace: float
-) -> Iterator[None]:
-  """A signal stops the run; a second one, or too long a stop, the process."""
-
-  def give_up() -> None:
-    print(
-      f"no checkpoint within {grace:g} seconds (--grace); the same command "
-      "goes on from the last one",
-      file=sys.stderr,
-      flush=True,
-    )
-    os._exit(RESUME)
-
-  timer = threading.Timer(grace, give_up)
-  timer.daemon = True
-
-  def handle(number: int, frame: Any) -> None:
-    signal.signal(number, signal.SIG_DFL)
-    stop()
-    timer.start()
-
-  before = signal.signal(number, handle)
-  try:
-    yield
-  finally:
-    timer.cancel()
-    signal.signal(number, before)
 
 
 def _begin(
@@ -334,4 +305,4 @@ def agree(config: config_lib.ExperimentConfig, provenance: dict) -> None:
 
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main)
+  launch_flags.run(main, resumes=True)

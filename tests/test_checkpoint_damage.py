@@ -90,11 +90,28 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(
   assert small.bits(small.restore(folder)) == small.bits(small.saved(4))
 
 
-def test_what_was_set_aside_is_never_written_over(folder):
-  for _ in range(3):
+def test_only_the_newest_damaged_checkpoint_is_kept(folder, caplog):
+  for number in range(4):
     (folder / "4" / "manifest.json").unlink()
+    (folder / "4" / "params" / "number").write_text(str(number))
     small.write(folder, 4)
-  assert sorted(os.listdir(folder / "damaged")) == ["4", "4.1", "4.2"]
+  [left] = (folder / "damaged").iterdir()
+  assert (left / "params" / "number").read_text() == "3"
+  assert caplog.text.count("Removed 1 damaged checkpoints") == 3
+
+
+def test_a_save_that_needs_room_removes_damaged_checkpoints(
+  folder, caplog, monkeypatch
+):
+  (folder / "4" / "manifest.json").unlink()
+  with small.opened(folder) as checkpoints:
+    assert os.listdir(folder / "damaged") == ["4"]
+    usage = shutil.disk_usage(folder)._replace(free=10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    checkpoints.save(small.saved(4), small.QUALITY)
+  assert os.listdir(folder / "damaged") == []
+  assert "Removed 1 damaged checkpoints" in caplog.text
+  assert small.bits(small.restore(folder)) == small.bits(small.saved(4))
 
 
 def test_an_older_damaged_checkpoint_does_not_stop_the_run(folder, caplog):
@@ -136,7 +153,11 @@ def test_a_run_killed_while_it_saves_resumes_from_the_one_before(tmp_path):
     env=os.environ | {"PYTHONPATH": f"{tests}:{tests.parent}"},
   )
   assert process.returncode == -signal.SIGKILL
-  assert sorted(os.listdir(folder)) == ["2", "4.orbax-checkpoint-tmp"]
+  assert sorted(os.listdir(folder)) == [
+    "2",
+    "4.orbax-checkpoint-tmp",
+    "last_save.json",
+  ]
   assert small.bits(small.restore(folder)) == small.bits(small.saved(2))
   assert os.listdir(folder) == ["2"]
   small.write(folder, 4)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from launch import jobs
+from launch import jobs, stopping
 
 
 def _job(tmp_path, name, code, after=()):
@@ -70,12 +70,24 @@ def test_a_need_that_is_not_there_is_named(tmp_path):
     jobs.run([_job(tmp_path, "a", "pass", ["b"])], tmp_path, at_once=1)
 
 
-def test_a_signal_ends_what_runs(tmp_path):
-  pid = tmp_path / "pid"
-  sleeper = (
-    "import os, pathlib, time; "
-    f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); time.sleep(60)"
-  )
+def test_a_job_that_was_stopped_stops_the_rest(tmp_path):
+  with pytest.raises(stopping.StoppedError) as stopped:
+    jobs.run([_job(tmp_path, "a", "sys.exit(75)")], tmp_path, at_once=1)
+  assert stopped.value.code == stopping.RESUME
+
+
+def test_a_signal_ends_what_runs_when_it_has_saved(tmp_path):
+  pid, saved = tmp_path / "pid", tmp_path / "saved"
+  sleeper = f"""
+import os, pathlib, signal, sys, time
+def save(number, frame):
+  time.sleep(1)
+  pathlib.Path({str(saved)!r}).touch()
+  sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))
+time.sleep(60)
+"""
   code = (
     "import pathlib\n"
     "from launch import jobs\n"
@@ -89,6 +101,7 @@ def test_a_signal_ends_what_runs(tmp_path):
     assert time.monotonic() < end
     time.sleep(0.01)
   process.send_signal(signal.SIGTERM)
-  assert process.wait(120)
+  assert process.wait(120) == stopping.RESUME
   with pytest.raises(ProcessLookupError):
     os.kill(int(pid.read_text()), 0)
+  assert saved.is_file()

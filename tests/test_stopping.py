@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import small_run
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import hf
 from anysearch_jax.training import checkpoint, loop
-from launch import train
+from launch import stopping
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEADLINE = 300
@@ -135,21 +136,35 @@ def command(tmp_path, output, steps):
   return [sys.executable, "-m", "launch.train", *arguments]
 
 
-def test_sigterm_saves_and_says_that_the_run_goes_on(parts, tmp_path):
+@pytest.mark.parametrize("how", ["SIGINT", "pipe"])
+def test_a_command_that_is_stopped_saves_and_says_so(parts, tmp_path, how):
   hf.save(tmp_path / "start", parts["policy"])
   folder = tmp_path / "run"
-  many = command(tmp_path, folder, 4000)
-  process = subprocess.Popen(many, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+  reading, writing = os.pipe()
+  process = subprocess.Popen(
+    # As in a terminal, whatever the tests run in.
+    ["env", "--default-signal=INT", *command(tmp_path, folder, 4000)],
+    cwd=ROOT,
+    stdout=writing,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  os.close(writing)
   end = time.monotonic() + DEADLINE
   written = folder / "metrics.jsonl"
   while not (written.is_file() and len(written.read_text().splitlines()) > 3):
     assert process.poll() is None, process.stderr.read()
     assert time.monotonic() < end
     time.sleep(0.05)
-  process.send_signal(signal.SIGTERM)
+  if how != "pipe":
+    process.send_signal(signal.Signals[how])
+  else:
+    os.close(reading)
   _, said = process.communicate(timeout=DEADLINE)
-  assert process.returncode == train.RESUME, said
-  assert "the same command goes on from here" in said
+  assert process.returncode == stopping.RESUME, said
   (saved,) = checkpoint.rollouts(folder / "checkpoints")
+  assert f"saved checkpoint {saved}; the same command resumes from it" in said
+  assert "Traceback" not in said
+  assert 0 < stopping.patience(said.splitlines()) < DEADLINE
   done = [json.loads(line)["rollout"] for line in written.open()]
   assert saved == len(done) and done == list(range(saved))

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from launch import supervisor
+from launch import stopping, supervisor
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # A service: after `late` seconds it listens, after `late` more it is healthy.
@@ -265,7 +265,27 @@ while not (folder / "left").exists(): time.sleep(0.02)
   assert "ended after" in said[-1]
 
 
-def supervise(tmp_path, *, grace, stubborn=()):
+# Saves when it is told to stop, and asks for time; looks for the service then.
+SAVES = """
+import pathlib, signal, sys, time
+folder, asks = pathlib.Path(sys.argv[1]), sys.argv[2]
+def alive(pid):
+  text = pathlib.Path(f"/proc/{pid}/stat").read_text()
+  return text.rpartition(")")[2].split()[0] not in "ZX"
+def save(number, frame):
+  print(f"stopping on SIGTERM; it may take up to {asks} s", flush=True)
+  time.sleep(2.5)
+  served = map(int, (folder / "pids").read_text().split())
+  (folder / "saved").write_text(str(all(map(alive, served))))
+  sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+print("trains", flush=True)
+while True: time.sleep(1)
+"""
+SLEEPS = "import time; time.sleep(1000)"
+
+
+def supervise(tmp_path, *, grace, stubborn=(), main=SLEEPS):
   """A supervisor of its own, with a service and its child beside a command."""
   script = f"""
 import pathlib, signal, sys
@@ -276,7 +296,7 @@ def python(name, *arguments):
   return supervisor.Part(name, (sys.executable, "-c", *arguments))
 sys.exit(supervisor.run(
   [python("service", {PARENT!r}, {str(tmp_path)!r}, *{stubborn!r})],
-  python("main", "import time; time.sleep(1000)"),
+  python("main", {main!r}, {str(tmp_path)!r}, "60"),
   logs=pathlib.Path({str(tmp_path)!r}), deadline=30, grace={grace},
 ))
 """
@@ -295,14 +315,17 @@ def until_started(process, name):
   raise AssertionError(f"{name} never started")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+  "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+)
 def test_a_signal_stops_everything(tmp_path, number):
   process = supervise(tmp_path, grace=60)
   until_started(process, "main")
   pids(tmp_path)
   process.send_signal(number)
   rest, _ = process.communicate(timeout=120)
-  assert process.returncode == 128 + number
+  # The main command was told by SIGTERM, and ended so.
+  assert process.returncode == 128 + signal.SIGTERM
   assert f"stopping everything on {number.name}" in rest
   assert_ended(tmp_path)
 
@@ -316,10 +339,44 @@ def test_a_second_signal_kills_what_does_not_end(tmp_path):
     if "stopping everything" in line:
       break
   with pytest.raises(subprocess.TimeoutExpired):
-    process.wait(1)
+    process.wait(1.2 * stopping._SAME)
   process.send_signal(signal.SIGINT)
   process.communicate(timeout=120)
-  assert process.returncode == 130
+  assert process.returncode == 128 + signal.SIGTERM
+  assert_ended(tmp_path)
+
+
+def test_the_main_command_saves_as_long_as_it_says_before_services_end(
+  tmp_path,
+):
+  process = supervise(tmp_path, grace=0.1, main=SAVES)
+  until_started(process, "main")
+  pids(tmp_path)
+  for line in process.stdout:
+    if line == "[main] trains\n":
+      break
+  process.send_signal(signal.SIGINT)
+  rest, _ = process.communicate(timeout=120)
+  assert process.returncode == stopping.RESUME, rest
+  assert "[main] stopping on SIGTERM; it may take up to 60 s" in rest
+  assert "[main] ended with code 75" in rest
+  assert (tmp_path / "saved").read_text() == "True"
+  assert_ended(tmp_path)
+
+
+def test_a_main_command_that_takes_longer_than_it_says_is_killed(
+  run, monkeypatch, tmp_path
+):
+  monkeypatch.setattr(stopping, "_MARGIN", 0.1)
+  dies = python("dies", wait_for(tmp_path / "pids") + "raise SystemExit(3)")
+  says = PARENT.replace(
+    "time.sleep(1000)",
+    "print('stopping on SIGTERM; it may take up to 0 s', flush=True)\n"
+    "time.sleep(1000)",
+  )
+  code, said = run([dies], python("main", says, tmp_path, "parent"))
+  assert code == 1
+  assert "[main] did not end by itself; killed" in said
   assert_ended(tmp_path)
 
 

@@ -66,6 +66,7 @@ _AWAITED = ("gather", "wrap_future", "shield")
 
 # The waits without a timeout of their own, each with what ends it.
 _ENDED = {
+  ("launch/stopping.py", "listening.recv"): "the other end is closed",
   ("rollout/driver.py", "task.result()"): "the task group has ended",
   ("rollout/engine.py", "await future"): "`driver.answer` has a deadline",
   ("rollout/engine.py", "await flight.decoded"): "the device computes it",

@@ -30,7 +30,8 @@ import math
 import operator
 import pathlib
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -41,11 +42,10 @@ from absl import logging
 from anysearch_jax import config as config_lib
 from anysearch_jax import config_values, disk, processes, tensor_files
 from anysearch_jax import curriculum as curriculum_lib
-from anysearch_jax.training import manifest, train_step
+from anysearch_jax.training import damaged, manifest, saving, train_step
 from anysearch_jax.training import pending as pending_lib
 
 _TEMPORARY = ocp.path.atomicity_types.TMP_DIR_SUFFIX
-_DAMAGED = "damaged"
 # Orbax writes these at the rename, after the manifest; they enter it later. A
 # killed run leaves them out: they hold times, and nothing restores from them.
 _LATE = ("_CHECKPOINT_METADATA", "commit_success.txt")
@@ -109,11 +109,12 @@ class Checkpoints:
 
   Opening removes what a killed save left over and verifies every checkpoint.
   Damaged ones are reported and moved to `damaged/`, so that the run can save
-  them again.
+  them again; the newest one stays there, until a save needs its room.
 
   Args:
     folder: of the checkpoints; made if it is not there.
     config: the run's; `config.checkpoint` says what is kept.
+    clock: seconds.
 
   Raises:
     DamagedError: there are checkpoints and none is sound.
@@ -124,7 +125,9 @@ class Checkpoints:
     folder: str | pathlib.Path,
     *,
     config: config_lib.ExperimentConfig,
+    clock: Callable[[], float] = time.monotonic,
   ):
+    self._clock, self._began = clock, 0.0
     self._folder = pathlib.Path(folder).absolute()
     self._config = config
     self._rollout = 0
@@ -159,7 +162,9 @@ class Checkpoints:
       quality: what `keep_best` compares; the larger, the better.
     """
     self._finish()
-    self._rollout = saved.rollout
+    self._rollout, self._began = saved.rollout, self._clock()
+    if processes.first():
+      damaged.make_room(self._folder, saving.size(saved.state))
     with disk.writing(self._folder / str(saved.rollout)):
       self._manager.save(
         saved.rollout,
@@ -221,6 +226,9 @@ class Checkpoints:
     self._listed = manifest.write(
       self._folder / f"{self._rollout}{_TEMPORARY}", late=_LATE
     )
+    size = sum(entry["bytes"] for entry in self._listed.values())
+    took = self._clock() - self._began
+    saving.write(self._folder, saving.Save(size, took))
 
   def _finish(self) -> None:
     """Waits for the save under way and lists what its rename added."""
@@ -367,18 +375,5 @@ def _tidy(folder: pathlib.Path) -> None:
     )
   for rollout, damage in damages.items():
     if damage:
-      aside = _free(folder / _DAMAGED / str(rollout))
-      aside.parent.mkdir(exist_ok=True)
-      (folder / str(rollout)).rename(aside)
-      logging.warning(
-        "A damaged checkpoint is moved to %s and not used: %s", aside, damage
-      )
-
-
-def _free(path: pathlib.Path) -> pathlib.Path:
-  """`path`, or the first of `path.1`, `path.2`, ... that is not there."""
-  number, free = 0, path
-  while free.exists():
-    number += 1
-    free = path.with_name(f"{path.name}.{number}")
-  return free
+      damaged.set_aside(folder, rollout, damage)
+  damaged.prune(folder, keep=1)

@@ -31,6 +31,7 @@ from anysearch_jax.training import (
   resuming,
   run_folder,
   sampler,
+  saving,
   staleness,
   timeline,
   validation,
@@ -40,7 +41,7 @@ from anysearch_jax.training import watch as watch_lib
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-  """What the loop tells whoever watches: a rollout is done."""
+  """A rollout is done."""
 
   rollout: int
   rollouts: int
@@ -55,7 +56,6 @@ class _StoppedError(Exception):
   """
 
   def __init__(self, sampled: sampler.Sampled | None = None, steps: Any = ()):
-    super().__init__()
     self.sampled, self.steps = sampled, list(steps)
 
 
@@ -121,6 +121,7 @@ class Trainer:
     )
     self._watch = watch_lib.Watch(config)
     self._stopping = threading.Event()
+    self._pace = saving.Pace(config.save_minutes, clock)
     self._stoppable = jax.process_count() == 1
     # Of the rollout that a stopped run was in the middle of.
     self._taken_steps: list[dict[str, float]] = []
@@ -144,12 +145,19 @@ class Trainer:
     self._folder.begin(self._policy, questions[0], config=config)
 
   def stop(self) -> None:
-    """Has `run` save before the next optimizer step, and return.
+    """Has `run` save before the next optimizer step, and return; of any thread.
 
-    Any thread and any signal handler may call it. With several processes it
-    has no effect: they would have to stop at the same step.
+    Several processes stop together, before the next rollout.
     """
     self._stopping.set()
+
+  def stop_seconds(self) -> float:
+    """The seconds that a stop may take; any thread may ask."""
+    return saving.stop_seconds(
+      saving.size(self._learner.state),
+      last=saving.read(self._checkpoints),
+      longest_rollout=self._pace.longest,
+    )
 
   def run(
     self,
@@ -233,10 +241,14 @@ class Trainer:
               values, config=config.checkpoint
             )
           )
-          if (rollout + 1) % config.save_every == 0 or rollout == rollouts - 1:
+          late, *_ = processes.share(self._pace.rollout)
+          done = rollout + 1
+          if due := done % config.save_every == 0 or done == rollouts:
             self._record(f"rollout-{rollout:05d}", scored)
-            saved = self._saved(rollout + 1, ahead)
-            with self._timeline.span(rollout + 1, timeline.TRAINER, "save"):
+          if due or late:
+            self._pace.saved()
+            saved = self._saved(done, ahead)
+            with self._timeline.span(done, timeline.TRAINER, "save"):
               checkpoints.save(saved, quality)
           on_event(Event(rollout, rollouts, values))
     self._folder.export(
@@ -292,7 +304,7 @@ class Trainer:
       _StoppedError: `stop` was called.
     """
     level = self._config.pipeline.async_level
-    if self._stoppable and self._stopping.is_set():
+    if any(processes.share(self._stopping.is_set)):
       raise _StoppedError
     ahead.fill(rollout, self._learner.published)
     sampled = ahead.take(self._stopping if self._stoppable else None)
@@ -383,7 +395,6 @@ class Trainer:
 
 
 def _closing(engine: collection.Engine) -> contextlib.AbstractContextManager:
-  """Closes what has connections."""
   if hasattr(engine, "close"):
     return contextlib.closing(engine)
   return contextlib.nullcontext()
