@@ -87,7 +87,10 @@ _TABLE: dict[str, dict[Kind, str]] = {
     _L: "name temperature top_p max_tokens",
     _P: "key_variable concurrency deadline",
   },
-  "search": {_P: "cache batch concurrency"},
+  "search": {
+    _L: "passage_characters answer_characters",
+    _P: "cache batch concurrency",
+  },
   "pipeline": {_I: "extra_groups", _P: "async_level"},
   "batch": {
     _P: "row_lengths micro_batch_tokens max_micro_batches max_segments remat "

@@ -120,6 +120,8 @@ _RANGES = {
   "search.cache": _at_least(0),
   "search.batch": _at_least(1),
   "search.concurrency": _at_least(1),
+  "search.passage_characters": _at_least(1),
+  "search.answer_characters": _at_least(1),
   "pipeline.async_level": _at_least(0),
   "pipeline.extra_groups": _at_least(0),
   "batch.row_lengths": _at_least(1),

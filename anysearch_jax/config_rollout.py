@@ -94,11 +94,15 @@ class SearchConfig:
 
   cache: answers kept by (query, k, corpus), least recently used leave first; 0
   keeps none. batch: queries of one call at most. concurrency: calls at a time.
+  passage_characters: of a passage, title and text together; answer_characters:
+  of all passages of an answer. What is beyond is cut off, and counted.
   """
 
   cache: int = 65536
   batch: int = 512
   concurrency: int = 4
+  passage_characters: int = 65536
+  answer_characters: int = 262144
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import transformers
 
 from anysearch_jax import json_files, protocol
 
+_LONG = 8192  # Characters of a text that takes milliseconds to encode.
 _LLAMA_DATE = "26 Jul 2024"
 
 
@@ -80,7 +81,11 @@ class Tokenizer:
 
   def encode(self, text: str) -> list[int]:
     """Ids of plain text, no special token added."""
-    return self.hf.backend_tokenizer.encode(text, add_special_tokens=False).ids
+    backend = self.hf.backend_tokenizer
+    if len(text) < _LONG:
+      return backend.encode(text, add_special_tokens=False).ids
+    # This one lets other threads run meanwhile; `encode` holds the GIL.
+    return backend.encode_batch([text], add_special_tokens=False)[0].ids
 
   def decode(self, ids: Sequence[int]) -> str:
     """Text of ids, control tokens left out."""

@@ -6,6 +6,7 @@ import asyncio
 import collections
 import dataclasses
 import itertools
+import threading
 
 import pytest
 import scripted
@@ -298,3 +299,48 @@ def test_shared_index_is_refused():
 
 def test_no_assignment_is_no_group():
   assert run_groups([], scripted.Engine(script)) == ([], 0, 0, 0, "")
+
+
+class Slow(scripted.Codec):
+  """Encodes a long text only once the event loop has turned meanwhile."""
+
+  def __init__(self):
+    self.turned = threading.Event()
+
+  def encode(self, text):
+    assert len(text) < 20_000 or self.turned.wait(30), "The loop stood still."
+    return super().encode(text)
+
+
+@pytest.mark.parametrize("room", [10**6, 600])
+def test_the_event_loop_turns_while_a_long_observation_is_encoded(room):
+  codec = Slow()
+  config = dataclasses.replace(CONFIG, max_context=room)
+  hits = {"q": [types.Passage("1", "T", "x" * 30_000)]}
+  engine = scripted.Engine([search("q"), answer("a")])
+
+  async def play():
+    async def turn():
+      while not engine.requests:
+        await asyncio.sleep(0)
+      await asyncio.sleep(0.05)
+      codec.turned.set()
+
+    turning = asyncio.create_task(turn())
+    found = await driver.run_episode(
+      types.Question("id", "Question?", ("a",)),
+      budget=1,
+      scaffold=False,
+      address=types.Address(0, 1, 2),
+      engine=engine,
+      retriever=scripted.Retriever(hits),
+      config=config,
+      codec=codec,
+    )
+    await turning
+    return found
+
+  found = asyncio.run(play())
+  assert found.searches == 1
+  ends = {10**6: types.Outcome.ANSWERED, 600: types.Outcome.TRUNCATED}
+  assert found.outcome is ends[room]

@@ -215,6 +215,38 @@ def test_bm25_answers_batches_as_it_answers_one():
   assert run(searcher(retriever), *requests) == expected
 
 
+class Long:
+  """Finds passages of some sizes: characters of title and text."""
+
+  def __init__(self, *sizes):
+    self.found = [
+      types.Passage(f"{i}", "t" * title, "x" * text)
+      for i, (title, text) in enumerate(sizes)
+    ]
+
+  async def search(self, request):
+    return self.found
+
+
+def test_long_passages_and_answers_are_cut_and_counted():
+  inner = Long((2, 8), (3, 8), (20, 5), (1, 4), (1, 4))
+  ret = searcher(inner, passage_characters=10, answer_characters=32)
+  for _ in range(2):  # The second is the cache's.
+    (answer,) = run(ret, ask("a"))
+    sizes = [(len(p.title), len(p.text)) for p in answer]
+    assert sizes == [(2, 8), (3, 7), (10, 0), (1, 1), (0, 0)]
+    assert answer[0] is inner.found[0]
+    assert [p.id for p in answer] == list("01234")
+  assert searching.metrics(ret.counters)["search/cut_passages"] == 4
+
+
+def test_an_id_of_any_length_is_cut_too():
+  inner = Long((1, 1))
+  inner.found = [types.Passage("i" * 99, "t", "x")]
+  ((passage,),) = run(searcher(inner, passage_characters=10), ask("a"))
+  assert passage == types.Passage("i" * 10, "t", "x")
+
+
 def test_metrics_are_counts_and_shares():
   inner = Many()
   ret = searcher(inner)
@@ -228,6 +260,7 @@ def test_metrics_are_counts_and_shares():
     "search/deduplicated": 1,
     "search/batches": 1,
     "search/failures": 0,
+    "search/cut_passages": 0,
     "search/hit_rate": 0.4,
     "search/queries_a_batch": 2,
   }
@@ -239,6 +272,10 @@ def test_metrics_are_counts_and_shares():
   [
     ({"cache": -1}, "search.cache: found -1, expected at least 0"),
     ({"batch": 0}, "search.batch: found 0, expected at least 1"),
+    (
+      {"passage_characters": 0},
+      "search.passage_characters: found 0, expected at least 1",
+    ),
     ({"concurrency": 0}, "search.concurrency: found 0, expected at least 1"),
   ],
 )

@@ -208,6 +208,13 @@ def test_real_tokenizers_decode_what_they_encode(real_tokenizer):
   assert real_tokenizer.decode([*control, *ids, *control]) == text
 
 
+def test_real_tokenizers_encode_a_long_text_as_a_short_one(real_tokenizer):
+  text = "Caffè 東京 , don't …\n  a1b2 </search>" * 400
+  backend = real_tokenizer.hf.backend_tokenizer
+  expected = backend.encode(text, add_special_tokens=False).ids
+  assert real_tokenizer.encode(text) == expected
+
+
 def family(tokenizer):
   return pathlib.Path(tokenizer.hf.name_or_path).name
 

@@ -16,6 +16,9 @@ from anysearch_jax import types
 from anysearch_jax.rollout import episode, episode_state
 from anysearch_jax.rollout import inflight as inflight_lib
 
+# Characters of passages that take more than some milliseconds to encode.
+_LONG = 16384
+
 
 class Assignment(NamedTuple):
   """One group to sample; `index` is the question's place in the rollout."""
@@ -104,8 +107,21 @@ async def play(
       event = await answer(
         request, engine=engine, retriever=retriever, config=state.config
       )
-    state, request = episode.step(state, event)
+    state, request = await _step(state, event)
   return request.trajectory
+
+
+async def _step(
+  state: episode_state.Episode, event: episode_state.Event
+) -> tuple[episode_state.Episode, episode_state.Request]:
+  """`episode.step`; where it encodes a long text, others are not kept waiting.
+
+  Otherwise no deadline would be noticed until it is encoded.
+  """
+  if isinstance(event, episode_state.Retrieved):
+    if sum(len(p.title) + len(p.text) for p in event.passages) > _LONG:
+      return await asyncio.to_thread(episode.step, state, event)
+  return episode.step(state, event)
 
 
 async def run_groups(

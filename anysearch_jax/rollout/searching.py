@@ -85,7 +85,8 @@ class Searcher:
   `counters` holds `searches` that were asked, of which `cache_hits` and
   `deduplicated` (another episode's answer was waited for) needed no query; the
   `batches` sent, their `batched_queries`, how many of these had `failures`, and
-  the `call_seconds` of all batches together.
+  the `call_seconds` of all batches together; the `cut_passages` that were
+  longer than `config` allows.
   """
 
   def __init__(
@@ -106,6 +107,8 @@ class Searcher:
       else (1, config.batch * config.concurrency)
     )
     self._cache_size = config.cache
+    self._passage_most = config.passage_characters
+    self._answer_most = config.answer_characters
     self._cache: collections.OrderedDict[Hashable, tuple] = (
       collections.OrderedDict()
     )
@@ -220,10 +223,32 @@ class Searcher:
     if isinstance(found, Exception):
       self.counters["failures"] += 1
       return found
-    answer = self._cache[query.key] = tuple(found)
+    answer = self._cache[query.key] = self._cut(found)
     while len(self._cache) > self._cache_size:
       self._cache.popitem(last=False)
     return answer
+
+  def _cut(
+    self, passages: Sequence[types.Passage]
+  ) -> tuple[types.Passage, ...]:
+    """The passages as far as an episode may see them.
+
+    Encoding ten million characters takes 20 seconds and 2 GB, and no context
+    has room for them.
+    """
+    kept, left = [], self._answer_most
+    for passage in passages:
+      most = min(left, self._passage_most)
+      size = len(passage.title) + len(passage.text)
+      if size > most or len(passage.id) > self._passage_most:
+        self.counters["cut_passages"] += 1
+        title = passage.title[:most]
+        text = passage.text[: most - len(title)]
+        name = passage.id[: self._passage_most]
+        passage = dataclasses.replace(passage, id=name, title=title, text=text)
+      left -= min(size, most)
+      kept.append(passage)
+    return tuple(kept)
 
 
 def metrics(counters: Mapping[str, float]) -> dict[str, float]:
@@ -247,6 +272,7 @@ def metrics(counters: Mapping[str, float]) -> dict[str, float]:
         "deduplicated",
         "batches",
         "failures",
+        "cut_passages",
       )
     },
     "search/hit_rate": ratio(count["cache_hits"], "searches"),
@@ -292,7 +318,10 @@ def _leave(query: _Query, mine: asyncio.Future, traffic: _Traffic) -> None:
 
 def validate(config: config_lib.SearchConfig) -> None:
   """Raises ValueError with a sentence for sizes that cannot work."""
-  for name, least in (("cache", 0), ("batch", 1), ("concurrency", 1)):
+  for name, least in (
+    *(("cache", 0), ("batch", 1), ("concurrency", 1)),
+    *(("passage_characters", 1), ("answer_characters", 1)),
+  ):
     found = getattr(config, name)
     if found < least:
       raise ValueError(
