@@ -78,7 +78,7 @@ _TABLE: dict[str, dict[Kind, str]] = {
     _P: "kind slots max_context kv_tokens page lanes prefill_lanes "
     "prefill_chunk decode_steps attention"
   },
-  "sglang": {_P: "urls deadline retries weights api_key_variable"},
+  "sglang": {_P: "urls deadline retries wait weights api_key_variable"},
   "retrieval": {
     _L: "simulated refined",
     _P: "kind index encoder url web engine price key_variable log log_mode",
