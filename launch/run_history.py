@@ -103,13 +103,15 @@ def resumed(
   # A start that was killed before its first checkpoint made the same change.
   if changed and entry not in history[-1:]:
     history.append(entry)
+  # First, because a change that is not noted yet is found again by the
+  # checkpoint.
+  _write(folder / _CONFIG, config_values.to_dict(config))
   _write(
     folder / _PROVENANCE,
     # The packages are those of the first start.
     {**noted, **provenance, "packages": noted["packages"]}
     | ({"changes": history} if history else {}),
   )
-  _write(folder / _CONFIG, config_values.to_dict(config))
   return changed
 
 

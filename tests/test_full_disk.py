@@ -50,10 +50,10 @@ def training(parts, file, monkeypatch):
   trainer = functools.partial(loop.Trainer, engine=runs.Engine(parts))
   monkeypatch.setattr(loop, "Trainer", trainer)
 
-  def train_in(folder):
+  def train_in(folder, *changes):
     trainer.keywords["engine"] = runs.Engine(parts)
     return commands.run(
-      train, f"--config={file}", f"--output={folder}", "--cache="
+      train, f"--config={file}", f"--output={folder}", "--cache=", *changes
     )
 
   return train_in
@@ -105,17 +105,18 @@ def test_training_says_what_was_not_written_and_goes_on_from_there(
 
 
 @pytest.mark.parametrize(
-  ("most", "what"), [(1000, "config.json"), (6000, "metrics.jsonl")]
+  ("most", "what", "change"),
+  [(1000, "config.json", "save_every=3"), (6000, "metrics.jsonl", "")],
 )
 def test_a_file_that_may_not_grow_is_named_and_what_was_there_stays(
-  most, what, training, whole, tmp_path
+  most, what, change, training, whole, tmp_path
 ):
   run = shutil.copytree(whole, tmp_path / "run")
   for made in ("checkpoints/6", "policy"):
     shutil.rmtree(run / made)
   text = (run / "config.json").read_text()
   with disks.files_of_at_most(most):
-    said = training(run)
+    said = training(run, *([f"--config.{change}"] if change else []))
   assert said.startswith(f"launch.train: {run / what} could not be written: ")
   assert "File too large, " in said
   assert "(ulimit -f), and start the same command again. It goes on" in said
