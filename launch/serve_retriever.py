@@ -38,6 +38,11 @@ from retrieval import limits as limits_lib
 # Longer than clients keep a connection; else they write into a closed one.
 _KEEP_ALIVE = 75
 _BACKLOG = 2048
+# Connections that asyncio accepts in one turn of the event loop. It takes as
+# many as its backlog before the first of them is looked at, so that a burst
+# takes every descriptor, however few connections are held:
+# https://github.com/python/cpython/blob/3.11/Lib/asyncio/selector_events.py#L159
+_ACCEPTED = 8
 # Seconds in which a client has to read its answer.
 _READING = 60
 
@@ -58,6 +63,8 @@ class _Server(uvicorn.Server):
 
   async def startup(self, sockets=None) -> None:
     await super().startup(sockets)
+    for each in sockets or ():
+      each.listen(_BACKLOG)
     # Not before: from here on signals are heard.
     print(self._greeting, flush=True)
 
@@ -115,6 +122,7 @@ def serve(
     made,
     http=guard.protocol,
     ws="none",
+    backlog=_ACCEPTED,
     log_config=None,
     access_log=False,
     server_header=False,

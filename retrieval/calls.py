@@ -263,7 +263,7 @@ class Caller:
       await asyncio.sleep(pause)
     sentence = f"{url}: tried {attempt + 1} times, the last met {met}"
     if status:
-      raise StatusError(sentence, status)
+      raise (StatusError if status in BUSY else FailedError)(sentence, status)
     raise errors.RetrievalError(f"{sentence.rstrip('.')}. {self._advice}")
 
   async def _send(

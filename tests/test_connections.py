@@ -23,6 +23,8 @@ HALF = b"POST /retrieve HTTP/1.1\r\nHost: service\r\nContent-"
 FEW = """
 import resource, sys
 sys.path.insert(0, "tests")
+if sys.argv[2] == "asyncio":
+  sys.modules["uvloop"] = None  # As where it is not installed.
 import held_search
 from launch import serve_retriever
 from retrieval import connections
@@ -168,8 +170,9 @@ def ask_raw(address):
       return ""
 
 
-def test_150_half_open_connections_keep_nobody_out_of_a_small_process():
-  with test_serve_command.started("-c", FEW, 24) as (process, url):
+@pytest.mark.parametrize("loop", ["asyncio", "any"])
+def test_150_half_open_connections_keep_nobody_out_of_a_small_process(loop):
+  with test_serve_command.started("-c", FEW, 24, loop) as (process, url):
     said = process.stdout.readline()
     assert "at most 24 connections at a time" in said
     address = url.removeprefix("http://").split(":")
@@ -178,6 +181,8 @@ def test_150_half_open_connections_keep_nobody_out_of_a_small_process():
         assert httpx2.post(f"{url}/retrieve", json=ASK).status_code == 200
       metrics = httpx2.get(f"{url}/metrics").text
     assert 'retrieval_closed_connections_total{reason="replaced"}' in metrics
+    assert test_serve_command.stopped(process) == 0
+    assert "Too many open files" not in process.stderr.read()
 
 
 def test_a_process_without_room_for_connections_is_refused_with_what_to_do():
@@ -185,7 +190,7 @@ def test_a_process_without_room_for_connections_is_refused_with_what_to_do():
   most, limit = connections.room(10)
   assert most == 10 and limit >= soft
   with test_serve_command.subprocess.Popen(
-    [test_serve_command.sys.executable, "-c", FEW, "3"],
+    [test_serve_command.sys.executable, "-c", FEW, "3", "any"],
     cwd=test_serve_command.ROOT,
     stderr=test_serve_command.subprocess.PIPE,
     text=True,

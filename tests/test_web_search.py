@@ -305,3 +305,24 @@ def test_no_results_whatever_yield_what_passages_are_not(connect, results):
     for text in (passage.id, passage.title, passage.text):
       text.encode()
       assert text == " ".join(text.split()) != ""
+
+
+def test_a_query_that_breaks_the_service_keeps_no_other_from_it(connect):
+  exchange = json.loads((_DATA / "serper.json").read_text())[0]
+
+  def handler(request):
+    if b"broken" in request.content:
+      return httpx2.Response(500, text="Oops.")
+    return response(exchange["reply"])
+
+  patience = calls.Patience(retries=0, failures=2, pause=0.001)
+  retriever = connect("serper", handler, patience=patience)
+  for _ in range(9):
+    with pytest.raises(errors.RetrievalError, match="HTTP 500: Oops."):
+      asyncio.run(retriever.search(ask("broken")))
+  assert asyncio.run(retriever.search(ask("a")))
+  # Different ones are the service's fault.
+  for i in range(3):
+    with pytest.raises(errors.RetrievalError) as caught:
+      asyncio.run(retriever.search(ask(f"broken {i}")))
+  assert "2 calls in a row failed" in str(caught.value)
