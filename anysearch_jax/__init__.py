@@ -13,3 +13,5 @@ Table of contents (arrows go down only):
 * `export`: a run's policy as a Hugging Face folder.
 * `data`: questions and the generated knowledge world.
 """
+
+__version__ = "0.1.0"

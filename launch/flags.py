@@ -28,10 +28,9 @@ from absl import app, flags, logging
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import config_values
-from launch import stopping
+from launch import shipped, stopping
 
 _PREFIX = "config."
-_ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def run(main: Callable[[Sequence[str]], Any], *, resumes: bool = False) -> None:
@@ -115,23 +114,27 @@ def read_config() -> config_lib.ExperimentConfig:
       if flags.FLAGS.config is not None
       else config_lib.ExperimentConfig()
     )
-    return override(config, flags.FLAGS.set_config)
+    config = override(config, flags.FLAGS.set_config)
   except ValueError as error:
     raise app.UsageError(str(error)) from error
+  return dataclasses.replace(config, policy=shipped.find(config.policy))
 
 
 def load_config(name: str) -> config_lib.ExperimentConfig:
   """Runs the file's `get_config()`, or `get_config(preset)` of `FILE:preset`.
+
+  A file `configs/...` that the current folder lacks is taken from the project.
 
   Raises:
     ValueError: no such file, one that cannot be run, or one without a
       configuration or that preset; an unknown key or a value of the wrong type.
   """
   path, *preset = name.split(":", 1)
+  path = shipped.find(path)
   if not pathlib.Path(path).is_file():
     raise ValueError(
-      f"--config={path}: found no such file in {os.getcwd()}; expected one of "
-      f"configs/, as seen from the root of the repository ({_ROOT})."
+      f"--config={path}: found no such file in {os.getcwd()}; expected a file "
+      f"of yours, or one of the project's in {shipped.ROOT / 'configs'}."
     )
   if not path.endswith(".py"):
     raise ValueError(f"--config={path}: expected a Python file (.py).")

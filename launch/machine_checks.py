@@ -12,13 +12,11 @@ from collections.abc import Iterator
 
 from packaging import requirements
 
-from launch import checks
+from launch import checks, shipped
 
 _PYTHON = (3, 11)
 _IMPORT_SECONDS = 110.0  # A check has 120 by default.
-REQUIREMENTS = pathlib.Path(__file__).resolve().parent.parent / (
-  "requirements.txt"
-)
+REQUIREMENTS = shipped.ROOT / "requirements.txt"
 
 # Modules of packages whose names differ from theirs.
 _MODULES = {

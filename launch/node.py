@@ -30,7 +30,7 @@ from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.planning import quiet
-from launch import distributed, run_history, supervisor
+from launch import distributed, run_history, shipped, supervisor
 from launch import flags as launch_flags
 
 SERVER = (
@@ -209,7 +209,10 @@ def _server(
   }
   try:
     # Words first: a folder's name may have blanks.
-    command = [word.format(**values) for word in shlex.split(servers.command)]
+    command = [
+      shipped.find(word.format(**values))
+      for word in shlex.split(servers.command)
+    ]
     if not command:
       raise ValueError("it is empty")
   except (ValueError, LookupError) as error:

@@ -23,8 +23,9 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import json_files
 from anysearch_jax.planning import quiet
 from launch import flags as launch_flags
+from launch import shipped
 
-_SHAPES = pathlib.Path(__file__).resolve().parent.parent / "configs" / "shapes"
+_SHAPES = shipped.ROOT / "configs" / "shapes"
 
 
 def define_flags() -> None:

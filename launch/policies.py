@@ -23,7 +23,7 @@ from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from launch import parts
+from launch import parts, shipped
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.evaluation import harness
@@ -79,6 +79,8 @@ def read_flags(
       "--hf, --checkpoint and --scripted, or config.policy."
     )
   (chosen,) = named
+  if chosen.kind == "hf":
+    chosen = chosen._replace(name=shipped.find(chosen.name))
   config = dataclasses.replace(config, policy=chosen.name)
   return served(config, flags.FLAGS.sglang), chosen
 

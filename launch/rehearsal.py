@@ -30,7 +30,7 @@ from absl import app, flags
 
 from configs import rehearsal
 from launch import flags as launch_flags
-from launch import progress
+from launch import progress, shipped
 
 _DEADLINE = 600.0  # Seconds of a command.
 _GRACE = 20.0  # Seconds to end in.
@@ -176,7 +176,9 @@ def _make_policy(
   from anysearch_jax import json_files
   from anysearch_jax.data import rehearsal_policy
 
-  shape = json_files.read(pathlib.Path(rehearsal.FAMILIES[family][1]))
+  shape = json_files.read(
+    pathlib.Path(shipped.find(rehearsal.FAMILIES[family][1]))
+  )
   rehearsal_policy.make(shape, tokenizer, output)
 
 

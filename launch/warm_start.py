@@ -16,7 +16,7 @@ from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from launch import flags as launch_flags
-from launch import parts, progress
+from launch import parts, progress, shipped
 
 
 def define_flags() -> None:
@@ -42,6 +42,11 @@ def main(argv) -> None:
 
   w = config.warm_start
   folder = flags.FLAGS.output or config.policy
+  if not flags.FLAGS.output and shipped.is_shipped(folder):
+    raise app.UsageError(
+      f"--output: found nothing, and {folder} belongs to the installation; "
+      "expected a folder of yours."
+    )
   if not folder:
     raise app.UsageError(
       "--output: found nothing, expected a folder (or one in config.policy)."

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
-from launch import flags
+import commands
+
+from launch import flags, shipped, warm_start
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -27,18 +30,51 @@ def test_another_python_is_told_what_to_do(tmp_path):
   assert "make setup" in said
 
 
-def test_another_folder_is_told_where_configurations_are(tmp_path):
-  done = subprocess.run(
-    [sys.executable, "-m", "launch.train", "--config=configs/quickstart.py"],
-    cwd=tmp_path,
+def train_dry(folder, *arguments):
+  return subprocess.run(
+    [sys.executable, "-m", "launch.train", "--dry_run", *arguments],
+    cwd=folder,
     env=os.environ | {"PYTHONPATH": str(ROOT)},
     capture_output=True,
     text=True,
     check=False,
   )
+
+
+def test_missing_configuration_is_told_where_the_projects_are(tmp_path):
+  done = train_dry(tmp_path, "--config=configs/mine.py")
   assert done.returncode == 2
   assert f"no such file in {tmp_path}" in done.stderr
-  assert str(ROOT) in done.stderr
+  assert str(ROOT / "configs") in done.stderr
+
+
+def test_configuration_of_the_current_folder_comes_before_the_projects(
+  tmp_path,
+):
+  (tmp_path / "configs").mkdir()
+  shutil.copy(ROOT / "configs" / "quickstart.py", tmp_path / "configs")
+  path = tmp_path / "configs" / "quickstart.py"
+  path.write_text(path.read_text().replace('name="quickstart"', 'name="mine"'))
+  done = train_dry(tmp_path, "--config=configs/quickstart.py")
+  assert done.returncode == 0, done.stderr
+  assert '"name": "mine"' in done.stdout
+  # The policy beside it is still the shipped one.
+  assert str(ROOT / "configs" / "quickstart_policy") in done.stdout
+
+
+def test_path_that_exists_nowhere_or_here_is_unchanged(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for name in ("", "models/x", "configs/none", str(tmp_path), "../configs"):
+    assert shipped.find(name) == name
+  assert shipped.find("configs/paper.py") == str(ROOT / "configs/paper.py")
+  monkeypatch.chdir(ROOT)
+  assert shipped.find("configs/paper.py") == "configs/paper.py"
+
+
+def test_warm_start_never_writes_into_the_installation(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  said = commands.run(warm_start, "--config=configs/quickstart.py")
+  assert "belongs to the installation" in said
 
 
 def test_a_training_by_hand_keeps_out_of_the_quickstarts_folder():
