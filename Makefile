@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup quickstart quickstart-full test bench lint clean
+.PHONY: setup quickstart quickstart-full test test-all bench lint clean
 
 setup: $(VENV)/.run-ready
 	@echo 'set up; now: . $(BIN)/activate'
@@ -15,11 +15,19 @@ quickstart: $(VENV)/.run-ready
 quickstart-full: $(VENV)/.run-ready
 	$(BIN)/python -m launch.quickstart --full --output=runs/quickstart-full
 
+PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest -rs -n $(or $(WORKERS),auto) \
+	--dist loadfile --no-loadscope-reorder
+
 test: $(VENV)/.test-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -rs -n 2 --dist loadfile \
-	  --no-loadscope-reorder tests
+	$(PYTEST) -m 'not slow' tests
+
+# Every property test with all its cases, every family, every kill.
+test-all: $(VENV)/.test-ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	ANYSEARCH_TEST_ALL=1 $(PYTEST) tests
 
 bench: $(VENV)/.test-ready
 	JAX_PLATFORMS=cpu $(BIN)/python -m bench.quickstart

@@ -16,6 +16,7 @@ import pytest
 
 from anysearch_jax.training import checkpoint
 
+pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 # No kill lets a run get further than one rollout, so it has one to be killed in

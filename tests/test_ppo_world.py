@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 
 from anysearch_jax.policy import hf
 from anysearch_jax.training import loop, validation
@@ -14,6 +15,7 @@ from launch import parts
 _ROLLOUTS, _MEASURED = 16, 5
 
 
+@pytest.mark.slow
 def test_ppo_raises_the_reward_of_the_world_beyond_noise(tmp_path):
   config = launch_flags.override(
     launch_flags.load_config("configs/methods/search_r1_ppo.py"),

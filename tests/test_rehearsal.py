@@ -31,7 +31,11 @@ WITHOUT_TORCH = "import sys; sys.modules['torch'] = None"
 
 @pytest.mark.parametrize(
   ("family", "has_torch"),
-  [("qwen2_5", True), ("qwen3", True), ("llama3_1", False)],
+  [
+    ("qwen2_5", True),
+    pytest.param("qwen3", True, marks=pytest.mark.slow),
+    pytest.param("llama3_1", False, marks=pytest.mark.slow),
+  ],
 )
 def test_the_paper_s_run_goes_through(
   tokenizers_folder, tmp_path, family, has_torch
