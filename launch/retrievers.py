@@ -204,11 +204,11 @@ def make(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
 
 def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   """Made-up passages; what is real is asked by the world's script only."""
-  from anysearch_jax.data import world
+  from anysearch_jax.data import world, world_retrieval
   from anysearch_jax.methods import simulation
 
   if config.retrieval.simulated == "world":
-    simulator = simulation.WorldSimulator(
+    simulator = world_retrieval.WorldSimulator(
       world.World(world.WorldConfig(seed=config.data.world_seed)),
       lexical,
       seed=config.seed,
@@ -228,10 +228,11 @@ def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
 
 def _refined(config: config_lib.ExperimentConfig, retriever: Any) -> Any:
   """What helps of what `retriever` finds."""
+  from anysearch_jax.data import world_retrieval
   from anysearch_jax.methods import refining, systems
 
   if config.retrieval.refined == "world":
-    refiner = refining.WorldRefiner()
+    refiner = world_retrieval.WorldRefiner()
   else:
     markers = systems.environment(config.episode.prompts).markers
     refiner = refining.ModelRefiner(

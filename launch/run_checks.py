@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import run_lock, types
-from anysearch_jax.data import prepared
-from anysearch_jax.methods import evidence, systems
+from anysearch_jax.data import evidence, prepared
+from anysearch_jax.methods import systems
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.rollout import sglang_server, sglang_weights
 from anysearch_jax.training import placement, validation

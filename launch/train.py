@@ -222,8 +222,8 @@ def _begin(
   config: config_lib.ExperimentConfig, count: int
 ) -> tuple[Sequence[types.Question], types.Retriever, dict]:
   """What a run learns from; refuses before anything is claimed."""
-  from anysearch_jax.data import cursor
-  from anysearch_jax.methods import evidence, systems
+  from anysearch_jax.data import cursor, evidence, world_evidence
+  from anysearch_jax.methods import systems
   from anysearch_jax.training import placement, validation
 
   retrievers.validate(config.retrieval)
@@ -233,7 +233,7 @@ def _begin(
   questions = source.questions(config.data.split, count, config.seed)
   if systems.get(config.method.name).steps is not None:
     if isinstance(source, parts.Source):
-      questions = evidence.of_world(source.world, questions)
+      questions = world_evidence.of_world(source.world, questions)
     evidence.check(cursor.distinct(questions))
   validation.validate_prompts(config, questions, codec)
   retriever = retrievers.make(config, source.retriever)

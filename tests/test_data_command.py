@@ -11,8 +11,7 @@ import huggingface_hub
 import pytest
 from absl import flags
 
-from anysearch_jax.data import hub, prepared
-from anysearch_jax.methods import evidence
+from anysearch_jax.data import evidence, hub, prepared
 from launch import prepare_data
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent

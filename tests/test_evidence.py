@@ -14,14 +14,15 @@ from anysearch_jax import types
 from anysearch_jax.data import (
   beside,
   cursor,
+  evidence,
   files,
   formats,
   gold_passages,
   prepared,
   preparing,
+  world_evidence,
 )
 from anysearch_jax.data import world as world_lib
-from anysearch_jax.methods import evidence
 from launch import train
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -188,7 +189,9 @@ def test_named_passages_are_found_in_a_corpus(tmp_path):
 
 def test_the_world_s_evidence_is_what_its_passages_state():
   questions = WORLD.questions("train", 200, 0)
-  for told, question in zip(evidence.of_world(WORLD, questions), questions):
+  for told, question in zip(
+    world_evidence.of_world(WORLD, questions), questions
+  ):
     assert told.metadata.items() >= question.metadata.items()
     passages, keys = evidence.gold(told)
     facts = question.metadata["facts"]

@@ -11,7 +11,7 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.data import expert_policy
+from anysearch_jax.data import expert_policy, world_retrieval
 from anysearch_jax.data import world as world_lib
 from anysearch_jax.evaluation import harness
 from anysearch_jax.methods import refining, search_o1, systems, text_model
@@ -192,7 +192,7 @@ def test_the_worlds_refiner_keeps_the_facts_that_were_asked_for():
   world = world_lib.World()
   real = lexical.LexicalRetriever(world.corpus)
   retriever = refining.RefiningRetriever(
-    real, refining.WorldRefiner(), config=SEARCH
+    real, world_retrieval.WorldRefiner(), config=SEARCH
   )
   kept = emptied = 0
   for question in world.questions("train", 40, 0):
@@ -260,7 +260,7 @@ def test_an_evaluation_gives_the_policys_engine_to_the_second_call(tmp_path):
     return cell["em"]
 
   refined = refining.RefiningRetriever(
-    real, refining.WorldRefiner(), config=SEARCH
+    real, world_retrieval.WorldRefiner(), config=SEARCH
   )
   em = right(real, tmp_path / "real")
   assert right(refined, tmp_path / "refined") >= em > 30

@@ -12,7 +12,7 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import config_methods, types
-from anysearch_jax.data import expert_policy
+from anysearch_jax.data import expert_policy, world_retrieval
 from anysearch_jax.data import world as world_lib
 from anysearch_jax.methods import (
   simulation,
@@ -48,7 +48,7 @@ def simulated(simulator, config=NOISE, *, rollouts=10, seed=0):
 
 
 def world_simulator(seed=0):
-  return simulation.WorldSimulator(WORLD, REAL, seed=seed)
+  return world_retrieval.WorldSimulator(WORLD, REAL, seed=seed)
 
 
 def always(noise):

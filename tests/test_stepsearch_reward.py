@@ -18,9 +18,14 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import config_methods, protocol, tokenizer, types
-from anysearch_jax.data import demonstrations, gold_passages, world_tokenizer
+from anysearch_jax.data import (
+  demonstrations,
+  gold_passages,
+  world_evidence,
+  world_tokenizer,
+)
 from anysearch_jax.data import world as world_lib
-from anysearch_jax.methods import evidence, observations, stepsearch_reward
+from anysearch_jax.methods import observations, stepsearch_reward
 from retrieval import lexical
 
 CONFIG = config_methods.StepSearchConfig()
@@ -227,7 +232,7 @@ def test_similarities_are_those_of_scikit_learn():
 
 def test_a_thorough_expert_of_the_world_gains_all_there_is():
   world = world_lib.World()
-  questions = evidence.of_world(world, world.questions("train", 60, 0))
+  questions = world_evidence.of_world(world, world.questions("train", 60, 0))
   thorough = demonstrations.ExpertConfig(1, 1, 1, 1, 0, 0, 0)
   setting = {
     "world": world,

@@ -19,8 +19,14 @@ import numpy as np
 
 from anysearch_jax import scoring
 from anysearch_jax.data import beside as beside_lib
-from anysearch_jax.data import files, formats, gold_passages, leaks, texts
-from anysearch_jax.methods import evidence
+from anysearch_jax.data import (
+  evidence,
+  files,
+  formats,
+  gold_passages,
+  leaks,
+  texts,
+)
 
 SPLITS = ("train", "dev", "test")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")

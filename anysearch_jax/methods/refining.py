@@ -7,14 +7,12 @@ are no part of the trajectory; the model counts them.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.data import world as world_lib
 from anysearch_jax.methods import simulation, text_model
 from anysearch_jax.rollout import searching
 
@@ -23,7 +21,6 @@ _FINAL = "**Final Information**"
 _MOST_CHARACTERS = 3000
 _LAST_STEPS = 4
 _BLANK = re.compile(r"\n\s*\n")
-_WORD = re.compile(r"\w+")
 
 _PROMPT = """\
 Somebody reasons towards the answer of a question and has just searched. Read \
@@ -146,37 +143,6 @@ class ModelRefiner:
   def identity(self) -> dict[str, Any]:
     """See `Refiner`."""
     return self._model.identity()
-
-
-class WorldRefiner:
-  """The generated world's, without a model: facts on what was asked.
-
-  A passage helps if its title is a word of the query and its text has another
-  one. Of the others nothing is left but words that state no fact, so that what
-  a search shows has the form that the world's policies can read: with passages
-  left out, the warm start answers a quarter of what it answers otherwise. The
-  question and its answer are not looked at.
-  """
-
-  async def refine(
-    self, request: types.SearchRequest, found: Sequence[types.Passage]
-  ) -> Sequence[types.Passage]:
-    """See `Refiner`."""
-    asked = set(_WORD.findall(request.query.lower()))
-
-    def helps(passage: types.Passage) -> bool:
-      words = _WORD.findall(passage.text.lower())
-      return passage.title.lower() in asked and not asked.isdisjoint(words)
-
-    def emptied(passage: types.Passage) -> types.Passage:
-      words = [w for w in passage.text.split() if w in world_lib.PADS]
-      return dataclasses.replace(passage, text=" ".join(words))
-
-    return [each if helps(each) else emptied(each) for each in found]
-
-  def identity(self) -> dict[str, Any]:
-    """See `Refiner`."""
-    return {"kind": "world"}
 
 
 def reasoning(text: str, marks: Sequence[str]) -> str:

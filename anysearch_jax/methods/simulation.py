@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from anysearch_jax import config_methods, types
-from anysearch_jax.data import world as world_lib
 from anysearch_jax.methods import text_model, zerosearch_reward
 
 _PROMPT = """\
@@ -166,64 +165,6 @@ class ModelSimulator:
     """See `Simulator`."""
     del corpora
     return self._model.identity()
-
-
-class WorldSimulator:
-  """The generated world's, without a model.
-
-  Useful passages are the world's own. Noisy ones are those with every entity
-  that they speak of replaced by another one of its kind, none of them a right
-  answer; a passage keeps its title where that is none.
-
-  Args:
-    world: that the questions are of.
-    retriever: of its passages.
-    seed: of the run.
-  """
-
-  def __init__(self, world: world_lib.World, retriever: Any, *, seed: int):
-    self._world, self._retriever, self._seed = world, retriever, seed
-
-  async def find(
-    self, request: types.SearchRequest, *, noisy: bool
-  ) -> Sequence[types.Passage]:
-    """See `Simulator`."""
-    found = await self._retriever.search(request)
-    if not noisy:
-      return found
-    asker = asking(request)
-    gold = frozenset(asker.question.golden_answers)
-
-    def misstated(passage: types.Passage) -> types.Passage:
-      title = passage.title
-      if title in gold:
-        title = self._other(title, asker, gold)
-      avoid = gold | {title}
-      text = " ".join(
-        self._other(word, asker, avoid) if word in self._world.index else word
-        for word in passage.text.split()
-      )
-      return dataclasses.replace(
-        passage, id=f"noisy/{passage.id}", title=title, text=text
-      )
-
-    return [misstated(passage) for passage in found]
-
-  def identity(self, corpora: Sequence[str]) -> dict[str, Any]:
-    """See `Simulator`."""
-    return {"kind": "world", "of": self._retriever.identity(corpora)}
-
-  def _other(self, name: str, asker: types.Asker, avoid: frozenset[str]) -> str:
-    """Another entity of the same kind, the same one all over a search."""
-    at = self._world.index[name]
-    (members,) = (m for m in self._world.members.values() if at in m)
-    others = [
-      other
-      for other in self._world.entities[members.start : members.stop]
-      if other != name and other not in avoid
-    ]
-    drawn = text_model.uniform(asker.address, asker.turn, name, self._seed)
-    return others[int(drawn * len(others))]
 
 
 def asking(request: types.SearchRequest) -> types.Asker:

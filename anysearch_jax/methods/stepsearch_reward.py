@@ -25,7 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import config_methods, scoring, types
-from anysearch_jax.methods import evidence, observations
+from anysearch_jax.data import evidence
+from anysearch_jax.methods import observations
 from anysearch_jax.methods import outcomes as outcomes_lib
 
 # What scikit-learn's TfidfVectorizer takes for a word.
