@@ -115,3 +115,8 @@ def test_installed_quickstart_is_found_from_another_folder(site, tmp_path):
 
 def test_script_of_the_server_stays_executable(site):
   assert os.access(site / "launch" / "serve_sglang.sh", os.X_OK)
+
+
+def test_installed_command_runs_by_its_name(site, tmp_path):
+  done = run(site, tmp_path, str(site / "bin" / "anysearch"), "--version")
+  assert done.stdout.split() == ["anysearch", anysearch_jax.__version__]

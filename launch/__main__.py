@@ -1,0 +1,77 @@
+"""Starts a command by its name: `anysearch train`, `python -m launch train`.
+
+`anysearch X` becomes `python -m launch.X` in the same process, with the same
+arguments. The two therefore look alike to whoever watches or stops them.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import os
+import pkgutil
+import sys
+
+import launch
+
+_GUARD = 'if __name__ == "__main__":'
+
+
+def commands() -> dict[str, str]:
+  """Returns the commands of `launch/`, each with its docstring's first line.
+
+  Sources are read and not imported, because some import JAX.
+  """
+  found = {}
+  for module in pkgutil.iter_modules(launch.__path__):
+    if module.name == "__main__":
+      continue
+    spec = importlib.util.find_spec(f"launch.{module.name}")
+    source = spec.loader.get_source(spec.name)
+    if _GUARD in source:
+      text = ast.get_docstring(ast.parse(source)) or ""
+      found[module.name] = text.partition("\n")[0]
+  return found
+
+
+def usage() -> str:
+  """Returns the list of commands, as `anysearch --help` prints it."""
+  known = commands()
+  width = max(map(len, known))
+  return "\n".join(
+    [
+      "usage: anysearch COMMAND [flags]",
+      "",
+      *(f"  {name:{width}}  {line}" for name, line in known.items()),
+      "",
+      "`anysearch COMMAND --help` lists a command's flags and configuration.",
+    ]
+  )
+
+
+def main() -> None:
+  """Replaces this process by the command that `sys.argv` names."""
+  asked, *rest = sys.argv[1:] or ["--help"]
+  if asked in ("--help", "-h", "help"):
+    print(usage())
+    return
+  if asked == "--version":
+    import anysearch_jax  # The list of commands does without.
+
+    print(f"anysearch {anysearch_jax.__version__}")
+    return
+  name, known = asked.replace("-", "_"), commands()
+  if name not in known:
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    sys.stderr.write(
+      f"anysearch: found no command {asked!r}; {hint}"
+      "`anysearch --help` lists all.\n"
+    )
+    sys.exit(2)
+  os.execv(sys.executable, [sys.executable, "-m", f"launch.{name}", *rest])
+
+
+if __name__ == "__main__":
+  main()
