@@ -118,7 +118,8 @@ class Caller:
     clock: Callable[[], float] = time.monotonic,
   ):
     self._patience = patience
-    self.redact = redaction.Redactor(secret)
+    through = redaction.proxy_passwords() if proxies else []
+    self.redact = redaction.Redactor(secret, *through)
     self._advice, self._largest, self._again = advice, largest, again
     self._breaker = breaker_lib.Breaker(
       patience.failures, patience.cooldown, unless=RefusedError, clock=clock

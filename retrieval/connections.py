@@ -98,8 +98,9 @@ class _Protocol(httptools_impl.HttpToolsProtocol):
 
   def on_response_complete(self) -> None:
     super().on_response_complete()
-    if self.timeout_keep_alive_task is not None:
-      self._guard.waiting[self] = None
+    if self.timeout_keep_alive_task is None:
+      return  # It closes, or goes on with a request that has come already.
+    self._guard.waiting[self] = None
     # uvicorn counts an answer as sent that the client has not begun to read,
     # and a transport that is closed waits for it. Without one, uvicorn's own
     # deadline counts until the next request.

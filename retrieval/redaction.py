@@ -12,6 +12,7 @@ import base64
 import html
 import re
 import urllib.parse
+import urllib.request
 
 import httpx2
 
@@ -102,6 +103,18 @@ class Redactor:
     for literal in self._literals:
       data = data.replace(literal, b"...")
     return data
+
+
+def proxy_passwords() -> list[str]:
+  """Passwords of the proxies that the environment names (HTTPS_PROXY)."""
+  found = []
+  for url in urllib.request.getproxies().values():
+    try:
+      password = urllib.parse.urlsplit(url).password
+    except ValueError:
+      continue
+    found += [password, urllib.parse.unquote(password)] if password else []
+  return found
 
 
 def is_address(url: str) -> bool:

@@ -200,6 +200,21 @@ def test_no_sentence_of_a_search_has_a_part_of_the_key(make, monkeypatch):
   assert not leaks("\n".join(map(str, said)), KEY)
 
 
+def test_the_password_of_a_proxy_is_in_no_sentence_either(monkeypatch):
+  monkeypatch.setenv("A_KEY", "k" * 20)
+  secret = KEY[:20]
+  quoted = urllib.parse.quote(secret, safe="")
+  monkeypatch.setenv("HTTPS_PROXY", f"http://me:{quoted}@127.0.0.1:9")
+  basic_of_proxy = base64.b64encode(b"me:" + secret.encode()).decode()
+  told = httpx2.Response(403, text=f"Not {basic_of_proxy}, {secret}!")
+  retriever = make_web(httpx2.MockTransport(lambda request: told))
+  try:
+    (said,) = fake.search(retriever, fake.ask("q"))
+  finally:
+    retriever.close()
+  assert "403" in str(said) and not leaks(str(said), secret)
+
+
 def test_no_sentence_about_a_sglang_server_has_a_part_of_the_key(monkeypatch):
   monkeypatch.setenv("A_KEY", KEY)
   with fake_sglang.Server() as server:

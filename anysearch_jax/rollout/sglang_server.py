@@ -33,6 +33,7 @@ _CONTROL_SECONDS = 30.0
 _ABORT_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _LONGEST = 300  # Characters of what broke a connection.
+_LONGEST_FOUND = 1000  # And of what a reply has.
 # The first version whose replies name the weights of every token.
 _SPANS_SINCE = (0, 5, 23)
 # Tokens of its context that a server keeps to itself.
@@ -256,7 +257,8 @@ class Server:
 
   def error(self, found: object) -> types.EngineError:
     """What was found in a reply of this server, as an error without the key."""
-    return types.EngineError(f"{self.url}: {self._redact(str(found))}")
+    shown = self._redact.quote(str(found), _LONGEST_FOUND)
+    return types.EngineError(f"{self.url}: {shown}")
 
 
 def connect(
