@@ -11,7 +11,8 @@ by a part of its own, on the CPU. Otherwise the trainer is the only part. Each
 part logs to `<part>.log` in `--log_dir`, by default `<output>/logs`. Ctrl-C,
 another signal or a part that fails stops the trainer first, which says how long
 its checkpoint may take, and the others when it has ended. The same command
-resumes from the checkpoint; a second Ctrl-C ends everything at once.
+resumes from the checkpoint; a second Ctrl-C ends everything at once. An SGLang
+server that ends is started again, five times at most; the trainer waits for it.
 
 The exit code is the trainer's, or 1 where another part failed. Servers of other
 nodes are named by `--servers=0 --config.sglang.urls=...`; with that, several of
@@ -38,6 +39,7 @@ SERVER = (
   "CONTEXT={context} launch/serve_sglang.sh {model} {port} --dtype {dtype}"
 )
 _SERVER_PYTHON = ".venv-sglang/bin/python"
+_RESTARTS = 5  # Of each server; one that ends more often is broken.
 # Of the trainer too; those that were given are handed on.
 _TRAINER_FLAGS = (
   "threads",
@@ -225,6 +227,8 @@ def _server(
     tuple(command),
     {"CUDA_VISIBLE_DEVICES": _indices(gpus)},
     health=f"http://127.0.0.1:{port}/health",
+    # The trainer waits for it, and hands it the present weights.
+    restarts=_RESTARTS,
   )
 
 

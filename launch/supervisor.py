@@ -29,6 +29,7 @@ from launch import progress, stopping
 
 _POLL = 0.1  # Seconds between looks at the processes.
 _PATIENCE = 15.0  # Seconds between lines of a service that is not ready.
+_LEFT_BEHIND = 10.0  # Seconds that killed processes may take to be gone.
 _TAIL = 20  # Lines of a log that tell a failure.
 
 
@@ -41,12 +42,15 @@ class Part:
     command: the program and its arguments.
     env: what is added to the environment.
     health: URL that answers without error when it is ready; "": at once.
+    restarts: times that it is started again where it ends before the main
+      command does.
   """
 
   name: str
   command: tuple[str, ...]
   env: Mapping[str, str] = dataclasses.field(default_factory=dict)
   health: str = ""
+  restarts: int = 0
 
   def shown(self) -> str:
     """The command as a shell takes it, with its environment."""
@@ -219,6 +223,20 @@ class _Running:
   def failure(self, what: str) -> PartError:
     return PartError(f"[{self.part.name}] {self.with_log(what)}")
 
+  def again(self) -> _Running:
+    """The part, started anew after it ended, with one restart less."""
+    left = self.part.restarts
+    self.say(
+      f"ended with code {self.code} after {self.took}; it is started again, "
+      f"{left} of that left"
+    )
+    self.signal_all(signal.SIGKILL)  # What it left behind has its port or GPUs.
+    end = time.monotonic() + _LEFT_BEHIND
+    while self.alive() and time.monotonic() < end:
+      time.sleep(_POLL)
+    part = dataclasses.replace(self.part, restarts=left - 1)
+    return _Running(part, self.log.parent, say=self._say, every=self._every)
+
   def ask_to_end(self) -> None:
     """Sends SIGTERM to the command; when it ended, to what it left behind.
 
@@ -277,10 +295,16 @@ def _await_health(
 
 
 def _await_end(
-  main: _Running, services: Sequence[_Running], asked: threading.Event
+  main: _Running, services: list[_Running], asked: threading.Event
 ) -> int:
-  """Returns the exit code of the main command."""
+  """Returns the exit code of the main command.
+
+  Services that may be started again meanwhile are replaced in their list.
+  """
   while (code := main.code) is None:
+    for place, each in enumerate(services):
+      if each.code is not None and each.part.restarts and not asked.is_set():
+        services[place] = each.again()
     _check(services, asked)
     main.show()
     time.sleep(_POLL)
@@ -332,7 +356,7 @@ def _stop(
     each.signal_all(signal.SIGKILL)
   for each in left:
     each.say("did not end by itself; killed")
-  end = time.monotonic() + 10
+  end = time.monotonic() + _LEFT_BEHIND
   while any(each.alive() for each in left):
     if time.monotonic() > end:
       names = ", ".join(each.part.name for each in left)

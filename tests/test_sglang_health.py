@@ -101,7 +101,7 @@ def test_turns_wait_for_a_server_that_gets_the_present_weights_first(
   assert engine.counters["server_catching_up"] == 1
   assert engine.counters["failovers"] == 3
   assert "turns wait for one, up to 60 seconds (sglang.wait)" in caplog.text
-  assert "was catching up and is up; 1 of 1 are up" in caplog.text
+  assert "was catching up and is up; 1 of 1 are up." in caplog.text
 
 
 def test_a_server_that_was_started_again_unseen_gets_the_weights(serve):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import signal
@@ -181,6 +182,56 @@ def test_a_service_that_dies_later_ends_all(run, tmp_path):
   assert code == 1
   assert "[dies] ended with code 3" in said[-1]
   assert_ended(tmp_path)
+
+
+def test_a_service_is_started_again_as_often_as_it_may(run, port, tmp_path):
+  """It dies three times, while what it started has its port."""
+  dies = f"""
+import pathlib, subprocess, sys, time
+starts = pathlib.Path({str(tmp_path)!r}, "starts")
+count = len(starts.read_text()) if starts.exists() else 0
+starts.write_text("x" * (count + 1))
+subprocess.Popen([sys.executable, "-c", {SERVICE!r}, "{port}", "0"])
+if count < 3:
+  while not pathlib.Path({str(tmp_path)!r}, "main").exists():
+    time.sleep(0.02)
+  sys.exit(9)
+time.sleep(1000)
+"""
+  main = f"""
+import pathlib, time, urllib.request
+folder = pathlib.Path({str(tmp_path)!r})
+(folder / "main").touch()
+while len((folder / "starts").read_text()) < 4:
+  time.sleep(0.02)
+while True:
+  try:
+    urllib.request.urlopen("http://127.0.0.1:{port}/health").close()
+    break
+  except OSError:
+    time.sleep(0.02)
+"""
+  part = python(
+    "dies", dies, health=f"http://127.0.0.1:{port}/health", restarts=3
+  )
+  code, said = run([part], python("main", main))
+  assert code == 0, said
+  again = [line for line in said if "it is started again" in line]
+  assert [line.split(", ")[-1] for line in again] == [
+    f"{left} of that left" for left in (3, 2, 1)
+  ]
+  assert "[dies] ended with code 9" in again[0]
+  # One time more than it may, it ends all.
+  (tmp_path / "starts").unlink()
+  (tmp_path / "main").unlink()
+  code, said = run(
+    [dataclasses.replace(part, restarts=2)],
+    python("main", main + "time.sleep(1000)"),
+  )
+  assert code == 1
+  assert sum("it is started again" in line for line in said) == 2
+  assert "[dies] ended with code 9" in said[-1]
+  assert "expected it to serve until the end" in said[-1]
 
 
 def test_a_service_that_ends_well_too_early_is_a_failure(run):

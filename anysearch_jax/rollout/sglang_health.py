@@ -302,13 +302,13 @@ class Fleet:
     up = sum(m.state is State.UP for m in self._members)
     self._counters[f"server_{state.name.lower()}"] += 1
     _log.warning(
-      "SGLang server %s was %s and is %s; %d of %d are up. %s",
+      "SGLang server %s was %s and is %s; %d of %d are up%s",
       member.server.url,
       before.value,
       state.value,
       up,
       len(self._members),
-      reason,
+      f": {reason}" if reason else ".",
     )
     if before is State.UP:
       member.doubted.set()
