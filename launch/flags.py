@@ -16,8 +16,10 @@ import contextlib
 import dataclasses
 import importlib.util
 import inspect
+import io
 import os
 import pathlib
+import signal
 import sys
 import traceback
 import typing
@@ -28,7 +30,7 @@ from absl import app, flags, logging
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import config_values
-from launch import shipped, stopping
+from launch import config_help, shipped, stopping
 
 _PREFIX = "config."
 
@@ -257,13 +259,33 @@ def _parse_argv(argv: Sequence[str]) -> list[str]:
     else arg
     for arg in argv
   ]
+  printed = io.StringIO()
   try:
-    return flags.FLAGS(rewritten)
+    with contextlib.redirect_stdout(printed):
+      return flags.FLAGS(rewritten)
   except flags.Error as error:
     _refuse(error)
   except SystemExit:
     # Only a help flag exits while flags are parsed; absl gives it a 1.
+    # The text is long: without this, `--help | head` ends in a traceback.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    print(printed.getvalue())
+    if "set_config" in flags.FLAGS and {"--help", "-h"} & {*rewritten[1:]}:
+      _print_config()
     sys.exit(0)
+
+
+def _print_config() -> None:
+  """Adds the configuration that was named before `--help` to its text."""
+  name = flags.FLAGS["config"].value
+  try:
+    config = override(
+      load_config(name) if name else config_lib.ExperimentConfig(),
+      flags.FLAGS["set_config"].value,
+    )
+  except ValueError as error:
+    _refuse(error)
+  print(config_help.text(config, name or "the paper"))
 
 
 def _refuse(error: Exception) -> NoReturn:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import json_files, weights
+from anysearch_jax import config_values, json_files, weights
 from anysearch_jax.policy import architecture, table
 from anysearch_jax.training import validation
 from configs import paper
-from launch import flags
+from launch import config_help, flags
 
 DEFAULT = config_lib.ExperimentConfig()
 
@@ -165,7 +167,7 @@ def test_a_preset_that_is_not_there_is_refused(preset, sentence):
 
 
 COMMAND = """
-from launch import flags
+from launch import config_help, flags
 flags.define_config()
 def main(argv):
   config = flags.read_config()
@@ -213,3 +215,86 @@ def test_help_is_no_failure(tmp_path):
   done = command(tmp_path, "--help")
   assert done.returncode == 0
   assert "--config" in done.stdout and not done.stderr
+
+
+def listed(text):
+  """The configuration flags of a help text, as overrides."""
+  return [
+    line.strip().removeprefix("--config.")
+    for line in text.splitlines()
+    if line.startswith("  --config.")
+  ]
+
+
+@pytest.mark.parametrize(
+  "name", ["configs/quickstart.py", "configs/methods/search_r1.py", ""]
+)
+def test_help_lists_every_value_as_a_flag_that_gives_it_again(name):
+  config = flags.load_config(name) if name else DEFAULT
+  overrides = listed(config_help.text(config, name))
+  assert flags.override(DEFAULT, overrides) == config
+  leaves = dict(config_values.leaves(config_values.to_dict(config)))
+  assert [each.partition("=")[0] for each in overrides] == list(leaves)
+
+
+def groups(config):
+  yield type(config)
+  for field in dataclasses.fields(config):
+    if dataclasses.is_dataclass(value := getattr(config, field.name)):
+      yield from groups(value)
+
+
+@pytest.mark.parametrize("group", groups(DEFAULT), ids=lambda g: g.__name__)
+def test_help_has_every_text_that_a_docstring_begins_a_line_with(group):
+  _, meanings = config_help.described(group)
+  named = re.findall(r"^  (\w+):", group.__doc__, re.MULTILINE)
+  assert set(named) <= set(meanings)
+
+
+def test_help_gives_each_value_its_own_text():
+  @dataclasses.dataclass(frozen=True)
+  class Group:
+    """A group. With a remark.
+
+    size: how large. size_limit (tokens), rate: both
+      at once; 0: off. form: `a: b` or none; last: the end.
+    """
+
+    size: int = 1
+    size_limit: int = 2
+    rate: float = 0.5
+    form: str = ""
+    last: tuple[int, ...] = ()
+    silent: bool = True
+
+  head, meanings = config_help.described(Group)
+  assert head == "A group. With a remark."
+  assert meanings == {
+    "size": "how large.",
+    "size_limit": "(tokens) both at once; 0: off.",
+    "rate": "both at once; 0: off.",
+    "form": "`a: b` or none",
+    "last": "the end.",
+  }
+
+
+def test_help_has_the_values_of_the_configuration_named_before_it(tmp_path):
+  done = command(tmp_path, "--config.seed=7", "--help")
+  assert done.returncode == 0, done.stderr
+  assert {"name=mine", "seed=7"} <= {*listed(done.stdout)}
+  refused = command(tmp_path, "--config.sead=7", "--help")
+  assert refused.returncode == 2 and "'sead'" in refused.stderr
+
+
+def test_help_of_a_reader_that_leaves_early_ends_without_a_traceback(tmp_path):
+  (tmp_path / "a.py").write_text(CONFIG_FILE)
+  process = subprocess.Popen(
+    [sys.executable, "-c", COMMAND, f"--config={tmp_path / 'a.py'}", "--help"],
+    cwd=pathlib.Path(__file__).resolve().parent.parent,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  process.stdout.close()
+  assert process.stderr.read() == ""
+  process.wait(60)
