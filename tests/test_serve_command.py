@@ -229,16 +229,23 @@ def test_a_search_beyond_the_grace_is_cut_off():
 
 
 @pytest.mark.parametrize(
-  "flags, sentence",
+  "flags, code, sentence",
   [
-    (["--topk=0"], "--topk: found 0, expected more than 0"),
-    (["--queue=1"], "--queue: found 1, expected 4096 or more"),
-    (["--token_variable=NOT_SET"], "nothing in the environment variable NOT"),
-    (["--index=not_there"], "found no finished index"),
-    (["--port={taken}"], "name another --port"),
+    (["--topk=0"], 2, "--topk: found 0, expected more than 0"),
+    (["--queue=1"], 2, "--queue: found 1, expected 4096 or more"),
+    (
+      ["--token_variable=NOT_SET"],
+      2,
+      "nothing in the environment variable NOT",
+    ),
+    (["--token_variable=sk-1234"], 2, "expected the name of an environment"),
+    (["--index=not_there"], 1, "found no finished index"),
+    (["--port={taken}"], 1, "name another --port"),
   ],
 )
-def test_what_cannot_be_served_is_told_in_a_sentence(index, flags, sentence):
+def test_what_cannot_be_served_is_told_in_a_sentence(
+  index, flags, code, sentence
+):
   with socket.create_server(("127.0.0.1", 0)) as taken:
     port = taken.getsockname()[1]
     done = subprocess.run(
@@ -251,6 +258,7 @@ def test_what_cannot_be_served_is_told_in_a_sentence(index, flags, sentence):
       text=True,
       timeout=120,
     )
-  assert done.returncode == 1, done.stderr
+  assert done.returncode == code, done.stderr
+  assert "sk-1234" not in done.stderr
   assert sentence in " ".join(f"{done.stdout} {done.stderr}".split())
   assert "Traceback" not in done.stderr
