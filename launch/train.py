@@ -172,11 +172,7 @@ def _main(
       ]
     )
     if changed and processes.first():
-      print(
-        f"changed from rollout {rollout} on: {', '.join(changed)}",
-        file=sys.stderr,
-        flush=True,
-      )
+      stopping.say(f"changed from rollout {rollout} on: {', '.join(changed)}")
 
   stopped = False
   try:
