@@ -301,6 +301,9 @@ class WatchConfig:
     log-probabilities and the trainer's, the mean (nats), the share of tokens
     beyond 1 nat, and the largest (nats). Beyond any of them it warns, and after
     gap_rollouts rollouts in a row it stops.
+  max_fingerprint_gap: mean nats a token by which the engine's scores of a fixed
+    prompt may differ from the trainer's; beyond it the engine has other weights
+    than it was given, and the run stops at once.
   quiet_seconds: so long no turn and no search of a rollout or an evaluation
     ends, and it warns with what is waited for; 0 is off.
   """
@@ -313,6 +316,7 @@ class WatchConfig:
   max_far: float = 0.002
   max_largest_gap: float = 8.0
   gap_rollouts: int = 3
+  max_fingerprint_gap: float = 0.1
   max_stale: int = 20
   quiet_seconds: float = 60.0
 

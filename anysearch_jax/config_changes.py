@@ -106,7 +106,8 @@ _TABLE: dict[str, dict[Kind, str]] = {
   },
   "watch": {
     _P: "bad_steps max_failed min_entropy max_kl max_gap max_far "
-    "max_largest_gap gap_rollouts max_stale quiet_seconds"
+    "max_largest_gap gap_rollouts max_fingerprint_gap max_stale "
+    "quiet_seconds"
   },
   "checkpoint": {_P: "keep_last keep_best best_metric export_dtype"},
   "evaluation": {

@@ -156,6 +156,7 @@ _RANGES = {
   "watch.max_far": _SHARE,
   "watch.max_largest_gap": _at_least(0),
   "watch.gap_rollouts": _at_least(1),
+  "watch.max_fingerprint_gap": _at_least(0),
   "watch.max_stale": _at_least(1),
   "watch.quiet_seconds": _at_least(0),
   "checkpoint.keep_last": _at_least(1),

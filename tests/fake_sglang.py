@@ -20,15 +20,16 @@ import re
 import socket
 import threading
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import policy_scores
 import tokenizers
 import transformers
 from tokenizers import decoders, models, pre_tokenizers
 
 from anysearch_jax import tokenizer as tokenizer_lib
+from anysearch_jax.policy import hf
 
 PIECES = ["</search>", "</answer>", "</", "<", "/", "se", "arch", "search"]
 PIECES += ["answer", ">", ">\n", "a", "b", "c", " ", "\n"]
@@ -86,6 +87,7 @@ class Server:
     faults: by path, what happens to the next requests instead of an answer:
       a status and a text, "die", "hang", or a function of the right reply.
     version: of the weights; may be set.
+    policy: the weights that were loaded last, which score; may be set.
     hold_at: tokens after which the next request waits for other weights.
     running: requests that are generated.
     last_paused: the mode of the last pause.
@@ -101,7 +103,7 @@ class Server:
     self._script = script if callable(script) else lambda context: script
     self._seconds, self._old = seconds, old
     self._state = threading.Condition()
-    self._paused, self._checksum = "", 0
+    self._paused, self.policy = "", None
     self._cache: list[tuple[str, tuple[int, ...]]] = []
     self.version, self.last_paused, self.hold_at = "default", "", -1
     self.running: dict[str, _Request] = {}
@@ -220,14 +222,14 @@ class Server:
   def _update_weights_from_disk(self, body: dict) -> tuple[int, Any]:
     folder = pathlib.Path(body["model_path"])
     try:
-      weights = (folder / "model.safetensors").read_bytes()
-    except OSError as error:
+      policy = hf.load(folder)
+    except (OSError, ValueError) as error:
       message = f"Failed to get weights iterator: {error}."
       return 400, {"success": False, "message": message}
     with self._state:
       if not self._paused:
         assert self._state.wait_for(lambda: not self.running, 10)
-      self._checksum = zlib.crc32(weights)
+      self.policy = policy
       if body["flush_cache"] and self.running:
         message = "Weights were updated, but the cache was not flushed."
         return 400, {"success": False, "message": message}
@@ -275,9 +277,10 @@ class Server:
       ],
     }
     if body["logprob_start_len"] == 0:
-      scores = [None, *(-(self._checksum % 1000) - i for i in context[1:])]
+      # Of the weights that were loaded last, whatever they are called.
+      scores = [None, *policy_scores.log_probs(self.policy, context)]
       meta["input_token_logprobs"] = [
-        [score and float(score), token, None]
+        [score, token, None]
         for score, token in zip(scores, context, strict=True)
       ]
     if not sampled:

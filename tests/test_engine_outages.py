@@ -151,6 +151,8 @@ SERVED = dataclasses.replace(
     prompts="world", max_generated=20, max_context=150
   ),
   engine=config_lib.EngineConfig(kind="sglang", max_context=150),
+  # The server's texts and their log-probabilities are a script's.
+  watch=dataclasses.replace(CONFIG.watch, gap_rollouts=1000),
 )
 
 

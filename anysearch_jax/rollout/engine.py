@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -151,15 +150,7 @@ class JaxEngine:
       raise ValueError(
         f"stop {request.stop!r}: this engine stops at {self._stop!r}."
       )
-    room = self.max_context - len(request.token_ids)
-    if room < 1:
-      raise types.EngineError(
-        f"The context of {len(request.token_ids)} tokens has no room in the "
-        f"engine's {self.max_context}; raise engine.max_context or lower "
-        "episode.max_context."
-      )
-    if request.max_tokens > room:
-      request = dataclasses.replace(request, max_tokens=room)
+    request = turn_lib.bounded(request, self.max_context)
     for turn in (*self._queue, *self._running):
       if turn.request.address == request.address:
         if not turn.future.done():
@@ -182,6 +173,11 @@ class JaxEngine:
     self._running = [t for t in self._running if t.request.address != address]
     self._memory.release(address)
     self._news.set()
+
+  def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
+    """Log-probabilities as `collection.Engine` says."""
+    found = self._device.score(np.asarray(token_ids, np.int32))
+    return {f"part {i}": row.tolist() for i, row in enumerate(found)}
 
   async def _serve(self) -> None:
     """Runs calls until no turn is left."""

@@ -19,9 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import config as config_lib
+from anysearch_jax import types
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import transformer
 from anysearch_jax.rollout import kv_memory, kv_store
+
+# The first call compiles.
+_SCORING_SECONDS = 600.0
 
 _Call = tuple[concurrent.futures.Future, Callable[[], Any]]
 
@@ -69,6 +73,7 @@ class KvDevice:
       "dtype": jnp.dtype(dtype),
       "paged": kv_store.paged(config, architecture, mesh, dtype=dtype),
     }
+    self._page = config.page
     self._draw = {"steps": config.decode_steps, "sampling": sampling}
     self._pages = kv_store.empty(
       architecture,
@@ -149,6 +154,24 @@ class KvDevice:
       return jax.device_get(decoded)
 
     return self._submit(call)
+
+  def score(self, tokens: np.ndarray) -> concurrent.futures.Future[np.ndarray]:
+    """See `kv_store.score`."""
+    params = self._params
+
+    def call() -> np.ndarray:
+      scores = kv_store.score(
+        params, tokens, size=self._page, parts=self._parts, **self._how
+      )
+      return jax.device_get(scores)
+
+    try:
+      return self._submit(call).result(_SCORING_SECONDS)
+    except TimeoutError:
+      raise types.EngineError(
+        f"The engine's device gave no scores within {_SCORING_SECONDS:g} "
+        "seconds."
+      ) from None
 
   def drain(self, deadline: float = 60.0) -> None:
     """Waits until no call is under way, but not for one that hangs."""

@@ -165,6 +165,57 @@ def prefill(
 
 
 @functools.partial(
+  jax.jit, static_argnames=("a", "size", "parts", "dtype", "paged")
+)
+def score(
+  params: transformer.Params,
+  tokens: jax.Array,
+  *,
+  a: architecture_lib.Architecture,
+  size: int,
+  parts: int,
+  dtype: Any,
+  paged: paged_attention.Paged,
+) -> jax.Array:
+  """Scores a sequence as prefill computes it, in pages of its own.
+
+  Args:
+    params: the policy's, `apart`.
+    tokens: int `[T]`.
+    a: the architecture.
+    size: tokens of a page.
+    parts: of the rows; each of them scores the sequence.
+    dtype: compute type.
+    paged: how cached attention is computed.
+
+  Returns:
+    float32 `[parts, T - 1]`, the log-probabilities of all tokens but the first
+    at temperature 1.
+  """
+  count = len(tokens) - 1
+  table = jnp.arange(1, -(-count // size) + 1)
+  rows, table = (
+    jnp.broadcast_to(x, (parts, len(x))) for x in (tokens[:-1], table)
+  )
+  pages = paged_attention.empty(a, parts * (table.shape[1] + 1), size, dtype)
+  starts = jnp.zeros(parts, jnp.int32)
+  hidden, _ = transformer.extend(
+    params,
+    a,
+    rows,
+    starts,
+    starts + count,
+    pages,
+    table,
+    dtype=dtype,
+    paged=paged,
+  )
+  logps = jax.nn.log_softmax(transformer.logits(params, hidden))
+  targets = jnp.broadcast_to(tokens[1:], (parts, count))
+  return jnp.take_along_axis(logps, targets[..., None], -1)[..., 0]
+
+
+@functools.partial(
   jax.jit,
   static_argnames=("a", "steps", "sampling", "dtype", "paged"),
   donate_argnames=("pages",),

@@ -36,6 +36,9 @@ from anysearch_jax.rollout import (
   stops,
 )
 
+# One forward pass of a short prompt, with what the server still works on.
+_SCORING_SECONDS = 60.0
+
 
 class SglangEngine:
   """`types.Engine` over one or several SGLang servers.
@@ -52,8 +55,8 @@ class SglangEngine:
   Attributes:
     counters: `requests`, `sampled_tokens`, `dropped_tokens` (sampled after a
       turn's end), `prefilled_tokens`, `shared_tokens` (of contexts that were
-      cached), `retries`, `aborted` (turns sampled again after an update), and
-      those of `sglang_health.Fleet`.
+      cached), `retries`, `aborted` (turns sampled again after an update),
+      `unscored` (see `scores`), and those of `sglang_health.Fleet`.
     max_context: the longest context an episode may reach, in tokens.
     supports_spans: the servers name the weights of every token.
     max_async_level: rollouts that sampling may be ahead of training.
@@ -201,6 +204,42 @@ class SglangEngine:
         deadline=self._config.deadline,
       )
     )
+
+  def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
+    """Log-probabilities as `collection.Engine.scores` has them, by server.
+
+    A server that cannot be asked is left out and counted (`unscored`): what it
+    samples while it is away, or under other weights' names, does not count.
+    """
+    self._check_ids(token_ids)
+    name = self._handed[self._current][0]
+
+    async def ask() -> list[list[float] | BaseException]:
+      return await asyncio.gather(
+        *(
+          sglang_weights.score(
+            server,
+            token_ids,
+            name=name,
+            deadline=min(self._config.deadline, _SCORING_SECONDS),
+          )
+          for server in self._servers
+        ),
+        return_exceptions=True,
+      )
+
+    def found() -> dict[str, list[float]]:
+      out = {}
+      for server, scores in zip(self._servers, self._background.run(ask())):
+        if isinstance(scores, list):
+          out[server.url] = scores
+        elif not isinstance(scores, types.EngineError):
+          raise scores
+      return out
+
+    scores = processes.by_first(found)
+    self.counters["unscored"] += len(self._servers) - len(scores)
+    return scores
 
   def close(self) -> None:
     """Ends connections and the thread that holds them."""

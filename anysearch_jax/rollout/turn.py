@@ -71,6 +71,26 @@ class Turn:
     )
 
 
+def bounded(
+  request: types.GenerateRequest, max_context: int
+) -> types.GenerateRequest:
+  """Returns a request for no more tokens than a context may have.
+
+  Raises:
+    types.EngineError: there is no room for a single one.
+  """
+  room = max_context - len(request.token_ids)
+  if room < 1:
+    raise types.EngineError(
+      f"The context of {len(request.token_ids)} tokens has no room in the "
+      f"engine's {max_context}; raise engine.max_context or lower "
+      "episode.max_context."
+    )
+  if request.max_tokens > room:
+    request = dataclasses.replace(request, max_tokens=room)
+  return request
+
+
 class Flight(NamedTuple):
   """A decode call under way, and the turns in its lanes."""
 

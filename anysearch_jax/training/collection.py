@@ -37,6 +37,10 @@ class Engine(types.Engine, Protocol):
   It begins with the policy that training starts from, as version 0.
 
   counters: what it counted since they were last cleared.
+
+  It may also have `scores(token_ids)`, which gives the log-probabilities of all
+  tokens but the first at temperature 1, a list for each of its parts (servers,
+  devices) by name. Weights are verified by it (`fingerprint`).
   """
 
   counters: Counter[str]
@@ -55,6 +59,8 @@ class Collected(NamedTuple):
   stragglers: groups that were given up.
   engine, search: what engines and retrievers counted meanwhile.
   reason: why the first of the failed ones failed.
+  fingerprint, fingerprint_max: nats between engine and trainer, see
+    `fingerprint.Gap`.
   """
 
   groups: list[types.Group | None]
@@ -66,6 +72,8 @@ class Collected(NamedTuple):
   engine: Counter[str]
   search: Counter[str]
   reason: str = ""
+  fingerprint: float = 0.0
+  fingerprint_max: float = 0.0
 
 
 def questions(config: config_lib.ExperimentConfig) -> int:

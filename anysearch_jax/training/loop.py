@@ -16,14 +16,14 @@ import jax
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import config_changes, curriculum, processes, types
-from anysearch_jax.methods import systems, text_model
+from anysearch_jax.methods import text_model
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout import engine as engine_lib
-from anysearch_jax.rollout import kv_store, sglang
+from anysearch_jax.rollout import kv_store
 from anysearch_jax.training import (
   batching,
   checkpoint,
   collection,
+  engines,
   experience,
   learner,
   metrics,
@@ -125,7 +125,7 @@ class Trainer:
     self._stoppable = jax.process_count() == 1
     # Of the rollout that a stopped run was in the middle of.
     self._taken_steps: list[dict[str, float]] = []
-    self._engine = engine or self._make_engine()
+    self._engine = engine or engines.make(config, policy, self._learner)
     validation.validate_engine(config, self._engine)
     text_model.attach(retriever, self._engine, policy.tokenizer)
     # Of what was trained on; the sampler may be ahead.
@@ -137,6 +137,7 @@ class Trainer:
       config,
       stream=questions,
       engine=self._engine,
+      architecture=self._learner.architecture,
       retriever=retriever,
       codec=policy.tokenizer,
       seen=self._seen,
@@ -182,7 +183,9 @@ class Trainer:
       watch.NotFiniteError: steps in a row were not finite.
       watch.FailedEpisodesError: too many episodes of a rollout failed. What was
         trained until then is saved, as for `types.EngineError`.
-      types.EngineError: the engine did not take new weights.
+      types.EngineError: the engine did not take new weights, or has others.
+      watch.WrongWeightsError: several rollouts in a row were sampled with
+        log-probabilities that are not the trainer's.
       staleness.StaleError: the engine sampled with weights it should not have.
       checkpoint.DamagedError: there are checkpoints and none is sound.
       checkpoint.MismatchError: the checkpoint is of another run, or settings of
@@ -206,6 +209,9 @@ class Trainer:
         allow_changes=self._allow_changes,
       )
       on_start(resumed.rollout, resumed.changes)
+      if not resumed.rollout:
+        # The engine began with these; later ones are handed over.
+        self._sampler.expect(self._learner.published(), 0)
       first, self._seen = resumed.rollout, resumed.seen
       self._taken_steps = resumed.steps
       if writer:
@@ -268,29 +274,6 @@ class Trainer:
     if processes.first():
       return metrics.Writer(self._folder.path)
     return contextlib.nullcontext()
-
-  def _make_engine(self) -> collection.Engine:
-    """The engine of the configuration, with the policy as it stands."""
-    config, placed = self._config, self._learner.placement
-    a, params = self._learner.architecture, self._learner.published()
-    if config.engine.kind == "sglang":
-      return sglang.SglangEngine(
-        self._policy._replace(params=params, architecture=a),
-        config=config.sglang,
-        sampling=config.sampling,
-        dtype=placed.dtype,
-      )
-    return engine_lib.JaxEngine(
-      params,
-      a,
-      self._policy.tokenizer,
-      config=config.engine,
-      sampling=config.sampling,
-      seed=config.seed,
-      dtype=placed.dtype,
-      mesh=placed.rollout,
-      stop=systems.environment(config.episode.prompts).stops,
-    )
 
   def _rollout(
     self, rollout: int, ahead: pipeline.Pipeline

@@ -12,7 +12,7 @@ from anysearch_jax import types
 from anysearch_jax.training import collection, packed_groups
 
 # Besides groups, places and counters.
-_PLAIN = (*collection.COUNTS, "reason")
+_PLAIN = (*collection.COUNTS, "reason", "fingerprint", "fingerprint_max")
 
 
 class Pending(NamedTuple):

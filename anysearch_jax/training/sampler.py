@@ -20,11 +20,13 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import curriculum as curriculum_lib
 from anysearch_jax import types
+from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import transformer
 from anysearch_jax.rollout import searching
 from anysearch_jax.training import (
   collection,
   experience,
+  fingerprint,
   pending,
   staleness,
   watch,
@@ -70,6 +72,7 @@ class Sampler:
     config: of the run.
     stream: the questions of training.
     engine: samples; nobody else uses it while this lives.
+    architecture: of the engine's policy, with its adapters.
     retriever: answers the searches.
     codec: the text side of the engine's policy.
     seen: what is known before the first rollout to sample.
@@ -82,6 +85,7 @@ class Sampler:
     *,
     stream: Sequence[types.Question],
     engine: collection.Engine,
+    architecture: architecture_lib.Architecture,
     retriever: types.Retriever,
     codec: types.TextCodec,
     seen: Seen,
@@ -98,6 +102,13 @@ class Sampler:
       "timeline": timeline,
     }
     self._engine = engine
+    self._fingerprint = fingerprint.Fingerprint(
+      config,
+      engine=engine,
+      architecture=architecture,
+      question=stream[0],
+      codec=codec,
+    )
     self._timeline = timeline
     self._lock = threading.Lock()
     self._stopped = False
@@ -111,18 +122,34 @@ class Sampler:
     with self._timeline.span(
       rollout, timeline_lib.SAMPLER, "sync", version=version
     ):
+      self.expect(params, version)
       self._engine.set_params(jax.block_until_ready(params), version)
+
+  def expect(self, params: transformer.Params, version: int) -> None:
+    """Says which weights the engine has; `sample` verifies it."""
+    self._fingerprint.expect(params, version)
 
   def sample(self, rollout: int) -> Sampled:
     """Plays the next rollout, scores and records it.
 
     Raises:
       StoppedError: `stop` was called.
+      types.EngineError: the engine has other weights than it was given.
     """
+    before = self._verify(rollout)
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "collect"):
       assignment = self._assign()
       collected = collection.collect(
         rollout, assignment, **self._parts, run=self._run
+      )
+    # Somebody else may have handed weights over meanwhile. Where every group
+    # failed there is nothing to train on, and maybe nobody to ask.
+    after = self._verify(rollout) if any(collected.groups) else before
+    if after.parts:
+      collected.engine.update(fingerprints=before.parts + after.parts)
+      collected = collected._replace(
+        fingerprint=max(before.mean, after.mean),
+        fingerprint_max=max(before.largest, after.largest),
       )
     return self._enter(rollout, assignment, collected)
 
@@ -173,6 +200,10 @@ class Sampler:
     counters = {name: Counter(c) for name, c in self.seen.counters.items()}
     counters["run"].update(counts)
     self.seen = self.seen._replace(counters=counters)
+
+  def _verify(self, rollout: int) -> fingerprint.Gap:
+    with self._timeline.span(rollout, timeline_lib.SAMPLER, "fingerprint"):
+      return self._fingerprint.check(rollout)
 
   def stop(self) -> None:
     """Cancels what is being played, and all that will be; from any thread."""
@@ -300,6 +331,9 @@ def metrics(
   }
   if collected.search:
     out |= searching.metrics(collected.search)
+  if collected.engine["fingerprints"]:
+    out["rollout/fingerprint"] = collected.fingerprint
+    out["rollout/fingerprint_max"] = collected.fingerprint_max
   if offered := collected.engine["lanes_offered"]:
     out["engine/lanes_occupied"] = collected.engine["lanes_used"] / offered
   return out
