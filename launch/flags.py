@@ -33,6 +33,8 @@ from anysearch_jax import config_values
 from launch import config_help, shipped, stopping
 
 _PREFIX = "config."
+# Of the ways to ask for help, absl lacks the first.
+_HELP = dict.fromkeys(("-h", "-help", "-?"), "--help")
 
 
 def run(main: Callable[[Sequence[str]], Any], *, resumes: bool = False) -> None:
@@ -256,7 +258,7 @@ def _parse_argv(argv: Sequence[str]) -> list[str]:
   rewritten = [
     f"--set_config={arg.lstrip('-')[len(_PREFIX) :]}"
     if arg.startswith("-") and arg.lstrip("-").startswith(_PREFIX)
-    else arg
+    else _HELP.get(arg, arg)
     for arg in argv
   ]
   printed = io.StringIO()
@@ -270,7 +272,7 @@ def _parse_argv(argv: Sequence[str]) -> list[str]:
     # The text is long: without this, `--help | head` ends in a traceback.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     print(printed.getvalue())
-    if "set_config" in flags.FLAGS and {"--help", "-h"} & {*rewritten[1:]}:
+    if "set_config" in flags.FLAGS and "--help" in rewritten:
       _print_config()
     sys.exit(0)
 

@@ -15,18 +15,13 @@ _FOLDERS = ("configs", "launch")
 
 
 def find(name: str) -> str:
-  """Returns the path of `name`: in the current folder, else a shipped one.
+  """Returns `name`, or the shipped file of that name if there is none here.
 
-  A file of the current folder comes first, so that a configuration of yours may
-  be called `configs/mine.py`. A name that exists nowhere is returned unchanged;
-  its reader says what it lacks.
+  A file in the current folder comes first, so your own may have the same name.
+  A name that exists nowhere is returned unchanged; its reader reports it.
   """
   path = pathlib.Path(name)
-  if (
-    path.exists()
-    or path.is_absolute()
-    or path.parts[:1] not in ((folder,) for folder in _FOLDERS)
-  ):
+  if not path.parts or path.parts[0] not in _FOLDERS or path.exists():
     return name
   return str(ROOT / path) if (ROOT / path).exists() else name
 

@@ -211,8 +211,9 @@ def test_a_command_refuses_what_it_does_not_know(tmp_path, argument, sentence):
   assert not done.stdout
 
 
-def test_help_is_no_failure(tmp_path):
-  done = command(tmp_path, "--help")
+@pytest.mark.parametrize("asked", ["--help", "-h", "-?"])
+def test_help_is_no_failure(tmp_path, asked):
+  done = command(tmp_path, asked)
   assert done.returncode == 0
   assert "--config" in done.stdout and not done.stderr
 

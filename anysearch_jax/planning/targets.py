@@ -14,7 +14,10 @@ import jax
 
 from anysearch_jax.planning import hardware as hardware_lib
 
-INSTALL = "pip install -r requirements-plan.txt"
+INSTALL = (
+  "pip install -r requirements-plan.txt, or 'anysearch_jax[plan]' without a "
+  "checkout."
+)
 # GPUs of one host, beyond which collectives take the network.
 _GPUS_A_HOST = 8
 
