@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import pathlib
+import sys
 from collections.abc import Iterator
+from typing import Any
+
+from absl import logging as absl_logging
 
 # By the error's number: what helps.
 _HELP = {
@@ -44,6 +49,28 @@ def writing(path: str | pathlib.Path) -> Iterator[None]:
     raise
 
 
+def hide_tracebacks() -> None:
+  """Leaves errors of the disk to the sentence of `writing`, in this process.
+
+  Threads of Orbax log each of them with its traceback, some when the command
+  has ended; those of tensorstore print one for every write whose event loop,
+  which waits for it, has been closed.
+  """
+  handler, printed = absl_logging.get_absl_handler(), sys.unraisablehook
+
+  def is_other(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not any(map(_number, _all(error)))
+
+  def show(raised: Any) -> None:
+    # C++ names no object that it is raised in, Python does.
+    if raised.object or not isinstance(raised.exc_value, RuntimeError):
+      printed(raised)
+
+  handler.addFilter(is_other)
+  sys.unraisablehook = show
+
+
 def write_whole(path: pathlib.Path, text: str) -> None:
   """Writes a file beside `path` and renames it: whole or not at all.
 
@@ -60,22 +87,28 @@ def write_whole(path: pathlib.Path, text: str) -> None:
 
 
 def _said(error: Exception, path: pathlib.Path) -> str:
-  """What an error says that is the disk's, or that one led to; else ""."""
+  """The sentence for an error of the disk; "" for another error."""
   for each in _all(error):
     if isinstance(each, DiskError):
       return str(each)
-    for number, helps in _HELP.items():
-      reason = os.strerror(number)
-      ours = isinstance(each, OSError) and each.errno == number
-      if ours or reason in str(each):
-        return (
-          f"{path} could not be written: {reason}, {_free(path)} are free "
-          f"there. {helps}, and start the same command again."
-        )
+    if number := _number(each):
+      return (
+        f"{path} could not be written: {os.strerror(number)}, {_free(path)} "
+        f"are free there. {_HELP[number]}, and start the same command again."
+      )
   return ""
 
 
-def _all(error: BaseException) -> Iterator[BaseException]:
+def _number(error: BaseException) -> int | None:
+  """The number of an error of the disk; libraries have it in words only."""
+  for number in _HELP:
+    ours = isinstance(error, OSError) and error.errno == number
+    if ours or os.strerror(number) in str(error):
+      return number
+  return None
+
+
+def _all(error: BaseException | None) -> Iterator[BaseException]:
   """An error, those of its group, and those that led to it."""
   waiting, seen = [error], set()
   while waiting:

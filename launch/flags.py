@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import config_values
+from anysearch_jax import config_values, disk
 from launch import config_help, shipped, stopping
 
 _PREFIX = "config."
@@ -51,6 +51,7 @@ def run(main: Callable[[Sequence[str]], Any], *, resumes: bool = False) -> None:
   def short(argv: Sequence[str]) -> Any:
     # Libraries log every file they open; progress lines are what users read.
     logging.set_verbosity(logging.WARNING)
+    disk.hide_tracebacks()
     try:
       with stopping.command(resumes=resumes):
         return main(argv)

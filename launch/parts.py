@@ -8,10 +8,12 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import tempfile
 import typing
 from collections.abc import Sequence
 
 import numpy as np
+from absl import logging
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -172,12 +174,26 @@ def setup_jax(*, threads: int, cache: str) -> None:
   _keep_freed_memory()
   import jax  # Reads the flags above.
 
-  if cache:
-    folder = pathlib.Path(cache).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+  if cache and _takes_files(folder := pathlib.Path(cache).absolute()):
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def _takes_files(folder: pathlib.Path) -> bool:
+  """Whether compiled programs can be kept in a folder; warns if not."""
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()
+  except OSError as error:
+    logging.warning(
+      "--cache: found no place for compiled programs at %s (%s); each start "
+      "compiles them again. Name a folder that can be written to.",
+      folder,
+      error.strerror,
+    )
+    return False
+  return True
 
 
 def _keep_freed_memory() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import pathlib
 import struct
 import subprocess
@@ -155,6 +156,28 @@ def test_metrics_on_a_full_disk_stop_the_run_and_do_not_hang_it(tmp_path):
 
 
 # Folders that only read. /proc takes no folder, not even of root's.
+
+
+def test_without_a_place_for_compiled_programs_there_is_a_warning(tmp_path):
+  (tmp_path / "file").touch()
+  code = (
+    "import jax, sys; from launch import parts\n"
+    "for cache in sys.argv[1:]: parts.setup_jax(threads=0, cache=cache)\n"
+    "print(jax.config.jax_compilation_cache_dir)\n"
+  )
+  environment = dict(os.environ)
+  environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+  done = subprocess.run(
+    [sys.executable, "-c", code, "/proc/nowhere", str(tmp_path / "file")],
+    env=environment,
+    capture_output=True,
+    text=True,
+    timeout=300,
+    check=False,
+  )
+  assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+  assert done.stderr.count("found no place for compiled programs at") == 2
+  assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

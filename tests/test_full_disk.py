@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import errno
 import functools
+import io
 import os
 import shutil
+import sys
+import types
 
 import commands
 import disks
 import pytest
 import scripted_runs as runs
 import small_run
+from absl import logging
 
 from anysearch_jax import disk
 from anysearch_jax.policy import hf
@@ -81,15 +85,60 @@ def left(folder):
   return plain, *others
 
 
+@pytest.fixture
+def printed(monkeypatch):
+  """What logs and threads print in a command."""
+  stream = io.StringIO()
+  handler = logging.get_absl_handler()
+  monkeypatch.setattr(handler, "filters", [])
+  monkeypatch.setattr(
+    handler.python_handler,
+    "emit",
+    lambda record: print(handler.python_handler.format(record), file=stream),
+  )
+  monkeypatch.setattr(
+    sys, "unraisablehook", lambda raised: print(raised.exc_value, file=stream)
+  )
+  disk.hide_tracebacks()
+  logging.get_absl_logger().addHandler(handler)
+  yield stream
+  logging.get_absl_logger().removeHandler(handler)
+
+
+def test_what_threads_print_of_a_disk_is_left_to_the_sentence(printed):
+  def log(error):
+    try:
+      raise error
+    except Exception:
+      logging.exception("%s failed", error)
+
+  def cannot_raise(error, in_object=None):
+    sys.unraisablehook(types.SimpleNamespace(exc_value=error, object=in_object))
+
+  log(OSError(errno.ENOSPC, "a save"))
+  log(_led_to(ValueError("what waits"), OSError(errno.ENOSPC, "a save")))
+  log(ValueError("something else"))
+  cannot_raise(RuntimeError("Event loop is closed"))
+  cannot_raise(ValueError("another thing"))
+  cannot_raise(RuntimeError("of an object"), in_object="x")
+  said = printed.getvalue()
+  for told in ("something else", "another thing", "of an object"):
+    assert told in said
+  for left in ("a save", "what waits", "Event loop"):
+    assert left not in said
+
+
 @pytest.mark.parametrize("share", [0.02, 0.15, 0.5, 0.8, 0.97])
 def test_training_says_what_was_not_written_and_goes_on_from_there(
-  share, training, whole, small_disk
+  share, training, whole, small_disk, printed
 ):
   needs = disks.needs(whole, small_disk)
   run = small_disk / "run"
   with disks.room(small_disk, int(share * needs)):
     said = training(run)
   assert said.startswith(f"launch.train: {run}")
+  assert "Traceback" not in printed.getvalue()
+  assert "Event loop" not in printed.getvalue()
   assert " could not be written: No space left on device, " in said
   assert "Free some space, and start the same command again. It " in said
   saved = checkpoint.rollouts(run / "checkpoints")
