@@ -5,8 +5,8 @@ Hardware: one node of eight GPUs of 80 GB (the paper: H800); `:lora80` and
 Memory, planned for h100:4: 21.4 GiB on a GPU that trains, 56.5 on one that
 samples, of 72.8 that programs may fill.
 `:lora141` on h200:1: 83.2 of 128.6 GiB.
-Hours, predicted and not measured: 8.0 of training (500 steps of 1.3 M tokens,
-58 s each at 40 % of the peak) and those of sampling. The paper's run took 41.
+Hours, predicted and not measured: 10.0 of training (500 steps of 1.3 M tokens,
+73 s each at 40 % of the peak) and those of sampling. The paper's run took 41.
 Expected: unknown; nothing has been trained with it yet.
 
     hf download Qwen/Qwen3-4B \\

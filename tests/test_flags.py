@@ -146,6 +146,11 @@ def test_the_papers_configurations_can_run_in_every_preset(policy, parameters):
   assert found[""].optimizer == config_lib.OptimizerConfig()
   assert found["lora80"].lora.rank and found["lora141"].lora.rank
   assert len({c.name for c in found.values()}) == len(paper.PRESETS)
+  for config in found.values():
+    assert config.compute_dtype == "bfloat16"
+    # What separates engine and trainer there is corrected.
+    assert config.objective.old_logp == "trainer"
+    assert config.objective.importance_cap == 2.0
   shape = f"configs/shapes/{pathlib.Path(found[''].policy).name}.json"
   a = architecture.from_hf(json_files.read(pathlib.Path(shape)))
   assert weights.count(table.rows(a)) == parameters
