@@ -72,6 +72,41 @@ def test_a_turn_whose_server_dies_is_asked_again_as_a_whole(serve):
   assert engine.counters["sampled_tokens"] == 20
 
 
+def test_a_turn_is_asked_again_however_soon_its_server_is_back(serve):
+  """Before the turn itself has noticed that the server was down."""
+  engine, server = serve()
+
+  async def down_and_up():
+    (member,) = engine._fleet._members
+    engine._fleet._enter(member, sglang_health.State.DOWN)
+    engine._fleet._enter(member, sglang_health.State.UP)
+
+  async def run():
+    server.hold_at = 5
+    turn = asyncio.create_task(engine.generate(engines.request(most=20)))
+    await asyncio.to_thread(
+      server.wait_until,
+      lambda: any(len(r.versions) == 5 for r in server.running.values()),
+    )
+    server.hold_at = -1
+    await asyncio.to_thread(engine._background.run, down_and_up())
+    return await turn
+
+  assert len(asyncio.run(run()).token_ids) == 20
+  assert len(server.bodies("/generate")) == 2
+  assert engine.counters["failovers"] == 1
+
+
+def test_a_server_that_restarts_while_it_is_handed_weights_gets_them_again(
+  serve,
+):
+  engine, server = serve(SAID, wait=60)
+  server.faults["/model_info"] = [lambda reply: {"weight_version": "default"}]
+  engine.set_params(engines.policy().params, 1)
+  assert engine.counters["server_down"] == 1
+  assert engines.turn(engine).versions == (1, 1)
+
+
 def test_turns_wait_for_a_server_that_gets_the_present_weights_first(
   serve, caplog
 ):

@@ -140,21 +140,21 @@ class Fleet:
     left = _MOVES
     while True:
       member = await self._pick(place)
+      limit = asyncio.timeout(deadline)
+      member.turns.add(limit)
       try:
-        async with asyncio.timeout(deadline) as limit:
-          member.turns.add(limit)
-          try:
-            return await turn(member.server)
-          finally:
-            member.turns.discard(limit)
+        async with limit:
+          return await turn(member.server)
       except TimeoutError:
         error = types.EngineError(
           f"{member.server.url}: no turn within {deadline:g} seconds."
         )
-        if member.state is State.UP:
+        if limit in member.turns:  # Else its server went down.
           raise error from None
       except sglang_server.UnansweredError as unanswered:
         error = unanswered
+      finally:
+        member.turns.discard(limit)
       self._doubt(member, str(error))
       if not left:
         raise error
@@ -314,9 +314,10 @@ class Fleet:
       member.doubted.set()
     now = asyncio.get_running_loop().time()
     if state is State.DOWN:
-      for limit in member.turns:
+      cut, member.turns = member.turns, set()
+      for limit in cut:  # They are asked again elsewhere.
         if not limit.expired():
-          limit.reschedule(now)  # They are asked again elsewhere.
+          limit.reschedule(now)
     if up:
       self._dark_since = None
     elif self._dark_since is None:

@@ -168,11 +168,15 @@ async def _update(
     raise
   await server.post("/continue_generation", {})
   found = await version(server)
-  if done.get("success") is not True or found != tag:
-    raise server.error(
-      f"answered {done.get('message')!r} to the update and serves {found!r}, "
-      f"expected {tag!r}."
-    )
+  if done.get("success") is True and found == tag:
+    return
+  error = server.error(
+    f"answered {done.get('message')!r} to the update and serves {found!r}, "
+    f"expected {tag!r}."
+  )
+  if done.get("success") is True:  # It may have been started again meanwhile.
+    error = sglang_server.UnansweredError(str(error))
+  raise error
 
 
 async def _load(
