@@ -20,6 +20,9 @@ Rows and training runs can also be named one by one, as other commands do:
         --controls="No tool reward" --tables="No tool reward=tool" \
         --training="AnySearch=runs/q/anysearch,No tool reward=runs/q/no_tool"
 
+`--figure=FILE.svg` writes no report but one picture: accuracy and searches of
+all rows against the budget, readable on white and on dark ground.
+
 Labels and folders may hold `=` and `+`: the longest end of an item that names
 existing folders is read as folders, the text before it as the label.
 """
@@ -38,6 +41,7 @@ from anysearch_jax.evaluation import (
   costs,
   loading,
   metrics,
+  picture,
   report,
   trajectories,
 )
@@ -71,6 +75,9 @@ _TITLE = flags.DEFINE_string(
 )
 _NOTES = flags.DEFINE_string(
   "notes", "", "How this was made (commands, machine), shown on the page."
+)
+_FIGURE = flags.DEFINE_string(
+  "figure", None, "An SVG file to write instead of the report."
 )
 
 _GROUP_FILES = 3  # Rollouts of a training run that the browser shows.
@@ -119,6 +126,9 @@ def main(argv: Sequence[str]) -> None:
     )
     rows = [report.load_row(s.label, *s.folders) for s in sources]
     training = [report.load_training(*named) for named in runs.items()]
+    if _FIGURE.value:
+      _draw(pathlib.Path(_FIGURE.value), rows, training)
+      return
     samples = [
       trajectories.Sample(
         row.label, row.episodes, loading.decoder(source.folders[0])
@@ -145,6 +155,20 @@ def main(argv: Sequence[str]) -> None:
   print(f"\n{output}")
 
 
+def _draw(
+  output: pathlib.Path,
+  rows: Sequence[metrics.Row],
+  training: Sequence[metrics.Training],
+) -> None:
+  """Writes the picture that `--figure` asks for."""
+  trained = report.trained_budget(rows[0].label, training)
+  text = picture.svg(rows, trained=trained)
+  with _writing(output):
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(text, "utf-8")
+  print(output)
+
+
 @contextlib.contextmanager
 def _writing(output: pathlib.Path) -> Iterator[None]:
   """Ends the command with a sentence where the report cannot be written."""
@@ -153,7 +177,7 @@ def _writing(output: pathlib.Path) -> Iterator[None]:
   except OSError as error:
     sys.exit(
       f"launch.report: {output} could not be written ({error}). Name another "
-      "place with --output, or free some space."
+      "place, or free some space."
     )
 
 
