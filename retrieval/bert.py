@@ -15,7 +15,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from anysearch_jax import tensor_files, weights
+from anysearch_jax import hf_config, tensor_files, weights
 
 Params = dict[str, Any]
 
@@ -41,13 +41,25 @@ _DEFAULTS = {
 }
 # Options that the encoder has in one setting only.
 _ONLY = {
-  "hidden_act": "gelu",
-  "position_embedding_type": "absolute",
-  "is_decoder": False,
-  "add_cross_attention": False,
-  "quantization_config": None,
-  "pruned_heads": {},
+  "hidden_act": ("gelu",),
+  "is_causal": (False,),
+  "is_decoder": (False,),
+  "pooling": ("average", None),
+  "position_embedding_type": ("absolute", None),
 }
+# Dropout, and what BERT's own files say of a pooler that retrieval has no use
+# for.
+_HARMLESS = (
+  "attention_probs_dropout_prob",
+  "directionality",
+  "hidden_dropout_prob",
+  "pooler_fc_size",
+  "pooler_num_attention_heads",
+  "pooler_num_fc_layers",
+  "pooler_size_per_head",
+  "pooler_type",
+  "tie_word_embeddings",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +92,12 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
       f"config.json: model_type {hf.get('model_type')!r} is not supported; "
       "expected 'bert'."
     )
-  for key, expected in _ONLY.items():
-    if hf.get(key) not in (None, expected):
-      raise ValueError(
-        f"config.json: {key} {hf[key]!r} is not supported; expected "
-        f"{expected!r}."
-      )
+  hf_config.check(
+    hf,
+    understood=("architectures", "model_type", "layer_norm_eps", *_SIZES),
+    harmless=_HARMLESS,
+    only=_ONLY,
+  )
   hf = _DEFAULTS | hf
   for key in _SIZES:
     if type(hf.get(key)) is not int or hf[key] < 1:

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anysearch_jax import tensor_files
+from anysearch_jax import hf_config, tensor_files
 from retrieval import bert, encoder_settings
 from retrieval import pieces as pieces_lib
 
@@ -329,6 +329,7 @@ def _architecture(folder: pathlib.Path) -> bert.Architecture:
     raise ValueError(
       f"{folder}: no config.json; expected a Hugging Face folder of an encoder."
     )
+  hf_config.refuse_adapter(folder)
   try:
     return bert.from_hf(encoder_settings.read(path, dict))
   except ValueError as error:

@@ -69,6 +69,12 @@ def settle(
   Raises:
     ValueError: settings that are not supported, by name.
   """
+  path = folder / "sentence_bert_config.json"
+  if path.is_file() and read(path, dict).get("do_lower_case"):
+    raise ValueError(
+      f"{path}: do_lower_case is not supported; expected a tokenizer that does "
+      "it. Set it to false if the model's does."
+    )
   prefixes = {"query_prefix": query_prefix, "passage_prefix": passage_prefix}
   if None in prefixes.values():
     said = _prompts(folder) or (_E5 if _is_e5(folder) else {})
@@ -105,10 +111,10 @@ def _pooling(folder: pathlib.Path) -> str:
     )
   path = at / "config.json"
   config = read(path, dict)
-  if "pooling_mode" in config:
+  if "pooling_mode" in config and config.get("include_prompt", True):
     return str(config["pooling_mode"])
   modes = [
-    key for key, on in config.items() if key.startswith("pooling_mode_") and on
+    key for key, on in config.items() if key.startswith("pooling_mode") and on
   ]
   if modes not in ([_CLS], [_MEAN]) or not config.get("include_prompt", True):
     raise ValueError(
@@ -121,11 +127,15 @@ def _pooling(folder: pathlib.Path) -> str:
 def _prompts(folder: pathlib.Path) -> dict[str, str]:
   """Both prefixes, if the folder has one; it may hold empty ones unasked."""
   path = folder / "config_sentence_transformers.json"
-  prompts = read(path, dict).get("prompts") if path.is_file() else None
+  values = read(path, dict) if path.is_file() else {}
+  prompts = values.get("prompts")
   if not isinstance(prompts, dict):
     return {}
+  default = str(values.get("default_prompt_name"))
   said = {
-    side: str(next((prompts[name] for name in names if prompts.get(name)), ""))
+    side: str(
+      next((prompts[n] for n in (*names, default) if n in prompts), "") or ""
+    )
     for side, names in _PROMPTS.items()
   }
   return said if any(said.values()) else {}

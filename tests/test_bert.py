@@ -189,6 +189,14 @@ def test_a_configuration_gives_its_sizes():
     ({"is_decoder": True}, "is_decoder True is not"),
     ({"quantization_config": {"bits": 8}}, "quantization_config .* is not"),
     ({"pruned_heads": {"0": [1]}}, "pruned_heads .* is not"),
+    # Jina's models say that they are BERT's.
+    (
+      {"auto_map": {"AutoModel": "modeling_bert.JinaBert"}},
+      "auto_map .* is not",
+    ),
+    ({"feed_forward_type": "geglu"}, "unknown key 'feed_forward_type'"),
+    ({"is_causal": True}, "is_causal True is not supported; expected False"),
+    ({"pooling": "cls"}, "pooling 'cls' is not supported; expected 'average'"),
     ({"vocab_size": None}, "vocab_size is None, expected a positive"),
     ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected a positive"),
     ({"hidden_size": True}, "hidden_size is True, expected a positive"),
@@ -200,6 +208,42 @@ def test_a_configuration_gives_its_sizes():
 def test_what_is_not_supported_is_refused_by_name(change, sentence):
   with pytest.raises(ValueError, match=f"config.json: {sentence}"):
     bert.from_hf(CONFIG | change)
+
+
+@pytest.mark.parametrize(
+  "said",
+  [
+    # The keys of E5 and BGE, of multilingual BERT, and of Contriever.
+    {
+      "_name_or_path": "intfloat/e5-base",
+      "architectures": ["BertModel"],
+      "attention_probs_dropout_prob": 0.1,
+      "classifier_dropout": None,
+      "gradient_checkpointing": False,
+      "hidden_act": "gelu",
+      "id2label": {"0": "LABEL_0"},
+      "initializer_range": 0.02,
+      "label2id": {"LABEL_0": 0},
+      "pad_token_id": 0,
+      "position_embedding_type": "absolute",
+      "torch_dtype": "float32",
+      "transformers_version": "4.29.0.dev0",
+      "use_cache": True,
+    },
+    {
+      "architectures": ["BertForMaskedLM"],
+      "directionality": "bidi",
+      "pooler_fc_size": 768,
+      "pooler_num_attention_heads": 12,
+      "pooler_num_fc_layers": 3,
+      "pooler_size_per_head": 128,
+      "pooler_type": "first_token_transform",
+    },
+    {"architectures": ["Contriever"], "pooling": "average"},
+  ],
+)
+def test_keys_of_published_encoders_change_nothing(said):
+  assert bert.from_hf(CONFIG | said) == bert.from_hf(CONFIG)
 
 
 def test_a_missing_size_is_refused_by_name():

@@ -110,6 +110,7 @@ CLS = {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
     (CLS, {"query": "Represent: "}, ("cls", "Represent: ", "")),
     (MEAN, {"query": "q ", "passage": "p "}, ("mean", "q ", "p ")),
     (MEAN, {"query": "q ", "document": "d "}, ("mean", "q ", "d ")),
+    (MEAN, {"query": "q ", "document": None}, ("mean", "q ", "")),
   ],
 )
 def test_sentence_transformers_files_say_how_to_pool_and_prefix(
@@ -137,6 +138,10 @@ def test_empty_prompts_do_not_hide_that_a_model_is_e5(own):
     (MEAN | {"pooling_mode_cls_token": True}, "pooling by .*, .* is not supp"),
     ({}, "pooling by nothing is not supported"),
     (MEAN | {"include_prompt": False}, "expected .*, prompts included"),
+    (
+      {"pooling_mode": "mean", "include_prompt": False},
+      "expected .*, prompts included",
+    ),
     ({"pooling_mode": "lasttoken"}, "pooling: found 'lasttoken', expected one"),
     ([], "found list, expected dict"),
   ],
@@ -146,6 +151,31 @@ def test_another_pooling_is_refused_by_name(
 ):
   sentence_transformers(own, pooling)
   with pytest.raises(ValueError, match=sentence):
+    encoder_lib.Encoder.load(own)
+
+
+def test_a_default_prompt_is_for_the_sides_that_have_none(own):
+  path = own / "config_sentence_transformers.json"
+  prompts = {"retrieval": "r: ", "document": ""}
+  write(path, {"prompts": prompts, "default_prompt_name": "retrieval"})
+  assert settle(own).query_prefix == "r: "
+  assert settle(own).passage_prefix == ""
+  write(path, {"prompts": prompts, "default_prompt_name": None})
+  assert settle(own).query_prefix == ""
+
+
+def test_lower_casing_outside_of_the_tokenizer_is_refused(own, nothing_loads):
+  path = own / "sentence_bert_config.json"
+  write(path, {"max_seq_length": 512, "do_lower_case": False})
+  assert settle(own).pooling == "mean"
+  write(path, {"max_seq_length": 512, "do_lower_case": True})
+  with pytest.raises(ValueError, match="do_lower_case is not supported"):
+    encoder_lib.Encoder.load(own)
+
+
+def test_an_adapter_beside_the_weights_is_refused(own, nothing_loads):
+  write(own / "adapter_config.json", {"peft_type": "LORA"})
+  with pytest.raises(ValueError, match="found adapter_config.json, whose"):
     encoder_lib.Encoder.load(own)
 
 

@@ -178,7 +178,9 @@ def test_an_export_keeps_every_word_of_its_source(tmp_path, case, dialect):
   config = read_json(source / "config.json")
   for name in ("rope_theta", "transformers_version"):
     config.pop(name, None)
-  config = dialect(config | {"eos_token_id": 59, "made_by": {"us": ["é", 1.5]}})
+  config = dialect(
+    config | {"eos_token_id": 59, "task_specific_params": {"us": ["é", 1.5]}}
+  )
   (source / "config.json").write_text(json.dumps(config))
   for name, text in (OTHER_FILES | LEFT_BEHIND).items():
     (source / name).write_bytes(text.encode())

@@ -77,8 +77,9 @@ def test_a_tied_folder_with_another_head_is_refused(tiny, nothing_loads):
     hf.load(tiny.folder)
 
 
-def test_buffers_of_old_checkpoints_are_not_read(tiny):
-  name = "model.layers.1.self_attn.rotary_emb.inv_freq"
+@pytest.mark.parametrize("at", ["model", "model.layers.1.self_attn"])
+def test_buffers_of_old_checkpoints_are_not_read(tiny, at):
+  name = f"{at}.rotary_emb.inv_freq"
   add_tensors(tiny.folder, **{name: np.ones(4, np.float32)})
   loaded = hf.load(tiny.folder)
   jax.tree.map(np.testing.assert_array_equal, loaded.params, tiny.policy.params)
@@ -147,7 +148,11 @@ def test_a_folder_of_pickled_weights_is_refused(tiny, nothing_loads):
     ({"tie_word_embeddings": False}, "lacks tensor 'lm_head.weight'"),
     ({"num_hidden_layers": 1}, "unknown tensor 'model.layers.1"),
     ({"intermediate_size": 64}, r"has shape \(48, 32\), expected \(64, 32\)"),
-    ({"architectures": ["LlamaForCausalLM"]}, "unknown tensor .*bias"),
+    (
+      {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+      "unknown tensor .*bias",
+    ),
+    ({"architectures": ["LlamaForCausalLM"]}, "model_type 'qwen2' contradicts"),
   ],
 )
 def test_what_the_config_says_wrong_is_refused_with_the_folder_s_name(
@@ -155,6 +160,15 @@ def test_what_the_config_says_wrong_is_refused_with_the_folder_s_name(
 ):
   change_config(tiny.folder, **change)
   with pytest.raises(ValueError, match=f"policy: .*{sentence}"):
+    hf.load(tiny.folder)
+
+
+def test_an_adapter_beside_the_weights_is_refused(tiny, nothing_loads):
+  """transformers adds it to what the folder's weights give."""
+  (tiny.folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+  with pytest.raises(
+    ValueError, match="adapter_config.json, whose .* Merge it"
+  ):
     hf.load(tiny.folder)
 
 

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from anysearch_jax import hf_config
+
 _FAMILIES = {
   "Qwen2ForCausalLM": "qwen2",
   "Qwen3ForCausalLM": "qwen3",
@@ -26,7 +28,7 @@ _DEFAULTS = {
 _FAMILY_DEFAULTS = {
   "qwen2": {"num_key_value_heads": 32},
   "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
-  "llama": {"max_position_embeddings": 2048},
+  "llama": {"max_position_embeddings": 2048, "sliding_window": None},
 }
 
 
@@ -68,8 +70,15 @@ _NULLABLE = {
   "num_key_value_heads": _SIZE,
   "head_dim": _SIZE,
   "layer_types": _NAMES,
+  "sliding_window": _SIZE,
   "rope_scaling": _OBJECT,
   "rope_parameters": _OBJECT,
+}
+# Keys that transformers does not read for a family; null is nothing there.
+_UNUSED = {
+  "qwen2": ("attention_bias", "mlp_bias"),
+  "qwen3": ("mlp_bias",),
+  "llama": ("use_sliding_window", "max_window_layers"),
 }
 _LLAMA3_ROPE = {
   "factor": _NUMBER,
@@ -77,12 +86,30 @@ _LLAMA3_ROPE = {
   "high_freq_factor": _NUMBER,
   "original_max_position_embeddings": _SIZE,
 }
-# Options that the decoder has in one setting only.
+# Options that the decoder has in one setting only. A null `is_causal` is false
+# to transformers (`masking_utils.create_causal_mask`).
 _ONLY = {
-  "hidden_act": "silu",
-  "partial_rotary_factor": 1.0,
-  "quantization_config": None,
+  "hidden_act": ("silu", "swish"),
+  "is_causal": (True,),
+  "partial_rotary_factor": (1.0, 1, None),
 }
+_UNDERSTOOD = (
+  *_KINDS,
+  *_NULLABLE,
+  "model_type",
+  "original_max_position_embeddings",
+  "rope_theta",
+)
+# Keys of published files of these families, beside those of all models.
+_HARMLESS = (
+  "attention_dropout",
+  "is_decoder",
+  "is_llama_config",
+  "max_sequence_length",
+  "pretraining_tp",
+)
+# These were options of earlier code; other values of them are not known.
+_OFF = {"rope_interleaved": (False,), "use_mrope": (False,)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,26 +181,20 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
       setting that is missing or of the wrong kind, by name.
   """
   _check(hf, {k: v for k, v in _NULLABLE.items() if hf.get(k) is not None})
-  names = hf.get("architectures") or ["(none)"]
-  family = _FAMILIES.get(names[0])
-  if family is None:
-    raise ValueError(
-      f"config.json: architecture {names[0]!r} is not supported; expected one "
-      f"of {', '.join(_FAMILIES)}."
-    )
+  family = _family(hf)
+  hf_config.check(
+    hf, understood=_UNDERSTOOD, harmless=_HARMLESS, only=_ONLY | _OFF
+  )
+  hf = {
+    k: v for k, v in hf.items() if v is not None or k not in _UNUSED[family]
+  }
   hf = _DEFAULTS | _FAMILY_DEFAULTS[family] | hf
   _check(hf, _KINDS)
+  if family == "qwen3":
+    _check(hf, {"head_dim": _SIZE})
   # transformers reads the older key first.
   rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
-  for key, expected in _ONLY.items():
-    for value in (hf.get(key), rope.get(key)):
-      if value not in (None, expected):
-        raise ValueError(
-          f"config.json: {key} {value!r} is not supported; expected "
-          f"{expected!r}."
-        )
-  if _slides(hf):
-    raise ValueError("config.json: sliding-window attention is not supported.")
+  _check_windows(hf, family)
   heads = hf["num_attention_heads"]
   kv_heads = hf.get("num_key_value_heads") or heads
   if heads % kv_heads:
@@ -218,15 +239,47 @@ def _check(values: Mapping[str, Any], kinds: Mapping[str, _Kind]) -> None:
       raise ValueError(f"config.json: {key} is {found}, expected {kind.words}.")
 
 
-def _slides(hf: Mapping[str, Any]) -> bool:
-  """Whether any layer's attention has a window (having its size is not it)."""
-  if hf.get("layer_types"):
-    return set(hf["layer_types"]) != {"full_attention"}
-  return bool(
-    hf["use_sliding_window"]
-    and hf["sliding_window"]
-    and hf["max_window_layers"] < hf["num_hidden_layers"]
-  )
+def _family(hf: Mapping[str, Any]) -> str:
+  """The family by class or, where that is not named, by `model_type`."""
+  kind = hf.get("model_type")
+  names = hf.get("architectures") or [
+    name for name, family in _FAMILIES.items() if family == kind
+  ]
+  if len(names) != 1 or names[0] not in _FAMILIES:
+    found = ", ".join(map(repr, names)) or f"'(none)' of model_type {kind!r}"
+    raise ValueError(
+      f"config.json: architecture {found} is not supported; expected one of "
+      f"{', '.join(_FAMILIES)}."
+    )
+  family = _FAMILIES[names[0]]
+  # transformers goes by `model_type` alone.
+  if kind not in (None, family):
+    raise ValueError(
+      f"config.json: model_type {kind!r} contradicts architecture "
+      f"{names[0]!r}; expected {family!r}."
+    )
+  return family
+
+
+def _check_windows(hf: Mapping[str, Any], family: str) -> None:
+  """Refuses layers whose attention has a window; having its size is not it."""
+  types, layers = hf.get("layer_types"), hf["num_hidden_layers"]
+  if types is not None:
+    if len(types) != layers:
+      raise ValueError(
+        f"config.json: layer_types names {len(types)} layers, expected "
+        f"{layers} (num_hidden_layers)."
+      )
+    slides = set(types) != {"full_attention"}
+  else:
+    slides = (
+      hf["use_sliding_window"]
+      and hf["sliding_window"] is not None
+      and hf["max_window_layers"] < layers
+    )
+  # In Llama no layer slides, but its cache for generating does.
+  if slides or (family == "llama" and hf["sliding_window"] is not None):
+    raise ValueError("config.json: sliding-window attention is not supported.")
 
 
 def _rope(
@@ -235,13 +288,21 @@ def _rope(
   """theta and scaling, from `rope` or else the keys beside it."""
   rope = {"rope_theta": hf.get("rope_theta", 10_000.0)} | rope
   kind = rope.get("rope_type") or rope.get("type") or "default"
-  if any(isinstance(value, Mapping) for value in rope.values()):
+  if any(
+    isinstance(value, Mapping) or key.endswith("_attention")
+    for key, value in rope.items()
+  ):
     kind = "one for each layer type"
   if kind not in ("default", "llama3"):
     raise ValueError(
       f"config.json: RoPE type {kind!r} is not supported; expected 'default' "
       "or 'llama3'."
     )
+  hf_config.check(
+    rope,
+    understood=("rope_type", "type", "rope_theta", *_LLAMA3_ROPE),
+    only={"partial_rotary_factor": _ONLY["partial_rotary_factor"]},
+  )
   _check(rope, {"rope_theta": _NUMBER})
   theta = float(rope["rope_theta"])
   if kind == "default":
@@ -252,10 +313,16 @@ def _rope(
   rope = {key: hf["max_position_embeddings"]} | rope
   rope[key] = hf.get(key, rope[key])
   _check(rope, _LLAMA3_ROPE)
+  low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+  if low >= high:
+    raise ValueError(
+      f"config.json: low_freq_factor is {low}, expected below "
+      f"high_freq_factor, {high}: between the two, frequencies are blended."
+    )
   return theta, Llama3Rope(
     factor=float(rope["factor"]),
-    low_freq_factor=float(rope["low_freq_factor"]),
-    high_freq_factor=float(rope["high_freq_factor"]),
+    low_freq_factor=float(low),
+    high_freq_factor=float(high),
     original_context=rope[key],
   )
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anysearch_jax import json_files, processes, tensor_files
+from anysearch_jax import hf_config, json_files, processes, tensor_files
 from anysearch_jax import tokenizer as tokenizer_lib
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, sharding, table
@@ -34,7 +34,7 @@ _FILES = (
   "USE_POLICY*",
 )
 # Buffers that old checkpoints hold and that follow from the config.
-_IGNORED = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+_IGNORED = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 
 
 class Policy(NamedTuple):
@@ -107,6 +107,7 @@ def describe(
       f"{_where_from(folder.name)}"
     )
   config = json_files.read(path)
+  hf_config.refuse_adapter(folder)
   try:
     a = architecture_lib.from_hf(config)
   except ValueError as error:

@@ -1,0 +1,166 @@
+"""Which keys a Hugging Face `config.json` may have: an allow-list.
+
+transformers keeps every key of the file as an attribute of the configuration,
+and code far from the model reads some of them: `is_causal` alone turns a
+decoder into an encoder. A reader names the keys that it understands; all
+others must be known here to change nothing that a model computes.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+# Keys of transformers' base class, of what it writes about a file, of how it
+# returns values, of training and of classification.
+_BOOKKEEPING = (
+  "_attn_implementation",
+  "_attn_implementation_autoset",
+  "_attn_implementation_internal",
+  "_commit_hash",
+  "_experts_implementation_internal",
+  "_name_or_path",
+  "attn_implementation",
+  "bos_token_id",
+  "chunk_size_feed_forward",
+  "classifier_dropout",
+  "decoder_start_token_id",
+  "dtype",
+  "eos_token_id",
+  "finetuning_task",
+  "gradient_checkpointing",
+  "id2label",
+  "initializer_factor",
+  "initializer_range",
+  "label2id",
+  "name_or_path",
+  "num_labels",
+  "output_attentions",
+  "output_hidden_states",
+  "output_past",
+  "pad_token_id",
+  "prefix",
+  "problem_type",
+  "return_dict",
+  "sep_token_id",
+  "task_specific_params",
+  "tf_legacy_loss",
+  "tie_last_hidden_states",
+  "tokenizer_class",
+  "torch_dtype",
+  "torchscript",
+  "transformers.js_config",
+  "transformers_version",
+  "unsloth_fixed",
+  "unsloth_version",
+  "use_bfloat16",
+  "use_cache",
+  "use_return_dict",
+)
+# Defaults of `generate` that older versions wrote into the same file. Sampling
+# here follows the configuration of the run.
+_GENERATION = (
+  "bad_words_ids",
+  "begin_suppress_tokens",
+  "cache_implementation",
+  "diversity_penalty",
+  "do_sample",
+  "early_stopping",
+  "encoder_no_repeat_ngram_size",
+  "encoder_repetition_penalty",
+  "epsilon_cutoff",
+  "eta_cutoff",
+  "exponential_decay_length_penalty",
+  "forced_bos_token_id",
+  "forced_eos_token_id",
+  "length_penalty",
+  "max_length",
+  "max_new_tokens",
+  "min_length",
+  "min_p",
+  "no_repeat_ngram_size",
+  "num_beam_groups",
+  "num_beams",
+  "num_return_sequences",
+  "output_scores",
+  "remove_invalid_values",
+  "repetition_penalty",
+  "return_dict_in_generate",
+  "suppress_tokens",
+  "temperature",
+  "top_k",
+  "top_p",
+  "typical_p",
+)
+_HARMLESS = frozenset(_BOOKKEEPING + _GENERATION)
+# Keys that are harmless in these values only.
+_ONLY: Mapping[str, tuple] = {
+  "add_cross_attention": (False,),
+  "auto_map": (None, {}),
+  "is_encoder_decoder": (False,),
+  "pruned_heads": (None, {}),
+  "quantization_config": (None,),
+  "tie_encoder_decoder": (False,),
+}
+_SHOWN = 80
+
+
+def check(
+  hf: Mapping[str, Any],
+  *,
+  understood: Collection[str],
+  harmless: Collection[str] = (),
+  only: Mapping[str, tuple],
+) -> None:
+  """Refuses keys that may change what a model computes.
+
+  A null under an unknown key is let through.
+
+  Args:
+    hf: a `config.json`.
+    understood: keys that the caller reads.
+    harmless: keys that change nothing, beside those that are so everywhere.
+    only: keys that are harmless in these values.
+
+  Raises:
+    ValueError: the first one by its name, and what was expected.
+  """
+  only = {**_ONLY, **only}
+  known = _HARMLESS | {*understood, *harmless}
+  for key, value in hf.items():
+    if key in only:
+      if not any(type(value) is type(v) and value == v for v in only[key]):
+        expected = " or ".join(
+          "no such key" if v is None else repr(v) for v in only[key]
+        )
+        raise ValueError(
+          f"config.json: {key} {_shown(value)} is not supported; expected "
+          f"{expected}."
+        )
+    elif key not in known and value is not None:
+      raise ValueError(
+        f"config.json: unknown key {key!r} ({_shown(value)}), which may change "
+        "what the model computes; expected keys that are known. Remove it if "
+        "you know that it changes nothing."
+      )
+
+
+def refuse_adapter(folder: pathlib.Path) -> None:
+  """Refuses a folder that transformers would add an adapter to.
+
+  Raises:
+    ValueError: there is an `adapter_config.json`.
+  """
+  if (folder / "adapter_config.json").exists():
+    raise ValueError(
+      f"{folder}: found adapter_config.json, whose adapter transformers adds "
+      "to the model; expected plain weights. Merge it with PEFT "
+      "(`merge_and_unload`, then `save_pretrained`), or remove its files if "
+      "the weights already hold it."
+    )
+
+
+def _shown(value: Any) -> str:
+  text = repr(value)
+  return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
