@@ -10,10 +10,12 @@ a GPU; with plain addresses it has all of its host, which `mesh.trainer` and
 `mesh.rollout` may divide. All hosts see the run folder (a shared file system)
 and each has the policy.
 
-What a process finds wrong before it trains, or while it samples, ends all of
-them with its sentence. One that fails elsewhere leaves at once, without
-waiting for the others at the door; they leave when their next exchange with it
-breaks, or when JAX has missed its heartbeat, after 100 seconds.
+A signal to any of them while they train stops all of them before the next
+rollout, with one checkpoint. What a process finds wrong before it trains, or
+while it samples, ends all of them with its sentence. One that fails elsewhere
+leaves at once, without waiting for the others at the door; they leave when
+their next exchange with it breaks, or when JAX has missed its heartbeat, after
+100 seconds.
 """
 
 from __future__ import annotations

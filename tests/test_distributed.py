@@ -20,7 +20,7 @@ from absl import app
 
 from anysearch_jax.policy import hf, transformer
 from anysearch_jax.training import checkpoint
-from launch import distributed
+from launch import distributed, stopping
 
 # Processes wait for each other and busily so: a loaded machine takes long.
 DEADLINE = 420
@@ -78,10 +78,11 @@ def root(tmp_path_factory):
   return root
 
 
-def train(root, output, *, each=((),)):
+def train(root, output, *, each=((),), meanwhile=lambda started: None):
   """Runs the command once for each process; exit codes and what they said.
 
-  `each` holds further arguments of every process.
+  `each` holds further arguments of every process; `meanwhile` is called when
+  all have started.
   """
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
@@ -111,6 +112,7 @@ def train(root, output, *, each=((),)):
             cwd=pathlib.Path(__file__).resolve().parent.parent,
           )
         )
+    meanwhile(started)
     end = time.monotonic() + DEADLINE
     codes = [p.wait(max(0.0, end - time.monotonic())) for p in started]
   finally:
@@ -200,6 +202,26 @@ def test_two_processes_resume_to_the_same_bits(root, two):
   jax.tree.map(
     np.testing.assert_array_equal, weights_of(folder), weights_of(two)
   )
+
+
+def test_processes_stop_together_when_one_of_them_is_told_to(root):
+  output = root / "stopped"
+
+  def stop(started):
+    end, written = time.monotonic() + DEADLINE, output / "metrics.jsonl"
+    while not (written.is_file() and "\n" in written.read_text()):
+      assert time.monotonic() < end
+      assert all(process.poll() is None for process in started)
+      time.sleep(0.05)
+    started[1].terminate()
+
+  long = ("--config.curriculum.total_steps=4000", "--config.save_every=1000")
+  codes, logs = train(root, output, each=[long, long], meanwhile=stop)
+  assert codes == [stopping.RESUME] * 2, "\n".join(log[-3000:] for log in logs)
+  (saved,) = checkpoint.rollouts(output / "checkpoints")
+  assert saved == len(metrics(output))
+  for log in logs:
+    assert f"saved checkpoint {saved}; the same command resumes" in log
 
 
 def test_processes_of_different_runs_all_stop_with_a_sentence(root):
