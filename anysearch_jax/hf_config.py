@@ -96,12 +96,12 @@ _GENERATION = (
 _HARMLESS = frozenset(_BOOKKEEPING + _GENERATION)
 # Keys that are harmless in these values only.
 _ONLY: Mapping[str, tuple] = {
-  "add_cross_attention": (False,),
+  "add_cross_attention": (False, None),
   "auto_map": (None, {}),
-  "is_encoder_decoder": (False,),
+  "is_encoder_decoder": (False, None),
   "pruned_heads": (None, {}),
   "quantization_config": (None,),
-  "tie_encoder_decoder": (False,),
+  "tie_encoder_decoder": (False, None),
 }
 _SHOWN = 80
 

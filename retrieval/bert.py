@@ -43,7 +43,7 @@ _DEFAULTS = {
 _ONLY = {
   "hidden_act": ("gelu",),
   "is_causal": (False,),
-  "is_decoder": (False,),
+  "is_decoder": (False, None),
   "pooling": ("average", None),
   "position_embedding_type": ("absolute", None),
 }

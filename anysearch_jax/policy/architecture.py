@@ -109,7 +109,7 @@ _HARMLESS = (
   "pretraining_tp",
 )
 # These were options of earlier code; other values of them are not known.
-_OFF = {"rope_interleaved": (False,), "use_mrope": (False,)}
+_OFF = {"rope_interleaved": (False, None), "use_mrope": (False, None)}
 
 
 @dataclasses.dataclass(frozen=True)
