@@ -153,9 +153,9 @@ class Fleet:
           raise error from None
       except sglang_server.UnansweredError as unanswered:
         error = unanswered
+        self._doubt(member, str(error))
       finally:
         member.turns.discard(limit)
-      self._doubt(member, str(error))
       if not left:
         raise error
       left -= 1
