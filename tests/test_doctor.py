@@ -267,6 +267,20 @@ def test_a_full_disk_and_little_memory_are_problems(tmp_path, monkeypatch):
     finding = run_checks.handed_over(a, sglang)
     assert finding.level == level
     assert str(tmp_path) in finding.found
+  # In RAM they stay for the whole run, beside a checkpoint on its way.
+  in_ram = doctored.with_(engine={"kind": "sglang"})
+  takes = footprint.of(a, in_ram)
+  both = takes.checkpoint + takes.handed
+  monkeypatch.setattr(machine_checks, "device_memory", lambda: 10**12)
+  for config, free, count in (
+    (in_ram, both, 1),
+    (in_ram, both - 1, 2),
+    (sglang, both - 1, 1),
+  ):
+    monkeypatch.setattr(machine_checks, "available_memory", lambda x=free: x)
+    found = list(run_checks.memory(a, config))
+    assert len(found) == count
+    assert count == 1 or "for SGLang, of which" in found[-1].found
 
 
 def test_a_folder_that_is_written_to_or_cannot_be_is_a_problem(tmp_path):
