@@ -68,8 +68,8 @@ def define_flags() -> None:
   flags.DEFINE_list(
     "sets",
     None,
-    "Of --folder and --hub, as nq_train,nq_test; `all` is all that a folder "
-    "has. Default: the paper's (those of them that a folder has).",
+    "Of --folder and --hub, as nq_train,nq_test; with --folder, `all` is all "
+    "that it has. Default: the paper's (those of them that a folder has).",
   )
   flags.DEFINE_string("output", None, "Folder.", required=True)
   flags.DEFINE_list(
@@ -306,6 +306,11 @@ def fetch(
   Raises:
     ValueError: what the hub does not give.
   """
+  if tuple(sets or ()) == ("all",):
+    raise ValueError(
+      "--sets: found all with --hub, expected the names of sets, as "
+      "nq_train,nq_test: only a folder is listed."
+    )
   wanted = []
   for name in sets or PAPER:
     dataset, _, split = name.rpartition("_")

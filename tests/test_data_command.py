@@ -176,6 +176,10 @@ def test_what_the_hub_lacks_is_a_sentence(run, tmp_path):
   [
     ((), "name --folder, --hub or --input"),
     (("--hub=a/b",), "--hub and --revision go together"),
+    (
+      ("--hub=a/b", "--revision=v1", "--sets=all"),
+      "found all with --hub, expected the names of sets",
+    ),
     (("--input=nq:later=a.jsonl",), "found split 'later'"),
     (("--input=nq:dev:csv=a.jsonl",), "found format 'csv'"),
     (("--folder={}", "--limit=nq_train"), "expected one as nq_train=1000"),
