@@ -119,6 +119,10 @@ def command(*, resumes: bool) -> Iterator[None]:
       raise StoppedError(RESUME if resumes else 128 + number)
 
   keep_output()
+  # A task that it is raised in ends with it, which asyncio calls an error.
+  logging.get_absl_handler().addFilter(
+    lambda record: not record.exc_info or record.exc_info[0] is not StoppedError
+  )
   try:
     with heard(_say_stopping, handler=stop):
       yield

@@ -19,7 +19,7 @@ DEADLINE = 120
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Says that it runs, then does what a test asks for.
 COMMAND = r"""
-import hashlib, os, sys, threading, time
+import asyncio, hashlib, os, sys, threading, time
 from launch import flags, stopping
 
 def prints():
@@ -33,6 +33,16 @@ def prints_little():
 def computes():
   # In C, where no handler of Python's runs.
   hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+
+def plays():
+  async def play():
+    time.sleep(100)
+
+  async def play_all():
+    async with asyncio.TaskGroup() as tasks:
+      tasks.create_task(play())
+
+  asyncio.run(play_all())
 
 def saves(seconds=0.3, grace=60.0):
   stop = threading.Event()
@@ -85,6 +95,16 @@ def test_a_signal_ends_a_command_that_resumes_with_75(number):
   assert end(process) == (
     75,
     [f"stopping on {number.name}", "stopped; the same command resumes"],
+  )
+
+
+def test_a_command_whose_tasks_are_stopped_prints_no_traceback():
+  process = start("plays()")
+  time.sleep(0.3)
+  process.send_signal(signal.SIGINT)
+  assert end(process) == (
+    75,
+    ["stopping on SIGINT", "stopped; the same command resumes"],
   )
 
 
