@@ -14,7 +14,7 @@ Expected: unknown; nothing has been trained with it yet.
     python -m launch.train --config=configs/qwen2_5_7b.py
 
 Questions from data/qa (launch.prepare_data), passages from indexes/e5
-(launch.build_index): README.md has the commands.
+(launch.build_index): docs/training.md has the commands.
 """
 
 from __future__ import annotations
