@@ -146,7 +146,7 @@ class Sampler:
     # failed there is nothing to train on, and maybe nobody to ask.
     after = self._verify(rollout) if any(collected.groups) else before
     if after.parts:
-      collected.engine.update(fingerprints=before.parts + after.parts)
+      collected.engine.update(fingerprints=bool(before.parts) + 1)
       collected = collected._replace(
         fingerprint=max(before.mean, after.mean),
         fingerprint_max=max(before.largest, after.largest),
