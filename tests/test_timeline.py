@@ -143,7 +143,7 @@ def test_the_trace_of_a_run_has_a_track_for_everyone(traced):
   names = {e["args"]["name"]: e["tid"] for e in events if e["ph"] == "M"}
   for track, expected in (
     (timeline.TRAINER, {"idle", "train", "sync", "save"}),
-    (timeline.SAMPLER, {"idle", "sync", "collect", "score"}),
+    (timeline.SAMPLER, {"idle", "sync", "fingerprint", "collect", "score"}),
   ):
     mine = [e for e in _complete(events) if e["tid"] == names[track]]
     assert {e["name"] for e in mine} == expected
