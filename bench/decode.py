@@ -59,9 +59,10 @@ def main(argv) -> None:
   import numpy as np
 
   from anysearch_jax import config as config_lib
-  from anysearch_jax import json_files, weights
+  from anysearch_jax.host import json_files
   from anysearch_jax.policy import architecture, sharding, table
-  from anysearch_jax.rollout import kv_memory, kv_store
+  from anysearch_jax.policy import parameters as weights
+  from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
   from bench import copying
 
   shape = (

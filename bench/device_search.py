@@ -37,7 +37,7 @@ def main(argv) -> None:
   import numpy as np
 
   from bench import copying
-  from retrieval import jax_flat
+  from retrieval.index import jax_flat
 
   block, rows, dim = _BLOCK.value, _VECTORS.value, _DIM.value
   blocks = -(-rows // block)

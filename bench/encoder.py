@@ -93,7 +93,7 @@ def main(argv) -> None:
   import torch
 
   from bench import random_encoders
-  from retrieval import encoder as encoder_lib
+  from retrieval.encoder import encoder as encoder_lib
 
   torch.set_num_threads(len(cores))
   with tempfile.TemporaryDirectory() as root:

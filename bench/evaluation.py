@@ -82,7 +82,7 @@ class Server:
 @contextlib.contextmanager
 def no_shared_prefixes() -> Iterator[None]:
   """Every prompt is prefilled whole."""
-  from anysearch_jax.rollout import page_pool
+  from anysearch_jax.rollout.jax_engine import page_pool
 
   nothing = lambda pool, tokens: page_pool.Shared([])  # noqa: E731
   with mock.patch.object(page_pool.PagePool, "shared", nothing):

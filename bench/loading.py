@@ -140,8 +140,8 @@ def make(size: str, folder: str) -> dict:
   import transformers
   from tokenizers import models
 
-  from anysearch_jax import tensor_files, weights
-  from anysearch_jax.policy import architecture, table
+  from anysearch_jax.policy import architecture, table, tensor_files
+  from anysearch_jax.policy import parameters as weights
 
   path = pathlib.Path(folder)
   path.mkdir()
@@ -233,8 +233,9 @@ def checkpoint(size: str, folder: str) -> dict:
   import numpy as np
 
   from anysearch_jax import config as config_lib
-  from anysearch_jax import curriculum, weights
+  from anysearch_jax.algorithms import curriculum
   from anysearch_jax.policy import architecture, table
+  from anysearch_jax.policy import parameters as weights
   from anysearch_jax.training import checkpoint as checkpoint_lib
   from anysearch_jax.training import train_step
 

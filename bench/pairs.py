@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from anysearch_jax import weights
-from anysearch_jax.policy import hf, table, transformer
+from anysearch_jax.policy import decoder, hf, table
+from anysearch_jax.policy import parameters as weights
 from anysearch_jax.training import logprobs
 from bench import random_models
 
@@ -42,7 +42,7 @@ class Pair:
     positions: np.ndarray | None = None,
     segment_ids: np.ndarray | None = None,
     *,
-    params: transformer.Params | None = None,
+    params: decoder.Params | None = None,
     dtype: Any = jnp.float32,
   ) -> np.ndarray:
     """Float32 logits `[B, T, V]`; by default whole rows, own parameters."""
@@ -58,10 +58,8 @@ class Pair:
 
     @jax.jit
     def run(params, *row):
-      hidden = transformer.forward(
-        params, a, *row, compute=transformer.Compute(dtype)
-      )
-      return transformer.logits(params, hidden)
+      hidden = decoder.forward(params, a, *row, compute=decoder.Compute(dtype))
+      return decoder.logits(params, hidden)
 
     return run
 
@@ -135,7 +133,7 @@ class Pair:
       yield name, file, theirs[name].numpy()
 
 
-def _replaced(params: transformer.Params, changed: transformer.Params):
+def _replaced(params: decoder.Params, changed: decoder.Params):
   layers = params[table.LAYERS] | changed.get(table.LAYERS, {})
   return params | changed | {table.LAYERS: layers}
 

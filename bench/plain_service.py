@@ -9,7 +9,7 @@ from __future__ import annotations
 import fastapi
 import pydantic
 
-from retrieval import search
+from retrieval.index import search
 
 
 class Request(pydantic.BaseModel):

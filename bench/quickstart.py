@@ -31,9 +31,10 @@ def main(argv) -> None:
   import torch
 
   from anysearch_jax.policy import hf
-  from anysearch_jax.rollout import driver, kv_store
-  from anysearch_jax.rollout import engine as engine_lib
-  from anysearch_jax.training import experience, train_step
+  from anysearch_jax.rollout import driver
+  from anysearch_jax.rollout.jax_engine import engine as engine_lib
+  from anysearch_jax.rollout.jax_engine import kv_store
+  from anysearch_jax.training import rewards_and_advantages, train_step
   from bench import torch_peer
 
   torch.set_num_threads(_THREADS.value or torch.get_num_threads())
@@ -84,13 +85,15 @@ def main(argv) -> None:
     b, b_s = timed(lambda p=pair: play(theirs, p))
     rollouts.append((tokens(a) / a_s, tokens(b) / b_s, a_s))
 
-  scored = experience.score(
+  scored = rewards_and_advantages.score(
     a.groups,
     jax.numpy.asarray([g.budget for g in a.groups]),
     config=config,
   )
-  (batch,) = experience.batches(scored, steps=1, config=config.batch)
-  examples = experience.examples(scored)
+  (batch,) = rewards_and_advantages.batches(
+    scored, steps=1, config=config.batch
+  )
+  examples = rewards_and_advantages.examples(scored)
   size = sum(len(e.token_ids) for e in examples)
   tx = train_step.optimizer(policy.architecture, config.optimizer)
   step = train_step.make(

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import transformers
 
-from anysearch_jax import tensor_files, weights
-from retrieval import bert
+from anysearch_jax.policy import parameters as weights
+from anysearch_jax.policy import tensor_files
+from retrieval.encoder import bert
 
 # Settings of the real ones.
 CASES: dict[str, dict[str, Any]] = {

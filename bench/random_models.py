@@ -17,7 +17,7 @@ import transformers
 from tokenizers import models, pre_tokenizers
 
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import transformer
+from anysearch_jax.policy import decoder
 
 TOKENS = 61  # of the tokenizer; a padded embedding has more rows.
 ORIGINAL_CONTEXT = 32  # of the llama3 RoPE scaling; longer rows are scaled.
@@ -74,12 +74,12 @@ def architecture(case: str, **sizes: Any) -> architecture_lib.Architecture:
   return architecture_lib.from_hf(config(case, **sizes).to_dict())
 
 
-def params(a: architecture_lib.Architecture) -> transformer.Params:
+def params(a: architecture_lib.Architecture) -> decoder.Params:
   """Float32 parameters of ours, none of them as it would be born."""
   rng = np.random.default_rng(0)
   return jax.tree.map(
     lambda p: jnp.asarray(p + 0.15 * rng.normal(size=p.shape), jnp.float32),
-    transformer.initialize(a, 0),
+    decoder.initialize(a, 0),
   )
 
 

@@ -3,11 +3,12 @@
     python -m bench.retrieval [--rows=32641,1000000] [--batches=1,8,32,128,512]
 
 Sides, each in a process of its own, in turns: `default` is faiss.IndexFlatIP
-as it comes; `set` the same with the two settings of `retrieval/faiss_flat`;
-`faiss_flat` and `jax_flat` are the indexes that launch.build_index makes,
-mapped from their files. Random unit vectors of 768 numbers, top 3. Prints
-medians of milliseconds a call, how many times as fast as `default` a side is,
-and memory: of the process alone, and its peak with mapped pages.
+as it comes; `set` the same with the two settings of
+`retrieval/index/faiss_flat`; `faiss_flat` and `jax_flat` are the indexes that
+launch.build_index makes, mapped from their files. Random unit vectors of 768
+numbers, top 3. Prints medians of milliseconds a call, how many times as fast as
+`default` a side is, and memory: of the process alone, and its peak with mapped
+pages.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def units(rng: np.random.Generator, count: int, dim: int) -> np.ndarray:
 
 def make(folder: pathlib.Path, rows: int, dim: int) -> None:
   """Writes what the sides search, once."""
-  from retrieval import faiss_flat, vectors
+  from retrieval.index import faiss_flat, vectors
 
   if (folder / "made").is_file():
     return
@@ -83,13 +84,13 @@ def measure(side: str, folder: pathlib.Path, rows: int) -> dict[str, float]:
   elif side == "set":
     import faiss
 
-    from retrieval import faiss_flat
+    from retrieval.index import faiss_flat
 
     index = faiss.read_index(str(folder / "flat.faiss"))
     assert faiss_flat.faiss.cvar.distance_compute_blas_threshold == 1
     search = lambda queries: index.search(queries, _K)  # noqa: E731
   else:
-    from retrieval import faiss_flat, jax_flat, vectors
+    from retrieval.index import faiss_flat, jax_flat, vectors
 
     if side == "faiss_flat":
       index = faiss_flat.FaissFlat(folder)

@@ -109,8 +109,9 @@ def main(argv) -> None:
 
   from anysearch_jax import config as config_lib
   from anysearch_jax.policy import hf
-  from anysearch_jax.rollout import driver, sglang
-  from anysearch_jax.rollout import engine as engine_lib
+  from anysearch_jax.rollout import driver
+  from anysearch_jax.rollout.jax_engine import engine as engine_lib
+  from anysearch_jax.rollout.sglang import engine as sglang
 
   config = quickstart.get_config()
   if _POLICY.value:

@@ -36,7 +36,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from bench import plain_service
 from launch import flags as launch_flags
 from launch import serve_retriever
-from retrieval import passages, search
+from retrieval import passages
+from retrieval.index import search
 
 _CLIENTS = flags.DEFINE_integer("clients", 64, "Concurrent ones.", 1)
 _SECONDS = flags.DEFINE_float("seconds", 30, "Of each measurement.", 0)

@@ -161,8 +161,8 @@ def train(folder: pathlib.Path, *, faulty: bool) -> None:
   """A life of a run; to its end if nothing ends it."""
   parts.setup_jax(threads=1, cache=".jax_cache")
   from anysearch_jax.policy import hf
-  from anysearch_jax.rollout import engine as engine_lib
   from anysearch_jax.rollout import searching
+  from anysearch_jax.rollout.jax_engine import engine as engine_lib
   from anysearch_jax.training import collection, loop, validation
 
   config = configuration()
@@ -343,7 +343,8 @@ def main(argv: Sequence[str]) -> None:
     folder = pathlib.Path(_OUTPUT.value) / _WORKER.value
     train(folder, faulty=_WORKER.value == "faulty")
     return
-  from anysearch_jax.evaluation import comparison, loading, pairing
+  from anysearch_jax.evaluation import comparison, pairing
+  from anysearch_jax.report import loading
 
   drawn = random.Random(0)
   with place() as root:

@@ -105,8 +105,8 @@ class Ours:
   def __init__(self, config, a, trajectories, *, params=None):
     import jax
 
-    from anysearch_jax import weights
     from anysearch_jax.policy import lora, sharding, table
+    from anysearch_jax.policy import parameters as weights
     from anysearch_jax.training import batching, placement, train_step
 
     self.a = a = lora.attach(a, config.lora)
@@ -180,7 +180,7 @@ def describe(ours: Ours, seconds: Sequence[float], first: float) -> dict:
   """The numbers of a run, and the physical limit they are held against."""
   import jax
 
-  from anysearch_jax import weights
+  from anysearch_jax.policy import parameters as weights
   from anysearch_jax.policy import table
   from anysearch_jax.training import throughput
 
@@ -308,7 +308,7 @@ def alone(config: config_lib.ExperimentConfig, shape: str) -> dict:
   """Our step on random weights of a shape."""
   import jax
 
-  from anysearch_jax import json_files
+  from anysearch_jax.host import json_files
   from anysearch_jax.policy import architecture
 
   a = architecture.from_hf(json_files.read(pathlib.Path(shape)))

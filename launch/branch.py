@@ -22,7 +22,9 @@ import time
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import config_values, json_files, run_lock, types
+from anysearch_jax import types
+from anysearch_jax.config import values
+from anysearch_jax.host import json_files, run_lock
 from launch import flags as launch_flags
 from launch import parts, policies, progress, retrievers
 
@@ -72,7 +74,7 @@ def branch() -> str:
       f"{evaluation}: no {harness.EPISODES}; expected the folder of a finished "
       "evaluation."
     )
-  config = config_values.from_dict(
+  config = values.from_dict(
     config_lib.ExperimentConfig, json_files.read(evaluation / "config.json")
   )
   played = json_files.read(evaluation / "provenance.json")

@@ -58,7 +58,7 @@ def main(argv) -> None:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   f = flags.FLAGS
   parts.setup_jax(threads=f.threads, cache=f.cache)
-  from retrieval import building, opening
+  from retrieval.index import building, opening
 
   settings = building.Settings(
     kind=f.kind,
@@ -82,7 +82,7 @@ def main(argv) -> None:
     size = size.stat().st_size if size.is_file() else 0
     encoder = None
     if f.encoder:
-      from retrieval import encoder as encoder_lib
+      from retrieval.encoder import encoder as encoder_lib
 
       encoder = encoder_lib.Encoder.load(f.encoder)
     finished = building.build(

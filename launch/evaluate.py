@@ -26,7 +26,9 @@ from typing import Any
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import config_values, disk, run_lock, types
+from anysearch_jax import types
+from anysearch_jax.config import values as config_values
+from anysearch_jax.host import disk, run_lock
 from launch import flags as launch_flags
 from launch import parts, policies, progress, retrievers
 

@@ -55,7 +55,8 @@ def main(argv) -> None:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   f = flags.FLAGS
   parts.setup_jax(threads=f.threads, cache=f.cache)
-  from anysearch_jax import export, run_lock
+  from anysearch_jax.export import hf_export
+  from anysearch_jax.host import run_lock
   from anysearch_jax.training import checkpoint
 
   run = pathlib.Path(f.checkpoint)
@@ -63,7 +64,7 @@ def main(argv) -> None:
     run = run.parent
   try:
     with run_lock.hold(run_lock.beside(f.output)):
-      rollout = export.write(
+      rollout = hf_export.write(
         run,
         f.output,
         rollout=f.rollout,

@@ -29,7 +29,8 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import config_values, disk
+from anysearch_jax.config import values as config_values
+from anysearch_jax.host import disk
 from launch import config_help, shipped, stopping
 
 _PREFIX = "config."

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import weights
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, table
+from anysearch_jax.policy import parameters as weights
 
 _MASTER = 4  # Bytes of a float32.
 _TOKEN = 6  # Bytes of a token's text in a record, at most for most languages.

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.planning import quiet
+from anysearch_jax.host import captured_stderr
 from launch import distributed, run_history, shipped, supervisor
 from launch import flags as launch_flags
 
@@ -267,7 +267,7 @@ def validate(
   Raises:
     ValueError: what was found, what was expected.
   """
-  with quiet.standard_error():  # JAX tells what it does not find.
+  with captured_stderr.standard_error():  # JAX tells what it does not find.
     from anysearch_jax.training import validation  # No device is touched.
 
   prefix = "--config."

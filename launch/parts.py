@@ -18,7 +18,7 @@ from absl import logging
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.data import prepared as prepared_lib
-from anysearch_jax.data import world as world_lib
+from anysearch_jax.world import world as world_lib
 
 if typing.TYPE_CHECKING:
   from retrieval import lexical
@@ -149,7 +149,7 @@ def provenance(
 
 def policy(folder: str) -> dict[str, object]:
   """A policy by its weights, wherever they stand."""
-  from anysearch_jax import tensor_files  # Imports JAX.
+  from anysearch_jax.policy import tensor_files  # Imports JAX.
 
   return {"folder": folder, "sha256": tensor_files.digest(folder)}
 

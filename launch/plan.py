@@ -20,8 +20,7 @@ import sys
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import json_files
-from anysearch_jax.planning import quiet
+from anysearch_jax.host import captured_stderr, json_files
 from launch import flags as launch_flags
 from launch import shipped
 
@@ -111,7 +110,7 @@ def _devices(mesh: config_lib.MeshConfig) -> int:
 
 
 def _plan(config: config_lib.ExperimentConfig):
-  with quiet.standard_error():  # JAX tells what it does not find.
+  with captured_stderr.standard_error():  # JAX tells what it does not find.
     from anysearch_jax.planning import planner, search, targets
     from anysearch_jax.training import validation
 

@@ -111,7 +111,7 @@ def describe(config: config_lib.ExperimentConfig) -> tuple[Any, Any]:
     ValueError: there is no such policy, or no key to the servers' door.
   """
   from anysearch_jax.policy import hf
-  from anysearch_jax.rollout import sglang_server
+  from anysearch_jax.rollout.sglang import server as sglang_server
 
   if not config.policy:
     raise ValueError(
@@ -241,10 +241,10 @@ def _policy(chosen: Chosen, config: config_lib.ExperimentConfig) -> Any:
   if chosen.kind == "hf":
     a, _ = hf.describe(chosen.name)
     return hf.load(chosen.name, mesh=sharding.rollout_mesh(config.mesh, a))
-  from anysearch_jax import export
+  from anysearch_jax.export import hf_export
 
   run, rollout = _run(chosen.name)
-  _, _, policy = export.load_policy(run, rollout=rollout)
+  _, _, policy = hf_export.load_policy(run, rollout=rollout)
   a = policy.architecture
   wanted = sharding.shardings(a, sharding.rollout_mesh(config.mesh, a))
   return policy._replace(params=jax.device_put(policy.params, wanted))
@@ -257,7 +257,8 @@ def _engine(policy: Any, config: config_lib.ExperimentConfig) -> Any:
   from anysearch_jax.evaluation import harness
   from anysearch_jax.methods import systems
   from anysearch_jax.policy import sharding
-  from anysearch_jax.rollout import engine, sglang
+  from anysearch_jax.rollout.jax_engine import engine
+  from anysearch_jax.rollout.sglang import engine as sglang
 
   dtype = jnp.dtype(config.compute_dtype)
   if config.engine.kind == "sglang":
@@ -285,7 +286,7 @@ def _scripted(name: str, source: parts.Source) -> Callable[..., Any]:
         "--scripted=expert: it knows the generated world only; expected "
         "data.source 'world'."
       )
-    from anysearch_jax.data import expert_policy
+    from anysearch_jax.world import expert_policy
 
     return lambda config, source: expert_policy.make(source.world)
   module, _, function = name.partition(":")

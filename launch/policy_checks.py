@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import protocol, tensor_files, types
-from anysearch_jax import tokenizer as tokenizer_lib
+from anysearch_jax import types
+from anysearch_jax.environment import protocol
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import hf, table
+from anysearch_jax.policy import hf, table, tensor_files
+from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.rollout import episode, stops
 from launch import checks
 

@@ -33,7 +33,7 @@ def main(argv) -> None:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   f = flags.FLAGS
   parts.setup_jax(threads=f.threads, cache=f.cache)
-  from retrieval import fusion, opening, recall
+  from retrieval.index import fusion, opening, recall
 
   rows = []
   try:

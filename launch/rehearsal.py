@@ -173,8 +173,8 @@ def play(
 def _make_policy(
   family: str, tokenizer: pathlib.Path, output: pathlib.Path
 ) -> None:
-  from anysearch_jax import json_files
-  from anysearch_jax.data import rehearsal_policy
+  from anysearch_jax.host import json_files
+  from anysearch_jax.world import rehearsal_policy
 
   shape = json_files.read(
     pathlib.Path(shipped.find(rehearsal.FAMILIES[family][1]))

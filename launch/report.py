@@ -37,14 +37,9 @@ from collections.abc import Iterator, Sequence
 
 from absl import app, flags
 
-from anysearch_jax.evaluation import (
-  costs,
-  loading,
-  metrics,
-  picture,
-  report,
-  trajectories,
-)
+from anysearch_jax.evaluation import costs, metrics
+from anysearch_jax.report import build as report
+from anysearch_jax.report import loading, picture, trajectories
 from launch import flags as launch_flags
 
 _ROWS = flags.DEFINE_list(

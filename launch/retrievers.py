@@ -60,7 +60,7 @@ class Named:
     self, requests: Sequence[types.SearchRequest]
   ) -> list[Sequence[types.Passage] | Exception]:
     """Answers in the order of the requests; see `searching.BatchRetriever`."""
-    from retrieval import errors
+    from anysearch_jax.host.http import errors
 
     def told(answer: Any) -> Any:
       if isinstance(answer, errors.RetrievalError) and not isinstance(
@@ -118,7 +118,7 @@ def _validate_secrets(c: config_lib.RetrievalConfig) -> None:
   Raises:
     ValueError: a sentence that does not show them.
   """
-  from retrieval import redaction
+  from anysearch_jax.host.http import redaction
 
   for field, url in (
     ("url", c.url),
@@ -204,8 +204,8 @@ def make(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
 
 def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   """Made-up passages; what is real is asked by the world's script only."""
-  from anysearch_jax.data import world, world_retrieval
-  from anysearch_jax.methods import simulation
+  from anysearch_jax.generative_retrieval import simulation
+  from anysearch_jax.world import world, world_retrieval
 
   if config.retrieval.simulated == "world":
     simulator = world_retrieval.WorldSimulator(
@@ -228,8 +228,9 @@ def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
 
 def _refined(config: config_lib.ExperimentConfig, retriever: Any) -> Any:
   """What helps of what `retriever` finds."""
-  from anysearch_jax.data import world_retrieval
-  from anysearch_jax.methods import refining, systems
+  from anysearch_jax.generative_retrieval import refining
+  from anysearch_jax.methods import systems
+  from anysearch_jax.world import world_retrieval
 
   if config.retrieval.refined == "world":
     refiner = world_retrieval.WorldRefiner()
@@ -244,7 +245,8 @@ def _refined(config: config_lib.ExperimentConfig, retriever: Any) -> Any:
 
 def _model(config: config_lib.ExperimentConfig, name: str) -> Any:
   """The policy's own engine, or a model at an address."""
-  from anysearch_jax.methods import systems, text_model
+  from anysearch_jax.generative_retrieval import text_model
+  from anysearch_jax.methods import systems
 
   c = config.retrieval.model
   if name == "policy":
@@ -262,7 +264,8 @@ def _real(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   offline = bool(c.log) and c.log_mode == "strict"
   retriever, identity = (None, None) if offline else _make(config, lexical)
   if c.log:
-    from retrieval import errors, recorder
+    from anysearch_jax.host.http import errors
+    from retrieval.recording import recorder
 
     try:
       retriever = recorder.Recorder(
@@ -280,12 +283,14 @@ def _make(config: config_lib.ExperimentConfig, lexical: Any) -> tuple[Any, Any]:
   if c.kind == "lexical":
     return lexical, {"kind": "bm25", "world_seed": config.data.world_seed}
   if c.kind == "index":
-    from retrieval import local, opening
+    from retrieval.clients import local
+    from retrieval.index import opening
 
     searching = opening.open_index(c.index, encoder=c.encoder or None)
     found = local.LocalRetriever(searching)
     return found, found.identity()
-  from retrieval import client, errors, web
+  from anysearch_jax.host.http import errors
+  from retrieval.clients import client, web
 
   try:
     if c.kind == "http":

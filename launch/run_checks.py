@@ -14,14 +14,17 @@ from collections import Counter
 from collections.abc import Iterator
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import run_lock, types
+from anysearch_jax import types
 from anysearch_jax.data import evidence, prepared
+from anysearch_jax.host import run_lock
+from anysearch_jax.host.http import errors
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.rollout import sglang_server, sglang_weights
+from anysearch_jax.rollout.sglang import server as sglang_server
+from anysearch_jax.rollout.sglang import weights as sglang_weights
 from anysearch_jax.training import placement, validation
 from launch import checks, footprint, machine_checks, parts, retrievers
-from retrieval import answer_log, errors
+from retrieval.recording import answer_log
 
 _QUERIES = 10
 _QUESTION = types.Question("doctor", "Which river flows through Paris?", ("",))

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import config_changes, config_values, disk, json_files
+from anysearch_jax.config import changes as config_changes
+from anysearch_jax.config import values as config_values
+from anysearch_jax.host import disk, json_files
 
 _CONFIG, _PROVENANCE = "config.json", "provenance.json"
 # What a run is trained on; other answers to its searches are a change of

@@ -61,7 +61,9 @@ import numpy as np
 from absl import flags
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import objective, official, rewards, scoring, types
+from anysearch_jax import types
+from anysearch_jax.algorithms import grpo, rewards
+from anysearch_jax.environment import official_scoring, scoring
 from launch import flags as launch_flags
 
 _AUTHORS = {
@@ -126,7 +128,7 @@ def parse_group(line: bytes, *, scorer: str = "paper") -> RecordedGroup:
 
 def _of_script(record: dict) -> dict[str, Any]:
   """What the official scorer needs of a group."""
-  name = official.ANSWERS
+  name = official_scoring.ANSWERS
   return {
     "dataset": _member(record, "dataset", str, ""),
     name: _texts({name: [], **record}, name),
@@ -154,7 +156,9 @@ def score_group(
   if config.evaluation.scorer == "official":
     accepted = group.official_answers or group.golden_answers
     extra = [
-      official.named(official.score(group.dataset, verdict.answer, accepted))
+      official_scoring.named(
+        official_scoring.score(group.dataset, verdict.answer, accepted)
+      )
       for verdict in verdicts
     ]
   # Padded to a power of two: few group sizes are compiled.
@@ -196,7 +200,7 @@ def _score(em, format_, tokens, searches, budget, valid, *, config):
   reward = rewards.composite(
     em, format_, tokens, searches, budget, valid, config=config.reward
   )
-  advantage = objective.advantages(
+  advantage = grpo.advantages(
     reward.total,
     valid,
     epsilon=config.objective.advantage_epsilon,

@@ -3,9 +3,9 @@ r"""Serves an index over HTTP, for this project's client and those of others.
     python -m launch.serve_retriever --index=indexes/e5 --port=8000
 
 Speaks the protocol of Search-R1's server, also as AnySearch's authors have it,
-and those of ZeroSearch and ReSearch; `retrieval/service.py` lists routes and
-errors. It is ready when GET /health answers 200. Queries of concurrent requests
-are searched together.
+and those of ZeroSearch and ReSearch; `retrieval/service/service.py` lists
+routes and errors. It is ready when GET /health answers 200. Queries of
+concurrent requests are searched together.
 
 Only this machine reaches it unless --host says otherwise; then give it a token:
 
@@ -30,10 +30,11 @@ from typing import Any
 import uvicorn
 from absl import app, flags
 
+from anysearch_jax.host.http import redaction
 from launch import flags as launch_flags
 from launch import parts, stopping
-from retrieval import connections, redaction, service
-from retrieval import limits as limits_lib
+from retrieval.service import connections, service
+from retrieval.service import limits as limits_lib
 
 # Longer than clients keep a connection; else they write into a closed one.
 _KEEP_ALIVE = 75
@@ -226,7 +227,7 @@ def main(argv) -> None:
   except ValueError as error:
     raise app.UsageError(f"--{error}") from error
   parts.setup_jax(threads=f.threads, cache=f.cache)
-  from retrieval import opening
+  from retrieval.index import opening
 
   try:
     index = opening.open_index(f.index, encoder=f.encoder, verify=f.verify)

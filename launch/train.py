@@ -27,7 +27,10 @@ from collections.abc import Sequence
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import config_changes, config_values, disk, types
+from anysearch_jax import types
+from anysearch_jax.config import changes as config_changes
+from anysearch_jax.config import values
+from anysearch_jax.host import disk
 from launch import (
   distributed,
   parts,
@@ -100,16 +103,16 @@ def main(argv) -> None:
 def _main(
   config: config_lib.ExperimentConfig, held: contextlib.ExitStack
 ) -> None:
-  from anysearch_jax import processes, run_lock
+  from anysearch_jax.host import processes, run_lock
   from anysearch_jax.policy import hf, lora
   from anysearch_jax.rollout import searching
   from anysearch_jax.training import (
     checkpoint,
     collection,
+    health,
     loop,
     placement,
     validation,
-    watch,
   )
 
   try:
@@ -188,9 +191,9 @@ def _main(
   except (
     checkpoint.DamagedError,
     checkpoint.MismatchError,
-    watch.NotFiniteError,
-    watch.FailedEpisodesError,
-    watch.WrongWeightsError,
+    health.NotFiniteError,
+    health.FailedEpisodesError,
+    health.WrongWeightsError,
     types.EngineError,
   ) as error:
     sys.exit(f"launch.train: {error}")
@@ -218,9 +221,10 @@ def _begin(
   config: config_lib.ExperimentConfig, count: int
 ) -> tuple[Sequence[types.Question], types.Retriever, dict]:
   """What a run learns from; refuses before anything is claimed."""
-  from anysearch_jax.data import cursor, evidence, world_evidence
+  from anysearch_jax.data import dataset_iterator, evidence
   from anysearch_jax.methods import systems
   from anysearch_jax.training import placement, validation
+  from anysearch_jax.world import world_evidence
 
   retrievers.validate(config.retrieval)
   a, codec = policies.describe(config)
@@ -230,7 +234,7 @@ def _begin(
   if systems.get(config.method.name).steps is not None:
     if isinstance(source, parts.Source):
       questions = world_evidence.of_world(source.world, questions)
-    evidence.check(cursor.distinct(questions))
+    evidence.check(dataset_iterator.distinct(questions))
   validation.validate_prompts(config, questions, codec)
   retriever = retrievers.make(config, source.retriever)
   provenance = parts.provenance(config, retriever, questions)
@@ -276,7 +280,7 @@ def describe(config: config_lib.ExperimentConfig) -> str:
     "optimizer steps in Phase I": c.phase1_steps,
     "optimizer steps in Phase II": c.total_steps - c.phase1_steps,
   }
-  lines = [json.dumps(config_values.to_dict(config), indent=2)]
+  lines = [json.dumps(values.to_dict(config), indent=2)]
   return "\n".join(lines + [f"{k}: {v}" for k, v in derived.items()])
 
 
@@ -286,10 +290,10 @@ def agree(config: config_lib.ExperimentConfig, provenance: dict) -> None:
   Raises:
     ValueError: one has another configuration, policy or package than the first.
   """
-  from anysearch_jax import processes
+  from anysearch_jax.host import processes
 
-  mine = {"config": config_values.to_dict(config), **provenance}
-  first, *others = processes.share(lambda: dict(config_values.leaves(mine)))
+  mine = {"config": values.to_dict(config), **provenance}
+  first, *others = processes.share(lambda: dict(values.leaves(mine)))
   for process, other in enumerate(others, start=1):
     for name in first | other:
       if first.get(name) != other.get(name):

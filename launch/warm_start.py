@@ -33,12 +33,12 @@ def main(argv) -> None:
   parts.setup_jax(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   import numpy as np
 
-  from anysearch_jax import tokenizer as tokenizer_lib
-  from anysearch_jax.data import demonstrations as demonstrations_lib
-  from anysearch_jax.data import world_tokenizer
   from anysearch_jax.policy import architecture as architecture_lib
-  from anysearch_jax.policy import hf, transformer
-  from anysearch_jax.training import validation, warm_start
+  from anysearch_jax.policy import decoder, hf
+  from anysearch_jax.policy import tokenizer as tokenizer_lib
+  from anysearch_jax.training import validation
+  from anysearch_jax.world import demonstrations as demonstrations_lib
+  from anysearch_jax.world import warm_start, world_tokenizer
 
   w = config.warm_start
   folder = flags.FLAGS.output or config.policy
@@ -78,7 +78,7 @@ def main(argv) -> None:
   demonstrations = _demonstrations(config, source, codec)
   line = progress.Line(w.steps, unit="step", clock=time.monotonic)
   params = warm_start.fit(
-    transformer.initialize(a, config.seed),
+    decoder.initialize(a, config.seed),
     a,
     _around(demonstrations, config.seed),
     config=w,
@@ -114,8 +114,8 @@ def _demonstrations(config: config_lib.ExperimentConfig, source, codec) -> list:
   """The pool: 40% scaffolded, budgets 0 to 8, training questions only."""
   import numpy as np
 
-  from anysearch_jax.data import demonstrations as demonstrations_lib
-  from anysearch_jax.training import warm_start
+  from anysearch_jax.world import demonstrations as demonstrations_lib
+  from anysearch_jax.world import warm_start
 
   count = config.warm_start.demonstrations
   rng = np.random.Generator(np.random.PCG64(config.seed))

@@ -1,11 +1,7 @@
-"""Finding passages; imports nothing of `anysearch_jax` but weights.
+"""Finding passages; of `anysearch_jax` it imports only `host` and `policy`.
 
-* `passages`: a corpus by line offsets. `vectors`: what encoders made of it.
-* `bert`, `encoder`: texts to unit vectors.
-* `search`: the protocols, and an index with its corpus. `faiss_flat`,
-  `jax_flat`, `word_index`: indexes. `fusion`: several as one.
-* `building`, `opening`: index folders. `recall`: how good one is.
-* `service`, `batching`, `dialects`, `limits`: answers over HTTP.
-* `client`, `web`: asks over HTTP. `recorder`: answers from before.
-* `local`, `lexical`: answers in process.
+* `passages`: a corpus by line offsets. `lexical`: BM25 of the generated world.
+* `index`: indexes, how they are built, opened, fused and measured.
+* `encoder`: texts to unit vectors. `service`: an index over HTTP.
+* `clients`: retrievers that a run asks. `recording`: answers from before.
 """

@@ -24,8 +24,8 @@ import pathlib
 import hypothesis
 import pytest
 
-from anysearch_jax import tensor_files
-from anysearch_jax import tokenizer as tokenizer_lib
+from anysearch_jax.policy import tensor_files
+from anysearch_jax.policy import tokenizer as tokenizer_lib
 
 # A busy machine is no failure.
 hypothesis.settings.register_profile("untimed", deadline=None)

@@ -1,12 +1,10 @@
-"""Questions: those of others, and the generated world's.
+"""Other people's questions.
 
-Table of contents:
-
-* `formats`: rows of the files that questions come in; `files`, which hold them.
-* `preparing`: cleaning, deduplicating and mixing; `hub`: files to download.
+* `files`, `cells`: rows of the files that questions come in.
+* `formats`, `texts`: rows to clean questions.
+* `preparing`: deduplicates and mixes them, with `beside`, `leaks` and
+  `gold_passages`; `hub`: files to download.
 * `prepared`: a folder of prepared questions, written and read.
-* `cursor`: where a run stands in its training questions.
-* `world`: entities, facts, snapshots, passages, questions.
-* `world_tokenizer`: the world's Hugging Face tokenizer, one token a word.
-* `demonstrations`: the expert that writes warm-start episodes and probes.
+* `dataset_iterator`: where a run is in its training questions.
+* `evidence`: the passages and queries that lead to an answer.
 """

@@ -21,8 +21,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from anysearch_jax import official
 from anysearch_jax.data import cells
+from anysearch_jax.environment import official_scoring
 
 Row = cells.Row
 MalformedError = cells.MalformedError
@@ -37,7 +37,7 @@ _TAKEN = frozenset(
     *("answer", "Answer", "answers", "answer_aliases", "answerable"),
     *("golden_answers", "possible_answers", "dataset", "split", "index"),
     *("hops", "n_hops", "data_source", "prompt", "ability", "facts"),
-    *("supporting", "sub_questions", official.ANSWERS),
+    *("supporting", "sub_questions", official_scoring.ANSWERS),
   )
 )
 
@@ -121,7 +121,9 @@ def _triviaqa(row: Row) -> Found:
   asked = {"id": row.get("QuestionId"), "question": row["Question"]}
   out = _found(asked, [x for x in found if x is not None], row)
   own = cells.answers([*normalized, *cells.listed(a, "HumanAnswers")]).texts
-  return out._replace(metadata={**out.metadata, official.ANSWERS: list(own)})
+  return out._replace(
+    metadata={**out.metadata, official_scoring.ANSWERS: list(own)}
+  )
 
 
 def _musique(row: Row) -> Found:

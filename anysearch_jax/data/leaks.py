@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from anysearch_jax import scoring
+from anysearch_jax.environment import scoring
 
 # Signs for a quotation mark or a minus that Unicode does not call punctuation.
 _ASCII = str.maketrans({**dict.fromkeys("´ʹʻʼʽ˴", "'"), "−": "-", "﹣": "-"})

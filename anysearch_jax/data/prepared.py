@@ -18,8 +18,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from anysearch_jax import json_files, types
-from anysearch_jax.data import cursor, preparing
+from anysearch_jax import types
+from anysearch_jax.data import dataset_iterator, preparing
+from anysearch_jax.host import json_files
 
 MANIFEST = "manifest.json"
 MIX = "train"
@@ -182,7 +183,9 @@ class Prepared:
       )
     return Rows(table)
 
-  def questions(self, split: str, count: int, seed: int) -> cursor.Stream:
+  def questions(
+    self, split: str, count: int, seed: int
+  ) -> dataset_iterator.Stream:
     """The training stream: all questions of a file, epoch by epoch.
 
     Args:
@@ -190,7 +193,7 @@ class Prepared:
       count: how many are wanted; may exceed the file.
       seed: of the epochs' orders.
     """
-    return cursor.Stream(self.rows(split), count=count, key=seed)
+    return dataset_iterator.Stream(self.rows(split), count=count, key=seed)
 
   def evaluation_questions(
     self, datasets: Sequence[str] = (), each: int = 0, *, split: str = ""

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anysearch_jax import scoring
 from anysearch_jax.data import beside as beside_lib
 from anysearch_jax.data import (
   evidence,
@@ -27,6 +26,7 @@ from anysearch_jax.data import (
   leaks,
   texts,
 )
+from anysearch_jax.environment import scoring
 
 SPLITS = ("train", "dev", "test")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from anysearch_jax import official, scoring
 from anysearch_jax.data import formats, leaks
+from anysearch_jax.environment import official_scoring, scoring
 
 # Ten times the longest question of the known sets; what is longer is a
 # document in the wrong column.
@@ -56,7 +56,7 @@ def clean(
   metadata = found.metadata
   if names := aliases.get(metadata.get("answer_id")):
     accepted = dict.fromkeys((*answers, *names))
-    metadata = {**metadata, official.ANSWERS: list(accepted)}
+    metadata = {**metadata, official_scoring.ANSWERS: list(accepted)}
   return found._replace(
     question=question,
     answers=answers,

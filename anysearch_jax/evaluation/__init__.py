@@ -1,1 +1,1 @@
-"""Evaluation: metrics, intervals, paired comparison, plots, the report."""
+"""Plays policies under budgets and measures what they did, with intervals."""

@@ -37,10 +37,11 @@ from typing import Any
 import numpy as np
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import environment as environment_lib
 from anysearch_jax import types
-from anysearch_jax.evaluation import cuts, harness, intervals, journal
-from anysearch_jax.methods import systems, text_model
+from anysearch_jax.environment import environment as environment_lib
+from anysearch_jax.evaluation import branch_points, harness, intervals, journal
+from anysearch_jax.generative_retrieval import text_model
+from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, episode, episode_state
 
 KINDS = ("continue", "stop")
@@ -103,19 +104,23 @@ def branch(
   ) as rows:
     finished = itertools.count(len(rows) + 1)
 
-    def jobs() -> Iterator[tuple[journal.Row, cuts.Cut, int, int]]:
+    def jobs() -> Iterator[tuple[journal.Row, branch_points.Cut, int, int]]:
       for stored in journal.read(path):
-        for cut in cuts.of(stored, env):
+        for cut in branch_points.of(stored, env):
           first = places.get(_key(stored, cut.kind, cut.searches))
           if first is not None:
             for sample in range(samples):
               if first + sample not in rows:
                 yield stored, cut, sample, first + sample
 
-    async def play(job: tuple[journal.Row, cuts.Cut, int, int]) -> None:
+    async def play(
+      job: tuple[journal.Row, branch_points.Cut, int, int],
+    ) -> None:
       stored, cut, sample, variant = job
       tried, trajectory = await _end(
-        cuts.take_up(stored, cut, config=config.episode, codec=player.codec),
+        branch_points.take_up(
+          stored, cut, config=config.episode, codec=player.codec
+        ),
         cut,
         address=harness.address(
           stored["question_id"], seed=stored["seed"], variant=variant
@@ -206,7 +211,7 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 async def _end(
   state: episode_state.Episode,
-  cut: cuts.Cut,
+  cut: branch_points.Cut,
   *,
   address: types.Address,
   player: harness.Player,
@@ -234,7 +239,7 @@ async def _end(
 
 def _row(
   stored: journal.Row,
-  cut: cuts.Cut,
+  cut: branch_points.Cut,
   sample: int,
   tries: int,
   end: types.Trajectory | None,
@@ -288,7 +293,7 @@ def _places(
   found: dict[str, list[tuple[int, tuple[Any, ...]]]] = {k: [] for k in KINDS}
   for row in journal.read(path):
     by_kind: dict[str, list[tuple[Any, ...]]] = {}
-    for cut in cuts.of(row, env):
+    for cut in branch_points.of(row, env):
       key = _key(row, cut.kind, cut.searches)
       by_kind.setdefault(cut.kind, []).append(key)
     for kind, keys in by_kind.items():

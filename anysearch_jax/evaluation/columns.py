@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from anysearch_jax import official, scoring
+from anysearch_jax.environment import official_scoring, scoring
 from anysearch_jax.evaluation import episodes as episodes_lib
 
 # The paper's order; sets of other names follow by name.
@@ -44,7 +44,7 @@ _PRESENT = (
 _OPTIONAL = ("format", "input_tokens", "cost")
 _TYPE = [(name, np.int64) for name in _INTEGERS] + [
   (name, np.float64)
-  for name in (*_PRESENT, *_OPTIONAL, "f1", "asked", *official.NAMES)
+  for name in (*_PRESENT, *_OPTIONAL, "f1", "asked", *official_scoring.NAMES)
 ]
 
 
@@ -288,7 +288,7 @@ def _official(
   episode: Mapping[str, Any], dataset: str, source: str
 ) -> tuple[float, float]:
   try:
-    accepted = official.accepted(
+    accepted = official_scoring.accepted(
       episode["golden_answers"], episode.get("metadata", {})
     )
   except ValueError as error:
@@ -302,4 +302,4 @@ def _official(
 
 # Budgets and seeds repeat a question's answers; ten of them are in mind.
 _token_f1 = functools.lru_cache(maxsize=4096)(scoring.f1)
-_official_score = functools.lru_cache(maxsize=4096)(official.score)
+_official_score = functools.lru_cache(maxsize=4096)(official_scoring.score)

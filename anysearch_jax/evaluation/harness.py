@@ -19,9 +19,11 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import official, records, types
+from anysearch_jax import types
+from anysearch_jax.environment import official_scoring, records
 from anysearch_jax.evaluation import journal
-from anysearch_jax.methods import systems, text_model
+from anysearch_jax.generative_retrieval import text_model
+from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver
 from anysearch_jax.rollout import inflight as inflight_lib
 
@@ -125,7 +127,7 @@ def _play(
       verdict = env.judge(trajectory)
       row = records.episode(trajectory, verdict, seed=seed, prices=e)
       if e.scorer == "official":
-        row |= official.of_question(question, verdict.answer)
+        row |= official_scoring.of_question(question, verdict.answer)
       rows.add(row)
       on_done(next(finished), len(grid))
 
@@ -206,7 +208,10 @@ def cells(episodes: Iterable[journal.Row]) -> list[dict[str, Any]]:
   """
   table: dict[tuple[str, int], dict[str, Any]] = {}
   for row in episodes:
-    names = (*_SUMS, *(n for n in official.NAMES if row.get(n) is not None))
+    names = (
+      *_SUMS,
+      *(n for n in official_scoring.NAMES if row.get(n) is not None),
+    )
     key = row["dataset"], row["budget"]
     sums = table.setdefault(
       key, {"n": 0, "failed": 0, **dict.fromkeys(names, 0)}

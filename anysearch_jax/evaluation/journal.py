@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from anysearch_jax import json_files
+from anysearch_jax.host import json_files
 
 Row = Mapping[str, Any]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import chex
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import prompts, rewards
+from anysearch_jax.algorithms import rewards
+from anysearch_jax.environment import prompts
 from anysearch_jax.methods import method, outcomes
 
 

@@ -20,7 +20,8 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from anysearch_jax import environment, prompts, scoring, types
+from anysearch_jax import types
+from anysearch_jax.environment import environment, prompts, scoring
 from anysearch_jax.methods import method
 
 _PROMPT = """\

@@ -13,7 +13,8 @@ import chex
 import numpy as np
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import environment, types
+from anysearch_jax import types
+from anysearch_jax.environment import environment
 from anysearch_jax.methods import outcomes as outcomes_lib
 
 Reward = Callable[

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from anysearch_jax import protocol, types
+from anysearch_jax import types
+from anysearch_jax.environment import protocol
 
 # Whatever a system puts around rank and title; the title stays.
 _PASSAGE = re.compile(r"^Doc \d+[^\w\n]*(?:Title:)?(.*)$", re.M)

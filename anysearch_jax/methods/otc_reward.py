@@ -15,7 +15,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from anysearch_jax import config_methods
+from anysearch_jax.config import methods as config_methods
 from anysearch_jax.methods import outcomes as outcomes_lib
 
 FORMS = ("grpo", "ppo")

@@ -17,7 +17,8 @@ import re
 from collections.abc import Sequence
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import environment, prompts, protocol, types
+from anysearch_jax import types
+from anysearch_jax.environment import environment, prompts, protocol
 from anysearch_jax.methods import method
 
 QUERY = ("<|begin_search_query|>", "<|end_search_query|>")

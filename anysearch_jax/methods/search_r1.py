@@ -12,7 +12,7 @@ budget up, and an empty query is none.
 
 from __future__ import annotations
 
-from anysearch_jax import environment, prompts
+from anysearch_jax.environment import environment, prompts
 from anysearch_jax.methods import method, search_r1_reward
 
 _PROMPT = """\

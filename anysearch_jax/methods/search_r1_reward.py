@@ -16,7 +16,9 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from anysearch_jax import config_methods, scoring, types
+from anysearch_jax import types
+from anysearch_jax.config import methods as config_methods
+from anysearch_jax.environment import scoring
 from anysearch_jax.methods import observations
 from anysearch_jax.methods import outcomes as outcomes_lib
 

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import environment, prompts, protocol, types
+from anysearch_jax import types
+from anysearch_jax.environment import environment, prompts, protocol
 from anysearch_jax.methods import method, stepsearch_reward
 
 _PROMPT = """\

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anysearch_jax import environment as environment_lib
+from anysearch_jax.environment import environment as environment_lib
 from anysearch_jax.methods import (
   anysearch,
   bats,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import prompts
+from anysearch_jax.environment import prompts
 from anysearch_jax.methods import method, search_r1, zerosearch_reward
 
 # The released code's, prompted; served by vLLM or SGLang beside the training.

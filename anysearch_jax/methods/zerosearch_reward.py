@@ -11,7 +11,7 @@ import functools
 import chex
 import jax
 
-from anysearch_jax import config_methods
+from anysearch_jax.config import methods as config_methods
 from anysearch_jax.methods import outcomes as outcomes_lib
 
 

@@ -1,7 +1,6 @@
 """Ahead of time: what a configuration needs on hardware that is not here.
 
-* `hardware`: what data sheets say; `targets`: some of it, by name, with
-  compile-only devices.
+* `targets`: hardware by name, with compile-only devices.
 * `program`: a jitted function with abstract arguments; `programs`: those of a
   configuration.
 * `compilation`: a program compiled for a target, and what the compiler says.
@@ -12,5 +11,4 @@
 * `plan`: what is known of a configuration on a target, with a verdict.
 * `planner`: makes plans; `search`: tries candidates; `advice`: what would fit.
 * `rendering`: a plan as text, Markdown and JSON.
-* `quiet`: keeps what compilers write to standard error.
 """

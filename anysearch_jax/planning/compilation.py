@@ -13,14 +13,8 @@ from typing import Any
 
 import jax
 
-from anysearch_jax.planning import (
-  collectives,
-  flops,
-  hardware,
-  memory,
-  quiet,
-  targets,
-)
+from anysearch_jax.host import captured_stderr, hardware
+from anysearch_jax.planning import collectives, flops, memory, targets
 from anysearch_jax.planning import program as program_lib
 from anysearch_jax.policy import deviceless
 
@@ -80,7 +74,7 @@ def compile(
     traced = program.fn.trace(*program.args, **program.kwargs)
     work = flops.count(traced.jaxpr, **program.loops)
     refusal, compiled = None, None
-    with quiet.standard_error() as errors:
+    with captured_stderr.standard_error() as errors:
       lowered = traced.lower(lowering_platforms=(platform,))
       try:
         compiled = lowered.compile(compiler_options=_options(platform, folder))

@@ -6,12 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from anysearch_jax.planning import (
-  compilation,
-  hardware,
-  roofline,
-  targets,
-)
+from anysearch_jax.host import hardware
+from anysearch_jax.planning import compilation, roofline, targets
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,21 +8,20 @@ from collections.abc import Callable, Sequence
 import jax
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import weights
+from anysearch_jax.host import captured_stderr, hardware
 from anysearch_jax.planning import (
   advice,
   compilation,
-  hardware,
   memory,
   plan,
   programs,
-  quiet,
   roofline,
   targets,
 )
 from anysearch_jax.planning import program as program_lib
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, sharding, table
+from anysearch_jax.policy import parameters as weights
 
 ASSUMPTIONS = roofline.Assumptions()
 
@@ -99,7 +98,7 @@ def devices(
       "target that has all of them, or let sampling share those of training "
       "(mesh.rollout=())."
     )
-  with quiet.standard_error():
+  with captured_stderr.standard_error():
     return [
       device
       for _ in range(max(copies) + 1)

@@ -11,17 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import weights
 from anysearch_jax.planning import program
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import (
-  lora,
-  paged_attention,
-  sharding,
-  table,
-  transformer,
-)
-from anysearch_jax.rollout import kv_memory, kv_store
+from anysearch_jax.policy import decoder, lora, sharding, table
+from anysearch_jax.policy import parameters as weights
+from anysearch_jax.policy.attention import paged_attention
+from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.training import batching, placement, ppo, train_step
 
 
@@ -160,7 +155,7 @@ def _engine(
     base = lora.combine(base, _cast(table.adapter_rows(a), cut, placed.dtype))
   params = jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    jax.eval_shape(functools.partial(transformer.apart, a=a), base),
+    jax.eval_shape(functools.partial(decoder.apart, a=a), base),
     _apart(a, base),
   )
   parts = mesh.shape["data"]
@@ -231,8 +226,8 @@ def _engine(
 
 
 def _apart(
-  a: architecture_lib.Architecture, params: transformer.Params
-) -> transformer.Params:
+  a: architecture_lib.Architecture, params: decoder.Params
+) -> decoder.Params:
   """Where weights stand once their layers are apart."""
   layers = jax.tree.map(
     lambda x: jax.sharding.NamedSharding(
@@ -264,7 +259,7 @@ def _read_pages(
 
 def _reference(
   config: config_lib.ExperimentConfig, placed: placement.Placement
-) -> transformer.Params | None:
+) -> decoder.Params | None:
   """What stands beside the state: see `loop.Trainer`."""
   a = placed.a.without_lora()
   penalized = config.objective.kl_coefficient or config.critic.reward_kl
@@ -282,7 +277,7 @@ def _base_dtype(
 
 def _cast(
   rows: Sequence[weights.Weight], shardings: dict, dtype: Any
-) -> transformer.Params:
+) -> decoder.Params:
   """Abstract weights as `Placement` casts them: scales of norms stay."""
 
   def leaf(row: weights.Weight) -> jax.ShapeDtypeStruct:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
-from anysearch_jax.planning import hardware
+from anysearch_jax.host import hardware
 from anysearch_jax.planning import plan as plan_lib
 
 Cells = Sequence[Sequence[str]]

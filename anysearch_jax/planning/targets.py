@@ -12,7 +12,7 @@ import os
 
 import jax
 
-from anysearch_jax.planning import hardware as hardware_lib
+from anysearch_jax.host import hardware as hardware_lib
 
 INSTALL = (
   "pip install -r requirements-plan.txt, or 'anysearch_jax[plan]' without a "

@@ -2,9 +2,9 @@
 
 * `architecture`: what varies between families, read from a Hugging Face config.
 * `table`: every parameter's path, shape, logical axes and Hugging Face name.
-* `sharding`: how they are cut over a device mesh.
-* `attention`: rotary positions and the attention function.
-* `transformer`: the Flax modules; full forward and cached forward.
-* `lora`: low-rank adapters, beside the weights or merged.
-* `hf`: Hugging Face folders in and out.
+* `parameters`, `tensor_files`: parameters by that table, and safetensors files.
+* `sharding`: how parameters are cut over a device mesh.
+* `decoder`, `attention`, `embedding`: the forward pass, whole and cached.
+* `critic`, `lora`: a value head; low-rank adapters.
+* `hf`, `hf_config`, `tokenizer`: Hugging Face folders in and out.
 """

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from anysearch_jax import hf_config
+from anysearch_jax.policy import hf_config
 
 _FAMILIES = {
   "Qwen2ForCausalLM": "qwen2",

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import lora, table, transformer
+from anysearch_jax.policy import decoder, lora, table
 
 
 def initialize(
-  trained: transformer.Params, a: architecture_lib.Architecture
-) -> transformer.Params:
+  trained: decoder.Params, a: architecture_lib.Architecture
+) -> decoder.Params:
   """The critic of a policy: no value differs from 0 yet.
 
   Args:
@@ -30,14 +30,14 @@ def initialize(
 
 
 def values(
-  critic: transformer.Params,
-  base: transformer.Params | None,
+  critic: decoder.Params,
+  base: decoder.Params | None,
   a: architecture_lib.Architecture,
   tokens: jax.Array,
   positions: jax.Array,
   segment_ids: jax.Array,
   *,
-  compute: transformer.Compute = transformer.Compute(),  # noqa: B008
+  compute: decoder.Compute = decoder.Compute(),  # noqa: B008
 ) -> jax.Array:
   """The value of each state of packed rows.
 
@@ -57,7 +57,7 @@ def values(
   body = {name: x for name, x in critic.items() if name != "value"}
   if a.lora is not None:
     body = lora.combine(base, body)
-  hidden = transformer.forward(
+  hidden = decoder.forward(
     body, table.headless(a), tokens, positions, segment_ids, compute=compute
   )
   # A sum, not a product of matrices: float32 on every device.

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anysearch_jax import hf_config, json_files, processes, tensor_files
-from anysearch_jax import tokenizer as tokenizer_lib
+from anysearch_jax.host import json_files, processes
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import lora, sharding, table
+from anysearch_jax.policy import hf_config, lora, sharding, table, tensor_files
+from anysearch_jax.policy import tokenizer as tokenizer_lib
 
 # Everything of a checkpoint but its weights and its card.
 _FILES = (

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import weights
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import table, transformer
+from anysearch_jax.policy import decoder, table
+from anysearch_jax.policy import parameters as weights
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 
@@ -65,23 +65,19 @@ def base_dtype(config: config_lib.LoraConfig) -> str:
   return config.base_dtype if config.rank else "float32"
 
 
-def initialize(
-  a: architecture_lib.Architecture, seed: int
-) -> transformer.Params:
+def initialize(a: architecture_lib.Architecture, seed: int) -> decoder.Params:
   """Fresh float32 adapters, deterministic by seed; they change nothing yet."""
   return weights.initialize(table.adapter_rows(a), seed)
 
 
-def combine(
-  base: transformer.Params, adapters: transformer.Params
-) -> transformer.Params:
+def combine(base: decoder.Params, adapters: decoder.Params) -> decoder.Params:
   """The whole parameter dict of an architecture with adapters."""
   layers = base[table.LAYERS] | adapters[table.LAYERS]
   return base | {table.LAYERS: layers}
 
 
 def merged(
-  params: transformer.Params,
+  params: decoder.Params,
   a: architecture_lib.Architecture,
   row: weights.Weight,
   layer: int,

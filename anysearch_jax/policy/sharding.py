@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import ad_checkpoint
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import weights
 from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import table
 
 AXES = ("data", "fsdp", "tensor")

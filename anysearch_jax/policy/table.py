@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from anysearch_jax import weights
 from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import parameters as weights
 
 LAYERS = "layers"
 # The adapters' files name their tensors after this (PEFT).

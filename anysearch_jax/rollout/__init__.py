@@ -1,9 +1,7 @@
 """Sampling episodes.
 
-Table of contents:
-
 * `episode`: the episode as a pure state machine: events in, requests out.
 * `driver`: the asyncio shell that answers those requests, for many episodes.
-* `engine`: the in-process engine; `kv_store` its caches and jitted calls,
-  `sampling` one token from logits, `stops` stop texts over decoded text.
+* `searching`: batches and caches searches. `stops`: texts that end a turn.
+* `jax_engine`: the in-process engine. `sglang`: SGLang servers over HTTP.
 """

@@ -13,8 +13,9 @@ import itertools
 import numpy as np
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import environment as environment_lib
-from anysearch_jax import prompts, protocol, types
+from anysearch_jax import types
+from anysearch_jax.environment import environment as environment_lib
+from anysearch_jax.environment import prompts, protocol
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode_state
 

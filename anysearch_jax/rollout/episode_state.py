@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import environment as environment_lib
 from anysearch_jax import types
+from anysearch_jax.environment import environment as environment_lib
 from anysearch_jax.methods import systems
 
 

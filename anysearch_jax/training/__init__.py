@@ -1,12 +1,10 @@
-"""Training.
+"""Training: rollouts, rewards, steps, checkpoints.
 
-* `batching`: trajectories into packed arrays of fixed shapes.
-* `logprobs`: token log-probabilities and entropies, chunked over the rows.
-* `train_step`: one jitted, donated optimizer step.
-* `experience`: groups into rewards, advantages and batches.
-* `loop`: rollouts, steps, curriculum, metrics, checkpoints.
+* `loop`: one run. `learner`, `train_step`: its optimizer steps; `ppo`: what a
+  critic adds. `engines`: what it samples with.
+* `collection`, `sampler`, `pipeline`: rollouts, also ahead of training.
+* `rewards_and_advantages`, `batching`, `logprobs`: episodes to arrays.
+* `checkpoint`, `manifest`, `damaged`, `saving`, `resuming`: what a stop leaves.
+* `health`, `fingerprint`, `metrics`, `timeline`, `throughput`: what is watched.
 * `validation`: which configurations can run.
-* `checkpoint`: what a run goes on from; `manifest`: its files by checksum.
-* `warm_start`: supervised demonstrations before it.
-* `metrics`: jsonl and TensorBoard.
 """

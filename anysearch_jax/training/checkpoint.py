@@ -40,8 +40,10 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import config_values, disk, processes, tensor_files
-from anysearch_jax import curriculum as curriculum_lib
+from anysearch_jax.algorithms import curriculum as curriculum_lib
+from anysearch_jax.config import values as config_values
+from anysearch_jax.host import disk, processes
+from anysearch_jax.policy import tensor_files
 from anysearch_jax.training import damaged, manifest, saving, train_step
 from anysearch_jax.training import pending as pending_lib
 

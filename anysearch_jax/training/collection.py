@@ -20,7 +20,9 @@ import jax
 import numpy as np
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import curriculum, processes, types
+from anysearch_jax import types
+from anysearch_jax.algorithms import curriculum
+from anysearch_jax.host import processes
 from anysearch_jax.rollout import driver, inflight
 from anysearch_jax.training import packed_groups
 from anysearch_jax.training import timeline as timeline_lib

@@ -5,7 +5,8 @@ from __future__ import annotations
 from anysearch_jax import config as config_lib
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout import engine, sglang
+from anysearch_jax.rollout.jax_engine import engine
+from anysearch_jax.rollout.sglang import engine as sglang
 from anysearch_jax.training import collection, learner
 
 

@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import processes, types
+from anysearch_jax import types
+from anysearch_jax.host import processes
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import transformer
+from anysearch_jax.policy import decoder
 from anysearch_jax.rollout import episode
 from anysearch_jax.training import collection, logprobs
 
@@ -73,7 +74,7 @@ class Fingerprint:
     self._expected: np.ndarray | None = None
     self._version = 0
 
-  def expect(self, params: transformer.Params, version: int) -> None:
+  def expect(self, params: decoder.Params, version: int) -> None:
     """Scores the prompt with weights that the engine is given.
 
     Args:
@@ -132,7 +133,7 @@ class Fingerprint:
 
 @functools.partial(jax.jit, static_argnames=("a", "dtype"))
 def _score(
-  params: transformer.Params,
+  params: decoder.Params,
   ids: jax.Array,
   *,
   a: architecture_lib.Architecture,
@@ -147,6 +148,6 @@ def _score(
     targets,
     jnp.arange(tokens.shape[1])[None],
     jnp.ones_like(tokens),
-    compute=transformer.Compute(dtype=dtype),
+    compute=decoder.Compute(dtype=dtype),
   )
   return logps[0]

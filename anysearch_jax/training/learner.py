@@ -9,13 +9,13 @@ import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import critic as critic_lib
-from anysearch_jax.policy import hf, lora, transformer
+from anysearch_jax.policy import decoder, hf, lora
 from anysearch_jax.training import (
   batching,
-  experience,
   metrics,
   placement,
   ppo,
+  rewards_and_advantages,
   throughput,
   train_step,
 )
@@ -69,13 +69,13 @@ class Learner:
     self._step = train_step.make(loss, tx, shardings)
     self._score = train_step.make_scorer(a, sharding=placed.rows, **how)
 
-  def params(self) -> transformer.Params:
+  def params(self) -> decoder.Params:
     """All of the policy's parameters as they stand."""
     if self.architecture.lora is None:
       return self.state.params
     return lora.combine(self._reference, self.state.params)
 
-  def published(self) -> transformer.Params:
+  def published(self) -> decoder.Params:
     """The same for the engine.
 
     With `pipeline.async_level` they outlive the next step; without, they may be
@@ -102,9 +102,11 @@ class Learner:
       self.state,
     )
 
-  def pack(self, scored: experience.Experience) -> list[batching.TrainBatch]:
+  def pack(
+    self, scored: rewards_and_advantages.Experience
+  ) -> list[batching.TrainBatch]:
     """A batch for each optimizer step of a rollout, on the host."""
-    return experience.batches(
+    return rewards_and_advantages.batches(
       scored,
       steps=self._config.curriculum.steps_per_rollout,
       config=self._config.batch,

@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import sharding, transformer
+from anysearch_jax.policy import decoder, sharding
 
 
 def token_logprobs(
-  params: transformer.Params,
+  params: decoder.Params,
   a: architecture_lib.Architecture,
   tokens: jax.Array,
   targets: jax.Array,
@@ -29,7 +29,7 @@ def token_logprobs(
   segment_ids: jax.Array,
   *,
   temperature: float = 1.0,
-  compute: transformer.Compute = transformer.Compute(),  # noqa: B008
+  compute: decoder.Compute = decoder.Compute(),  # noqa: B008
 ) -> tuple[jax.Array, jax.Array]:
   """Log-probability of each target and entropy of each prediction.
 
@@ -50,14 +50,14 @@ def token_logprobs(
     the entropy.
   """
   chex.assert_equal_shape([tokens, targets, positions, segment_ids])
-  hidden = transformer.forward(
+  hidden = decoder.forward(
     params, a, tokens, positions, segment_ids, compute=compute
   )
   t = tokens.shape[1]
   chunk = next(
     c for c in range(min(compute.logprob_chunk, t), 0, -1) if t % c == 0
   )
-  head = transformer.head(params)
+  head = decoder.head(params)
   parts = _Parts.of(head.shape, compute.layout)
   how = _How(temperature, chunk, a.lora is None, parts, compute.layout)
   return _logprobs(how, hidden, head, targets)
@@ -230,7 +230,7 @@ def _first(parts: _Parts, head) -> jax.Array | int:
 
 
 def _logits(hidden, head, temperature: float) -> jax.Array:
-  return transformer.project(hidden, head) / temperature
+  return decoder.project(hidden, head) / temperature
 
 
 def _is_target(logits, targets, first) -> jax.Array:

@@ -15,20 +15,23 @@ from typing import Any
 import jax
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import config_changes, curriculum, processes, types
-from anysearch_jax.methods import text_model
+from anysearch_jax import types
+from anysearch_jax.algorithms import curriculum
+from anysearch_jax.config import changes as config_changes
+from anysearch_jax.generative_retrieval import text_model
+from anysearch_jax.host import processes
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout import kv_store
+from anysearch_jax.rollout.jax_engine import kv_store
 from anysearch_jax.training import (
   batching,
   checkpoint,
   collection,
   engines,
-  experience,
   learner,
   metrics,
   pipeline,
   resuming,
+  rewards_and_advantages,
   run_folder,
   sampler,
   saving,
@@ -36,7 +39,7 @@ from anysearch_jax.training import (
   timeline,
   validation,
 )
-from anysearch_jax.training import watch as watch_lib
+from anysearch_jax.training import health as watch_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,7 +280,9 @@ class Trainer:
 
   def _rollout(
     self, rollout: int, ahead: pipeline.Pipeline
-  ) -> tuple[dict[str, float], list[dict[str, float]], experience.Experience]:
+  ) -> tuple[
+    dict[str, float], list[dict[str, float]], rewards_and_advantages.Experience
+  ]:
     """Takes a rollout and trains on it.
 
     Returns:
@@ -373,8 +378,10 @@ class Trainer:
       steps=stopped.steps if within else (),
     )
 
-  def _record(self, name: str, scored: experience.Experience) -> pathlib.Path:
-    return self._folder.record(name, experience.records(scored))
+  def _record(
+    self, name: str, scored: rewards_and_advantages.Experience
+  ) -> pathlib.Path:
+    return self._folder.record(name, rewards_and_advantages.records(scored))
 
 
 def _closing(engine: collection.Engine) -> contextlib.AbstractContextManager:

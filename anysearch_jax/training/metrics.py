@@ -15,7 +15,8 @@ import numpy as np
 from tensorboardX import event_file_writer, summary
 from tensorboardX.proto import event_pb2, summary_pb2
 
-from anysearch_jax import disk, objective
+from anysearch_jax.algorithms import grpo
+from anysearch_jax.host import disk
 
 Values = Mapping[str, float | int | bool]
 
@@ -127,7 +128,7 @@ def of_step(values: Mapping[str, np.ndarray]) -> dict[str, float]:
   counts = values.pop("loss/logp_difference_counts", None)
   out = {name: float(value) for name, value in values.items()}
   if counts is not None:
-    edges = (*objective.GAP_EDGES, math.inf)
+    edges = (*grpo.GAP_EDGES, math.inf)
     tokens, *beyond = counts.tolist()
     shares = [count / max(tokens, 1) for count in beyond] + [0.0]
     for name, quantile in (("p50", 0.5), ("p99", 0.99)):

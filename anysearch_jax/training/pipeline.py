@@ -24,7 +24,7 @@ from typing import NamedTuple
 from absl import logging
 
 from anysearch_jax import types
-from anysearch_jax.policy import transformer
+from anysearch_jax.policy import decoder
 from anysearch_jax.training import sampler as sampler_lib
 from anysearch_jax.training import timeline as timeline_lib
 
@@ -80,16 +80,14 @@ class Pipeline:
     # With the weights to sample it with, None where the engine has them by
     # then. None instead of a job is the end.
     self._jobs: queue.SimpleQueue[
-      tuple[_Ahead, transformer.Params | None] | None
+      tuple[_Ahead, decoder.Params | None] | None
     ] = queue.SimpleQueue()
     # A daemon, so that one which hangs in a device does not hold the process.
     self._thread = threading.Thread(
       target=self._work, name="sampler", daemon=True
     )
 
-  def fill(
-    self, version: int, published: Callable[[], transformer.Params]
-  ) -> None:
+  def fill(self, version: int, published: Callable[[], decoder.Params]) -> None:
     """Has all rollouts sampled that this version of the weights may sample.
 
     Args:

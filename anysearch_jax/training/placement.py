@@ -16,16 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import processes, weights
+from anysearch_jax.host import processes
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import (
-  lora,
-  self_attention,
-  sharding,
-  table,
-  transformer,
-)
-from anysearch_jax.rollout import kv_memory, kv_store
+from anysearch_jax.policy import decoder, lora, sharding, table
+from anysearch_jax.policy import parameters as weights
+from anysearch_jax.policy.attention import self_attention
+from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.training import batching
 
 
@@ -78,7 +74,7 @@ class Placement:
     """Of a value that every device that trains holds."""
     return jax.sharding.NamedSharding(self.trainer, jax.P())
 
-  def frozen(self, params: transformer.Params) -> transformer.Params:
+  def frozen(self, params: decoder.Params) -> decoder.Params:
     """A reference or a base under adapters, on the mesh that trains."""
     params = jax.device_put(
       params, sharding.shardings(self.a.without_lora(), self.trainer)
@@ -95,11 +91,11 @@ class Placement:
 
     return jax.tree.map(put, batch)
 
-  def publish(self, params: transformer.Params) -> transformer.Params:
+  def publish(self, params: decoder.Params) -> decoder.Params:
     """Trained weights as the engine reads them: a copy where it must be one."""
     return self.to_engine(self._cast(params))
 
-  def to_engine(self, params: transformer.Params) -> transformer.Params:
+  def to_engine(self, params: decoder.Params) -> decoder.Params:
     """Weights of the training mesh on the engine's devices."""
     wanted = sharding.shardings(self.a, self.rollout)
     return jax.tree_util.tree_map_with_path(
@@ -107,7 +103,7 @@ class Placement:
       params,
     )
 
-  def _cast(self, params: transformer.Params) -> transformer.Params:
+  def _cast(self, params: decoder.Params) -> decoder.Params:
     """In the compute type, but for the scales of norms."""
     scales = {row.path for row in table.rows(self.a) if row.init is None}
     return jax.tree_util.tree_map_with_path(
@@ -173,7 +169,7 @@ def compute(
   config: config_lib.ExperimentConfig,
   a: architecture_lib.Architecture,
   mesh: jax.sharding.Mesh,
-) -> transformer.Compute:
+) -> decoder.Compute:
   """How the policy is computed on a mesh.
 
   Raises:
@@ -192,7 +188,7 @@ def compute(
     )
     for length in c.row_lengths
   }
-  return transformer.Compute(
+  return decoder.Compute(
     dtype=jnp.dtype(config.compute_dtype),
     remat=c.remat,
     # One row length that needs XLA takes all others there.

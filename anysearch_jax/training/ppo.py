@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import objective_ppo
+from anysearch_jax.algorithms import ppo
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import critic as critic_lib
-from anysearch_jax.policy import transformer
+from anysearch_jax.policy import decoder
 from anysearch_jax.training import batching, train_step
 
 _SUMS = ("weight", "returns", "returns_squared", "rest", "rest_squared")
@@ -27,7 +27,7 @@ def with_critic(
   a: architecture_lib.Architecture,
   config: config_lib.CriticConfig,
   *,
-  compute: transformer.Compute = transformer.Compute(),  # noqa: B008
+  compute: decoder.Compute = decoder.Compute(),  # noqa: B008
 ) -> train_step.LossFn:
   """A policy's loss and its critic's beside it, of (policy, critic).
 
@@ -38,7 +38,7 @@ def with_critic(
   def both(trained, reference, rows):
     params, critic = trained
     of_policy, metrics = loss_fn(params, reference, rows)
-    of_critic, sums = objective_ppo.value_loss(
+    of_critic, sums = ppo.value_loss(
       _values(critic, reference, a, rows, compute),
       rows.old_value,
       rows.returns,
@@ -58,7 +58,7 @@ def metrics(values: dict[str, float]) -> dict[str, float]:
   sums = {n: rest.pop(f"value/{n}", None) for n in _SUMS}
   if None in sums.values():
     return values
-  explained = objective_ppo.explained_variance(**sums)
+  explained = ppo.explained_variance(**sums)
   return rest | {"value/explained_variance": explained}
 
 
@@ -79,7 +79,7 @@ class Estimator:
     config: config_lib.CriticConfig,
     *,
     temperature: float,
-    compute: transformer.Compute = transformer.Compute(),  # noqa: B008
+    compute: decoder.Compute = decoder.Compute(),  # noqa: B008
     sharding: jax.sharding.NamedSharding | None = None,
   ):
     self._config = config
@@ -103,12 +103,12 @@ class Estimator:
       sharding=sharding,
     )
     self._estimate = jax.jit(estimate, out_shardings=sharding)
-    self._whiten = jax.jit(objective_ppo.whiten, out_shardings=sharding)
+    self._whiten = jax.jit(ppo.whiten, out_shardings=sharding)
 
   def __call__(
     self,
     state: train_step.TrainState,
-    reference: transformer.Params | None,
+    reference: decoder.Params | None,
     batches: Sequence[batching.TrainBatch],
   ) -> list[batching.TrainBatch]:
     """The batches of a rollout, as the step takes them.
@@ -149,11 +149,11 @@ class Estimator:
 
 
 def _values(
-  critic: transformer.Params,
-  reference: transformer.Params | None,
+  critic: decoder.Params,
+  reference: decoder.Params | None,
   a: architecture_lib.Architecture,
   rows: batching.Rows,
-  compute: transformer.Compute,
+  compute: decoder.Compute,
 ) -> jax.Array:
   return critic_lib.values(
     critic,
@@ -176,7 +176,7 @@ def _estimated(
   reward = rows.reward
   if config.reward_kl:
     reward -= config.reward_kl * (rows.behaviour_logp - reference_logp)
-  return objective_ppo.gae(
+  return ppo.gae(
     reward,
     value,
     rows.weight > 0,

@@ -10,8 +10,10 @@ from typing import NamedTuple
 import jax
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import config_changes, processes, types
-from anysearch_jax.data import cursor
+from anysearch_jax import types
+from anysearch_jax.config import changes as config_changes
+from anysearch_jax.data import dataset_iterator
+from anysearch_jax.host import processes
 from anysearch_jax.training import (
   checkpoint,
   collection,
@@ -46,7 +48,9 @@ def position(
   questions: Sequence[types.Question],
 ) -> dict[str, int]:
   """The cursor of the questions before `rollout`."""
-  return cursor.progress(questions, rollout * collection.questions(config))
+  return dataset_iterator.progress(
+    questions, rollout * collection.questions(config)
+  )
 
 
 def snapshot(

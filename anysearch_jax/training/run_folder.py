@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import disk, processes, records, types
+from anysearch_jax import types
+from anysearch_jax.environment import records
+from anysearch_jax.host import disk, processes
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout import episode
 

@@ -18,18 +18,18 @@ import jax
 import numpy as np
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import curriculum as curriculum_lib
 from anysearch_jax import types
+from anysearch_jax.algorithms import curriculum as curriculum_lib
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import transformer
+from anysearch_jax.policy import decoder
 from anysearch_jax.rollout import searching
 from anysearch_jax.training import (
   collection,
-  experience,
   fingerprint,
+  health,
   pending,
+  rewards_and_advantages,
   staleness,
-  watch,
 )
 from anysearch_jax.training import timeline as timeline_lib
 
@@ -57,7 +57,7 @@ class Sampled(NamedTuple):
   scaffold: bool
   probabilities: np.ndarray
   collected: collection.Collected
-  scored: experience.Experience
+  scored: rewards_and_advantages.Experience
   seen: Seen
 
 
@@ -116,7 +116,7 @@ class Sampler:
     self._playing: tuple[asyncio.AbstractEventLoop, asyncio.Task] | None = None
 
   def set_params(
-    self, rollout: int, params: transformer.Params, version: int
+    self, rollout: int, params: decoder.Params, version: int
   ) -> None:
     """Samples with these weights from `rollout` on."""
     with self._timeline.span(
@@ -125,7 +125,7 @@ class Sampler:
       self.expect(params, version)
       self._engine.set_params(jax.block_until_ready(params), version)
 
-  def expect(self, params: transformer.Params, version: int) -> None:
+  def expect(self, params: decoder.Params, version: int) -> None:
     """Says which weights the engine has; `sample` verifies it."""
     self._fingerprint.expect(params, version)
 
@@ -177,7 +177,7 @@ class Sampler:
     )
     for rollout, collected in enumerate(played, start=first):
       ages = staleness.ages(rollout, collected.groups)
-      if outage := watch.outage(rollout, collected, config=config):
+      if outage := health.outage(rollout, collected, config=config):
         self.sample_anew(outage, failed_rollouts=len(played) - len(ready))
         break
       if not staleness.holds(rollout, ages, bound=config.pipeline.async_level):
@@ -251,7 +251,7 @@ class Sampler:
       probabilities = curriculum_lib.distribution(
         self.seen.curriculum, config=c
       )
-      scored = experience.score(
+      scored = rewards_and_advantages.score(
         collected.groups,
         assignment.budgets[collected.places],
         config=config,
@@ -318,7 +318,7 @@ def metrics(
     "scaffold": int(sampled.scaffold),
     **{f"curriculum/p{b}": float(sampled.probabilities[b - 1]) for b in levels},
     **drawn(budgets, max_budget=config.max_budget),
-    **experience.metrics(sampled.scored),
+    **rewards_and_advantages.metrics(sampled.scored),
     "rollout/failed": collected.failed,
     "rollout/dropped_groups": collected.dropped,
     "rollout/resampled_groups": collected.resampled,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from anysearch_jax import disk, json_files
+from anysearch_jax.host import disk, json_files
 
 # Of the newest save, in the folder of the checkpoints.
 _FILE = "last_save.json"

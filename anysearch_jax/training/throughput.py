@@ -24,9 +24,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from anysearch_jax import weights
-from anysearch_jax.planning import hardware
+from anysearch_jax.host import hardware
 from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import table
 from anysearch_jax.training import batching
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from anysearch_jax import disk
+from anysearch_jax.host import disk
 
 # Tracks on which one span follows the other; on all others they overlap.
 TRAINER, SAMPLER = "trainer", "sampler"

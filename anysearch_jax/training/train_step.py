@@ -17,16 +17,17 @@ import jax.numpy as jnp
 import optax
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import objective, weights
+from anysearch_jax.algorithms import grpo
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import lora, sharding, table, transformer
+from anysearch_jax.policy import decoder, lora, sharding, table
+from anysearch_jax.policy import parameters as weights
 from anysearch_jax.training import batching, logprobs
 
 # What is trained: a policy's parameters, or those and a critic's.
-Trained = transformer.Params | tuple[transformer.Params, transformer.Params]
+Trained = decoder.Params | tuple[decoder.Params, decoder.Params]
 # (trained, reference, micro-batch) -> (loss, additive metrics).
 LossFn = Callable[
-  [Trained, transformer.Params | None, batching.Rows],
+  [Trained, decoder.Params | None, batching.Rows],
   tuple[jax.Array, dict[str, jax.Array]],
 ]
 
@@ -38,10 +39,10 @@ class TrainState(NamedTuple):
   `critic`, but for its head. None: there is no critic.
   """
 
-  params: transformer.Params
+  params: decoder.Params
   opt_state: optax.OptState
   step: jax.Array
-  critic: transformer.Params | None = None
+  critic: decoder.Params | None = None
 
   @property
   def trained(self) -> Trained:
@@ -169,11 +170,11 @@ def shardings(
 
 
 def init(
-  params: transformer.Params,
+  params: decoder.Params,
   tx: optax.GradientTransformation | Pair,
   shardings: TrainState | None = None,
   *,
-  critic: transformer.Params | None = None,
+  critic: decoder.Params | None = None,
 ) -> TrainState:
   """Step 0 of a policy; the arrays are copied, for the step donates them."""
 
@@ -192,7 +193,7 @@ def grpo_loss(
   config: config_lib.ObjectiveConfig,
   *,
   temperature: float,
-  compute: transformer.Compute = transformer.Compute(),  # noqa: B008
+  compute: decoder.Compute = decoder.Compute(),  # noqa: B008
   on_policy: bool = False,
 ) -> LossFn:
   """The GRPO loss of a micro-batch (paper appendix "GRPO Objective").
@@ -218,7 +219,7 @@ def grpo_loss(
     old_logp = None
     if config.old_logp == "trainer":
       old_logp = jax.lax.stop_gradient(logp) if on_policy else rows.old_logp
-    loss, metrics = objective.grpo_loss(
+    loss, metrics = grpo.grpo_loss(
       logp,
       rows.behaviour_logp,
       reference_logp,
@@ -237,7 +238,7 @@ def grpo_loss(
 def cross_entropy_loss(
   a: architecture_lib.Architecture,
   *,
-  compute: transformer.Compute = transformer.Compute(),  # noqa: B008
+  compute: decoder.Compute = decoder.Compute(),  # noqa: B008
 ) -> LossFn:
   """Weighted negative log-likelihood, for supervised warm starts."""
 
@@ -336,7 +337,7 @@ def make_scorer(
   a: architecture_lib.Architecture,
   *,
   temperature: float,
-  compute: transformer.Compute = transformer.Compute(),  # noqa: B008
+  compute: decoder.Compute = decoder.Compute(),  # noqa: B008
   sharding: jax.sharding.NamedSharding | None = None,
 ) -> Callable:
   """The jitted `score(params, reference, batch)`: a batch's log-probabilities.

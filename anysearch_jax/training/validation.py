@@ -7,27 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import (
-  config_ranges,
-  curriculum,
-  objective,
-  rewards,
-  types,
-)
+from anysearch_jax import types
+from anysearch_jax.algorithms import curriculum, grpo, rewards
+from anysearch_jax.config import ranges
 from anysearch_jax.methods import otc_reward, systems
-from anysearch_jax.policy import (
-  lora,
-  paged_attention,
-  self_attention,
-  transformer,
-)
-from anysearch_jax.rollout import (
-  episode,
-  kv_memory,
-  sampling,
-  sglang_server,
-)
-from anysearch_jax.training import batching, checkpoint, experience
+from anysearch_jax.policy import decoder, lora
+from anysearch_jax.policy.attention import paged_attention, self_attention
+from anysearch_jax.rollout import episode
+from anysearch_jax.rollout.jax_engine import kv_memory, sampling
+from anysearch_jax.rollout.sglang import server as sglang_server
+from anysearch_jax.training import batching, checkpoint, rewards_and_advantages
 
 
 def validate(config: config_lib.ExperimentConfig) -> None:
@@ -106,7 +95,7 @@ def _best_metric(config: config_lib.ExperimentConfig) -> None:
     _one_of(
       "checkpoint.best_metric",
       config.checkpoint.best_metric,
-      sorted(experience.reward_metrics(config)),
+      sorted(rewards_and_advantages.reward_metrics(config)),
     )
 
 
@@ -116,7 +105,7 @@ def validate_playing(config: config_lib.ExperimentConfig) -> None:
   Raises:
     ValueError: what was found, what was expected.
   """
-  config_ranges.check(config)
+  ranges.check(config)
   _name(config.name)
   _one_of("compute_dtype", config.compute_dtype, ("float32", "bfloat16"))
   systems.environment(config.episode.prompts)
@@ -244,10 +233,10 @@ def _at_least(name: str, found: float, least: float) -> None:
 
 
 def _objective(c: config_lib.ObjectiveConfig) -> None:
-  _one_of("objective.kl_estimator", c.kl_estimator, objective.KL_ESTIMATORS)
-  _one_of("objective.reduction", c.reduction, objective.REDUCTIONS)
-  _one_of("objective.old_logp", c.old_logp, objective.OLD_LOGPS)
-  _one_of("objective.advantage", c.advantage, objective.ADVANTAGES)
+  _one_of("objective.kl_estimator", c.kl_estimator, grpo.KL_ESTIMATORS)
+  _one_of("objective.reduction", c.reduction, grpo.REDUCTIONS)
+  _one_of("objective.old_logp", c.old_logp, grpo.OLD_LOGPS)
+  _one_of("objective.advantage", c.advantage, grpo.ADVANTAGES)
   if c.importance_cap and c.old_logp == "engine":
     raise ValueError(
       f"objective.importance_cap: found {c.importance_cap} with old_logp "
@@ -312,7 +301,7 @@ def _batch(c: config_lib.BatchConfig) -> None:
     raise ValueError(
       f"batch.row_lengths: found {c.row_lengths}, expected ascending lengths."
     )
-  _one_of("batch.remat", c.remat, ("none", *transformer.REMAT))
+  _one_of("batch.remat", c.remat, ("none", *decoder.REMAT))
   _one_of(
     "batch.attention",
     c.attention,

@@ -1,0 +1,1 @@
+"""Rewards, budgets and objectives: arrays in, arrays out."""

@@ -1,0 +1,201 @@
+"""What a setting is to a run that resumes: identity, learning or placement.
+
+A run has one identity. Learning may change between two starts if that is
+allowed; placement may change at every start.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.config import values as config_values
+
+
+class Kind(enum.StrEnum):
+  """What a setting decides.
+
+  IDENTITY: which run it is: its seed, its questions, their order and number,
+    the system, the shapes of what a checkpoint holds. Never changes.
+  LEARNING: what is learned and from which texts: rates, rewards, lengths.
+  PLACEMENT: where and how fast it runs, what is kept and watched, and paths:
+    what lies at a path is compared by its hash, see provenance.json.
+  """
+
+  IDENTITY = "identity"
+  LEARNING = "learning"
+  PLACEMENT = "placement"
+
+
+_I, _L, _P = Kind.IDENTITY, Kind.LEARNING, Kind.PLACEMENT
+
+# By group, "" being the configuration itself.
+_TABLE: dict[str, dict[Kind, str]] = {
+  "": {
+    _I: "seed questions group",
+    _L: "compute_dtype",
+    _P: "name policy save_every save_minutes",
+  },
+  "method": {_I: "name"},
+  "method.search_r1": {_L: "format_variant structure final retrieval"},
+  "method.stepsearch": {_L: "key_weight step_scale missing"},
+  "method.zerosearch": {_L: "noise_start noise_end noise_base"},
+  "method.otc": {_L: "alpha c form"},
+  "method.ikea": {_L: "kb bad_format searched_wrong right"},
+  "reward": {
+    _L: "alpha beta delta gamma_max gamma_mode gamma_fixed use_abs use_rel xi "
+    "length_limit length_tolerance"
+  },
+  "curriculum": {
+    # The state holds a window for each budget; the number of steps is the
+    # number of questions that are drawn.
+    _I: "max_budget total_steps steps_per_rollout window",
+    _L: "phase1_steps uniform_mix epsilon phase1_scaffold phase2_scaffold "
+    "fixed_budget",
+  },
+  "objective": {
+    _I: "advantage",  # Whether there is a critic.
+    _L: "clip_low clip_high kl_coefficient kl_estimator advantage_epsilon "
+    "normalize_std reduction old_logp importance_cap",
+  },
+  "optimizer": {
+    _L: "learning_rate b1 b2 eps weight_decay max_grad_norm warmup_steps"
+  },
+  "critic": {
+    _L: "gamma lam learning_rate warmup_steps alone_steps value_clip whiten "
+    "reward_kl"
+  },
+  "episode": {
+    _I: "prompts",
+    _L: "top_k max_generated max_context answered_bad_turns",
+    _P: "turn_deadline search_deadline",
+  },
+  "sampling": {_L: "temperature top_p top_k"},
+  "engine": {
+    _P: "kind slots max_context kv_tokens page lanes prefill_lanes "
+    "prefill_chunk decode_steps attention"
+  },
+  "sglang": {_P: "urls deadline retries wait weights api_key_variable"},
+  "retrieval": {
+    _L: "simulated refined",
+    _P: "kind index encoder url web engine price key_variable log log_mode",
+  },
+  "retrieval.model": {
+    _L: "name temperature top_p max_tokens",
+    _P: "key_variable concurrency deadline",
+  },
+  "search": {
+    _L: "passage_characters answer_characters",
+    _P: "cache batch concurrency",
+  },
+  "pipeline": {_I: "extra_groups", _P: "async_level"},
+  "batch": {
+    _P: "row_lengths micro_batch_tokens max_micro_batches max_segments remat "
+    "attention attention_chunk logprob_chunk"
+  },
+  "mesh": {_P: "data fsdp tensor sequence_parallel trainer rollout"},
+  "lora": {_I: "rank alpha targets", _L: "base_dtype"},
+  "data": {_I: "source world_seed split", _P: "path"},
+  # A run begins with the policy that these made.
+  "warm_start": {
+    _P: "steps learning_rate batch_tokens demonstrations decision_weight "
+    "layers hidden heads kv_heads mlp"
+  },
+  "watch": {
+    _P: "bad_steps max_failed min_entropy max_kl max_gap max_far "
+    "max_largest_gap gap_rollouts max_fingerprint_gap max_stale "
+    "quiet_seconds"
+  },
+  "checkpoint": {_P: "keep_last keep_best best_metric export_dtype"},
+  "evaluation": {
+    _P: "budgets questions datasets seeds scaffold scorer search_price "
+    "input_price output_price"
+  },
+}
+KINDS: dict[str, Kind] = {
+  f"{group}.{name}".lstrip("."): kind
+  for group, kinds in _TABLE.items()
+  for kind, names in kinds.items()
+  for name in names.split()
+}
+# With 0 the optimizer has another state than with any other number, which a
+# checkpoint of the one does not hold for the other.
+_SWITCHES = (
+  "optimizer.max_grad_norm",
+  "optimizer.warmup_steps",
+  "critic.warmup_steps",
+)
+
+
+class Change(NamedTuple):
+  """A setting that differs; old and new are JSON values."""
+
+  path: str
+  kind: Kind
+  old: Any
+  new: Any
+
+  def __str__(self) -> str:
+    return f"{self.path} {json.dumps(self.old)} -> {json.dumps(self.new)}"
+
+
+def changes(
+  stored: Mapping[str, Any], config: config_lib.ExperimentConfig
+) -> list[Change]:
+  """Returns the settings that differ from those of an earlier start.
+
+  Args:
+    stored: the earlier configuration as it was saved. A setting that it lacks
+      had the default, because it is of an older version.
+    config: the present one.
+  """
+  old, new, default = (
+    dict(config_values.leaves(json.loads(json.dumps(values))))
+    for values in (
+      stored,
+      config_values.to_dict(config),
+      config_values.to_dict(config_lib.ExperimentConfig()),
+    )
+  )
+  old = default | old
+  return [
+    Change(path, _kind(path, value, new.get(path)), value, new.get(path))
+    for path, value in old.items()
+    if path not in new or value != new[path]
+  ]
+
+
+def refusal(changed: Sequence[Change], *, allow: bool) -> str:
+  """Returns why a run must not resume with these changes; "" if it may.
+
+  Args:
+    changed: as `changes` found them.
+    allow: whether settings of learning may change.
+  """
+  if identity := named(changed, Kind.IDENTITY):
+    return (
+      f"found {identity}: such settings say which run it is and never change. "
+      "Resume with what the run began with, or name another --output."
+    )
+  learning = named(changed, Kind.LEARNING)
+  if learning and not allow:
+    return (
+      f"found {learning}: this changes what is learned. Give --allow_changes "
+      "to resume with it, or resume with what the run had."
+    )
+  return ""
+
+
+def named(changed: Sequence[Change], kind: Kind) -> str:
+  """Returns the changes of a kind in words; "" if there are none."""
+  return ", ".join(str(change) for change in changed if change.kind == kind)
+
+
+def _kind(path: str, old: Any, new: Any) -> Kind:
+  if path in _SWITCHES and bool(old) != bool(new):
+    return Kind.IDENTITY
+  # A setting that a later version has no more says nothing of the run's shape.
+  return KINDS.get(path, Kind.LEARNING)

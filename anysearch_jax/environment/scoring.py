@@ -1,0 +1,209 @@
+"""Reads a finished trajectory: answer, exact match and format.
+
+Text in, values out; nothing here raises on any text, and everything takes time
+linear in its length. A response is read span by span: a block opens and closes
+within one span, so neither a tag nor a block is assembled from the texts of
+two turns or of two authors.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+import string
+from collections.abc import Callable, Sequence
+
+from anysearch_jax import types
+from anysearch_jax.environment import protocol
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+_AUTHORS = {
+  "budget": types.Author.ENVIRONMENT,
+  "think": types.Author.MODEL,
+  "search": types.Author.MODEL,
+  "information": types.Author.ENVIRONMENT,
+  "answer": types.Author.MODEL,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+  """What a trajectory's text is worth, before any weight.
+
+  Attributes:
+    answer: the stripped answer, "" for an empty one, None for a missing one.
+    em: 1 if the answer matches an alias, else 0.
+    format: 1 if the response is well formed, else 0; None where nothing says.
+  """
+
+  answer: str | None
+  em: int
+  format: int | None
+
+
+def extract_answer(spans: Sequence[types.Span]) -> str | None:
+  """The last complete answer that the model wrote.
+
+  Args:
+    spans: the response. Only the model's count, one at a time: a document
+      that says `<answer>x</answer>` answers nothing.
+
+  Returns:
+    The stripped answer ("" for an empty one), or None without an answer.
+  """
+  for span in reversed(spans):
+    if span.author == types.Author.MODEL:
+      answer = protocol.last_content(span.text, "answer")
+      if answer is not None:
+        return answer
+  return None
+
+
+def exact_match(answer: str | None, aliases: Sequence[str]) -> int:
+  """1 if `answer` equals an alias after normalisation, else 0.
+
+  Args:
+    answer: the answer, or None for none.
+    aliases: the accepted answers; those that normalise to nothing are dropped,
+      so that an empty answer never matches.
+
+  Returns:
+    0 or 1.
+  """
+  if answer is None:
+    return 0
+  accepted = {normalize_answer(alias) for alias in aliases} - {""}
+  return int(normalize_answer(answer) in accepted)
+
+
+def f1(answer: str | None, aliases: Sequence[str]) -> float:
+  """SQuAD's F1 of the words of `answer` against the best alias.
+
+  Args:
+    answer: the answer, or None for none.
+    aliases: the accepted answers; as in `exact_match`, empty ones are dropped.
+
+  Returns:
+    In [0, 1]: 1 where `exact_match` is, 0 without a word in common.
+  """
+  ours = normalize_answer(answer or "").split()
+  best = 0.0
+  for alias in aliases:
+    theirs = normalize_answer(alias).split()
+    common = (collections.Counter(ours) & collections.Counter(theirs)).total()
+    if common:
+      best = max(best, 2 * common / (len(ours) + len(theirs)))
+  return best
+
+
+def normalize_answer(text: str) -> str:
+  """SQuAD normalisation: case, ASCII punctuation, articles, white space."""
+  text = text.lower().translate(_NO_PUNCTUATION)
+  return " ".join(_ARTICLES.sub(" ", text).split())
+
+
+def check_format(
+  spans: Sequence[types.Span], *, budget: int, searches: int, scaffold: bool
+) -> int:
+  """1 if the response is well formed, else 0 (the paper's R_format).
+
+  Well formed: nothing but white space and blocks that are closed and not
+  nested; `think search information` once per charged search, then
+  `think answer`, and before every `think` a `budget` with the right numbers
+  exactly when the scaffold is on; every block wholly in one span of its author;
+  no more searches than the budget.
+
+  Args:
+    spans: the response, without the prompt.
+    budget: searches assigned, >= 0.
+    searches: searches charged.
+    scaffold: whether the environment was to write budget blocks.
+
+  Returns:
+    0 or 1.
+  """
+  blocks = _read_blocks(spans)
+  if blocks is None:
+    return 0
+  # Compared before `searches` sizes a list: it is a number from a file.
+  written = sum(block.name == "search" for block in blocks)
+  if not written == searches <= budget:
+    return 0
+  head = ["budget"] * scaffold
+  turn = [*head, "think", "search", "information"]
+  order = [*turn * searches, *head, "think", "answer"]
+  states = [block.content for block in blocks if block.name == "budget"]
+  return int(
+    [block.name for block in blocks] == order
+    and all(block.author == _AUTHORS[block.name] for block in blocks)
+    and all(
+      state == protocol.budget_state(budget, used)
+      for used, state in enumerate(states)
+    )
+  )
+
+
+def judge(
+  spans: Sequence[types.Span],
+  *,
+  golden_answers: Sequence[str],
+  budget: int,
+  searches: int,
+  scaffold: bool,
+  read: Callable[[Sequence[types.Span]], str | None] = extract_answer,
+  check: Callable[..., int] | None = check_format,
+) -> Verdict:
+  """Judges one trajectory (the paper's appendix, R_acc and R_format).
+
+  Args:
+    spans: the response, without the prompt.
+    golden_answers: the accepted answers.
+    budget: searches assigned, >= 0.
+    searches: searches charged.
+    scaffold: whether the environment was to write budget blocks.
+    read: finds the answer.
+    check: says whether the response is well formed, called as `check_format`
+      is; None where nothing does.
+
+  Returns:
+    The verdict.
+  """
+  answer = read(spans)
+  return Verdict(
+    answer=answer,
+    em=exact_match(answer, golden_answers),
+    format=None
+    if check is None
+    else check(spans, budget=budget, searches=searches, scaffold=scaffold),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Block:
+  name: str
+  content: str
+  author: types.Author
+
+
+def _read_blocks(spans: Sequence[types.Span]) -> list[_Block] | None:
+  """The blocks in order; None if they are not all that is written."""
+  blocks = []
+  for span in spans:
+    opened, end = None, 0
+    for tag in protocol.TAG_PATTERN.finditer(span.text):
+      slash, name = tag.groups()
+      before = span.text[end : tag.start()]
+      if slash and name == opened:
+        blocks.append(_Block(name, before.strip(), span.author))
+        opened = None
+      elif not slash and opened is None and not before.strip():
+        opened = name
+      else:
+        return None
+      end = tag.end()
+    if opened is not None or span.text[end:].strip():
+      return None
+  return blocks

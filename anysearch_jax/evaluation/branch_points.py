@@ -1,0 +1,185 @@
+"""Turns at which a stored episode can be taken up, and how it stood there."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.environment import environment as environment_lib
+from anysearch_jax.environment import protocol
+from anysearch_jax.evaluation import journal
+from anysearch_jax.methods import systems
+from anysearch_jax.rollout import episode_state
+
+
+class Cut(NamedTuple):
+  """Where a stored episode is taken up.
+
+  searches: that were charged before. turn: the one that is sampled again.
+  """
+
+  kind: str
+  searches: int
+  turn: int
+
+
+def of(row: journal.Row, env: environment_lib.Environment) -> list[Cut]:
+  """Where an episode of an environment can be taken up; failed ones nowhere.
+
+  Raises:
+    ValueError: answers are verified there.
+  """
+  if env.verification is not None:
+    raise ValueError(
+      "episode.prompts: found an environment that verifies answers, whose "
+      "episodes are not taken up; expected one without (bats, not bats_verify)."
+    )
+  if row["failed"]:
+    return []
+  turns = _turns(row, env)
+  searched = [i for i, turn in enumerate(turns) if turn.charged]
+  found = [Cut("stop", n, turn) for n, turn in enumerate(searched)]
+  used = row["searches"] + _lost(turns[:-1], env)
+  if row["outcome"] == "answered" and used < row["budget"]:
+    found.append(Cut("continue", row["searches"], len(turns) - 1))
+  return found
+
+
+def take_up(
+  row: journal.Row,
+  cut: Cut,
+  *,
+  config: config_lib.EpisodeConfig,
+  codec: types.TextCodec,
+) -> episode_state.Episode:
+  """The episode as it stood before a turn.
+
+  Args:
+    row: of the episode.
+    cut: one of `of(row, env)`.
+    config: of its evaluation.
+    codec: of the policy that played it.
+
+  Returns:
+    For `episode.go_on`; with `stop`, its budget is used up.
+
+  Raises:
+    ValueError: a row without tokens, or with those of another tokenizer.
+  """
+  chunks = _chunks(row, codec)
+  models = [i for i, c in enumerate(chunks) if c.author is types.Author.MODEL]
+  end = models[cut.turn]
+  if row["scaffold"]:
+    end -= 1  # The turn gets a budget line of its own.
+  env = systems.environment(config.prompts)
+  before = _turns(row, env)[: cut.turn]
+  ends = [
+    sum(len(chunk.token_ids) for chunk in chunks[: place + 1]) - 1
+    for place, turn in zip(models, before, strict=False)
+    if turn.charged
+  ]
+  used = cut.searches + _lost(before, env)
+  return episode_state.Episode(
+    types.Address(0, 0, 0),
+    types.Question(
+      row["question_id"],
+      row["question"],
+      tuple(row["golden_answers"]),
+      row["corpus"],
+      row["metadata"],
+    ),
+    used if cut.kind == "stop" else row["budget"],
+    row["scaffold"],
+    config,
+    codec,
+    chunks=tuple(chunks[:end]),
+    queries=tuple(row["queries"][: cut.searches]),
+    documents=tuple(
+      tuple(types.Document(**d) for d in found)
+      for found in row["documents"][: cut.searches]
+    ),
+    search_ends=tuple(ends),
+    bad_turns=sum(not turn.charged for turn in before),
+    violation=any(turn.beyond for turn in before),
+  )
+
+
+class _Turn(NamedTuple):
+  """charged: for a search. beyond: for one that the budget did not grant."""
+
+  charged: bool
+  beyond: bool
+
+
+def _turns(row: journal.Row, env: environment_lib.Environment) -> list[_Turn]:
+  """What each turn came to; charged queries stand in their order."""
+  found: list[_Turn] = []
+  for span in row["spans"]:
+    if span["author"] != "model":
+      continue
+    query = _query(span["text"], env)
+    charged = sum(turn.charged for turn in found)
+    beyond = bool(query) and charged + _lost(found, env) >= row["budget"]
+    again = bool(env.repeated) and query in row["queries"][:charged]
+    found.append(_Turn(bool(query) and not beyond and not again, beyond))
+  return found
+
+
+def _query(text: str, env: environment_lib.Environment) -> str:
+  """What a turn searches for; "" where it does not."""
+  match env.action(text):
+    case protocol.Action(protocol.ActionKind.SEARCH, query):
+      return query
+  return ""
+
+
+def _lost(turns: Sequence[_Turn], env: environment_lib.Environment) -> int:
+  """Searches that turns without one have used up."""
+  return env.turns_are_budget * sum(not turn.charged for turn in turns)
+
+
+def _chunks(
+  row: journal.Row, codec: types.TextCodec
+) -> list[episode_state.Chunk]:
+  """The whole episode; what the environment wrote is encoded as it was then."""
+  tokens = row.get("tokens")
+  if tokens is None:
+    raise ValueError(
+      f"The episode of {row['question_id']} was stored without its tokens; "
+      "evaluate it again with this version."
+    )
+  ids, logps = iter(tokens["ids"]), iter(tokens["logps"])
+  versions = itertools.chain.from_iterable(
+    [v] * n for v, n in tokens["versions"]
+  )
+  counts = iter([n for author, n in tokens["authors"] if author == "model"])
+
+  def given(author: types.Author, text: str, count: int) -> episode_state.Chunk:
+    taken = tuple(itertools.islice(ids, count))
+    return episode_state.Chunk(
+      author, taken, (0.0,) * count, (-1,) * count, text
+    )
+
+  chunks = [given(types.Author.PROMPT, "", row["prompt_tokens"])]
+  for span in row["spans"]:
+    if span["author"] == "model":
+      n = next(counts)
+      chunks.append(
+        episode_state.Chunk(
+          types.Author.MODEL,
+          *(tuple(itertools.islice(x, n)) for x in (ids, logps, versions)),
+          span["text"],
+        )
+      )
+      continue
+    known = codec.encode(span["text"])
+    chunks.append(given(types.Author.ENVIRONMENT, span["text"], len(known)))
+    if list(chunks[-1].token_ids) != known:
+      raise ValueError(
+        f"The episode of {row['question_id']} has other tokens than its text; "
+        "name the policy that played it."
+      )
+  return chunks

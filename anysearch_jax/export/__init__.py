@@ -1,0 +1,1 @@
+"""A checkpoint as a Hugging Face folder with its model card."""

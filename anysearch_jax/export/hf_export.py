@@ -1,0 +1,297 @@
+"""A run's policy as others read it: from a checkpoint to a Hugging Face folder.
+
+A run folder has all that this takes: `checkpoints/`, `source/` (configuration
+and tokenizer of the starting policy), `config.json`, `provenance.json`,
+`prompts.json`, `evaluation/`. Adapters need the starting policy's weights too.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import huggingface_hub
+import jax
+import jax.numpy as jnp
+import yaml
+from absl import logging
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.config import values as config_values
+from anysearch_jax.evaluation import metrics
+from anysearch_jax.export import model_card
+from anysearch_jax.host import json_files
+from anysearch_jax.policy import hf, lora, sharding, table, tensor_files
+from anysearch_jax.policy import parameters as weights
+from anysearch_jax.report import build as report
+from anysearch_jax.training import checkpoint
+
+# What the card's header lacks, and what helps.
+_UNKNOWN = {
+  "base_model": "The card names no base_model, because %s does not say its "
+  "name on the hub; give it with --base_model=owner/name.",
+  "license": "The card names no license, because %s has neither a card with "
+  "one nor a LICENSE file; add the line to the exported README.md.",
+}
+
+
+def write(
+  run: str | pathlib.Path,
+  output: str | pathlib.Path,
+  *,
+  rollout: int | None = None,
+  dtype: str = "bfloat16",
+  shard_bytes: int = tensor_files.SHARD_BYTES,
+  base: str | pathlib.Path = "",
+  base_model: str = "",
+  adapter: str | pathlib.Path = "",
+  overwrite: bool = False,
+) -> int:
+  """Exports a run's policy, its adapters merged, with a model card.
+
+  Args:
+    run, rollout, base: as for `load_policy`.
+    output: folder to write.
+    dtype: of the weights: bfloat16, float16 or float32.
+    shard_bytes: most bytes a file.
+    base_model: the hub's name of the starting policy, for the card; "" is the
+      one that the hub's cache has in the folder's path, or the folder's name.
+    adapter: folder to write the adapters to as PEFT reads them, "" for none.
+    overwrite: replace earlier exports.
+
+  Returns:
+    The rollouts that the policy was trained.
+
+  Raises:
+    As `load_policy`, and ValueError for folders that must not be written,
+    for an adapter folder where the run has no adapters, or for a `base_model`
+    that the hub does not take.
+  """
+  run = pathlib.Path(run)
+  rollout, config = _checkpoint(run, rollout)
+  start = base or config.policy
+  _check_targets(run, start, output, adapter, overwrite)
+  if adapter and not config.lora.rank:
+    raise ValueError(f"{run} has no adapters to write to {adapter}.")
+  if base_model and not model_card.is_hub_name(base_model):
+    raise ValueError(
+      f"base_model {base_model!r}: expected owner/name as on the hub."
+    )
+  start_name = base_model or hub_name(start)
+  terms = licence(start, run / "source")
+  for key, known in (
+    ("base_model", model_card.is_hub_name(start_name)),
+    ("license", terms),
+  ):
+    if not known:
+      logging.warning(_UNKNOWN[key], start)
+  text = card(
+    run,
+    config,
+    base_model=start_name,
+    licence=terms,
+    rollout=rollout,
+    dtype=dtype,
+  )
+  _, _, policy = load_policy(run, rollout=rollout, base=base)
+  hf.save(
+    output,
+    policy,
+    dtype=dtype,
+    shard_bytes=shard_bytes,
+    texts={"README.md": text},
+  )
+  if adapter:
+    hf.save_adapter(adapter, policy, base=base_model or str(start))
+  return rollout
+
+
+def load_policy(
+  run: str | pathlib.Path,
+  *,
+  rollout: int | None = None,
+  base: str | pathlib.Path = "",
+) -> tuple[int, config_lib.ExperimentConfig, hf.Policy]:
+  """The policy of a checkpoint, over all of this process's devices.
+
+  Args:
+    run: the run's folder.
+    rollout: of the checkpoint; None is the newest sound one.
+    base: Hugging Face folder that the run's adapters stand beside; "" is the
+      one that the run names. Unused without adapters.
+
+  Returns:
+    rollouts trained, the run's configuration, the policy (trained arrays in
+    float32, a frozen base as the run held it).
+
+  Raises:
+    ValueError: a folder that is not a run's, or a base that is not the run's.
+    FileNotFoundError: no such checkpoint.
+    checkpoint.DamagedError: it is damaged, or all are.
+  """
+  run = pathlib.Path(run)
+  rollout, config = _checkpoint(run, rollout)
+  a, tokenizer = hf.describe(run / "source")
+  a = lora.attach(a, config.lora)
+  mesh = sharding.mesh(fsdp=jax.local_device_count())
+  rows = table.trainable_rows(a)
+  like = weights.abstract(
+    rows, weights.shardings(rows, mesh, sharding.RULES), jnp.float32
+  )
+  params = checkpoint.read(run / "checkpoints", rollout, "params", like)
+  if a.lora is not None:
+    base = base or config.policy
+    _check_base(run, base)
+    frozen = hf.load(base, mesh=mesh, dtype=lora.base_dtype(config.lora)).params
+    params = lora.combine(frozen, params)
+  return rollout, config, hf.Policy(params, a, tokenizer, run / "source")
+
+
+def _checkpoint(
+  run: pathlib.Path, rollout: int | None
+) -> tuple[int, config_lib.ExperimentConfig]:
+  """The sound checkpoint to read, and its run's configuration."""
+  if not (run / "source").is_dir():
+    raise ValueError(
+      f"{run}: no source/; expected the folder of a training run."
+    )
+  rollout = checkpoint.sound(run / "checkpoints", rollout)
+  values = checkpoint.read_json(run / "checkpoints", rollout, "config")
+  return rollout, config_values.from_dict(config_lib.ExperimentConfig, values)
+
+
+def _check_base(run: pathlib.Path, base: str | pathlib.Path) -> None:
+  """Adapters mean nothing beside other weights than their own."""
+  if not pathlib.Path(base).is_dir():
+    raise ValueError(
+      f"{base}: no such folder; {run} trained adapters, whose export needs the "
+      "policy that it began with. Name its folder with --base."
+    )
+  noted = _json(run / "provenance.json").get("policy", {}).get("sha256")
+  if noted and noted != tensor_files.digest(base):
+    raise ValueError(
+      f"{base}: its weights are not those that {run} began with (another "
+      "SHA-256); name that folder with --base."
+    )
+
+
+def _check_targets(
+  run: pathlib.Path,
+  start: str | pathlib.Path,
+  output: str | pathlib.Path,
+  adapter: str | pathlib.Path,
+  overwrite: bool,
+) -> None:
+  """Nothing but an earlier export is ever replaced."""
+  folders = [pathlib.Path(f).resolve() for f in (output, adapter) if str(f)]
+  if len(folders) == 2 and (
+    folders[0].is_relative_to(folders[1])
+    or folders[1].is_relative_to(folders[0])
+  ):
+    raise ValueError(
+      f"{output} and {adapter}: expected two folders, neither in the other."
+    )
+  for folder in folders:
+    if not folder.exists():
+      continue
+    if not overwrite:
+      raise ValueError(f"{folder} exists; name another, or overwrite it.")
+    kept = (
+      folder.parent == run.resolve() or folder == pathlib.Path(start).resolve()
+    )
+    if kept or not any(folder.glob("*.safetensors")):
+      raise ValueError(
+        f"{folder} is no earlier export and is not replaced; name another "
+        "folder."
+      )
+
+
+def card(
+  run: str | pathlib.Path,
+  config: config_lib.ExperimentConfig,
+  *,
+  base_model: str,
+  licence: Mapping[str, str],
+  rollout: int,
+  dtype: str,
+) -> str:
+  """The model card of a run's policy after `rollout` rollouts.
+
+  Evaluations count where they noted the weights of the run's own `policy/`,
+  which is the last rollout's.
+  """
+  run = pathlib.Path(run)
+  c = config.curriculum
+  last = rollout == c.total_steps // c.steps_per_rollout
+  return model_card.render(
+    config=config_values.to_dict(config),
+    provenance=_json(run / "provenance.json"),
+    base_model=base_model,
+    licence=licence,
+    rollout=rollout,
+    dtype=dtype,
+    evaluated_dtype=config.checkpoint.export_dtype,
+    prompt=_json(run / "prompts.json").get("plain", ""),
+    rows=_evaluations(run) if last else [],
+  )
+
+
+def hub_name(folder: str | pathlib.Path) -> str:
+  """The name of a policy, by its folder.
+
+  The hub's cache spells `owner/name` as `models--owner--name`:
+  https://huggingface.co/docs/huggingface_hub/guides/manage-cache
+  """
+  for part in pathlib.Path(folder).parts:
+    kind, *names = part.split("--", 2)
+    if kind == "models" and len(names) == 2:
+      return "/".join(names)
+  return pathlib.Path(folder).name
+
+
+def licence(*folders: str | pathlib.Path) -> dict[str, str]:
+  """Reads under which licence a policy is, from the first folder that says.
+
+  Args:
+    folders: of the policy, or with files of it; they may be missing.
+
+  Returns:
+    `license`, `license_name` and `license_link` as the hub names them: those of
+    the folder's card, or `other` with the name of its licence file. Empty where
+    neither is there.
+  """
+  for folder in map(pathlib.Path, folders):
+    try:
+      noted = huggingface_hub.metadata_load(folder / "README.md") or {}
+    except (OSError, ValueError, yaml.YAMLError):
+      noted = {}  # There is no card, or it is damaged.
+    keys = ("license", "license_name", "license_link")
+    found = {k: noted[k] for k in keys if isinstance(noted.get(k), str)}
+    if "license" in found:
+      return found
+    if files := sorted(folder.glob("LICENSE*")):
+      return {"license": "other", "license_link": files[0].name}
+  return {}
+
+
+def _evaluations(run: pathlib.Path) -> list[metrics.Row]:
+  """The run's evaluations of its own policy, by name."""
+  folders = [
+    folder
+    for folder in sorted((run / "evaluation").glob("*"))
+    if (folder / "episodes.jsonl").is_file()
+  ]
+  if not folders or not (run / "policy").is_dir():
+    return []
+  own = tensor_files.digest(run / "policy")
+  return [
+    report.load_row(folder.name, folder)
+    for folder in folders
+    if _json(folder / "provenance.json").get("policy", {}).get("sha256") == own
+  ]
+
+
+def _json(path: pathlib.Path) -> Mapping[str, Any]:
+  """What a run noted there; nothing where it did not."""
+  return json_files.read(path) if path.is_file() else {}

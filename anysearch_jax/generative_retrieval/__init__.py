@@ -1,0 +1,1 @@
+"""Retrievers that ask a language model to make up or to refine passages."""

@@ -1,0 +1,1 @@
+"""The machine beneath a run: processes, files, disks, locks, hardware."""

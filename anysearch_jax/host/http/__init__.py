@@ -1,0 +1,1 @@
+"""HTTP calls with deadlines, retries, a circuit breaker and redacted errors."""

@@ -1,0 +1,1 @@
+"""Attention over whole rows (training) and over cached pages (decode)."""

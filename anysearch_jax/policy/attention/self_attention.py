@@ -1,0 +1,284 @@
+"""Attention of whole packed rows to themselves, for training and scoring.
+
+One function with three implementations: XLA anywhere, cuDNN on NVIDIA GPUs,
+splash attention on TPUs. Each is the computation of one device, without
+collectives; rows and heads may be cut over devices around it.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src.cudnn import fused_attention_stablehlo as fused
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.pallas.ops.tpu import splash_attention
+
+from anysearch_jax.policy.attention import masks as attention
+
+IMPLEMENTATIONS = ("xla", "cudnn", "splash")
+# What `saves` finds attention's results by.
+_NAME = "attention"
+# Query chunks of one part see the same keys: (parts + 1) / (2 parts) of all
+# scores are computed, and a program is compiled for each part.
+_PARTS = 4
+_SPLASH_BLOCKS = (512, 256, 128)
+
+
+def self_attention(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  segment_ids: jax.Array,
+  *,
+  implementation: str,
+  chunk: int,
+  max_segments: int = 64,
+) -> jax.Array:
+  """Causal attention inside segments; each kv head serves N / K query heads.
+
+  Args:
+    q: `[B, T, N, H]`.
+    k: `[B, T, K, H]`.
+    v: `[B, T, K, H]`.
+    segment_ids: int `[B, T]`, 0 is padding. Segments are contiguous.
+    implementation: `xla`, `cudnn` or `splash`; `choose` knows which can run.
+    chunk: of `xla`: queries whose scores are held at a time.
+    max_segments: of `cudnn`: segments that a row holds at most. A row with
+      more of them gives NaN. Memory grows with it.
+
+  Returns:
+    `[B, T, N, H]`, dtype of `q`, zeros at padding.
+  """
+  k, v = k.astype(q.dtype), v.astype(q.dtype)
+  if implementation == "xla":
+    out = _xla(q, k, v, segment_ids, chunk)
+  elif implementation == "cudnn":
+    out = _cudnn(q, k, v, segment_ids, max_segments)
+  elif implementation == "splash":
+    out = _splash(q, k, v, segment_ids)
+  else:
+    raise ValueError(_unknown(implementation))
+  return jnp.where((segment_ids > 0)[..., None, None], out, 0)
+
+
+def choose(
+  implementation: str,
+  *,
+  platform: str,
+  head_dim: int,
+  dtype: jax.typing.DTypeLike,
+  length: int,
+  compute_capability: float | None,
+) -> str:
+  """The implementation that runs; `auto` is the best of those that can.
+
+  Args:
+    implementation: one of `IMPLEMENTATIONS`, or `auto`.
+    platform: of the devices: `cpu`, `gpu` or `cuda`, `tpu`.
+    head_dim: H.
+    dtype: of queries, keys and values.
+    length: T.
+    compute_capability: of NVIDIA devices, as 9.0; None elsewhere.
+
+  Raises:
+    ValueError: one was asked for that cannot run, or that does not exist.
+  """
+  refused = {
+    "xla": None,
+    "cudnn": _cudnn_refuses(
+      platform, head_dim, dtype, length, compute_capability
+    ),
+    "splash": _splash_refuses(platform, length),
+  }
+  if implementation == "auto":
+    return next(
+      name for name in ("cudnn", "splash", "xla") if refused[name] is None
+    )
+  if implementation not in refused:
+    raise ValueError(_unknown(implementation))
+  if reason := refused[implementation]:
+    raise ValueError(
+      f"batch.attention={implementation} {reason}; or set batch.attention to "
+      "auto or xla."
+    )
+  return implementation
+
+
+def saves(primitive, *_, **params) -> bool:
+  """A `jax.checkpoint` policy: keep what attention's backward pass reads.
+
+  With it attention is not computed again; all else is.
+  """
+  if primitive.name == "name":
+    return params["name"] == _NAME
+  # Its row maxima and sums are out of reach of a name.
+  return primitive.name == fused._dot_product_attention_fwd_p_wrapper.name
+
+
+def _unknown(implementation: str) -> str:
+  return (
+    f"batch.attention: found {implementation!r}, expected auto or one of "
+    f"{', '.join(IMPLEMENTATIONS)}."
+  )
+
+
+def _xla(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  segment_ids: jax.Array,
+  chunk: int,
+) -> jax.Array:
+  """Chunks of queries against all keys up to theirs, one after the other."""
+  b, t, n, h = q.shape
+  k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+  chunks = -(-t // chunk)
+  if chunks == 1:
+    mask = attention.segment_mask(segment_ids)
+    return checkpoint_name(attention.attend(q, k, v, mask), _NAME)
+  # Of equal size, so that the last one is padded by less than `chunks`.
+  size = -(-t // chunks)
+
+  def split(x: jax.Array) -> jax.Array:
+    """`[B, T, ...]` to `[chunks, B, size, ...]`."""
+    after = [(0, 0), (0, chunks * size - t)] + [(0, 0)] * (x.ndim - 2)
+    x = jnp.pad(x, after)
+    return x.reshape(b, chunks, size, *x.shape[2:]).swapaxes(0, 1)
+
+  # Gradients of keys and values are sums over chunks, in their dtype.
+  k, v = k.astype(jnp.float32), v.astype(jnp.float32)
+  queries = split(q), split(segment_ids)
+  positions = np.arange(chunks * size).reshape(chunks, size)
+  out = []
+  for part in np.array_split(np.arange(chunks), min(chunks, _PARTS)):
+    end = min((part[-1] + 1) * size, t)
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def attend(xs, end=end):
+      q, ids, positions = xs
+      mask = ids[:, :, None] == segment_ids[:, None, :end]
+      mask &= positions[:, None] >= np.arange(end)
+      keys, values = (x[:, :, :end].astype(q.dtype) for x in (k, v))
+      return attention.attend(q, keys, values, mask)
+
+    xs = jax.tree.map(lambda x, part=part: x[part[0] : part[-1] + 1], queries)
+    out.append(jax.lax.map(attend, (*xs, positions[part])))
+  out = jnp.concatenate(out).swapaxes(0, 1).reshape(b, chunks * size, n, h)
+  return checkpoint_name(out[:, :t], _NAME)
+
+
+def _cudnn(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  segment_ids: jax.Array,
+  max_segments: int,
+) -> jax.Array:
+  """Segments as sequences of their own, by their offsets into the rows."""
+  b, t, n, h = q.shape
+  if b * t * n * h >= 2**31:
+    raise ValueError(
+      f"cuDNN counts the elements of packed queries in 32 bits; found {b} rows "
+      f"x {t} tokens x {n} heads x {h} on a device. Lower "
+      "batch.micro_batch_tokens."
+    )
+  # JAX 0.10 scales the offsets of keys by the query heads (jax-ml/jax
+  # pull request 39521), which is right where there are as many.
+  k, v = (jnp.repeat(x, n // x.shape[2], axis=2) for x in (k, v))
+  # Padding is a segment as well: cuDNN leaves memory between segments as it
+  # was, NaN perhaps. One segment alone would not count as packed.
+  m = min(max_segments, t) + 1
+  starts = jnp.diff(segment_ids, axis=1, prepend=-1) != 0
+  number = jnp.cumsum(starts, axis=1, dtype=jnp.int32) - 1
+  lengths = jnp.sum(
+    number[:, None, :] == jnp.arange(m)[:, None], axis=-1, dtype=jnp.int32
+  )
+  offsets = jnp.cumsum(lengths, axis=1, dtype=jnp.int32) - lengths
+  lengths, offsets = (jnp.where(lengths > 0, x, -1) for x in (lengths, offsets))
+  offsets = jnp.pad(offsets, ((0, 0), (0, 1)), constant_values=-1)
+  out = fused.dot_product_attention(
+    q,
+    k,
+    v,
+    q_seqlen=lengths,
+    kv_seqlen=lengths,
+    q_offsets=offsets,
+    kv_offsets=offsets,
+    scale=h**-0.5,
+    mask_type=fused.MaskType.PADDING_CAUSAL,
+  )
+  return jnp.where((number[:, -1] < m)[:, None, None, None], out, jnp.nan)
+
+
+def _cudnn_refuses(
+  platform: str,
+  head_dim: int,
+  dtype: jax.typing.DTypeLike,
+  length: int,
+  compute_capability: float | None,
+) -> str | None:
+  """Why cuDNN cannot run: `check_layout`, `check_is_flash_attention` of JAX."""
+  if platform not in ("gpu", "cuda"):
+    return f"runs on NVIDIA GPUs; found platform {platform}"
+  if compute_capability is None or compute_capability < 9.0:
+    return (
+      "needs compute capability 9.0 (Hopper) for packed rows; found "
+      f"{compute_capability}"
+    )
+  if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16):
+    return (
+      "needs bfloat16 or float16; found "
+      f"{jnp.dtype(dtype).name}: compute in bfloat16"
+    )
+  if head_dim > 256 or head_dim % 8:
+    return (
+      "needs heads of at most 256 dimensions, a multiple of 8; found "
+      f"{head_dim}"
+    )
+  if length % 2:
+    return (
+      f"needs rows of an even length; found {length}: change batch.row_lengths"
+    )
+  return None
+
+
+def _splash(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  segment_ids: jax.Array,
+) -> jax.Array:
+  """JAX's Pallas kernel for TPUs, by blocks of queries and keys."""
+  _, t, n, h = q.shape
+  if reason := _splash_refuses("tpu", t):
+    raise ValueError(f"batch.attention=splash {reason}.")
+  block = next(size for size in _SPLASH_BLOCKS if t % size == 0)
+  kernel = splash_attention.make_splash_mha_single_device(
+    splash_attention.MultiHeadMask([splash_attention.CausalMask((t, t))] * n),
+    block_sizes=splash_attention.BlockSizes(
+      block_q=block,
+      block_kv=block,
+      block_q_dkv=block,
+      block_kv_dkv=block,
+      block_q_dq=block,
+      block_kv_dq=block,
+    ),
+    residual_checkpoint_name=_NAME,
+  )
+  q, k, v = (x.swapaxes(1, 2) for x in (q * h**-0.5, k, v))
+  ids = splash_attention.SegmentIds(segment_ids, segment_ids)
+  return jax.vmap(kernel)(q, k, v, ids).swapaxes(1, 2)
+
+
+def _splash_refuses(platform: str, length: int) -> str | None:
+  if platform != "tpu":
+    return f"runs on TPUs; found platform {platform}"
+  if length % _SPLASH_BLOCKS[-1]:
+    return (
+      f"needs rows of a multiple of {_SPLASH_BLOCKS[-1]} tokens; found "
+      f"{length}: change batch.row_lengths"
+    )
+  return None

@@ -1,0 +1,397 @@
+"""Folders of safetensors in and out of a parameter table's arrays.
+
+Loading goes straight to the devices: each reads the blocks that it holds, a
+tensor and the next at a time, so the host needs little beyond the arrays.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import os
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+
+from anysearch_jax.host import json_files, processes
+from anysearch_jax.policy import parameters as weights
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+SHARD_BYTES = 5 * 10**9
+
+# Types that are written, by the files' names for them.
+SAVED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_DTYPES = ("F64", "F32", "F16", "BF16")
+_COMPARED_ROWS = 4096
+_HASHED_AT_ONCE = 4
+
+
+class Tensor(NamedTuple):
+  """What a file's header says of a tensor."""
+
+  name: str
+  path: pathlib.Path
+  shape: tuple[int, ...]
+  dtype: str
+
+
+def load(
+  folder: str | pathlib.Path,
+  rows: Sequence[weights.Weight],
+  *,
+  shardings: Mapping | None = None,
+  dtype: Any = jnp.float32,
+  ignored: str = "",
+  copies: Mapping[str, str] | None = None,
+) -> dict:
+  """Reads a folder's safetensors into a nested dict of JAX arrays.
+
+  Everything is checked by the headers before anything is allocated.
+
+  Args:
+    folder: holds `model.safetensors`, or shards with their index.
+    rows: the table; every tensor of the files must be in it.
+    shardings: nested dict as the table lays it out; None is the first device.
+    dtype: of the arrays, whatever the files hold.
+    ignored: a regular expression of names that may be there and are not read.
+    copies: names that may be there as copies of another tensor.
+
+  Raises:
+    ValueError: a missing, unknown or misshaped tensor, a type that is not a
+      plain float, a damaged file, or a copy that is not one, by name.
+  """
+  found = headers(folder)
+  copies = {k: v for k, v in (copies or {}).items() if k in found}
+  _check(folder, found, rows, ignored, copies)
+  for name, original in copies.items():
+    _check_copy(found[name], found[original])
+  device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+  def of(row: weights.Weight) -> jax.sharding.Sharding:
+    return device if shardings is None else weights.get(shardings, row.path)
+
+  placed = _ahead(
+    functools.partial(_place, row, found[name], of(row))
+    for row in rows
+    for name in row.names()
+  )
+  return weights.tree(rows, lambda row: _assemble(row, placed, of(row), dtype))
+
+
+def headers(folder: str | pathlib.Path) -> dict[str, Tensor]:
+  """What the headers of a folder's safetensors say, by tensor name.
+
+  Raises:
+    ValueError: no such file, a damaged one, a tensor in two of them.
+  """
+  folder = pathlib.Path(folder)
+  found: dict[str, Tensor] = {}
+  for path in _files(folder):
+    try:
+      with safetensors.safe_open(path, framework="numpy") as handle:
+        for name in handle.keys():
+          if name in found:
+            raise ValueError(
+              f"{folder}: tensor {name!r} stands in {found[name].path.name} "
+              f"and in {path.name}; expected it once."
+            )
+          part = handle.get_slice(name)
+          found[name] = Tensor(
+            name, path, tuple(part.get_shape()), part.get_dtype()
+          )
+    except safetensors.SafetensorError as error:
+      raise ValueError(
+        f"{path}: not a whole safetensors file ({error}); copy it again."
+      ) from error
+  return found
+
+
+def digest(folder: str | pathlib.Path) -> str:
+  """SHA-256 of a folder's safetensors, whatever they are called.
+
+  Raises:
+    ValueError: there are none.
+  """
+  with futures.ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
+    digests = list(pool.map(_digest, _files(pathlib.Path(folder))))
+  return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _digest(path: pathlib.Path) -> str:
+  with path.open("rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def save(
+  folder: str | pathlib.Path,
+  params: Mapping,
+  rows: Sequence[weights.Weight],
+  *,
+  dtype: Any = np.float32,
+  shard_bytes: int = SHARD_BYTES,
+  name: str = SINGLE_NAME,
+  layer_of: Callable[[weights.Weight, int], Any] | None = None,
+) -> None:
+  """Writes a folder's safetensors in the table's names.
+
+  One file where all fits into one shard, else shards with their index. The
+  host holds a tensor and the next at a time. Several processes all call this;
+  the first one writes.
+
+  Args:
+    folder: exists.
+    params: arrays of NumPy or JAX, on any mesh.
+    rows: the table.
+    dtype: of the files, one of `SAVED`; values are rounded to nearest even.
+    shard_bytes: most bytes a shard, unless one tensor has more.
+    name: of the single file; shards are numbered after it.
+    layer_of: what a row's layer holds, in our layout, where that is not what
+      stands in `params`.
+
+  Raises:
+    ValueError: another dtype.
+  """
+  folder, dtype = pathlib.Path(folder), jnp.dtype(dtype)
+  if dtype.name not in SAVED:
+    raise ValueError(f"dtype {dtype.name}: expected one of {', '.join(SAVED)}.")
+  layer_of = layer_of or functools.partial(weights.layer, params)
+  shards: list[list[tuple[str, weights.Weight, int]]] = [[]]
+  total = size = 0
+  for entry in weights.tensors(rows):
+    length = _bytes(entry[1], dtype)
+    if size and size + length > shard_bytes:
+      shards.append([])
+      size = 0
+    shards[-1].append(entry)
+    size += length
+    total += length
+  stem, count = name.removesuffix(".safetensors"), len(shards)
+  index = {}
+  for i, shard in enumerate(shards, start=1):
+    file = f"{stem}-{i:05d}-of-{count:05d}.safetensors" if count > 1 else name
+    _write(folder / file, shard, layer_of, dtype)
+    index |= {key: file for key, _, _ in shard}
+  if count > 1 and processes.first():
+    text = json.dumps(
+      {"metadata": {"total_size": total}, "weight_map": index}, indent=2
+    )
+    (folder / f"{name}.index.json").write_text(text + "\n")
+
+
+def _write(
+  path: pathlib.Path,
+  entries: Sequence[tuple[str, weights.Weight, int]],
+  layer_of: Callable[[weights.Weight, int], Any],
+  dtype: np.dtype,
+) -> None:
+  """A safetensors file, the next tensor made ready while one is written.
+
+  The library's own writer wants all of them in memory. The format: the header's
+  length as 8 bytes, the header as JSON padded to 8 bytes, the tensors' bytes.
+  """
+  header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+  end = 0
+  for name, row, _ in entries:
+    start, end = end, end + _bytes(row, dtype)
+    header[name] = {
+      "dtype": SAVED[dtype.name],
+      "shape": row.file_shape,
+      "data_offsets": (start, end),
+    }
+  text = json.dumps(header, separators=(",", ":")).encode()
+  text += b" " * (-len(text) % 8)
+  # The others take part in bringing each tensor together.
+  written = path if processes.first() else os.devnull
+  with open(written, "wb") as file, futures.ThreadPoolExecutor(1) as pool:
+    writing = pool.submit(file.write, len(text).to_bytes(8, "little") + text)
+    for _, row, layer in entries:
+      tensor = _to_host(layer_of, row, layer, dtype)
+      writing.result()
+      writing = pool.submit(file.write, tensor.reshape(-1).view(np.uint8))
+    writing.result()
+
+
+def _bytes(row: weights.Weight, dtype: np.dtype) -> int:
+  return math.prod(row.file_shape) * dtype.itemsize
+
+
+def _ahead(calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
+  """The calls' results in order; the next call runs while one is used."""
+  with futures.ThreadPoolExecutor(1) as pool:
+    running = None
+    for call in calls:
+      started = pool.submit(call)
+      if running is not None:
+        yield running.result()
+      running = started
+    if running is not None:
+      yield running.result()
+
+
+def _assemble(
+  row: weights.Weight,
+  placed: Iterator[jax.Array],
+  sharding: jax.sharding.Sharding,
+  dtype: Any,
+) -> jax.Array:
+  """The row's array from its tensors, the next ones of `placed`."""
+  if not row.stacked:
+    cast = jax.jit(
+      lambda x: x.astype(dtype), donate_argnums=0, out_shardings=sharding
+    )
+    return cast(next(placed))
+  put = jax.jit(_put, donate_argnums=0, out_shardings=sharding)
+  stack = jnp.zeros(row.shape, dtype, device=sharding)
+  for i in range(row.shape[0]):
+    # Waiting here is what keeps the host from reading far ahead.
+    stack = put(stack, next(placed), i).block_until_ready()
+  return stack
+
+
+def _put(stack: jax.Array, layer: jax.Array, i: jax.Array) -> jax.Array:
+  # As bits: XLA on CPUs would widen a whole bfloat16 stack to write a layer.
+  bits = jnp.dtype(f"uint{8 * stack.dtype.itemsize}")
+  view = functools.partial(jax.lax.bitcast_convert_type, new_dtype=bits)
+  written = jax.lax.dynamic_update_index_in_dim(
+    view(stack), view(layer.astype(stack.dtype)), i, 0
+  )
+  return jax.lax.bitcast_convert_type(written, stack.dtype)
+
+
+def _place(
+  row: weights.Weight, tensor: Tensor, sharding: jax.sharding.Sharding
+) -> jax.Array:
+  """One tensor of the file in our layout and its own type, sharded."""
+  shape = row.layer_shape
+  if row.stacked and isinstance(sharding, jax.sharding.NamedSharding):
+    sharding = jax.sharding.NamedSharding(
+      sharding.mesh, jax.P(*sharding.spec[1:])
+    )
+  read: dict[tuple, np.ndarray] = {}
+  arrays = []
+  for device, index in sharding.addressable_devices_indices_map(shape).items():
+    ends = tuple(
+      cut.indices(size)[:2] for cut, size in zip(index, shape, strict=True)
+    )
+    if ends not in read:
+      block = tuple(slice(*end) for end in ends)
+      read[ends] = row.read_block(block, functools.partial(_read, tensor))
+    arrays.append(jax.device_put(read[ends], device))
+  return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
+
+
+def _read(tensor: Tensor, block: weights.Block) -> np.ndarray:
+  # Opened anew each time: closing gives the mapped pages back.
+  with safetensors.safe_open(tensor.path, framework="numpy") as handle:
+    whole = tuple(slice(0, size) for size in tensor.shape)
+    if block == whole:
+      return handle.get_tensor(tensor.name)
+    return handle.get_slice(tensor.name)[block]
+
+
+def _to_host(
+  layer_of: Callable[[weights.Weight, int], Any],
+  row: weights.Weight,
+  layer: int,
+  dtype: np.dtype,
+) -> np.ndarray:
+  """One tensor of the file, contiguous."""
+  # Rounded where it is, so that half the bytes cross to the host.
+  ours = layer_of(row, layer).astype(dtype)
+  if isinstance(ours, jax.Array):
+    ours = processes.whole(ours)
+  return np.ascontiguousarray(row.to_file(np.asarray(ours)))
+
+
+def _check(
+  folder: str | pathlib.Path,
+  found: Mapping[str, Tensor],
+  rows: Sequence[weights.Weight],
+  ignored: str,
+  copies: Mapping[str, str],
+) -> None:
+  """Every tensor once, with its shape, as a plain float; or a sentence."""
+  wanted = {name: row for row in rows for name in row.names()}
+  missing = sorted(set(wanted) - set(found))
+  unknown = sorted(
+    name
+    for name in set(found) - set(wanted) - set(copies)
+    if not re.fullmatch(ignored, name)
+  )
+  if missing or unknown:
+    kind, names = ("lacks", missing) if missing else ("has unknown", unknown)
+    raise ValueError(
+      f"{folder}: {kind} tensor {names[0]!r} ({len(names)} in all); the "
+      "config.json beside it does not describe these weights."
+    )
+  for name, row in wanted.items():
+    tensor = found[name]
+    if tensor.shape != row.file_shape:
+      raise ValueError(
+        f"{folder}: tensor {name!r} has shape {tensor.shape}, expected "
+        f"{row.file_shape}."
+      )
+    if tensor.dtype not in _DTYPES:
+      raise ValueError(
+        f"{folder}: tensor {name!r} is of type {tensor.dtype}, expected one "
+        f"of {', '.join(_DTYPES)}; quantised weights are not supported."
+      )
+
+
+def _check_copy(copy: Tensor, first: Tensor) -> None:
+  same = copy.shape == first.shape
+  for start in range(0, first.shape[0] if same else 0, _COMPARED_ROWS):
+    stop = min(start + _COMPARED_ROWS, first.shape[0])
+    block = (slice(start, stop), *(slice(0, n) for n in first.shape[1:]))
+    same = same and np.array_equal(_read(copy, block), _read(first, block))
+  if not same:
+    raise ValueError(
+      f"{copy.path.parent}: tensor {copy.name!r} differs from {first.name!r}, "
+      "which config.json says is the same (tie_word_embeddings); correct that "
+      "value or remove the tensor that does not count."
+    )
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+  """The folder's safetensors files, each of which exists."""
+  single, index = folder / SINGLE_NAME, folder / INDEX_NAME
+  files = [single]
+  if index.is_file() and not single.is_file():
+    try:
+      names = sorted(set(json_files.read(index)["weight_map"].values()))
+      files = [folder / name for name in names]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+      raise ValueError(
+        f"{index}: no JSON object with a weight_map of file names; copy it "
+        "again."
+      ) from error
+    if outside := [n for n in names if pathlib.PurePath(n).name != n]:
+      raise ValueError(
+        f"{index}: found the file {outside[0]!r}, expected names of files "
+        "beside it; nothing is read from elsewhere."
+      )
+  for path in files:
+    if path.is_file():
+      continue
+    others = sorted(p.name for p in folder.glob("*.bin"))
+    hint = (
+      f" Found {others[0]}: load it once with transformers and write it "
+      "again with save_pretrained."
+      if others
+      else ""
+    )
+    raise ValueError(
+      f"{path}: no such file; expected {SINGLE_NAME} or shards with "
+      f"{INDEX_NAME}.{hint}"
+    )
+  return files

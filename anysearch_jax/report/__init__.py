@@ -1,0 +1,1 @@
+"""Tables, figures and the page that show evaluations and trainings."""

@@ -1,0 +1,152 @@
+"""What the page's trajectory browser shows, as JSON of a bounded size.
+
+Every row shows the same (question, budget, seed) where it has them: the keys
+are ranked by a hash of themselves, so no row needs to know of another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from anysearch_jax.evaluation import episodes as episodes_lib
+from anysearch_jax.report import trajectories
+
+_SHOWN = (
+  "question_id", "question", "golden_answers", "budget", "seed", "answer",
+  "em", "format", "searches", "violation", "outcome", "generated_tokens",
+  "retrieved_tokens",
+)  # fmt: skip
+_OPTIONAL = ("reason", "cost", "reward", "advantage", "training")
+
+
+def rank(episode: episodes_lib.Episode) -> int:
+  """A place that depends on nothing but (question, budget, seed)."""
+  key = json.dumps([*episodes_lib.key_of(episode)]).encode()
+  return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
+
+
+def spread(
+  episodes: Iterable[episodes_lib.Episode],
+) -> list[episodes_lib.Episode]:
+  """By rank, each (dataset, budget) getting its turn."""
+  cells: dict[tuple[str, int], list[episodes_lib.Episode]] = {}
+  for episode in sorted(episodes, key=rank):
+    cell = (episodes_lib.dataset_of(episode), episode["budget"])
+    cells.setdefault(cell, []).append(episode)
+  turns = [
+    (turn, rank(episode), episode)
+    for cell in cells.values()
+    for turn, episode in enumerate(cell)
+  ]
+  return [episode for *_, episode in sorted(turns, key=lambda t: t[:2])]
+
+
+def build(
+  samples: Sequence[trajectories.Sample],
+  *,
+  most: int = 320,
+  most_bytes: int = 5_000_000,
+) -> dict[str, Any]:
+  """The browser's data.
+
+  Args:
+    samples: rows in the page's order, then training runs.
+    most: trajectories in all, shared by the rows alike.
+    most_bytes: of their JSON; the last ones of each row are left out beyond.
+
+  Returns:
+    A JSON-ready dict: `rows`, `entries` and the `vocabulary` of token texts.
+  """
+  vocabulary: dict[tuple[int, str], int] = {}
+  each = most // max(1, len(samples))
+  columns = [spread(sample.episodes)[:each] for sample in samples]
+  entries: list[dict[str, Any]] = []
+  size = 0
+  # Row by row of the same turn, so that a full page has all rows of a key.
+  for turn in range(max(map(len, columns), default=0)):
+    for index, (sample, column) in enumerate(zip(samples, columns)):
+      if turn < len(column):
+        known = len(vocabulary)
+        entry = _entry(index, column[turn], sample.decode, vocabulary)
+        size += len(json.dumps(entry)) + 12 * (len(vocabulary) - known)
+        entries.append(entry)
+    if size > most_bytes:
+      break
+  entries.sort(key=lambda e: e["row"])
+  return {
+    "rows": [sample.label for sample in samples],
+    "entries": entries,
+    "vocabulary": [text for _, text in vocabulary],
+  }
+
+
+def script(data: Mapping[str, Any]) -> str:
+  """JSON that can stand inside a `<script>`: nothing in it can end one."""
+  text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+  return (
+    text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+  )
+
+
+def _entry(
+  row: int,
+  episode: episodes_lib.Episode,
+  decode: trajectories.Decoder | None,
+  vocabulary: dict[tuple[int, str], int],
+) -> dict[str, Any]:
+  entry = {key: episode.get(key) for key in _SHOWN}
+  entry |= {
+    key: episode[key] for key in _OPTIONAL if episode.get(key) not in (None, "")
+  }
+  entry |= {
+    "row": row,
+    "dataset": episodes_lib.dataset_of(episode),
+    "hops": (episode.get("metadata") or {}).get("hops"),
+  }
+  tokens = episode.get("tokens")
+  if isinstance(tokens, Mapping) and decode is not None:
+    return entry | _tokens(tokens, decode, vocabulary)
+  return entry | {"pieces": trajectories.authored(episode)}
+
+
+def _tokens(
+  tokens: Mapping[str, Any],
+  decode: trajectories.Decoder,
+  vocabulary: dict[tuple[int, str], int],
+) -> dict[str, Any]:
+  ids, authors = tokens["ids"], [tuple(run) for run in tokens["authors"]]
+  prompt = sum(count for author, count in authors if author == "prompt")
+  texts, logps = token_texts(ids[prompt:], decode), tokens.get("logps")
+  return {
+    "prompt": decode(ids[:prompt]),
+    "tokens": {
+      "texts": [
+        vocabulary.setdefault(pair, len(vocabulary))
+        for pair in zip(ids[prompt:], texts, strict=True)
+      ],
+      "authors": [run for run in authors if run[0] != "prompt"],
+      "logps": None if logps is None else [round(x, 3) for x in logps],
+      "versions": tokens.get("versions"),
+    },
+  }
+
+
+def token_texts(ids: Sequence[int], decode: trajectories.Decoder) -> list[str]:
+  """What each token adds to the text; together they are the whole text.
+
+  A token that ends inside a character adds nothing, the one that completes it
+  the whole character.
+  """
+  texts: list[str] = []
+  start = done = 0  # The window decoded, and its part that was told.
+  for stop in range(1, len(ids) + 1):
+    before, after = decode(ids[start:done]), decode(ids[start:stop])
+    if after.endswith("\ufffd") and stop < len(ids):
+      texts.append("")
+      continue
+    texts.append(after[len(before) :])
+    start, done = done, stop
+  return texts

@@ -1,0 +1,279 @@
+"""The report of a study: one self-contained page, its numbers, its tables.
+
+`build` measures and `summary_table` prints, both pure; `write` leaves the page,
+`report.json`, `tables.md` and a CSV file a table on disk. Equal inputs give
+equal bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.evaluation import comparison, costs, metrics, verdicts
+from anysearch_jax.report import loading, page, trajectories
+from anysearch_jax.report import rows as study
+from anysearch_jax.report import tables as tables_lib
+
+load_row = loading.load_row
+load_training = loading.load_training
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """What was measured: `data` as plain JSON, and what the page draws."""
+
+  data: dict[str, Any]
+  study: study.Study
+
+
+def build(
+  rows: Sequence[metrics.Row],
+  controls: Sequence[str] = (),
+  training: Sequence[metrics.Training] = (),
+  *,
+  groups: Mapping[str, str] | None = None,
+  worth: Mapping[str, Mapping[str, Any]] | None = None,
+  prices: costs.Prices | None = None,
+  notes: str = "",
+  resamples: int = 10_000,
+) -> Report:
+  """Measures everything that the page and `report.json` show.
+
+  Args:
+    rows: the first is the system under test.
+    controls: labels of the rows it is held against.
+    training: the runs behind the rows.
+    groups: the table of ablations of each label; see `study.measure`.
+    worth: what one more search was, of some labels; see `loading.load_worth`.
+    prices: for costs; None takes those that the episodes were recorded with.
+    notes: how this was made, plain text.
+    resamples: of every bootstrap.
+
+  Raises:
+    ValueError: no row, a label that occurs twice, a control or a label of
+      `groups` that is no row, or rows measured on different questions.
+  """
+  labels = [row.label for row in rows]
+  if not rows:
+    raise ValueError("Found no row; name at least the system under test.")
+  if len(set(labels)) < len(labels):
+    raise ValueError(f"Found two rows of one label in {labels}; rename one.")
+  for label in controls:
+    if label not in labels[1:]:
+      raise ValueError(
+        f"Control {label!r} is none of the rows after the first; expected "
+        f"one of {labels[1:]}."
+      )
+  for label in groups or ():
+    if label not in labels:
+      raise ValueError(
+        f"Table {groups[label]!r} names {label!r}, which is none of the rows; "
+        f"expected one of {labels}."
+      )
+  if prices:
+    rows = [
+      dataclasses.replace(row, table=costs.priced(row.columns, prices))
+      for row in rows
+    ]
+  system = rows[0]
+  compared = {}
+  for row in rows[1:]:
+    pairs = comparison.pair(system, row)
+    compared[row.label] = (
+      pairs,
+      comparison.compare(pairs, resamples=resamples),
+    )
+  recalled = {
+    row.label: comparison.knowledge(row, resamples=resamples) for row in rows
+  }
+  measured = study.measure(
+    rows,
+    training,
+    {label: table for label, (_, table) in compared.items()},
+    groups=groups or {},
+    worth=worth or {},
+    trained=trained_budget(system.label, training),
+    resamples=resamples,
+  )
+  data = {
+    "system": system.label,
+    "controls": list(controls),
+    "trained_budget": measured.trained,
+    "questions": len(set(system.columns.question.tolist())),
+    "seeds": sorted({int(s) for s in system.columns.seed}),
+    "budgets": sorted(
+      {b for row in rows for b in metrics.budgets(row.columns)}
+    ),
+    "datasets": list(measured.by_dataset),
+    "rows": [
+      study.row_data(row, curve, measured)
+      | {
+        "knowledge": {
+          kind: number.estimate._asdict() | {"n": number.n}
+          for kind, number in recalled[row.label].items()
+        }
+      }
+      for row, curve in zip(rows, measured.curves, strict=True)
+    ],
+    "verdicts": [
+      dataclasses.asdict(verdict) | {"numbers": _numbers(verdict.numbers)}
+      for verdict in verdicts.verdicts(
+        rows,
+        controls,
+        compared=compared,
+        recalled=recalled[system.label],
+        resamples=resamples,
+      )
+    ],
+    "left_out": [
+      {"with": label, "failed": pairs.failed, "unpaired": pairs.unpaired}
+      for label, (pairs, _) in compared.items()
+      if pairs.failed or pairs.unpaired
+    ],
+    "training": [
+      {
+        "label": run.label,
+        "index": measured.index[run.label],
+        "rollouts": len(run.records),
+        "rollout_minutes": _total(run, "time/rollout") / 60,
+        "train_minutes": _total(run, "time/train") / 60,
+        "failed": int(_total(run, "rollout/failed")),
+      }
+      for run in training
+    ],
+    "configuration": configuration_differences(training),
+    "tables": {t.name: tables_lib.to_json(t) for t in measured.tables},
+    "notes": notes,
+  }
+  return Report(data, measured)
+
+
+def _numbers(numbers: Sequence[comparison.Number]) -> list[dict[str, Any]]:
+  return [{"label": n.label, "n": n.n} | n.estimate._asdict() for n in numbers]
+
+
+def trained_budget(label: str, training: Sequence[metrics.Training]) -> int:
+  """The largest budget of the system's training; the paper's if unknown."""
+  own = [run for run in training if run.label == label] or training[:1]
+  default = config_lib.CurriculumConfig()
+  curriculum = own[0].config.get("curriculum", {}) if own else {}
+  fixed = curriculum.get("fixed_budget", default.fixed_budget)
+  largest = curriculum.get("max_budget", default.max_budget)
+  return fixed if fixed >= 0 else largest
+
+
+def _total(run: metrics.Training, key: str) -> float:
+  return sum(record.get(key) or 0.0 for record in run.records)
+
+
+def configuration_differences(
+  training: Sequence[metrics.Training],
+) -> dict[str, Any]:
+  """The configuration values that are not the same in every run.
+
+  Returns:
+    `labels` of the runs that saved a configuration, and `lines` of {`key`: its
+    dotted path, `values`: JSON text by run, None where it lacks the key}.
+  """
+
+  def flatten(node: Any, path: str = "") -> dict[str, str]:
+    if not isinstance(node, Mapping):
+      return {path: json.dumps(node)}
+    flat: dict[str, str] = {}
+    for key, value in node.items():
+      flat |= flatten(value, f"{path}.{key}" if path else key)
+    return flat
+
+  configs = {run.label: flatten(run.config) for run in training if run.config}
+  lines = [
+    {"key": key, "values": [config.get(key) for config in configs.values()]}
+    for key in sorted({key for config in configs.values() for key in config})
+    if key != "name"
+  ]
+  return {
+    "labels": list(configs),
+    "lines": [line for line in lines if len(set(line["values"])) > 1],
+  }
+
+
+def write(
+  output: pathlib.Path,
+  rows: Sequence[metrics.Row],
+  controls: Sequence[str] = (),
+  training: Sequence[metrics.Training] = (),
+  *,
+  samples: Sequence[trajectories.Sample] = (),
+  title: str = "One policy, any budget",
+  **options: Any,
+) -> dict[str, Any]:
+  """Writes the page to `output`, and everything else beside it.
+
+  Args:
+    samples: whole episodes beyond those of the rows, as of training runs; one
+      of a row's label stands in for the row's own.
+    options: as `build` takes them.
+
+  Returns:
+    The data of `build`.
+  """
+  report = build(rows, controls, training, **options)
+  given = {sample.label: sample for sample in samples}
+  shown = [
+    given.pop(row.label, None) or trajectories.Sample(row.label, row.episodes)
+    for row in rows
+  ]
+  html = page.render(
+    report.data, report.study, shown, list(given.values()), title=title
+  )
+  output.parent.mkdir(parents=True, exist_ok=True)
+  # A model may emit half a surrogate pair, which UTF-8 cannot hold.
+  output.write_bytes(html.encode("utf-8", "replace"))
+  numbers = json.dumps(report.data, indent=1, allow_nan=False)
+  output.with_name("report.json").write_text(numbers + "\n", "utf-8")
+  tables = [table for table in report.study.tables if table.lines]
+  for table in tables:
+    text = tables_lib.to_csv(table)
+    output.with_name(f"{table.name}.csv").write_bytes(
+      text.encode("utf-8", "replace")
+    )
+  output.with_name("tables.md").write_bytes(
+    "\n".join(map(tables_lib.to_markdown, tables)).encode("utf-8", "replace")
+  )
+  return report.data
+
+
+def summary_table(data: Mapping[str, Any]) -> str:
+  """Rows x budgets as plain text: accuracy in percent, searches, TP."""
+  budgets = [str(b) for b in data["budgets"]]
+  width = 10
+  lines = [
+    " " * 11 + "".join(f"{'B=' + b:>{width}}" for b in [*budgets, "mean"])
+  ]
+  lines[0] = lines[0].replace("B=mean", "  mean")
+  for row in data["rows"]:
+    cells = [row["cells"].get(b) for b in budgets] + [row["average"]]
+    lines.append(row["label"])
+    for name, show in (
+      ("accuracy", _accuracy_text),
+      ("searches", lambda c: _fixed(c["searches"])),
+      ("TP", lambda c: _fixed(c["tp"])),
+    ):
+      texts = ["-" if c is None else show(c) for c in cells]
+      lines.append(f"  {name:<9}" + "".join(f"{t:>{width}}" for t in texts))
+  return "\n".join(lines)
+
+
+def _accuracy_text(cell: Mapping[str, Any]) -> str:
+  low, high = cell["accuracy_interval"]
+  if cell["accuracy"] is None or low is None:
+    return "-"
+  return f"{100 * cell['accuracy']:.1f}±{50 * (high - low):.1f}"
+
+
+def _fixed(value: float | None) -> str:
+  return "-" if value is None else f"{value:.2f}"

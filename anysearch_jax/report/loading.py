@@ -1,0 +1,224 @@
+"""What a report is made of: rows and trainings, found in folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import tokenizers
+
+from anysearch_jax.evaluation import metrics
+from anysearch_jax.host import json_files
+from anysearch_jax.report import trajectories
+
+EPISODES = "episodes.jsonl"
+# Held whole of each file: for the browser, and the rules that choose
+# trajectories to read.
+_SAMPLED = 500
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """A row's evaluation folders, and the training run they lie in.
+
+  Attributes:
+    folders: those of runs of one method with different seeds.
+    run: of the first folder, None where it was not trained.
+  """
+
+  label: str
+  folders: tuple[pathlib.Path, ...]
+  run: pathlib.Path | None = None
+
+
+def sources(item: str) -> list[Source]:
+  """What a plain argument names.
+
+  Args:
+    item: as of `named`, folders of evaluations, or of runs with
+      `evaluation/<name>/` inside. Evaluations of one name make one row.
+
+  Raises:
+    ValueError: a folder that does not exist or that has no evaluation.
+  """
+  label, paths = named(item)
+  found: dict[str, list[pathlib.Path]] = {}
+  for path in paths:
+    for folder in evaluations(path):
+      found.setdefault(_label(label, path, folder), []).append(folder)
+  return [
+    Source(name, tuple(folders), _run_of(folders[0]))
+    for name, folders in found.items()
+  ]
+
+
+def named(
+  item: str, *, labelled: bool = False
+) -> tuple[str, tuple[pathlib.Path, ...]]:
+  """Reads `folder` or `label=folder`, several folders joined by `+`.
+
+  Labels and folders may hold `=` and `+` themselves. What exists decides: the
+  longest end of the item that names existing folders is read as folders, and
+  in it the longest names first.
+
+  Args:
+    item: the text.
+    labelled: whether the label is required.
+
+  Returns:
+    The label, "" where there is none, and the folders.
+
+  Raises:
+    ValueError: the item cannot be read as folders that exist.
+  """
+  starts = [i + 1 for i, character in enumerate(item) if character == "="]
+  for start in starts if labelled else [0, *starts]:
+    label, folders = item[: max(0, start - 1)].strip(), _folders(item[start:])
+    if folders and (label or not start):
+      return label, folders
+  form = "label=folder" if labelled else "folder or label=folder"
+  raise ValueError(
+    f"{item}: found no such folder; expected {form}, several folders joined by "
+    "+, all of which exist. Correct the path, or run what writes it first."
+  )
+
+
+def _folders(text: str) -> tuple[pathlib.Path, ...] | None:
+  """Existing folders joined by `+`; None if that is not what `text` is."""
+  text = text.strip()
+  ends = [i for i, character in enumerate(text) if character == "+"]
+  for end in [len(text), *reversed(ends)]:
+    head, rest = text[:end].strip(), text[end + 1 :]
+    if head and pathlib.Path(head).is_dir():
+      if end == len(text):
+        return (pathlib.Path(head),)
+      if (others := _folders(rest)) is not None:
+        return (pathlib.Path(head), *others)
+  return None
+
+
+def evaluations(folder: pathlib.Path) -> list[pathlib.Path]:
+  """The folder itself if it is an evaluation, else those of the run.
+
+  Raises:
+    ValueError: it is neither.
+  """
+  if (folder / EPISODES).is_file():
+    return [folder]
+  inside = sorted((folder / "evaluation").glob(f"*/{EPISODES}"))
+  if not inside:
+    raise ValueError(
+      f"{folder}: found neither {EPISODES} nor evaluation/*/{EPISODES}; "
+      "expected the folder of a finished evaluation or of a run that has one. "
+      "Run launch.evaluate first, or correct the path."
+    )
+  return [path.parent for path in inside]
+
+
+def _label(given: str, path: pathlib.Path, folder: pathlib.Path) -> str:
+  """A label for each evaluation: its run's, with its name unless `plain`."""
+  if path == folder and given:
+    return given
+  inside = folder.parent.name == "evaluation"
+  base = given or (folder.parent.parent if inside else folder).resolve().name
+  return f"{base}, {folder.name}" if inside and folder.name != "plain" else base
+
+
+def home(source: Source) -> pathlib.Path:
+  """The folder that a row's report belongs in: its run, or its evaluation."""
+  return _run_of(source.folders[0]) or source.folders[0]
+
+
+def _run_of(folder: pathlib.Path) -> pathlib.Path | None:
+  run = folder.parent.parent
+  return run if (run / "metrics.jsonl").is_file() else None
+
+
+def load_row(label: str, *folders: pathlib.Path) -> metrics.Row:
+  """Reads the `episodes.jsonl` of one or more evaluations.
+
+  Several folders are one row: runs of one method with different seeds.
+
+  Raises:
+    ValueError: no such file, an episode in it that cannot be used, or the
+      same (question, budget, seed) twice.
+  """
+  paths = [folder / EPISODES for folder in folders]
+  for path in paths:
+    if not path.is_file():
+      raise ValueError(
+        f"Row {label!r}: found no {path}; expected the folder of a finished "
+        "evaluation. Run the evaluation first, or correct its path."
+      )
+  try:
+    return metrics.read_row(
+      label, *paths, run=str(folders[0].parent.parent), sample=_SAMPLED
+    )
+  except ValueError as error:
+    raise ValueError(f"Row {label!r}: {error}") from error
+
+
+def decoder(folder: pathlib.Path) -> trajectories.Decoder | None:
+  """Of the tokenizer that an evaluation's policy has, None if it is gone.
+
+  `config.json` names the policy by the path that it had then; a run that was
+  moved since holds it as `policy` or `source`.
+  """
+  run = folder.parent.parent
+  config = folder / "config.json"
+  policy = json_files.read(config).get("policy") if config.is_file() else None
+  places = [pathlib.Path(policy)] if policy else []
+  for place in [*places, run / "policy", run / "source"]:
+    if (place / "tokenizer.json").is_file():
+      core = tokenizers.Tokenizer.from_file(str(place / "tokenizer.json"))
+      return lambda ids: core.decode(list(ids), skip_special_tokens=False)
+  return None
+
+
+def load_worth(*folders: pathlib.Path) -> Mapping[str, Any]:
+  """What `launch.branch` measured of the first evaluation that it was run on.
+
+  Returns:
+    As `branching.summary`; empty where it was run on none.
+  """
+  for folder in folders:
+    path = folder / "branches" / "summary.json"
+    if path.is_file():
+      return json_files.read(path)
+  return {}
+
+
+def load_training(label: str, folder: pathlib.Path) -> metrics.Training:
+  """Reads `metrics.jsonl` and, where there is one, `config.json` of a run.
+
+  A rollout that was repeated after a resume counts once, as it was last.
+
+  Raises:
+    ValueError: no metrics, or a line of them that is not JSON.
+  """
+  path = folder / "metrics.jsonl"
+  if not path.is_file():
+    raise ValueError(
+      f"Training run {label!r}: found no {path}; expected the folder of a "
+      "training run. Train it first, or correct its path."
+    )
+  records = {}
+  for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+    try:
+      record = json.loads(line) if line.strip() else None
+    except json.JSONDecodeError as error:
+      raise ValueError(
+        f"{path}, line {number}: found text that is not JSON ({error}); "
+        "expected one rollout a line. Remove the line if a crash cut it."
+      ) from error
+    if record is not None:
+      records[record.get("rollout", number - 1)] = record
+  config = folder / "config.json"
+  return metrics.Training(
+    label,
+    tuple(records[key] | {"rollout": key} for key in sorted(records)),
+    json.loads(config.read_text("utf-8")) if config.is_file() else {},
+  )

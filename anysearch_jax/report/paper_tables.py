@@ -1,0 +1,351 @@
+"""The paper's tables over any rows, every claim with its interval and n."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from anysearch_jax.evaluation import comparison, metrics
+from anysearch_jax.evaluation import pairwise as pairwise_lib
+from anysearch_jax.report import table_rows, tables
+
+TIGHT = (4, 5, 6)  # Budgets of the paper's efficiency table.
+PAPER_BUDGET = 5  # That of its main, token and ablation tables.
+_SAMPLED = 6  # Lines of the sampling table.
+
+
+def usual_budget(rows: Sequence[table_rows.Shown]) -> int:
+  """The paper's budget, or the evaluated one that is nearest."""
+  return min(
+    table_rows.budgets(rows), key=lambda b: (abs(b - PAPER_BUDGET), -b)
+  )
+
+
+def main(
+  rows: Sequence[table_rows.Shown], *, resamples: int = 10_000
+) -> tables.Table:
+  """EM on every set and their average, at each budget."""
+  sets = table_rows.datasets(rows)
+  lines = []
+  for budget in table_rows.budgets(rows):
+    for row in rows:
+      parts = [row.cells.get((dataset, budget)) for dataset in sets]
+      if not any(parts):
+        continue
+      cells = [table_rows.cells(part, ("accuracy",))[0] for part in parts]
+      if len(sets) > 1:
+        average = None
+        if all(parts):
+          at = row.table.where(row.table.budget == budget)
+          found = metrics.over_sets(at, ("accuracy",), resamples=resamples)
+          average = tables.cell(found["accuracy"], len(at))
+        cells.append(average)
+      lines.append(
+        tables.Line((str(budget), row.label), tuple(cells), row.index)
+      )
+  heads = [table_rows.NAMES.get(dataset, ("", dataset)) for dataset in sets]
+  average = [tables.Column("Avg.", best=True)] if len(sets) > 1 else []
+  return tables.Table(
+    "main",
+    "Exact match on every set at each budget",
+    "95 % intervals clustered by question; the average weighs sets alike and "
+    "resamples questions within each"
+    + (", and stands where a row has all sets" if len(sets) > 1 else "")
+    + ". † in domain, * out of domain.",
+    ("B", "row"),
+    tuple(
+      [tables.Column(name, group, best=True) for group, name in heads] + average
+    ),
+    tuple(lines),
+  )
+
+
+def efficiency(rows: Sequence[table_rows.Shown]) -> tables.Table:
+  """EM, searches and TP of every set at B = 4, 5 and 6."""
+  return tables.Table(
+    "efficiency",
+    "Efficiency at B = 4, 5 and 6",
+    "EM with an interval clustered by question and its n; searches and TP "
+    "(correct answers per search) with the delta method's. Of the three "
+    "budgets, those that were evaluated.",
+    ("set", "B", "row"),
+    (
+      tables.Column("EM", best=True),
+      tables.Column("searches", digits=2),
+      tables.Column("TP", best=True),
+    ),
+    tuple(
+      tables.Line(
+        (dataset, str(budget), row.label),
+        tuple(
+          table_rows.cells(
+            row.cells[dataset, budget], ("accuracy", "searches", "tp")
+          )
+        ),
+        row.index,
+      )
+      for dataset in table_rows.datasets(rows)
+      for budget in TIGHT
+      for row in rows
+      if (dataset, budget) in row.cells
+    ),
+  )
+
+
+def ablation(
+  name: str, title: str, rows: Sequence[table_rows.Shown]
+) -> tables.Table:
+  """Accuracy, TP and searches of some rows, at one budget and over all."""
+  at = usual_budget(rows)
+  names = ("accuracy", "tp", "searches")
+  lines = []
+  some = [budget for budget in table_rows.budgets(rows) if budget >= 1]
+  for row in rows:
+    one = row.table.where(row.table.budget == at)
+    pooled = row.table.where(row.table.budget >= 1)
+    cells = table_rows.cells(
+      one if table_rows.complete(row, rows, [at]) else None, names
+    ) + table_rows.cells(
+      pooled if table_rows.complete(row, rows, some) else None, names
+    )
+    lines.append(tables.Line((row.label,), tuple(cells), row.index))
+  return tables.Table(
+    f"ablation_{name}",
+    title,
+    f"At B = {at}, and pooled over every budget from 1 on; all sets together; "
+    "a dash where a row lacks a set or a budget of the others. 95 % intervals "
+    "clustered by question. Whether two lines differ is what the paired "
+    "comparison says.",
+    ("row",),
+    tuple(
+      tables.Column(column, group, 2 if column == "searches" else 3, best=best)
+      for group in (f"B = {at}", "all B ≥ 1")
+      for column, best in (("EM", True), ("TP", True), ("searches", False))
+    ),
+    tuple(lines),
+  )
+
+
+def tokens(rows: Sequence[table_rows.Shown]) -> tables.Table:
+  """Tokens written and read, their share, and the cost of an episode."""
+  names = (
+    "generated_tokens",
+    "retrieved_tokens",
+    "total_tokens",
+    "retrieval_share",
+  )
+  lines = [
+    tables.Line(
+      (dataset, str(budget), row.label),
+      tuple(table_rows.cells(row.cells[dataset, budget], names)),
+      row.index,
+    )
+    for dataset in table_rows.datasets(rows)
+    for budget in table_rows.budgets(rows)
+    for row in rows
+    if (dataset, budget) in row.cells
+  ]
+  return tables.Table(
+    "tokens",
+    "Tokens of an episode",
+    "Means with 95 % intervals clustered by question; generated by the policy, "
+    "retrieved: all that the environment wrote. The prompt is in neither.",
+    ("set", "B", "row"),
+    (
+      tables.Column("generated", digits=1),
+      tables.Column("retrieved", digits=1),
+      tables.Column("total", digits=1),
+      tables.Column("retrieved share"),
+    ),
+    tuple(lines),
+  )
+
+
+def early_stopping(
+  ours: str,
+  compared: Mapping[str, Sequence[comparison.Comparison]],
+  index: Mapping[str, int],
+) -> tables.Table:
+  """Both discordant counts, those that left budget unused, the net gain."""
+  outcomes = (
+    "π wrong, other right",
+    "of these, π left budget unused",
+    "π right, other wrong",
+    "net gain",
+  )
+  lines = []
+  for label, found in compared.items():
+    for line in found:
+      counts = (line.losses, line.losses_unused, line.wins, line.net)
+      rates = [tables.Cell(count / line.n) for count in counts]
+      rates[-1] = tables.cell(line.difference)
+      lines.append(
+        tables.Line(
+          (label, "all ≥ 1" if line.budget is None else str(line.budget)),
+          (
+            tables.Cell(line.n),
+            *map(tables.Cell, counts),
+            *rates,
+            tables.cell(line.tp_difference),
+          ),
+          index[label],
+        )
+      )
+  return tables.Table(
+    "early_stopping",
+    f"Early stopping: π is {ours}",
+    "Rates are of the pairs; the net gain is the difference in accuracy. Its "
+    "interval and that of TP are 95 %, from resampling whole questions.",
+    ("other", "B"),
+    (
+      tables.Column("pairs", digits=0),
+      *(tables.Column(name, "count", digits=0) for name in outcomes),
+      *(
+        tables.Column(name, "rate", signed=name == outcomes[-1])
+        for name in outcomes
+      ),
+      tables.Column("TP, difference", signed=True),
+    ),
+    tuple(lines),
+  )
+
+
+_COMPARED = {
+  "accuracy": ("EM", 3),
+  "tp": ("TP", 3),
+  "searches": ("searches", 2),
+  "total_tokens": ("tokens", 1),
+  "cost": ("dollars", 6),
+}
+
+
+def pairwise(
+  name: str, title: str, found: Sequence[pairwise_lib.Difference]
+) -> tables.Table:
+  """Differences of every two rows with p values, one line a cell of a pair."""
+  lines: dict[tuple[str, ...], dict[str, pairwise_lib.Difference]] = {}
+  sets = list(dict.fromkeys(d.dataset for d in found))
+  for difference in sorted(
+    found,
+    key=lambda d: (
+      sets.index(d.dataset),
+      -1 if d.budget is None else d.budget,
+    ),
+  ):
+    key = (
+      difference.dataset or "all",
+      "all ≥ 1" if difference.budget is None else str(difference.budget),
+      f"{difference.ours} − {difference.theirs}",
+    )
+    lines.setdefault(key, {})[difference.measure] = difference
+  measured = [
+    measure
+    for measure in _COMPARED
+    if any(d.measure == measure and d.estimate.value is not None for d in found)
+  ]
+
+  def cells(at: Mapping[str, pairwise_lib.Difference]) -> list[tables.Cell]:
+    out = []
+    for measure in measured:
+      difference = at[measure]
+      first = measure == measured[0]
+      out.append(
+        tables.cell(difference.estimate, difference.n if first else None)
+      )
+      out += [
+        tables.Cell(difference.permutation),
+        tables.Cell(difference.adjusted),
+      ]
+      if measure == "accuracy":
+        out.append(tables.Cell(difference.mcnemar))
+    return out
+
+  columns = [
+    column
+    for measure in measured
+    for label, digits in (_COMPARED[measure],)
+    for column in (
+      tables.Column("difference", label, digits, signed=True),
+      tables.Column("p", label, 4),
+      tables.Column("p, Holm", label, 4),
+      *(
+        [tables.Column("p, McNemar", label, 4)] if measure == "accuracy" else []
+      ),
+    )
+  ]
+  return tables.Table(
+    f"pairwise_{name}",
+    title,
+    "The first row minus the second on the same questions, budgets and seeds; "
+    "95 % paired bootstrap over questions. p: exchanging whole questions "
+    "between the rows. Holm corrects over all pairs of this table, in one "
+    "measure, at one level of detail (everything together; by budget; by set; "
+    "by both). McNemar's mid-p only where each question has one pair.",
+    ("set", "B", "pair"),
+    tuple(columns),
+    tuple(tables.Line(key, tuple(cells(at))) for key, at in lines.items()),
+  )
+
+
+def sampling(training: Sequence[metrics.Training]) -> tables.Table:
+  """Which budgets were played, as training went on."""
+  spans = [
+    (run.label, phase, part)
+    for run in training
+    for phase in (1, 2)
+    for part in _parts(
+      [
+        r
+        for r in run.records
+        if r.get("phase") == phase and any(metrics.drawn(r).values())
+      ]
+    )
+  ]
+  counts = [
+    sum((Counter(metrics.drawn(record)) for record in part), Counter())
+    for *_, part in spans
+  ]
+  budgets = sorted({budget for found in counts for budget in found})
+  return tables.Table(
+    "sampling",
+    "Questions played with each budget",
+    "Counts, and their shares, over the rollouts of each span of optimizer "
+    "steps; the first line of a phase is its beginning. Runs whose metrics "
+    "hold no counts (curriculum/count1, ...) are left out.",
+    ("run", "phase", "steps"),
+    tuple(
+      tables.Column(f"B = {b}", group, digits)
+      for group, digits in (("questions", 0), ("share", 2))
+      for b in budgets
+    ),
+    tuple(
+      tables.Line(
+        (label, "I" if phase == 1 else "II", _steps(part)),
+        (
+          *(tables.Cell(found[b]) for b in budgets),
+          *(tables.Cell(found[b] / found.total()) for b in budgets),
+        ),
+      )
+      for (label, phase, part), found in zip(spans, counts, strict=True)
+    ),
+  )
+
+
+def _steps(part: Sequence[Mapping[str, float]]) -> str:
+  """The optimizer steps at the ends of some rollouts."""
+  first, last = part[0].get("step", "?"), part[-1].get("step", "?")
+  return f"{first}" if first == last else f"{first} to {last}"
+
+
+def _parts(records: list) -> list[list]:
+  """The first record alone, then spans of about equal length."""
+  if not records:
+    return []
+  rest = records[1:]
+  edges = np.linspace(0, len(rest), min(_SAMPLED - 1, len(rest)) + 1).astype(
+    int
+  )
+  spans = [rest[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+  return [records[:1], *(span for span in spans if span)]

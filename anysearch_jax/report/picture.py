@@ -1,0 +1,109 @@
+"""One SVG file of a study: accuracy and searches against the budget.
+
+It shows the report's own two figures side by side. A page of its own has no
+style sheet and is read on white and on dark ground, so every colour here has
+enough contrast with both: text 4:1, lines and markers 3:1
+(https://www.w3.org/TR/WCAG22/#contrast-minimum measures it).
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+
+from anysearch_jax.evaluation import curves, metrics
+from anysearch_jax.report import plots
+
+INK = "#757575"
+SERIES = (
+  "#0078bd",
+  "#d55e00",
+  "#008563",
+  "#b05a92",
+  "#8f7200",
+  "#3d8fc4",
+  "#7d6fc0",
+  "#757d85",
+)
+_COLORS = {
+  "currentColor": INK,
+  "var(--rule)": "#80808066",
+  # Behind the budgets that were never trained.
+  "var(--shade)": "#8080802e",
+  **{f"var(--series-{i})": color for i, color in enumerate(SERIES)},
+}
+_PANELS = (
+  ("accuracy", "Accuracy", "exact match"),
+  ("searches", "Searches made", "mean searches"),
+)
+_GAP, _LEGEND = 16.0, 26.0
+
+
+def svg(rows: Sequence[metrics.Row], *, trained: int) -> str:
+  """Draws accuracy and mean searches of each row, with 95% intervals.
+
+  Args:
+    rows: at least one; their colours and markers are those of the report.
+    trained: the largest budget of training; what lies beyond is shaded.
+
+  Returns:
+    The text of an SVG file. Equal rows give equal bytes.
+  """
+  # Only the area under a curve is resampled, and it is not drawn.
+  measured = [
+    curves.curve(row.label, row.columns, trained=trained, resamples=1)
+    for row in rows
+  ]
+  panels = [
+    plots.against_budget(
+      [
+        plots.Series(i, [(p.budget, getattr(p, measure)) for p in c.points])
+        for i, c in enumerate(measured)
+      ],
+      name=f"picture-{measure}",
+      title=title,
+      y_label=y_label,
+      trained=trained,
+      diagonal=measure == "searches",
+    )
+    for measure, title, y_label in _PANELS
+  ]
+  width, height = map(
+    float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', panels[0]).groups()
+  )
+  whole = len(panels) * width + (len(panels) - 1) * _GAP
+  parts = [
+    f'<svg xmlns="http://www.w3.org/2000/svg" '
+    f'xmlns:xlink="http://www.w3.org/1999/xlink" '
+    f'width="{whole:g}pt" height="{height + _LEGEND:g}pt" '
+    f'viewBox="0 0 {whole:g} {height + _LEGEND:g}" font-family="sans-serif">',
+    # As page.css has it; the figures come without a style of their own.
+    "<style>svg * { stroke-linejoin: round; stroke-linecap: butt }</style>",
+    *(
+      # A nested point is no unit of this file but 4/3 of one.
+      re.sub(r'(width|height)="([\d.]+)pt"', r'\1="\2"', panel).replace(
+        "<svg", f'<svg x="{i * (width + _GAP):g}" y="{_LEGEND:g}"', 1
+      )
+      for i, panel in enumerate(panels)
+    ),
+    _legend([row.label for row in rows], whole / 2),
+    "</svg>\n",
+  ]
+  text = "\n".join(parts)
+  for variable, color in _COLORS.items():
+    text = text.replace(variable, color)
+  return text
+
+
+def _legend(labels: Sequence[str], middle: float) -> str:
+  """One centred line: a row's marker in its colour, then its label."""
+  entries = "<tspan>\u2003</tspan>".join(
+    f'<tspan fill="{SERIES[i % len(SERIES)]}">{plots.glyph(i)}</tspan>'
+    f"<tspan> {html.escape(label)}</tspan>"
+    for i, label in enumerate(labels)
+  )
+  return (
+    f'<text x="{middle:g}" y="16" text-anchor="middle" font-size="11" '
+    f'fill="{INK}" xml:space="preserve">{entries}</text>'
+  )

@@ -1,0 +1,370 @@
+"""Tables beyond the paper's: everything by budget, its use, what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anysearch_jax.evaluation import columns, intervals, metrics
+from anysearch_jax.evaluation import curves as curves_lib
+from anysearch_jax.report import table_rows, tables
+
+_OVERVIEW = {"accuracy": "EM", "searches": "searches", "tp": "TP"}
+
+
+def overview(
+  rows: Sequence[table_rows.Shown],
+  curves: Sequence[curves_lib.Curve],
+  means: Mapping[str, Mapping[str, intervals.Estimate]],
+) -> tables.Table:
+  """Every row at every budget: exact match, searches and productivity.
+
+  Args:
+    rows: all of them.
+    curves: of each row over all its sets.
+    means: over the budgets, of the rows that have one (see `shown.complete`).
+  """
+  at = table_rows.budgets(rows)
+  points = {
+    (curve.label, point.budget): point
+    for curve in curves
+    for point in curve.points
+  }
+
+  def cell(name: str, row: table_rows.Shown, budget: int) -> tables.Cell | None:
+    if not table_rows.complete(row, rows, [budget]):
+      return None
+    point = points.get((row.label, budget))
+    return point and tables.cell(getattr(point, name))
+
+  return tables.Table(
+    "overview",
+    "Every row at every budget",
+    "EM is exact match; TP, tool productivity, is correct answers per search "
+    "and not defined without any search. 95 % intervals, clustered by "
+    "question; sets weigh alike. The mean is over all budgets, TP's over "
+    "B ≥ 1. A dash where a row lacks a set or a budget that another row has: "
+    "its number would be of other episodes.",
+    ("measure", "row"),
+    (*(tables.Column(f"B = {b}") for b in at), tables.Column("mean")),
+    tuple(
+      tables.Line(
+        (title, row.label),
+        (
+          *(cell(name, row, budget) for budget in at),
+          tables.cell(means[row.label][name]) if row.label in means else None,
+        ),
+        row.index,
+      )
+      for name, title in _OVERVIEW.items()
+      for row in rows
+    ),
+  )
+
+
+_SCORERS = {
+  "accuracy": ("EM", "ours"),
+  "f1": ("F1", "ours"),
+  "official_accuracy": ("EM", "official script"),
+  "official_f1": ("F1", "official script"),
+}
+
+
+def scorers(
+  rows: Sequence[table_rows.Shown], *, resamples: int = 10_000
+) -> tables.Table:
+  """Our scores beside those of the sets' published evaluation scripts."""
+  names, sets = tuple(_SCORERS), table_rows.datasets(rows)
+
+  def cells(
+    dataset: str, budget: int, row: table_rows.Shown
+  ) -> list[tables.Cell | None]:
+    if dataset != "average":
+      return table_rows.cells(row.cells.get((dataset, budget)), names)
+    if not table_rows.complete(row, rows, [budget]):
+      return [None]
+    part = row.table.where(row.table.budget == budget)
+    found = metrics.over_sets(part, names, resamples=resamples)
+    n = [len(part), *[None] * (len(names) - 1)]
+    return [tables.cell(found[name], k) for name, k in zip(names, n)]
+
+  found = {
+    (dataset, str(budget), row.label): (cells(dataset, budget, row), row.index)
+    for dataset in [*sets, *(["average"] if len(sets) > 1 else [])]
+    for budget in table_rows.budgets(rows)
+    for row in rows
+  }
+  return tables.Table(
+    "scorers",
+    "Our scores and those of the published scripts",
+    "EM and F1 of the paper, and what the evaluation script of each set gives "
+    "the same answers (docs/evaluation.md has the differences). 95 % intervals "
+    "clustered by question; the average weighs sets alike. Sets without a "
+    "script are left out.",
+    ("set", "B", "row"),
+    tuple(tables.Column(*head, best=True) for head in _SCORERS.values()),
+    tuple(
+      tables.Line(keys, tuple(line), index)
+      for keys, (line, index) in found.items()
+      if line[-1] is not None and line[-1].value is not None
+    ),
+  )
+
+
+def formats(rows: Sequence[table_rows.Shown]) -> tables.Table:
+  """Well-formed, truncated, invalid, over-budget and failed episodes."""
+  names = ("format_rate", "truncated_rate", "invalid_rate", "violation_rate")
+  return tables.Table(
+    "formats",
+    "Format and failures",
+    "Rates among scored episodes with 95 % intervals clustered by question. "
+    "Over budget: it asked for a search that it did not have. Failed (engine "
+    "or retriever out of reach): a count, in no rate and no mean.",
+    ("row", "B"),
+    (
+      tables.Column("well formed"),
+      tables.Column("truncated"),
+      tables.Column("invalid"),
+      tables.Column("over budget"),
+      tables.Column("failed", digits=0),
+    ),
+    tuple(
+      tables.Line(
+        (row.label, str(budget)),
+        (
+          *table_rows.cells(row.table.where(row.table.budget == budget), names),
+          tables.Cell(failed),
+        ),
+        row.index,
+      )
+      for row in rows
+      for budget, failed in row.failed.items()
+    ),
+  )
+
+
+def hops(rows: Sequence[table_rows.Shown]) -> tables.Table:
+  """Accuracy by the question's hops at every budget; no line if unknown."""
+  at = table_rows.budgets(rows)
+  lines = []
+  for row in rows:
+    for count, part in columns.by_hops(row.table).items():
+      by_budget = columns.by_budget(part)
+      cells = [table_rows.cells(by_budget.get(b), ("accuracy",))[0] for b in at]
+      lines.append(
+        tables.Line((row.label, str(count)), tuple(cells), row.index)
+      )
+  return tables.Table(
+    "hops",
+    "Accuracy by hops",
+    "Exact match with intervals clustered by question.",
+    ("row", "hops"),
+    tuple(tables.Column(f"B = {b}", digits=2) for b in at),
+    tuple(lines),
+  )
+
+
+def budget_use(
+  use: Mapping[str, Mapping[int, Sequence[int]]], index: Mapping[str, int]
+) -> tables.Table:
+  """The share of episodes that made 0, 1, ... searches of their budget."""
+  most = max(
+    (len(c) for found in use.values() for c in found.values()), default=0
+  )
+  lines = [
+    tables.Line(
+      (label, str(budget)),
+      tuple(
+        _rate(counts[k], sum(counts)) if k < len(counts) else None
+        for k in range(most)
+      ),
+      index[label],
+    )
+    for label, found in use.items()
+    for budget, counts in found.items()
+  ]
+  return tables.Table(
+    "budget_use",
+    "Searches made of each budget",
+    "Shares of scored episodes with Wilson's 95 % interval.",
+    ("row", "B"),
+    tuple(tables.Column(str(k), "searches made", 2) for k in range(most)),
+    tuple(lines),
+  )
+
+
+def _rate(count: int, n: int) -> tables.Cell:
+  return tables.cell(intervals.wilson(count, n))
+
+
+def curves(
+  rows: Sequence[table_rows.Shown],
+  study: Mapping[str, Sequence[curves_lib.Curve]],
+) -> tables.Table:
+  """Every measure of every row at every budget.
+
+  Args:
+    rows: all of them.
+    study: the curves of each set, and of the average of several.
+  """
+  by_label = {row.label: row for row in rows}
+
+  def spreads(dataset: str, label: str, budget: int) -> list[tables.Cell]:
+    part = by_label[label].cells.get((dataset, budget))
+    found = None if part is None else metrics.cell(part)
+    return [
+      tables.Cell(found and found.accuracy_spread),
+      tables.Cell(found and found.tp_spread),
+    ]
+
+  lines = [
+    tables.Line(
+      (dataset, f"{point.budget}{'*' * point.unseen}", curve.label),
+      (
+        tables.cell(point.accuracy, point.n),
+        *map(tables.cell, (point.tp, point.searches, point.tokens, point.cost)),
+        *spreads(dataset, curve.label, point.budget),
+      ),
+      by_label[curve.label].index,
+    )
+    for dataset, found in study.items()
+    for budget in table_rows.budgets(rows)
+    for curve in found
+    for point in curve.points
+    if point.budget == budget
+  ]
+  return tables.Table(
+    "curves",
+    "Everything by budget",
+    "95 % intervals clustered by question; spread: the sample standard "
+    "deviation over seeds. * a budget above those of training. Dollars by the "
+    "prices of the evaluation, or those given to the report.",
+    ("set", "B", "row"),
+    (
+      tables.Column("EM"),
+      tables.Column("TP"),
+      tables.Column("searches", digits=2),
+      tables.Column("tokens", digits=1),
+      tables.Column("dollars", digits=5),
+      tables.Column("EM", "spread"),
+      tables.Column("TP", "spread"),
+    ),
+    tuple(lines),
+  )
+
+
+def areas(
+  rows: Sequence[table_rows.Shown],
+  study: Mapping[str, Sequence[curves_lib.Curve]],
+) -> tables.Table:
+  """The area under each row's budget curve; arguments as of `curves`."""
+  index = {row.label: row.index for row in rows}
+  return tables.Table(
+    "area",
+    "Area under the budget curve",
+    "By trapezoids over the evaluated range of budgets scaled to one: the "
+    "accuracy at a budget drawn evenly from it. 95 % bootstrap intervals over "
+    "questions. Comparable between rows with the same budgets.",
+    ("set", "row"),
+    (
+      tables.Column("area", best=True),
+      tables.Column("from B", digits=0),
+      tables.Column("to B", digits=0),
+    ),
+    tuple(
+      tables.Line(
+        (dataset, curve.label),
+        (
+          tables.cell(curve.area, sum(point.n for point in curve.points)),
+          tables.Cell(curve.points[0].budget),
+          tables.Cell(curve.points[-1].budget),
+        ),
+        index[curve.label],
+      )
+      for dataset, found in study.items()
+      for curve in found
+      if curve.area.value is not None
+    ),
+  )
+
+
+def pareto(
+  offers: Mapping[str, Sequence[curves_lib.Offer]], index: Mapping[str, int]
+) -> tables.Table:
+  """The rows at budgets that no other beats at its price."""
+  return tables.Table(
+    "pareto",
+    "The Pareto front",
+    "Rows at budgets than which no other is at least as accurate for no more. "
+    "Points without their intervals: those stand in the tables above.",
+    ("price in", "row"),
+    (tables.Column("B", digits=0), tables.Column("price"), tables.Column("EM")),
+    tuple(
+      tables.Line(
+        (against, offer.label),
+        tuple(map(tables.Cell, (offer.budget, offer.price, offer.accuracy))),
+        index[offer.label],
+      )
+      for against, found in offers.items()
+      for offer in found
+      if not offer.dominated
+    ),
+  )
+
+
+_KINDS = {
+  "continue": "searched on instead of stopping",
+  "stop": "searched, against no search",
+}
+_AXES = {
+  "by_hops": "hops",
+  "by_budget_left": "budget left",
+  "by_searches_before": "searches before",
+}
+
+
+def worth(
+  found: Mapping[str, Mapping[str, Any]], index: Mapping[str, int]
+) -> tables.Table:
+  """What one more search was worth, by other ends of stored episodes.
+
+  Args:
+    found: of some rows, what `branching.summary` returns.
+    index: colour of each label.
+  """
+  lines = []
+  for label, summary in found.items():
+    for kind, name in _KINDS.items():
+      whole = summary.get(kind, {})
+      parts = {"all": whole} if whole else {}
+      for axis, words in _AXES.items():
+        parts |= {f"{words} {v}": p for v, p in whole.get(axis, {}).items()}
+      lines += [
+        tables.Line(
+          (label, name, part_name),
+          (
+            tables.cell(intervals.Estimate(**part["worth"]), part["reached"]),
+            tables.Cell(part["gained"]),
+            tables.Cell(part["lost"]),
+            _rate(part["reached"], part["ends"] - part["failed"]),
+          ),
+          index[label],
+        )
+        for part_name, part in parts.items()
+      ]
+  return tables.Table(
+    "worth",
+    "What one more search was worth",
+    "Exact match with the search minus without it, from other ends of stored "
+    "episodes (launch.branch); n: ends that were reached; 95 % bootstrap over "
+    "questions. Reached: ends of the kind that the policy came to within its "
+    "tries, with Wilson's interval.",
+    ("row", "the episode", "where"),
+    (
+      tables.Column("worth", signed=True),
+      tables.Column("gained", digits=0),
+      tables.Column("lost", digits=0),
+      tables.Column("reached", digits=2),
+    ),
+    tuple(lines),
+  )

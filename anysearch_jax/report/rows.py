@@ -1,0 +1,299 @@
+"""Rows measured together: what figures, tables and the page are made from."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from anysearch_jax.evaluation import (
+  columns,
+  comparison,
+  intervals,
+  measures,
+  metrics,
+  pairwise,
+)
+from anysearch_jax.evaluation import curves as curves_lib
+from anysearch_jax.report import paper_tables, row_tables
+from anysearch_jax.report import table_rows as shown_lib
+from anysearch_jax.report import tables as tables_lib
+
+# Of the permutation test, for each test of the family at least: Holm's
+# correction multiplies a p value by up to so many tests, and 1 / draws is the
+# least there is.
+_DRAWS = 40
+# What is said of a row as a whole.
+MEANS = ("accuracy", "tp", "searches", "total_tokens")
+# The ablations that the paper has, and its comparison; others are called as
+# they are named.
+GROUPS = {
+  "methods": "Compared systems",
+  "tool": "Tool reward",
+  "format": "Format reward",
+  "scaffold": "Scaffold",
+  "sampling": "Sampling strategy",
+  "phases": "Curriculum phases",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+  """Everything that was measured.
+
+  Attributes:
+    trained: the largest budget of the system's training.
+    index: colour of each row and training run.
+    groups: labels that are shown together, by title; the system leads each.
+    curves: of each row over all its sets; by_dataset: of each set.
+    use: of each row, see `metrics.budget_use`.
+    means: over the budgets, of the rows that have every set and budget.
+    lacks: what other rows have and each row has not, in words; "" for nothing.
+    hops: of the same rows as `means`, accuracy by hops over every B >= 1.
+    training: the runs behind the rows.
+    tables: in no order that matters.
+  """
+
+  trained: int
+  index: Mapping[str, int]
+  groups: Mapping[str, Sequence[str]]
+  curves: Sequence[curves_lib.Curve]
+  by_dataset: Mapping[str, Sequence[curves_lib.Curve]]
+  use: Mapping[str, Mapping[int, Sequence[int]]]
+  means: Mapping[str, Mapping[str, intervals.Estimate]]
+  lacks: Mapping[str, str]
+  hops: Mapping[str, Mapping[int, intervals.Estimate]]
+  training: Sequence[metrics.Training]
+  tables: Sequence[tables_lib.Table]
+
+
+def measure(
+  rows: Sequence[metrics.Row],
+  training: Sequence[metrics.Training],
+  compared: Mapping[str, Sequence[comparison.Comparison]],
+  *,
+  groups: Mapping[str, str],
+  worth: Mapping[str, Mapping[str, Any]],
+  trained: int,
+  resamples: int = 10_000,
+) -> Study:
+  """Measures rows on their own and against each other.
+
+  Args:
+    rows: the first is the system under test.
+    training: the runs behind them.
+    compared: the system against each other row.
+    groups: of some labels, the ablation (a key of `GROUPS`, or any name) that
+      they belong to. Without any, all rows are one group.
+    worth: of some labels, what one more search was; see `loading.load_worth`.
+    trained: the largest budget of the system's training.
+    resamples: of every bootstrap.
+  """
+  labels = [row.label for row in rows]
+  together = _groups(labels, groups)
+  index = _colours(labels, together, [run.label for run in training])
+  shown = {row.label: shown_lib.show(row, index[row.label]) for row in rows}
+
+  def curve(label: str, part: columns.Measured) -> curves_lib.Curve:
+    return curves_lib.curve(label, part, trained=trained, resamples=resamples)
+
+  curves = [curve(row.label, row.columns) for row in rows]
+  sets = {row.label: columns.by_dataset(row.columns) for row in rows}
+  by_dataset = {
+    dataset: [
+      curve(label, found[dataset])
+      for label, found in sets.items()
+      if dataset in found
+    ]
+    for dataset in shown_lib.datasets(list(shown.values()))
+  }
+  everything = list(shown.values())
+  # Averages over sets are comparable where each is of all sets.
+  alike = [
+    curve
+    for curve in curves
+    if all(
+      shown_lib.complete(shown[curve.label], everything, [point.budget])
+      for point in curve.points
+    )
+  ]
+  average = {"average": alike} if len(by_dataset) > 1 else {}
+  every = by_dataset | average
+  means = {
+    row.label: metrics.over_sets(row.columns, MEANS, resamples=resamples)
+    for row in rows
+    if shown_lib.complete(shown[row.label], everything)
+  }
+  use = {row.label: metrics.budget_use(row.columns) for row in rows}
+  tables = [
+    row_tables.overview(everything, curves, means),
+    paper_tables.main(everything, resamples=resamples),
+    row_tables.scorers(everything, resamples=resamples),
+    paper_tables.efficiency(everything),
+    *(
+      paper_tables.ablation(name, title, [shown[label] for label in members])
+      for name, (title, members) in together.items()
+    ),
+    paper_tables.tokens(everything),
+    row_tables.formats(everything),
+    row_tables.hops(everything),
+    row_tables.budget_use(use, index),
+    paper_tables.early_stopping(labels[0], compared, index),
+    *_pairwise(rows, together, resamples),
+    paper_tables.sampling(training),
+    row_tables.curves(everything, every),
+    row_tables.areas(everything, every),
+    row_tables.pareto(offers(alike), index),
+    row_tables.worth(worth, index),
+  ]
+  return Study(
+    trained=trained,
+    index=index,
+    groups=dict(together.values()),
+    curves=curves,
+    by_dataset=by_dataset,
+    use=use,
+    means=means,
+    lacks={row.label: shown_lib.lacks(row, everything) for row in everything},
+    hops={
+      row.label: {
+        hops: measures.estimates(part, ("accuracy",))["accuracy"]
+        for hops, part in columns.by_hops(
+          row.table.where(row.table.budget >= 1)
+        ).items()
+      }
+      for row in everything
+      if row.label in means
+    },
+    training=training,
+    tables=tables,
+  )
+
+
+def offers(
+  curves: Sequence[curves_lib.Curve],
+) -> dict[str, tuple[curves_lib.Offer, ...]]:
+  """Rows at budgets by price; dollars only where any are known."""
+  found = {
+    against: curves_lib.pareto(curves, against)
+    for against in ("searches", "tokens", "cost")
+  }
+  if not any(offer.price for offer in found["cost"]):
+    del found["cost"]
+  return found
+
+
+def _pairwise(
+  rows: Sequence[metrics.Row],
+  groups: Mapping[str, tuple[str, Sequence[str]]],
+  resamples: int,
+) -> list[tables_lib.Table]:
+  """Each group is a family of its own."""
+  found = []
+  for name, (title, members) in groups.items():
+    if len(members) < 2:
+      continue
+    own = [row for row in rows if row.label in members]
+    free = not any(np.nansum(row.columns.cost) for row in own)
+    found.append(
+      paper_tables.pairwise(
+        name,
+        f"{title}: every two rows",
+        pairwise.pairwise(
+          own,
+          [m for m in pairwise.MEASURES if not (free and m == "cost")],
+          resamples=resamples,
+          draws=max(resamples, _DRAWS * _tests(own)),
+        ),
+      )
+    )
+  return found
+
+
+def _tests(rows: Sequence[metrics.Row]) -> int:
+  """Tests of one measure in the largest family: every pair in every cell."""
+  cells = len({b for row in rows for b in metrics.budgets(row.columns)}) * len(
+    {name for row in rows for name in row.columns.datasets}
+  )
+  return cells * math.comb(len(rows), 2)
+
+
+def _groups(
+  labels: Sequence[str], groups: Mapping[str, str]
+) -> dict[str, tuple[str, list[str]]]:
+  """Name for files -> title and labels, the system first in each."""
+  members: dict[str, list[str]] = {}
+  for label in labels[1:] if groups else ():
+    members.setdefault(groups.get(label, "other"), [labels[0]]).append(label)
+  if not members:
+    return {"rows": ("All rows", list(labels))}
+  found: dict[str, tuple[str, list[str]]] = {}
+  for title, together in members.items():
+    name = re.sub(r"[^\w-]+", "_", title, flags=re.ASCII)[:40]
+    name = f"{name}_{len(found)}" if name in found else name
+    found[name] = (GROUPS.get(title, title), together)
+  return found
+
+
+def _colours(
+  labels: Sequence[str],
+  groups: Mapping[str, tuple[str, Sequence[str]]],
+  runs: Sequence[str],
+) -> dict[str, int]:
+  """A colour for each label that is its own within its group."""
+  index = {
+    label: place
+    for _, members in groups.values()
+    for place, label in enumerate(members)
+  }
+  for label in runs:
+    index.setdefault(label, len(labels) + len(index))
+  return index
+
+
+def row_data(
+  row: metrics.Row, curve: curves_lib.Curve, study: Study
+) -> dict[str, Any]:
+  """A row as JSON: counts pooled, claims averaged over its sets.
+
+  Its `average` is None where other rows have sets or budgets that it lacks.
+  """
+  points = {point.budget: point for point in curve.points}
+  cells = metrics.by_budget(row.columns)
+
+  def describe(
+    cell: metrics.Cell, found: Mapping[str, intervals.Estimate]
+  ) -> dict[str, Any]:
+    claims: dict[str, Any] = {}
+    for name, estimate in found.items():
+      claims[name] = estimate.value
+      claims[f"{name}_interval"] = [estimate.low, estimate.high]
+    return dataclasses.asdict(cell) | claims
+
+  undefined = dict.fromkeys(MEANS, intervals.Estimate(None, None, None))
+
+  def of(point: curves_lib.Point) -> dict[str, intervals.Estimate]:
+    tokens = {"total_tokens": point.tokens}
+    return {n: getattr(point, n) for n in MEANS[:3]} | tokens
+
+  return {
+    "label": row.label,
+    "index": study.index[row.label],
+    "lacks": study.lacks[row.label],
+    "cells": {
+      str(budget): describe(
+        cell, of(points[budget]) if budget in points else undefined
+      )
+      for budget, cell in cells.items()
+    },
+    "average": describe(
+      metrics.average(list(cells.values())), study.means[row.label]
+    )
+    if row.label in study.means
+    else None,
+    "area": curve.area._asdict(),
+  }

@@ -1,0 +1,1 @@
+"""The in-process engine: continuous batching over pages of KV cache."""

@@ -1,0 +1,391 @@
+"""The in-process JAX engine: turns of many episodes over one pool of KV pages.
+
+An episode keeps its pages, and so its KV cache, from its first turn until it
+is released; while it searches, others decode. What a turn's context has in
+common with that cache is kept; the rest, such as what the environment wrote, is
+appended by chunked prefill between decode calls. Prompts that begin alike share
+pages. While a decode call runs, the results of the one before are handed out
+and, where enough others wait, the next one is made up. Calls have fixed shapes
+(`kv_store`), so results do not depend on admission order, on pages or on which
+episodes run beside each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.environment import protocol
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import decoder, sharding
+from anysearch_jax.policy import tokenizer as tokenizer_lib
+from anysearch_jax.rollout import stops
+from anysearch_jax.rollout.jax_engine import kv_device, kv_memory, page_pool
+from anysearch_jax.rollout.jax_engine import turn as turn_lib
+
+# Episodes that were answered need this many turns of the event loop to search
+# and come back; decoding before that would leave lanes empty.
+_YIELDS = 8
+# Seconds between looks at what nobody told of.
+_PATIENCE = 1.0
+# A decode call is over when this share of its rows has finished, so that others
+# take their lanes.
+_FINISHED = 0.25
+
+
+class JaxEngine:
+  """`types.Engine` on the local devices.
+
+  Args:
+    params: the policy's parameters.
+    architecture: its sizes.
+    tokenizer: its text side.
+    config: slots, pages and compiled shapes.
+    sampling: how tokens are drawn, one setting an engine.
+    seed: of every draw; `types.Address` does the rest.
+    version: of `params`, recorded with every token.
+    dtype: compute and cache type.
+    mesh: of `params`; kv heads are cut over its `tensor`, rows and pages over
+      its `data`. None: one device.
+    stop: texts that end a turn, those of the environment that is played.
+
+  `counters` holds `sampled_tokens`, `prefilled_tokens`, `shared_tokens` (of
+  prompts that others had prefilled), `reused_tokens` (of later turns' contexts
+  that the episode itself had cached), `discarded_tokens` (that a changed
+  context took from its episode's cache), `prefill_calls`, `decode_calls`,
+  `preemptions`, and the lanes that decode calls offered and used (their ratio
+  is the occupancy).
+
+  Raises:
+    ValueError: shapes that cannot work.
+  """
+
+  def __init__(
+    self,
+    params: decoder.Params,
+    architecture: architecture_lib.Architecture,
+    tokenizer: tokenizer_lib.Tokenizer,
+    *,
+    config: config_lib.EngineConfig,
+    sampling: config_lib.SamplingConfig,
+    seed: int,
+    version: int = 0,
+    dtype: Any = jnp.float32,
+    mesh: jax.sharding.Mesh | None = None,
+    stop: tuple[str, ...] = protocol.STOPS,
+  ):
+    mesh = sharding.mesh() if mesh is None else mesh
+    self._parts = mesh.shape["data"]
+    kv_memory.validate(config, parts=self._parts)
+    self._a = architecture
+    self._tokenizer = tokenizer
+    self._config = config
+    self._version = version
+    self._stop = stop
+    self._halts = stops.halting_tokens(
+      tokenizer.token_texts(),
+      stop,
+      tokenizer.end_of_turn_ids,
+      vocab_size=architecture.vocab_size,
+    )
+    self._device = kv_device.KvDevice(
+      params,
+      architecture,
+      halts=self._halts,
+      config=config,
+      sampling=sampling,
+      seed=seed,
+      dtype=dtype,
+      mesh=mesh,
+    )
+    self._memory = kv_memory.KvMemory(config, parts=self._parts)
+    self._queue: deque[turn_lib.Turn] = deque()
+    self._running: list[turn_lib.Turn] = []
+    self._server: asyncio.Task | None = None
+    self._news = asyncio.Event()
+    self.counters: Counter[str] = Counter()
+
+  @property
+  def max_context(self) -> int:
+    """The longest context an episode may reach, in tokens."""
+    return self._config.max_context
+
+  def set_params(self, params: decoder.Params, version: int) -> None:
+    """Switches weights; caches of other weights must be gone.
+
+    Raises:
+      RuntimeError: an episode still holds a cache.
+    """
+    if self._memory or self._queue:
+      raise RuntimeError(
+        f"{len(self._memory)} episodes hold KV caches of policy version "
+        f"{self._version}; release them before version {version} is set."
+      )
+    self._memory.forget_prompts()
+    self._device.set_params(params)
+    self._version = version
+
+  async def generate(self, request: types.GenerateRequest) -> types.Generation:
+    """Samples one turn.
+
+    Its context need not extend that of the episode's last turn.
+
+    Raises:
+      types.EngineError: there is no room for the context.
+      RuntimeError: another turn of the episode is being sampled.
+    """
+    if request.stop != self._stop:
+      raise ValueError(
+        f"stop {request.stop!r}: this engine stops at {self._stop!r}."
+      )
+    request = turn_lib.bounded(request, self.max_context)
+    for turn in (*self._queue, *self._running):
+      if turn.request.address == request.address:
+        if not turn.future.done():
+          raise RuntimeError(
+            f"Turn {turn.request.turn} of {request.address} is being sampled; "
+            "wait for it or release the episode."
+          )
+        # Its waiter was cancelled, but a call may still write to its pages.
+        self.release(request.address)
+    future = asyncio.get_running_loop().create_future()
+    self._queue.append(turn_lib.Turn(request, future, list(request.token_ids)))
+    self._news.set()
+    if self._server is None or self._server.done():
+      self._server = asyncio.create_task(self._serve())
+    return await future
+
+  def release(self, address: types.Address) -> None:
+    """Forgets an episode's cache."""
+    self._queue = deque(t for t in self._queue if t.request.address != address)
+    self._running = [t for t in self._running if t.request.address != address]
+    self._memory.release(address)
+    self._news.set()
+
+  def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
+    """Log-probabilities as `collection.Engine` says."""
+    found = self._device.score(np.asarray(token_ids, np.int32))
+    return {f"part {i}": row.tolist() for i, row in enumerate(found)}
+
+  async def _serve(self) -> None:
+    """Runs calls until no turn is left."""
+    self._news = asyncio.Event()
+    flight: turn_lib.Flight | None = None
+    following: turn_lib.Flight | None = None
+    try:
+      while self._queue or self._running or flight:
+        for _ in range(_YIELDS):
+          await asyncio.sleep(0)
+        self._admit()
+        self._prefill(full=flight is not None)
+        following = self._launch(full=flight is not None)
+        if flight is not None:
+          await self._land(flight)
+        elif following is None and not self._running:
+          # Every slot searches; who waits for one waits for them.
+          self._news.clear()
+          with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+              await self._news.wait()
+        flight = following
+    except asyncio.CancelledError:
+      turn_lib.give_up(flight, following)
+      # Whoever comes next has the devices to itself.
+      self._device.drain()
+      raise
+    except Exception as error:
+      turn_lib.give_up(flight, following)
+      # A bug or a full device, not an outage: it stops whoever waits.
+      for turn in (*self._queue, *self._running):
+        if not turn.future.done():
+          turn.future.set_exception(error)
+      self._queue.clear()
+      self._running.clear()
+
+  def _admit(self) -> None:
+    """Lets waiting turns run, in order of arrival, while there are pages.
+
+    Where one finds no room, no later one takes what it waits for.
+    """
+    room = True
+    waiting: deque[turn_lib.Turn] = deque()
+    copies: deque[kv_memory.Row] = deque()
+    for turn in self._queue:
+      address = turn.request.address
+      turn.row = self._memory.get(address)
+      if turn.row is not None:
+        given_up = self._memory.resume(turn.row, turn.context)
+        self.counters["discarded_tokens"] += given_up
+        self.counters["reused_tokens"] += turn.row.cached
+      elif room and not self._memory.filling(turn.context):
+        first = turn.request.turn == 0 and not turn.sampled
+        turn.row = self._memory.open(address, turn.context, prompt=first)
+        room = turn.row is not None
+        if room:
+          self.counters["shared_tokens"] += turn.row.cached
+          if turn.row.copied is not None:
+            copies.append(turn.row)
+      (waiting if turn.row is None else self._running).append(turn)
+    self._queue = waiting
+    while copies:
+      self._copy(copies)
+
+  def _copy(self, rows: deque[kv_memory.Row]) -> None:
+    """One call: the ends of prompts that others have, for the first rows."""
+    call = kv_memory.Lanes(
+      self._config.prefill_lanes, self._config, parts=self._parts
+    )
+    sources, targets = np.full(
+      (2, len(call.table)), page_pool.PADDING, np.int32
+    )
+    while rows and (lane := call.lane(rows[0])) is not None:
+      row = rows.popleft()
+      sources[lane], targets[lane] = row.copied, row.pages[row.own]
+      self._memory.fulfil(row)
+    self._device.copy(sources, targets)
+
+  def _fits(
+    self, turn: turn_lib.Turn, tokens: int, busy: Collection[kv_memory.Row]
+  ) -> bool:
+    """Whether a turn has pages for so many tokens, after it asked for them."""
+    if self._memory.get(turn.request.address) is not turn.row:
+      return False  # It gave up its own to one before it.
+    gone = set(self._memory.grow(turn.row, tokens, busy))
+    if gone:
+      self.counters["preemptions"] += len(gone)
+      # Those of them that had a turn come back for new pages.
+      stay = [t for t in self._running if t.request.address not in gone]
+      self._queue.extendleft(t for t in self._running if t not in stay)
+      self._running = stay
+    return self._memory.holds(turn.row, tokens)
+
+  def _flying(self) -> set[kv_memory.Row]:
+    return {t.row for t in self._running if t.flying}
+
+  def _prefill(self, *, full: bool) -> None:
+    """Prefills where lanes of the next decode call would stay empty.
+
+    Args:
+      full: only where that fills the largest one.
+    """
+    most = self._config.lanes[-1]
+    while True:
+      free = [t for t in self._running if not t.flying]
+      missing = [t for t in free if t.missing > 0]
+      if not missing or len(free) - len(missing) >= most:
+        return
+      if (full and len(free) < most) or not self._prefill_some(missing):
+        return
+      self._admit()
+
+  def _prefill_some(self, turns: Sequence[turn_lib.Turn]) -> bool:
+    """One call: stretches of the turns' missing tokens, the oldest first.
+
+    Returns:
+      False where none has room: decode calls under way hold it.
+    """
+    width, chunk = self._config.prefill_lanes, self._config.prefill_chunk
+    call = kv_memory.Lanes(width, self._config, parts=self._parts)
+    tokens = np.zeros((width, chunk), np.int32)
+    starts, counts = np.zeros((2, width), np.int32)
+    busy = self._flying()
+    rows: set[kv_memory.Row] = set()
+    for turn in turns:
+      row = turn.row
+      if not call.room(row) or not self._fits(
+        turn, len(turn.context) - 1, busy | rows
+      ):
+        continue
+      while turn.missing > 0 and (lane := call.lane(row)) is not None:
+        ids = turn.context[row.cached : -1][:chunk]
+        tokens[lane, : len(ids)] = ids
+        starts[lane], counts[lane] = row.cached, len(ids)
+        row.cached += len(ids)
+        rows.add(row)
+    if not rows:
+      return False
+    self.counters["prefilled_tokens"] += int(counts.sum())
+    self.counters["prefill_calls"] += 1
+    self._device.prefill(call.table, tokens, starts, counts)
+    for row in rows:
+      self._memory.fulfil(row)
+    return True
+
+  def _launch(self, *, full: bool) -> turn_lib.Flight | None:
+    """Starts a decode call for the turns that have run longest, if there are.
+
+    Args:
+      full: only one whose lanes are all taken.
+    """
+    steps = self._config.decode_steps
+    ready = [t for t in self._running if t.missing == 0 and not t.flying]
+    if full and len(ready) < self._config.lanes[-1]:
+      return None
+    sizes = self._config.lanes
+    width = next((n for n in sizes if n >= len(ready)), sizes[-1])
+    call = kv_memory.Lanes(width, self._config, parts=self._parts)
+    tokens, starts, limits, sampled = np.zeros((4, width), np.int32)
+    addresses = np.zeros((width, 5), np.uint32)
+    lanes: dict[int, turn_lib.Turn] = {}
+    busy = self._flying()
+    for turn in ready:
+      tokens_after = turn.row.cached + min(steps, turn.left)
+      if not call.room(turn.row) or not self._fits(turn, tokens_after, busy):
+        continue
+      lane = call.lane(turn.row)
+      lanes[lane] = turn
+      busy.add(turn.row)
+      tokens[lane], starts[lane] = turn.context[-1], turn.row.cached
+      limits[lane], sampled[lane] = turn.left, turn.sampled
+      address = turn.request.address
+      addresses[lane] = (
+        address.rollout,
+        address.question,
+        address.attempt,
+        address.sample,
+        turn.request.turn,
+      )
+    if not lanes:
+      return None
+    decoded = self._device.decode(
+      call.table,
+      tokens,
+      starts,
+      limits,
+      addresses,
+      sampled,
+      enough=len(lanes) - max(1, int(len(lanes) * _FINISHED)),
+    )
+    for turn in lanes.values():
+      turn.flying = True
+    return turn_lib.Flight(width, lanes, asyncio.wrap_future(decoded))
+
+  async def _land(self, flight: turn_lib.Flight) -> None:
+    """Waits for a decode call and hands out what it sampled."""
+    decoded = await flight.decoded
+    self.counters["decode_calls"] += 1
+    self.counters["lanes_offered"] += flight.width * int(decoded.counts.max())
+    self.counters["lanes_used"] += int(decoded.counts.sum())
+    self.counters["sampled_tokens"] += int(decoded.counts.sum())
+    over = set()
+    for lane, turn in flight.lanes.items():
+      turn.flying = False
+      count = int(decoded.counts[lane])
+      turn.context += decoded.tokens[lane, :count].tolist()
+      turn.logps += decoded.logps[lane, :count].tolist()
+      turn.row.cached += count
+      done = turn.ended(self._halts, self._tokenizer, self._version)
+      if done is not None:
+        over.add(id(turn))
+        if not turn.future.done():
+          turn.future.set_result(done)
+    self._running = [t for t in self._running if id(t) not in over]

@@ -1,0 +1,210 @@
+"""An engine's devices: its weights, its pages, and the calls on them.
+
+Calls run one after the other on a thread of their own, so that episodes go on
+meanwhile and the next call can be made up while this one runs.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import decoder
+from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
+
+# The first call compiles.
+_SCORING_SECONDS = 600.0
+
+_Call = tuple[concurrent.futures.Future, Callable[[], Any]]
+
+
+class KvDevice:
+  """Takes the calls of `kv_store`, rows as NumPy arrays.
+
+  What a call raises is raised by every later one too: its pages are lost.
+
+  Args:
+    params: the policy's parameters.
+    architecture: its sizes.
+    halts: bool `[V]`, tokens that halt a row.
+    config: pages and compiled shapes.
+    sampling: how tokens are drawn.
+    seed: of every draw.
+    dtype: compute and cache type.
+    mesh: of `params`.
+
+  Raises:
+    ValueError: what cannot run on the mesh.
+  """
+
+  def __init__(
+    self,
+    params: decoder.Params,
+    architecture: architecture_lib.Architecture,
+    *,
+    halts: np.ndarray,
+    config: config_lib.EngineConfig,
+    sampling: config_lib.SamplingConfig,
+    seed: int,
+    dtype: Any,
+    mesh: jax.sharding.Mesh,
+  ):
+    self._a = architecture
+    self._parts = mesh.shape["data"]
+    self._rows_stand = jax.sharding.NamedSharding(mesh, jax.P("data"))
+    self._draws = jax.device_put(
+      (jnp.asarray(halts), jax.random.key(seed)),
+      jax.sharding.NamedSharding(mesh, jax.P()),
+    )
+    self._how = {
+      "a": architecture,
+      "dtype": jnp.dtype(dtype),
+      "paged": kv_store.paged(config, architecture, mesh, dtype=dtype),
+    }
+    self._page = config.page
+    self._draw = {"steps": config.decode_steps, "sampling": sampling}
+    self._pages = kv_store.empty(
+      architecture,
+      kv_memory.pages(config, parts=self._parts),
+      config.page,
+      dtype,
+      mesh=mesh,
+    )
+    self._broken: BaseException | None = None
+    self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+    # A daemon, so that a call which hangs does not hold the process; unlike an
+    # executor's thread.
+    threading.Thread(
+      target=_serve, args=(self._calls,), name="engine", daemon=True
+    ).start()
+    weakref.finalize(self, self._calls.put, None)
+    self.set_params(params)
+
+  def set_params(self, params: decoder.Params) -> None:
+    """Later calls take these weights."""
+    self._params = kv_store.apart(params, a=self._a)
+
+  def copy(self, sources: np.ndarray, targets: np.ndarray) -> None:
+    """See `kv_store.copy`."""
+
+    def call() -> None:
+      self._pages = kv_store.copy(
+        self._pages, *self._put(sources, targets), parts=self._parts
+      )
+
+    self._submit(call)
+
+  def prefill(
+    self,
+    table: np.ndarray,
+    tokens: np.ndarray,
+    starts: np.ndarray,
+    counts: np.ndarray,
+  ) -> None:
+    """See `kv_store.prefill`."""
+    params = self._params
+
+    def call() -> None:
+      rows = self._put(table, tokens, starts, counts)
+      self._pages = kv_store.prefill(params, self._pages, *rows, **self._how)
+
+    self._submit(call)
+
+  def decode(
+    self,
+    table: np.ndarray,
+    tokens: np.ndarray,
+    starts: np.ndarray,
+    limits: np.ndarray,
+    addresses: np.ndarray,
+    sampled: np.ndarray,
+    *,
+    enough: int,
+  ) -> concurrent.futures.Future[kv_store.Decoded]:
+    """See `kv_store.decode`; what it sampled, as NumPy arrays."""
+    params = self._params
+
+    def call() -> kv_store.Decoded:
+      *rows, addressed, counted = self._put(
+        table, tokens, starts, limits, addresses, sampled
+      )
+      self._pages, decoded = kv_store.decode(
+        params,
+        self._pages,
+        *rows,
+        np.int32(enough),
+        addressed,
+        counted,
+        *self._draws,
+        **self._draw,
+        **self._how,
+      )
+      return jax.device_get(decoded)
+
+    return self._submit(call)
+
+  def score(self, tokens: np.ndarray) -> concurrent.futures.Future[np.ndarray]:
+    """See `kv_store.score`."""
+    params = self._params
+
+    def call() -> np.ndarray:
+      scores = kv_store.score(
+        params, tokens, size=self._page, parts=self._parts, **self._how
+      )
+      return jax.device_get(scores)
+
+    try:
+      return self._submit(call).result(_SCORING_SECONDS)
+    except TimeoutError:
+      raise types.EngineError(
+        f"The engine's device gave no scores within {_SCORING_SECONDS:g} "
+        "seconds."
+      ) from None
+
+  def drain(self, deadline: float = 60.0) -> None:
+    """Waits until no call is under way, but not for one that hangs."""
+    with contextlib.suppress(Exception):  # It was told to who waited for it.
+      self._submit(lambda: None).result(deadline)
+
+  def _put(self, *arrays: np.ndarray) -> tuple[jax.Array, ...]:
+    """A call's rows on their devices."""
+    return jax.device_put(arrays, self._rows_stand)
+
+  def _submit(self, call: Callable[[], Any]) -> concurrent.futures.Future:
+    def run() -> Any:
+      if self._broken is not None:
+        raise self._broken
+      try:
+        return call()
+      except BaseException as error:
+        self._broken = error
+        raise
+
+    future = concurrent.futures.Future()
+    self._calls.put((future, run))
+    return future
+
+
+def _serve(calls: queue.SimpleQueue[_Call | None]) -> None:
+  """Runs calls in their order until None."""
+  while (call := calls.get()) is not None:
+    future, run = call
+    if not future.set_running_or_notify_cancel():
+      continue
+    try:
+      future.set_result(run())
+    except BaseException as error:  # Raised where the result is waited for.
+      future.set_exception(error)
+    del call, future, run

@@ -1,0 +1,107 @@
+"""A turn that an engine samples, call by call."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from anysearch_jax import types
+from anysearch_jax.policy import tokenizer as tokenizer_lib
+from anysearch_jax.rollout import stops
+from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
+
+
+@dataclasses.dataclass(eq=False)
+class Turn:
+  """A turn in progress; `context` grows by what it samples.
+
+  row: its part of the KV cache, once it runs. flying: a decode call that has it
+  is under way.
+  """
+
+  request: types.GenerateRequest
+  future: asyncio.Future[types.Generation]
+  context: list[int]
+  row: kv_memory.Row | None = None
+  flying: bool = False
+  logps: list[float] = dataclasses.field(default_factory=list)
+
+  @property
+  def sampled(self) -> int:
+    return len(self.logps)
+
+  @property
+  def left(self) -> int:
+    """Tokens that it may still sample."""
+    return self.request.max_tokens - self.sampled
+
+  @property
+  def missing(self) -> int:
+    """Context tokens to prefill; the last one is decode's first input."""
+    return len(self.context) - 1 - self.row.cached
+
+  def ended(
+    self, halts: np.ndarray, tokenizer: tokenizer_lib.Tokenizer, version: int
+  ) -> types.Generation | None:
+    """What was sampled, once it is over; None while it goes on.
+
+    Args:
+      halts: bool `[V]`, tokens that may end a turn.
+      tokenizer: the text side.
+      version: of the weights that sampled.
+    """
+    if not halts[self.context[-1]] and self.left > 0:
+      return None
+    ids = tuple(self.context[-self.sampled :])
+    text = tokenizer.decode(ids)
+    said = stops.cut(text, self.request.stop)
+    if said is not None:
+      finish = types.Finish.STOP
+    elif ids[-1] in tokenizer.end_of_turn_ids:
+      finish = types.Finish.END_OF_TURN
+    elif self.left > 0:
+      return None
+    else:
+      finish = types.Finish.LENGTH
+    versions = (version,) * len(ids)
+    return types.Generation(
+      ids, tuple(self.logps), said or text, finish, versions
+    )
+
+
+def bounded(
+  request: types.GenerateRequest, max_context: int
+) -> types.GenerateRequest:
+  """Returns a request for no more tokens than a context may have.
+
+  Raises:
+    types.EngineError: there is no room for a single one.
+  """
+  room = max_context - len(request.token_ids)
+  if room < 1:
+    raise types.EngineError(
+      f"The context of {len(request.token_ids)} tokens has no room in the "
+      f"engine's {max_context}; raise engine.max_context or lower "
+      "episode.max_context."
+    )
+  if request.max_tokens > room:
+    request = dataclasses.replace(request, max_tokens=room)
+  return request
+
+
+class Flight(NamedTuple):
+  """A decode call under way, and the turns in its lanes."""
+
+  width: int
+  lanes: dict[int, Turn]
+  decoded: asyncio.Future[kv_store.Decoded]
+
+
+def give_up(*flights: Flight | None) -> None:
+  """Takes the results of calls that nobody waits for any more."""
+  for flight in flights:
+    if flight is not None and not flight.decoded.cancel():
+      flight.decoded.cancelled() or flight.decoded.exception()

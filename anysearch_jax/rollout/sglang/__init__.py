@@ -1,0 +1,1 @@
+"""Sampling by SGLang servers over HTTP."""

@@ -1,0 +1,1 @@
+"""The generated knowledge world, its expert and the warm start."""

@@ -1,0 +1,79 @@
+"""The world's expert as a policy to evaluate: what its own corpus lets it do.
+
+    python -m launch.evaluate --scripted=expert ...
+
+It is the expert of the demonstrations that the warm start learns from, so its
+accuracy is what imitation can reach, and with another `ExpertConfig` an upper
+bound of the world.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from anysearch_jax import types
+from anysearch_jax.policy import tokenizer as tokenizer_lib
+from anysearch_jax.rollout import scripted
+from anysearch_jax.world import demonstrations, world_tokenizer
+from anysearch_jax.world import world as world_lib
+
+_PROMPT = re.compile(r"(guide )?budget (\d+) question (.*? \?)")
+_AFTER_SEARCH = re.compile(
+  r"</search>\s*(?:<information>(.*?)</information>)?", re.S
+)
+_PASSAGE = re.compile(
+  r"Doc \d+\(Title: (\S+) \) (.*?)(?= Doc \d+\(Title:|\s*$)", re.S
+)
+
+
+def make(
+  world: world_lib.World,
+  config: demonstrations.ExpertConfig | None = None,
+) -> tuple[scripted.ScriptedEngine, types.TextCodec]:
+  """The expert's engine, and the tokenizer of its world.
+
+  It reads all that it knows of an episode in the context and throws the same
+  dice again each turn, so it holds nothing between turns.
+
+  Args:
+    world: whose memory is the expert's.
+    config: how it behaves; None is as in the demonstrations.
+  """
+  config = config or demonstrations.ExpertConfig()
+  codec = tokenizer_lib.Tokenizer(world_tokenizer.build_tokenizer(world))
+
+  def say(request: types.GenerateRequest, context: str) -> str:
+    prompt = _PROMPT.search(context)
+    if prompt is None:
+      raise ValueError(
+        f"Found the context {context[:80]!r}, expected the prompt of a "
+        "question of the world (episode.prompts 'world')."
+      )
+    turns = demonstrations.Expert(
+      types.Question("", prompt[3], ()),
+      world=world,
+      budget=int(prompt[2]),
+      scaffold=bool(prompt[1]),
+      config=config,
+      rng=np.random.default_rng(request.address[:4]),
+    ).turns()
+    said = " ".join(next(turns).words)
+    for found in _AFTER_SEARCH.finditer(context, prompt.end()):
+      if said not in context:
+        raise types.EngineError(
+          "The expert can only go on with what it said itself, by the same "
+          "dice; it cannot be branched."
+        )
+      passages = None if found[1] is None else _passages(found[1])
+      said = " ".join(turns.send(passages).words)
+    return said
+
+  return scripted.ScriptedEngine(say, codec), codec
+
+
+def _passages(text: str) -> list[types.Passage]:
+  return [
+    types.Passage("", title, words) for title, words in _PASSAGE.findall(text)
+  ]

@@ -1,0 +1,174 @@
+"""Supervised demonstrations: what reinforcement learning starts from.
+
+The rare decisions (saying "nothing found", noticing a conflict, searching the
+unknown and recalling the known) decide what reinforcement learning can reach,
+so their tokens weigh more, and the result is gated on probes of just these
+decisions, not on the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import decoder
+from anysearch_jax.training import batching, train_step
+from anysearch_jax.world import demonstrations as demonstrations_lib
+
+
+class Demonstration(NamedTuple):
+  """Token ids `[T]` and the loss weight of each as a target `[T]`."""
+
+  token_ids: np.ndarray
+  weights: np.ndarray
+
+
+def validate(config: config_lib.WarmStartConfig) -> None:
+  """Refuses sizes that make no policy.
+
+  Raises:
+    ValueError: heads that do not divide.
+  """
+  c = config
+  if c.heads % c.kv_heads:
+    raise ValueError(
+      f"warm_start.kv_heads: found {c.kv_heads}, expected a divisor of "
+      f"warm_start.heads, {c.heads}."
+    )
+  if c.hidden % (2 * c.heads):
+    raise ValueError(
+      f"warm_start.hidden: found {c.hidden}, expected a multiple of twice "
+      f"warm_start.heads, {2 * c.heads}: rotary positions need heads of an "
+      "even size."
+    )
+
+
+def fit(
+  params: decoder.Params,
+  a: architecture_lib.Architecture,
+  demonstrations: Iterator[Demonstration],
+  *,
+  config: config_lib.WarmStartConfig,
+  optimizer: config_lib.OptimizerConfig,
+  batch: config_lib.BatchConfig,
+  on_step: Callable[[int, float], None] = lambda step, loss: None,
+) -> decoder.Params:
+  """Minimises the weighted negative log-likelihood of demonstrations.
+
+  Args:
+    params: the start.
+    a: its sizes.
+    demonstrations: as many as the steps ask for.
+    config: steps, peak learning rate (linear warm-up over 50 steps, cosine to
+      a tenth), tokens a step.
+    optimizer: the other rates.
+    batch: shapes.
+    on_step: called with step and loss every 20 steps.
+  """
+  schedule = optax.warmup_cosine_decay_schedule(
+    0.0,
+    config.learning_rate,
+    warmup_steps=min(50, config.steps // 2),
+    decay_steps=config.steps,
+    end_value=config.learning_rate / 10,
+  )
+  tx = train_step.optimizer(a, optimizer, schedule=schedule)
+  step = train_step.make(train_step.cross_entropy_loss(a), tx)
+  state = train_step.init(params, tx)
+  for i in range(config.steps):
+    packed = batching.pack(
+      _examples(demonstrations, config.batch_tokens), config=batch
+    )
+    state, metrics = step(state, None, packed)
+    if i % 20 == 0 or i == config.steps - 1:
+      on_step(i + 1, float(metrics["loss/total"]))
+  return state.params
+
+
+def _examples(
+  demonstrations: Iterator[Demonstration], tokens: int
+) -> list[batching.Example]:
+  """About `tokens` tokens of demonstrations; weights of the batch sum to 1."""
+  chosen, size = [], 0
+  while size < tokens:
+    chosen.append(next(demonstrations))
+    size += len(chosen[-1].token_ids)
+  total = sum(float(d.weights[1:].sum()) for d in chosen)
+  return [
+    batching.Example(
+      d.token_ids, d.weights / total, np.zeros(len(d.token_ids), np.float32)
+    )
+    for d in chosen
+  ]
+
+
+def probe(
+  params: decoder.Params,
+  a: architecture_lib.Architecture,
+  probes: demonstrations_lib.Probes,
+  *,
+  rows: int = 16,
+) -> dict[str, float]:
+  """Mean probability of each probe's label, by kind of decision.
+
+  Args:
+    params: the policy's.
+    a: its sizes.
+    probes: teacher-forced decisions.
+    rows: demonstrations at a time.
+  """
+  n, t = probes.token_ids.shape
+  score = jax.jit(_next_logprobs, static_argnames="a")
+  p = np.zeros(len(probes.labels))
+  for start in range(0, n, rows):
+    tokens = np.zeros((rows, t), np.int32)
+    part = probes.token_ids[start : start + rows]
+    tokens[: len(part)] = part
+    here = np.flatnonzero((probes.rows >= start) & (probes.rows < start + rows))
+    logps = score(params, tokens, a=a)
+    p[here] = np.exp(
+      logps[
+        probes.rows[here] - start,
+        probes.positions[here] - 1,
+        probes.labels[here],
+      ]
+    )
+  return {
+    kind: float(p[probes.kinds == i].mean())
+    for i, kind in enumerate(demonstrations_lib.PROBE_KINDS)
+    if np.any(probes.kinds == i)
+  }
+
+
+def _next_logprobs(
+  params: decoder.Params,
+  tokens: jax.Array,
+  *,
+  a: architecture_lib.Architecture,
+) -> jax.Array:
+  """log P(next token) after each, `[B, T, V]`; padding is at the end."""
+  positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+  hidden = decoder.forward(params, a, tokens, positions, jnp.ones_like(tokens))
+  return jax.nn.log_softmax(decoder.logits(params, hidden))
+
+
+def gate(probes: dict[str, float]) -> list[str]:
+  """What a warm start still lacks before it is worth reinforcing."""
+  needs = [
+    (kind, probes[kind], 0.9)
+    for kind in ("nothing", "conflict", "copy", "memory")
+  ]
+  gap = probes["recall_known"] - probes["recall_unknown"]
+  needs.append(("recall_known - recall_unknown", gap, 0.3))
+  return [
+    f"{kind}: found {value:.2f}, expected at least {least}"
+    for kind, value, least in needs
+    if value < least
+  ]

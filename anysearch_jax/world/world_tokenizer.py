@@ -1,0 +1,110 @@
+"""The generated world's tokenizer: one token for every word of it.
+
+A word-level Hugging Face tokenizer. White space separates and is dropped; tags
+and the environment's fixed phrases are words too, wherever they stand. Decoding
+joins words by single spaces, and encoding that text again gives the same ids.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import tokenizers
+import transformers
+from tokenizers import models, pre_tokenizers
+
+from anysearch_jax.environment import prompts, protocol
+from anysearch_jax.world import world as world_lib
+
+PAD, UNKNOWN = "<|pad|>", "<|unknown|>"
+USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
+CONTROL = (PAD, UNKNOWN, USER, ASSISTANT, END)
+
+# What an expert's thoughts are made of (`demonstrations`).
+THOUGHTS = tuple(
+  "need recall guess found nothing conflict "
+  "sufficient missing ample tight empty".split()
+)
+
+# The environment's phrases around ranks, titles and numbers.
+_PHRASES = (
+  *(f"Doc {rank}(Title:" for rank in range(1, 6)),
+  "No results found.",
+  *("remaining=", "used=", "total="),
+)
+_MARKS = (")", ";", "?")
+_LARGEST_NUMBER = 20
+
+_TEMPLATE = (
+  "{% for message in messages %}"
+  "{{ '<|' + message['role'] + '|> ' + message['content'] + ' <|end|> ' }}"
+  "{% endfor %}"
+  "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def vocabulary(world: world_lib.World) -> list[str]:
+  """Every token of the world in the order of its id; padding is 0."""
+  lines = prompts.PROMPTS["world"]
+  texts = (lines.scaffold, lines.plain, lines.over_budget, lines.no_action)
+  words = [
+    *CONTROL,
+    *(f"<{slash}{tag}>" for tag in protocol.TAGS for slash in ("", "/")),
+    *_PHRASES,
+    *_MARKS,
+    *map(str, range(_LARGEST_NUMBER + 1)),
+    *re.sub(r"\{\w+\}", " ", " ".join(texts)).split(),
+    *THOUGHTS,
+    *(relation.name for relation in world_lib.RELATIONS),
+    *(relation.alternative for relation in world_lib.RELATIONS),
+    *(world_lib.VERDICT, world_lib.CONFIRMED),
+    *world_lib.PADS,
+    *world.entities,
+  ]
+  return list(dict.fromkeys(words))
+
+
+def build_tokenizer(
+  world: world_lib.World,
+) -> transformers.PreTrainedTokenizerFast:
+  """Builds the tokenizer with its chat template; `<|end|>` ends a turn.
+
+  Args:
+    world: its entities become words.
+
+  Returns:
+    The tokenizer; its length is the number of ids in use.
+  """
+  ids = {word: i for i, word in enumerate(vocabulary(world))}
+  core = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
+  fixed = [word for word in ids if not re.fullmatch(r"\w+", word)]
+  pattern = "|".join([*map(_escape, fixed), r"\w+", r"[^\w\s]"])
+  # Inverted: what the pattern matches is kept, what lies between is dropped.
+  core.pre_tokenizer = pre_tokenizers.Split(
+    tokenizers.Regex(pattern), behavior="removed", invert=True
+  )
+  return transformers.PreTrainedTokenizerFast(
+    tokenizer_object=core,
+    pad_token=PAD,
+    unk_token=UNKNOWN,
+    eos_token=END,
+    extra_special_tokens=[USER, ASSISTANT],
+    chat_template=_TEMPLATE,
+    clean_up_tokenization_spaces=False,
+  )
+
+
+def save(world: world_lib.World, folder: str | pathlib.Path) -> None:
+  """Writes the tokenizer's files; equal worlds give equal bytes.
+
+  Args:
+    world: as `build_tokenizer`.
+    folder: made where it is missing.
+  """
+  build_tokenizer(world).save_pretrained(folder)
+
+
+def _escape(text: str) -> str:
+  """`text` as the pattern that matches it and nothing else."""
+  return re.sub(r"(\W)", r"\\\1", text)

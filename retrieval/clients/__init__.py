@@ -1,0 +1,1 @@
+"""Retrievers that runs ask: over HTTP, on the web, in this process."""

@@ -1,0 +1,1 @@
+"""Text encoders (BERT, E5, BGE, MiniLM) in JAX."""

@@ -1,0 +1,359 @@
+"""BERT encoders: what a config.json says of one, its weights, its forward pass.
+
+Post-norm blocks over absolute positions, in Flax over a plain nested dict.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from anysearch_jax.policy import hf_config, tensor_files
+from anysearch_jax.policy import parameters as weights
+
+Params = dict[str, Any]
+
+_LAYERS = "layers"
+# Models with heads for training hold the encoder under this name.
+_PREFIX = "bert."
+# Of retrieval no part: buffers that follow from the config, and the pooler.
+_IGNORED = r"(bert\.)?(embeddings\.(position|token_type)_ids|pooler\.dense\..*)"
+_SIZES = {
+  "vocab_size": "vocab_size",
+  "hidden_size": "d_model",
+  "num_hidden_layers": "layers",
+  "num_attention_heads": "heads",
+  "intermediate_size": "mlp_dim",
+  "max_position_embeddings": "positions",
+  "type_vocab_size": "token_types",
+}
+# What transformers takes where a config.json is silent.
+_DEFAULTS = {
+  "max_position_embeddings": 512,
+  "type_vocab_size": 2,
+  "layer_norm_eps": 1e-12,
+}
+# Options that the encoder has in one setting only.
+_ONLY = {
+  "hidden_act": ("gelu",),
+  "is_causal": (False,),
+  "is_decoder": (False, None),
+  "pooling": ("average", None),
+  "position_embedding_type": ("absolute", None),
+}
+# Dropout, and what BERT's own files say of a pooler that retrieval has no use
+# for.
+_HARMLESS = (
+  "attention_probs_dropout_prob",
+  "directionality",
+  "hidden_dropout_prob",
+  "pooler_fc_size",
+  "pooler_num_attention_heads",
+  "pooler_num_fc_layers",
+  "pooler_size_per_head",
+  "pooler_type",
+  "tie_word_embeddings",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+  """Sizes of a BERT encoder. Texts have at most `positions` tokens."""
+
+  vocab_size: int
+  d_model: int
+  layers: int
+  heads: int
+  mlp_dim: int
+  positions: int
+  token_types: int
+  norm_eps: float
+
+  @property
+  def head_dim(self) -> int:
+    return self.d_model // self.heads
+
+
+def from_hf(hf: Mapping[str, Any]) -> Architecture:
+  """Reads a Hugging Face `config.json`.
+
+  Raises:
+    ValueError: another model or an option that the encoder does not have, or a
+      setting that is missing or of the wrong kind, by name.
+  """
+  if hf.get("model_type") != "bert":
+    raise ValueError(
+      f"config.json: model_type {hf.get('model_type')!r} is not supported; "
+      "expected 'bert'."
+    )
+  hf_config.check(
+    hf,
+    understood=("architectures", "model_type", "layer_norm_eps", *_SIZES),
+    harmless=_HARMLESS,
+    only=_ONLY,
+  )
+  hf = _DEFAULTS | hf
+  for key in _SIZES:
+    if type(hf.get(key)) is not int or hf[key] < 1:
+      raise ValueError(
+        f"config.json: {key} is {hf.get(key, 'missing')!r}, expected a "
+        "positive integer."
+      )
+  eps = hf["layer_norm_eps"]
+  if type(eps) not in (int, float) or not 0 < eps < math.inf:
+    raise ValueError(
+      f"config.json: layer_norm_eps is {eps!r}, expected a positive number."
+    )
+  a = Architecture(
+    **{ours: hf[key] for key, ours in _SIZES.items()}, norm_eps=eps
+  )
+  if a.d_model % a.heads:
+    raise ValueError(
+      f"config.json: hidden_size {a.d_model} does not divide over "
+      f"{a.heads} attention heads."
+    )
+  return a
+
+
+def rows(a: Architecture, prefix: str = "") -> list[weights.Weight]:
+  """Every weight of `a`; in the file their names begin with `prefix`."""
+  table = [
+    _weight(a, (key,), f"{prefix}embeddings.{module}_embeddings.weight", shape)
+    for key, module, shape in (
+      ("words", "word", (a.vocab_size, a.d_model)),
+      ("positions", "position", (a.positions, a.d_model)),
+      ("token_types", "token_type", (a.token_types, a.d_model)),
+    )
+  ]
+  table += _norm(a, (), "norm", f"{prefix}embeddings.LayerNorm")
+  layer = f"{prefix}encoder.layer.{{layer}}."
+  d, m = a.d_model, a.mlp_dim
+  for key, module, takes, gives in (
+    ("q", "attention.self.query", d, d),
+    ("k", "attention.self.key", d, d),
+    ("v", "attention.self.value", d, d),
+    ("o", "attention.output.dense", d, d),
+    ("up", "intermediate.dense", d, m),
+    ("down", "output.dense", m, d),
+  ):
+    name, path = layer + module, (_LAYERS, key)
+    table += [
+      _weight(a, path, name + ".weight", (gives, takes)),
+      _weight(a, (_LAYERS, key + "_bias"), name + ".bias", (gives,), init=0.0),
+    ]
+  for key, module in (
+    ("attention_norm", "attention.output.LayerNorm"),
+    ("mlp_norm", "output.LayerNorm"),
+  ):
+    table += _norm(a, (_LAYERS,), key, layer + module)
+  return table
+
+
+def _norm(
+  a: Architecture, path: tuple[str, ...], key: str, name: str
+) -> list[weights.Weight]:
+  size = (a.d_model,)
+  return [
+    _weight(a, (*path, key), name + ".weight", size, init=None),
+    _weight(a, (*path, key + "_bias"), name + ".bias", size, init=0.0),
+  ]
+
+
+def _weight(
+  a: Architecture,
+  path: tuple[str, ...],
+  name: str,
+  shape: tuple[int, ...],
+  *,
+  init: float | None = 0.02,
+) -> weights.Weight:
+  """A row that is the file's tensor as it stands."""
+  stack = (a.layers,) if path[0] == _LAYERS else ()
+  return weights.Weight(
+    path=path,
+    shape=(*stack, *shape),
+    axes=(None,) * (len(stack) + len(shape)),
+    name=name,
+    split=shape,
+    perm=tuple(range(len(shape))),
+    file_shape=shape,
+    init=init,
+  )
+
+
+def load(
+  folder: str | pathlib.Path,
+  a: Architecture,
+  *,
+  sharding: jax.sharding.Sharding,
+  dtype: Any,
+) -> Params:
+  """Reads a folder's safetensors, whole onto every device of `sharding`.
+
+  Raises:
+    ValueError: a missing, unknown or misshaped tensor, by name.
+  """
+  found = tensor_files.headers(folder)
+  prefix = _PREFIX if any(name.startswith(_PREFIX) for name in found) else ""
+  table = rows(a, prefix)
+  params = tensor_files.load(
+    folder,
+    table,
+    shardings=weights.tree(table, lambda row: sharding),
+    dtype=dtype,
+    ignored=_IGNORED,
+  )
+  # Apart, for what is sliced inside a call is copied by every call.
+  stacks = params.pop(_LAYERS)
+  layers = {_layer(i): {} for i in range(a.layers)}
+  while stacks:
+    key, stack = stacks.popitem()
+    for i in range(a.layers):
+      layers[_layer(i)][key] = weights.index(stack, i)
+  return params | layers
+
+
+def _layer(i: int) -> str:
+  return f"{_LAYERS}_{i}"
+
+
+class _Block(nn.Module):
+  """One layer: attention, then the feed-forward, each normed with its input."""
+
+  a: Architecture
+
+  @nn.compact
+  def __call__(self, x: jax.Array, visible: jax.Array) -> jax.Array:
+    """Layer over tokens `[D, B * T]`; `visible` bool `[B, T]`."""
+    a = self.a
+    w = {
+      row.path[-1]: self.param(
+        row.path[-1], nn.initializers.zeros_init(), row.layer_shape
+      )
+      for row in rows(a)
+      if row.stacked
+    }
+
+    def project(key: str, x: jax.Array) -> jax.Array:
+      return _dot(w[key], x) + w[key + "_bias"][:, None]
+
+    def norm(key: str, x: jax.Array) -> jax.Array:
+      return _layer_norm(x, w[key], w[key + "_bias"], a)
+
+    b, t = visible.shape
+    # [B, N, H, T].
+    q, k, v = (
+      project(key, x).reshape(a.heads, -1, b, t).transpose(2, 0, 1, 3)
+      for key in ("q", "k", "v")
+    )
+    out = _attend(q * a.head_dim**-0.5, k, v, visible)
+    out = out.transpose(1, 2, 0, 3).reshape(x.shape)
+    x = norm("attention_norm", project("o", out) + x)
+    y = project("down", _gelu(project("up", x)))
+    return norm("mlp_norm", y + x)
+
+
+class Bert(nn.Module):
+  """Token ids to final hidden states; parameters as `rows` names them."""
+
+  a: Architecture
+
+  @nn.compact
+  def __call__(self, ids: jax.Array, lengths: jax.Array) -> jax.Array:
+    a, (b, t) = self.a, ids.shape
+    w = {
+      row.path[0]: self.param(
+        row.path[0], nn.initializers.zeros_init(), row.shape
+      )
+      for row in rows(a)
+      if not row.stacked
+    }
+    x = w["words"][ids] + w["token_types"][0] + w["positions"][:t]
+    x = _layer_norm(x.reshape(b * t, -1).T, w["norm"], w["norm_bias"], a)
+    visible = jnp.arange(t) < lengths[:, None]
+    for i in range(a.layers):
+      x = _Block(a, name=_layer(i))(x, visible)
+    return x.reshape(-1, b, t).transpose(1, 2, 0)
+
+
+def forward(
+  params: Params, a: Architecture, ids: jax.Array, lengths: jax.Array
+) -> jax.Array:
+  """Final hidden states of texts.
+
+  Args:
+    params: of `load`; their dtype computes.
+    a: the architecture.
+    ids: int `[B, T]`, T <= `a.positions`; each text is of token type 0.
+    lengths: int `[B]`, the tokens of each text; what follows is padding.
+
+  Returns:
+    `[B, T, D]`, garbage at padding.
+  """
+  return Bert(a).apply({"params": params}, ids, lengths)
+
+
+def _dot(x: jax.Array, w: jax.Array) -> jax.Array:
+  """float32 is float32 on every device."""
+  return jnp.matmul(x, w, precision=jax.lax.Precision.HIGHEST)
+
+
+def _attend(
+  q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array
+) -> jax.Array:
+  """Attention to the visible tokens of each text, all `[B, N, H, T]`.
+
+  Scores are `[B, N, keys, queries]`: CPUs have no vectors for what is summed
+  over the last axis. They are divided by their sum last, that is over H values
+  for each query and not over T.
+  """
+  scores = _dot(k.swapaxes(-1, -2), q).astype(jnp.float32)
+  hidden = jnp.finfo(jnp.float32).min
+  scores = jnp.where(visible[:, None, :, None], scores, hidden)
+  shares = jnp.exp(scores - scores.max(-2, keepdims=True))
+  total = shares.sum(-2, keepdims=True)
+  return (_dot(v, shares.astype(v.dtype)) / total).astype(v.dtype)
+
+
+def _gelu(x: jax.Array) -> jax.Array:
+  """By erf: `jax.nn.gelu` goes by erfc, which takes CPUs three times longer."""
+  return 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5))
+
+
+def _layer_norm(
+  x: jax.Array, scale: jax.Array, bias: jax.Array, a: Architecture
+) -> jax.Array:
+  """Over the first axis, in float32."""
+  x32 = x.astype(jnp.float32)
+  x32 -= x32.mean(0)
+  x32 *= jax.lax.rsqrt(jnp.square(x32).mean(0) + a.norm_eps)
+  return (x32 * scale[:, None] + bias[:, None]).astype(x.dtype)
+
+
+def pool(hidden: jax.Array, lengths: jax.Array, pooling: str) -> jax.Array:
+  """Unit vectors of texts.
+
+  Args:
+    hidden: `[B, T, D]` of `forward`.
+    lengths: int `[B]`, at least 1 where the text counts.
+    pooling: `mean` over a text's tokens, or `cls`, its first one.
+
+  Returns:
+    float32 `[B, D]`.
+  """
+  hidden = hidden.astype(jnp.float32)
+  if pooling == "cls":
+    x = hidden[:, 0]
+  else:
+    visible = jnp.arange(hidden.shape[1]) < lengths[:, None]
+    x = jnp.where(visible[..., None], hidden, 0).sum(1)
+    x /= jnp.maximum(lengths, 1)[:, None]
+  norm = jnp.sqrt(jnp.square(x).sum(-1, keepdims=True))
+  return x / jnp.maximum(norm, 1e-12)

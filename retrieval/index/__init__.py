@@ -1,0 +1,1 @@
+"""Indexes over passages: built, opened, searched, fused, measured."""

@@ -1,0 +1,328 @@
+"""Building an index: a folder that says what it is made of.
+
+    build.json   what is being built: corpus, encoder and settings; a folder
+                 goes on with what it began with
+    corpus/      where the passages are, see `passages`
+    vectors/     what encoders made, see `vectors`
+    words/       of BM25, see `word_index`
+    *.faiss      of FAISS, see `faiss_flat`
+    index.json   written last: the identity of the finished index
+
+Several processes may build one folder: each encodes its share of the shards,
+and whoever finds all of them finished ends the work. A killed builder goes on
+with the first shard that is not finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+import numpy as np
+
+from retrieval import passages
+from retrieval.index import search, vectors
+
+KINDS = ("bm25", "faiss_flat", "jax_flat", "faiss_file")
+BUILT, _BEGUN = "index.json", "build.json"
+# Passages that an encoder sorts by length at a time.
+_TEXTS = 4096
+# Seconds that another process which builds is waited for, and between looks.
+_PATIENCE, _POLL = 6 * 3600.0, 0.2
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """How an index is built.
+
+  kind: `bm25`; `faiss_flat` or `jax_flat`, exact over an encoder's vectors;
+    `faiss_file`, an index file that is there already, with its encoder.
+  dtype: of `jax_flat`'s vectors, one of `vectors.DTYPES`.
+  k1, b: of BM25.
+  faiss_file: of that kind; row i is passage i.
+  shard: rows that are encoded before they are on disk for good.
+  skip_malformed: leave out lines that are no passage.
+  """
+
+  kind: str
+  dtype: str = "float32"
+  k1: float = 0.9
+  b: float = 0.4
+  faiss_file: str = ""
+  shard: int = 65536
+  skip_malformed: bool = False
+
+
+class OtherIndexError(ValueError):
+  """A folder holds, or began with, something else."""
+
+
+def build(
+  source: str | os.PathLike,
+  folder: str | os.PathLike,
+  settings: Settings,
+  *,
+  encoder: search.Encoder | None = None,
+  process: int = 0,
+  processes: int = 1,
+  on_bytes: Callable[[int], None] = lambda done: None,
+  on_rows: Callable[[int, int], None] = lambda done, of: None,
+) -> bool:
+  """Builds an index, or goes on with it.
+
+  Args:
+    source: the corpus, see `passages.prepare`.
+    folder: made if it is not there.
+    settings: what is built.
+    encoder: of passages, for kinds that search by vectors.
+    process, processes: this one's number and how many build together.
+    on_bytes: told how much of the corpus has been read.
+    on_rows: told how many rows of this process's share are encoded.
+
+  Returns:
+    Whether the index is finished; False where other processes still encode.
+
+  Raises:
+    OtherIndexError: the folder began with another corpus, encoder or setting.
+    ValueError: settings that cannot be built; a corpus that cannot be read.
+  """
+  _validate(settings, encoder, process, processes)
+  folder = pathlib.Path(folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  with _alone(folder):
+    corpus = passages.prepare(
+      source,
+      folder / "corpus",
+      skip_malformed=settings.skip_malformed,
+      on_bytes=on_bytes,
+    )
+    identity = _identity(corpus, settings, encoder)
+    _begin(folder, identity)
+  if (folder / BUILT).is_file():
+    return True
+  if settings.kind in ("faiss_flat", "jax_flat"):
+    shards = shards_of(folder, identity)
+    _encode(corpus, shards, encoder, process, processes, on_rows)
+    if not all(map(shards.written, range(len(shards)))):
+      return False
+  with _alone(folder):
+    if not (folder / BUILT).is_file():
+      _finish(folder, corpus, settings, identity)
+  return True
+
+
+def shards_of(
+  folder: str | os.PathLike, identity: dict[str, Any]
+) -> vectors.Shards:
+  """The vectors of an index that is of this identity."""
+  return vectors.Shards(
+    pathlib.Path(folder) / "vectors",
+    count=identity["corpus"]["passages"],
+    each=identity["shard"],
+    dim=identity["encoder"]["dim"],
+    dtype=identity["dtype"],
+  )
+
+
+def _validate(
+  settings: Settings,
+  encoder: search.Encoder | None,
+  process: int,
+  processes: int,
+) -> None:
+  if settings.kind not in KINDS:
+    raise ValueError(
+      f"kind: found {settings.kind!r}, expected one of {', '.join(KINDS)}."
+    )
+  if (encoder is None) != (settings.kind == "bm25"):
+    raise ValueError(
+      f"encoder: found {'none' if encoder is None else 'one'} for kind "
+      f"{settings.kind}, expected {'one' if encoder is None else 'none'}."
+    )
+  if bool(settings.faiss_file) != (settings.kind == "faiss_file"):
+    raise ValueError(
+      f"faiss_file: found {settings.faiss_file!r} for kind {settings.kind}; "
+      "expected a file for kind faiss_file, and for that one only."
+    )
+  if settings.kind == "faiss_flat" and settings.dtype != "float32":
+    raise ValueError(
+      f"dtype: found {settings.dtype!r} for faiss_flat, expected float32."
+    )
+  if settings.shard < 1 or not 0 <= process < processes:
+    raise ValueError(
+      f"Found shards of {settings.shard} rows and process {process} of "
+      f"{processes}; expected at least 1, and a process from 0."
+    )
+
+
+def _identity(
+  corpus: passages.Corpus,
+  settings: Settings,
+  encoder: search.Encoder | None,
+) -> dict[str, Any]:
+  """What answers come from: JSON values, with a hash of them all."""
+  values: dict[str, Any] = {
+    "kind": settings.kind,
+    "corpus": {"sha256": corpus.sha256, "passages": len(corpus)},
+  }
+  if encoder is None:
+    values |= {"k1": settings.k1, "b": settings.b}
+  else:
+    values["encoder"] = {"dim": encoder.dim} | encoder.identity()
+  if settings.kind == "faiss_file":
+    file = pathlib.Path(settings.faiss_file).absolute()
+    if not file.is_file():
+      raise ValueError(f"faiss_file: found no file {file}.")
+    values["file"] = {
+      "path": str(file),
+      "bytes": file.stat().st_size,
+      "sha256": vectors.digest(file),
+    }
+  elif encoder is not None:
+    values |= {"dtype": settings.dtype, "shard": settings.shard}
+  canonical = json.dumps(without_paths(values), sort_keys=True).encode()
+  return values | {"sha256": hashlib.sha256(canonical).hexdigest()}
+
+
+def without_paths(identity: dict[str, Any]) -> dict[str, Any]:
+  """An identity less where things lie: they may move, and it may be told."""
+  out = dict(identity)
+  for name, key in (("encoder", "folder"), ("file", "path")):
+    if name in out:
+      out[name] = {k: v for k, v in out[name].items() if k != key}
+  return out
+
+
+def _begin(folder: pathlib.Path, identity: dict[str, Any]) -> None:
+  """Claims the folder for an index."""
+  begun = folder / _BEGUN
+  if not begun.is_file():
+    _write_json(begun, identity)
+    return
+  found = without_paths(json.loads(begun.read_text()))
+  identity = without_paths(identity)
+  for name in [*identity, *found]:
+    if found.get(name) != identity.get(name):
+      raise OtherIndexError(
+        f"{folder}: began with {name} {found.get(name)}, found "
+        f"{identity.get(name)} now; name another folder, or remove this one."
+      )
+
+
+def _encode(
+  corpus: passages.Corpus,
+  shards: vectors.Shards,
+  encoder: search.Encoder,
+  process: int,
+  processes: int,
+  on_rows: Callable[[int, int], None],
+) -> None:
+  """Writes this process's shards."""
+  mine = range(process, len(shards), processes)
+  of = sum(end - start for start, end in map(shards.span, mine))
+  done = 0
+
+  def vectors_of(start: int, end: int) -> Iterator[np.ndarray]:
+    nonlocal done
+    for first in range(start, end, _TEXTS):
+      last = min(first + _TEXTS, end)
+      yield encoder.passages(list(corpus.contents(first, last)))
+      done += last - first
+      on_rows(done, of)
+
+  on_rows(done, of)
+  for shard in mine:
+    start, end = shards.span(shard)
+    if shards.finished(shard):
+      done += end - start
+      on_rows(done, of)
+    else:
+      shards.write(shard, vectors_of(start, end))
+
+
+def _finish(
+  folder: pathlib.Path,
+  corpus: passages.Corpus,
+  settings: Settings,
+  identity: dict[str, Any],
+) -> None:
+  """Makes the index of what was encoded, and says that it is there."""
+  if settings.kind == "bm25":
+    from retrieval.index import word_index  # Its library computes with JAX.
+
+    word_index.write(
+      folder / "words",
+      corpus.contents(0, len(corpus)),
+      k1=settings.k1,
+      b=settings.b,
+    )
+  elif settings.kind == "faiss_file":
+    from retrieval.index import faiss_flat
+
+    index = faiss_flat.FaissFile(settings.faiss_file)
+    if (index.count, index.dim) != (len(corpus), identity["encoder"]["dim"]):
+      raise ValueError(
+        f"{settings.faiss_file}: found {index.count} rows of {index.dim}, "
+        f"expected {len(corpus)} of {identity['encoder']['dim']}, one row a "
+        "passage in the encoder's width."
+      )
+  elif settings.kind == "faiss_flat":
+    from retrieval.index import faiss_flat
+
+    shards = shards_of(folder, identity)
+    faiss_flat.write(
+      folder,
+      lambda: (shards.rows(i).floats() for i in range(len(shards))),
+      count=shards.count,
+      dim=shards.dim,
+    )
+  _write_json(folder / BUILT, identity)
+  if settings.kind == "faiss_flat":
+    shutil.rmtree(folder / "vectors")
+
+
+@contextlib.contextmanager
+def _alone(folder: pathlib.Path) -> Iterator[None]:
+  """One process at a time; a killed one holds nothing.
+
+  Raises:
+    ValueError: another one was waited for too long.
+  """
+  with (folder / ".lock").open("w") as file:
+    end = None
+    while not _locked(file):
+      if end is None:
+        end = time.monotonic() + _PATIENCE
+        _log.warning("%s: waits for another process that builds it.", folder)
+      if time.monotonic() > end:
+        raise ValueError(
+          f"{folder}: another process has worked on it for {_PATIENCE:g} "
+          "seconds; look after that one, and give this command again."
+        )
+      time.sleep(_POLL)
+    yield
+
+
+def _locked(file: TextIO) -> bool:
+  with contextlib.suppress(BlockingIOError):
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return True
+  return False
+
+
+def _write_json(path: pathlib.Path, values: dict[str, Any]) -> None:
+  beside = path.with_suffix(".tmp")
+  beside.write_text(json.dumps(values, indent=2) + "\n")
+  beside.replace(path)

@@ -1,0 +1,217 @@
+"""Search in FAISS index files, mapped: what is searched is read, no more.
+
+`FaissFile` takes any index of inner products. `FaissFlat` is exact and has two
+copies of the vectors: float32, whose products of many queries are one matrix
+product, and float16, which few queries read in half the time, on all cores.
+Ranks of the float16 scan count only where its rounding cannot have moved them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pathlib
+import struct
+from collections.abc import Callable, Iterable
+from concurrent import futures
+
+import numpy as np
+
+from retrieval.index import search as search_lib
+from retrieval.index import vectors as vectors_lib
+
+# Threads that spin while they wait take the cores from everybody else.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+import faiss  # noqa: E402
+
+# By default batches of up to 166 queries of 768 numbers take a slow path.
+faiss.cvar.distance_compute_blas_threshold = 1
+
+# Up to so many queries are faster in float16.
+_FEW = 4
+# Candidates of the float16 scan, beyond k.
+_MORE = 61
+# Relative rounding of float16, both roundings of a product's sum included.
+_ROUNDING = 2.0**-10
+_FULL, _HALF = "flat.faiss", "half.faiss"
+
+
+class FaissFile:
+  """`search.VectorIndex` over a FAISS file of any kind.
+
+  Args:
+    path: of the file.
+
+  Raises:
+    vectors.DamagedError: FAISS cannot read it.
+    ValueError: it is not of inner products.
+  """
+
+  def __init__(self, path: str | os.PathLike):
+    self._index = _open(pathlib.Path(path))
+    self.count, self.dim = self._index.ntotal, self._index.d
+    self.type = type(self._index).__name__
+
+  def search(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
+    """See `search.VectorIndex`."""
+    return _hits(*self._index.search(_checked(vectors, self.dim), k))
+
+
+class FaissFlat:
+  """Exact search over the files that `write` made.
+
+  type: of the index of float32 vectors, by FAISS's name.
+
+  Raises:
+    vectors.DamagedError: a file that is missing, cut short or of another kind.
+  """
+
+  type = "IndexFlatIP"
+
+  def __init__(self, folder: str | os.PathLike):
+    folder = pathlib.Path(folder)
+    self._full, self._half = _open(folder / _FULL), _open(folder / _HALF)
+    kinds = faiss.IndexFlat, faiss.IndexScalarQuantizer
+    for index, kind in zip((self._full, self._half), kinds, strict=True):
+      if not isinstance(index, kind) or index.ntotal != self._full.ntotal:
+        raise vectors_lib.DamagedError(
+          f"{folder}: found a {type(index).__name__} of {index.ntotal} rows, "
+          f"expected a {kind.__name__} of {self._full.ntotal}; run "
+          "launch.build_index again."
+        )
+    self.count, self.dim = self._full.ntotal, self._full.d
+    # FAISS gives one core to a query.
+    cores = max(1, min(faiss.omp_get_max_threads(), self.count))
+    cuts = [self.count * i // cores for i in range(cores + 1)]
+    self._selectors = [
+      faiss.IDSelectorRange(*ends) for ends in itertools.pairwise(cuts)
+    ]
+    self._threads = futures.ThreadPoolExecutor(cores)
+    size = self.count * self.dim
+    self._rows = faiss.rev_swig_ptr(self._full.get_xb(), size).reshape(
+      self.count, self.dim
+    )
+
+  def search(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
+    """See `search.VectorIndex`."""
+    vectors = _checked(vectors, self.dim)
+    if not self.count or len(vectors) > _FEW:
+      return _hits(*self._full.search(vectors, k))
+    return [self._one(vector, k) for vector in vectors]
+
+  def _one(self, vector: np.ndarray, k: int) -> search_lib.Hits:
+    """The best of the float16 scan in float32, if they must be the best."""
+    query, wanted = vector[None], min(k + _MORE, self.count)
+
+    def scan(selector: faiss.IDSelector) -> tuple[np.ndarray, np.ndarray]:
+      among = faiss.SearchParameters(sel=selector)
+      rough, rows = self._half.search(query, wanted, params=among)
+      return rough[0], rows[0]
+
+    found = self._threads.map(scan, self._selectors)
+    rough, rows = map(np.concatenate, zip(*found, strict=True))
+    kept = np.lexsort((rows, -rough))[:wanted]  # Empty places come last.
+    rough, rows = rough[kept], rows[kept]
+    exact = self._rows[rows] @ vector
+    best = _hits(exact[None], rows[None], k)[0]
+    if len(rows) < self.count:
+      # No score of a unit vector moved by more (Cauchy-Schwarz).
+      moved = _ROUNDING * float(np.linalg.norm(vector))
+      if not best.scores[-1] > rough[-1] + 2 * moved:
+        return _hits(*self._full.search(query, k))[0]
+    return best
+
+
+def write(
+  folder: str | os.PathLike,
+  rows: Callable[[], Iterable[np.ndarray]],
+  *,
+  count: int,
+  dim: int,
+) -> None:
+  """Writes both files, row by row; memory does not grow with them.
+
+  Args:
+    folder: exists; each file appears whole.
+    rows: unit vectors, float32 `[n, dim]` each, all in order, as often as it
+      is called.
+    count: of all rows.
+    dim: numbers of a vector.
+  """
+  half = faiss.IndexScalarQuantizer(
+    dim, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
+  )
+  for name, index, kind, unit in (
+    (_FULL, faiss.IndexFlatIP(dim), np.float32, 4),
+    (_HALF, half, np.float16, 1),
+  ):
+    path = pathlib.Path(folder) / name
+    beside = path.with_suffix(".tmp")
+    with beside.open("wb") as file:
+      file.write(_header(index, count, kind=kind, unit=unit))
+      for some in rows():
+        file.write(np.ascontiguousarray(some, kind).tobytes())
+    beside.replace(path)
+    found = _open(path)
+    if (found.ntotal, found.d) != (count, dim):
+      raise ValueError(
+        f"{path}: FAISS reads {found.ntotal} rows of {found.d}, expected "
+        f"{count} of {dim}; this version of FAISS writes other files."
+      )
+
+
+def _header(index: faiss.Index, count: int, *, kind: type, unit: int) -> bytes:
+  """What stands before the vectors in an index's file.
+
+  FAISS would hold all of them to write them. The vectors are the end of the
+  file, behind their size in units; the number of rows follows kind and width.
+  """
+  one = np.zeros((1, index.d), np.float32)
+  index.train(one)
+  index.add(one)
+  row = index.d * np.dtype(kind).itemsize
+  data = bytearray(faiss.serialize_index(index))[:-row]
+  data[8:16] = struct.pack("<q", count)
+  data[-8:] = struct.pack("<Q", count * row // unit)
+  return bytes(data)
+
+
+def _open(path: pathlib.Path) -> faiss.Index:
+  try:
+    index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+  except RuntimeError as error:
+    reason = str(error).splitlines()[0]
+    raise vectors_lib.DamagedError(
+      f"{path}: FAISS cannot read it ({reason}); expected an index file. Run "
+      "launch.build_index again, or copy the file again."
+    ) from error
+  if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+    raise ValueError(
+      f"{path}: found an index of FAISS metric {index.metric_type}, expected "
+      "inner products (metric 0); build it with METRIC_INNER_PRODUCT over unit "
+      "vectors."
+    )
+  return index
+
+
+def _checked(vectors: np.ndarray, dim: int) -> np.ndarray:
+  vectors = np.ascontiguousarray(vectors, np.float32)
+  if vectors.ndim != 2 or vectors.shape[1] != dim:
+    raise ValueError(
+      f"Found vectors of shape {vectors.shape}, expected [Q, {dim}]."
+    )
+  return vectors
+
+
+def _hits(
+  scores: np.ndarray, rows: np.ndarray, k: int | None = None
+) -> list[search_lib.Hits]:
+  """What FAISS found, without empty places, equal scores by ascending row."""
+  out = []
+  for s, r in zip(scores, rows, strict=True):
+    kept = np.flatnonzero((r >= 0) & np.isfinite(s))
+    order = kept[np.lexsort((r[kept], -s[kept]))][:k]
+    out.append(
+      search_lib.Hits(r[order].astype(np.int64), s[order].astype(np.float32))
+    )
+  return out

@@ -1,0 +1,253 @@
+"""Exact search by inner product in JAX, in float32 whatever is stored.
+
+Vectors are gone through in blocks, each of which leaves its best k: `[Q, N]`
+scores are never held. On accelerators they stand on the devices, each of which
+has its part of the rows; on the CPU they are mapped from their files.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from retrieval.index import search as search_lib
+from retrieval.index import vectors as vectors_lib
+
+# Rows of a call are one of these or a multiple of the last: each compiles once.
+_QUERIES = (1, 8, 32, 128, 512)
+_AXIS = "rows"
+
+
+class JaxFlat:
+  """`search.VectorIndex` over the shards of a folder.
+
+  Args:
+    shards: finished ones.
+    devices: that hold the vectors; None: the accelerators there are, or else
+      none, and they stay in their files.
+    block: rows whose scores are held at a time.
+
+  Raises:
+    vectors.DamagedError: files that are not there or not as they should be.
+  """
+
+  def __init__(
+    self,
+    shards: vectors_lib.Shards,
+    *,
+    devices: Sequence[jax.Device] | None = None,
+    block: int = 32768,
+  ):
+    self.count, self.dim = shards.count, shards.dim
+    rounded = "" if shards.dtype == "float32" else f" ({shards.dtype})"
+    self.type = f"IndexFlatIP{rounded}"
+    for shard in range(len(shards)):
+      shards.check(shard, read=False)
+    if devices is None and jax.default_backend() != "cpu":
+      devices = jax.local_devices()
+    self._search: Callable[..., tuple[jax.Array, jax.Array]]
+    self._search = (
+      _Mapped(shards, block)
+      if devices is None
+      else _Held(shards, devices, block)
+    )
+
+  def search(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
+    """See `search.VectorIndex`."""
+    vectors = np.asarray(vectors, np.float32)
+    if vectors.ndim != 2 or vectors.shape[1] != self.dim:
+      raise ValueError(
+        f"Found vectors of shape {vectors.shape}, expected [Q, {self.dim}]."
+      )
+    k, out = min(k, self.count), []
+    for start in range(0, len(vectors), _QUERIES[-1]):
+      some = vectors[start : start + _QUERIES[-1]]
+      width = next(n for n in _QUERIES if n >= len(some))
+      padded = np.zeros((width, self.dim), np.float32)
+      padded[: len(some)] = some
+      scores, rows = jax.device_get(self._search(padded, k))
+      for s, r in zip(scores[: len(some)], rows[: len(some)], strict=True):
+        kept = np.isfinite(s)
+        out.append(search_lib.Hits(r[kept].astype(np.int64), s[kept]))
+    return out
+
+
+class _Mapped:
+  """Vectors in files: one call a block, from the first row to the last."""
+
+  def __init__(self, shards: vectors_lib.Shards, block: int):
+    self._blocks = []
+    for shard in range(len(shards)):
+      first, _ = shards.span(shard)
+      rows = shards.rows(shard)
+      n = len(rows.values)
+      for start in range(0, n, block):
+        here = slice(start, min(start + block, n))
+        scales = None if rows.scales is None else rows.scales[here]
+        self._blocks.append((first + start, rows.values[here], scales))
+
+  def __call__(self, queries: np.ndarray, k: int):
+    best = _nothing(len(queries), k)
+    for first, values, scales in self._blocks:
+      best = _better(best, queries, values, scales, first, k=k)
+    return best
+
+
+class _Held:
+  """Vectors on devices, cut over them by rows and padded to whole blocks."""
+
+  def __init__(
+    self,
+    shards: vectors_lib.Shards,
+    devices: Sequence[jax.Device],
+    block: int,
+  ):
+    parts = len(devices)
+    each = -(-shards.count // parts)
+    block = min(block, each)
+    each = -(-each // block) * block
+    mesh = jax.sharding.Mesh(np.asarray(devices), (_AXIS,))
+    cut = jax.sharding.NamedSharding(mesh, jax.P(_AXIS))
+
+    def piece(kind: str, index: tuple[slice, ...]) -> np.ndarray:
+      """A device's rows, from the shards that have them."""
+      start, stop, _ = index[0].indices(parts * each)
+      made: np.ndarray | None = None
+      for shard in range(len(shards)):
+        first, end = shards.span(shard)
+        low, high = max(start, first), min(stop, end)
+        rows = getattr(shards.rows(shard), kind)
+        if made is None:
+          made = np.zeros((stop - start, *rows.shape[1:]), rows.dtype)
+        if low < high:
+          made[low - start : high - start] = rows[low - first : high - first]
+      return made
+
+    total = parts * each
+    self._values = jax.make_array_from_callback(
+      (total, shards.dim), cut, functools.partial(piece, "values")
+    )
+    self._scales = (
+      jax.make_array_from_callback(
+        (total,), cut, functools.partial(piece, "scales")
+      )
+      if shards.dtype == "int8"
+      else None
+    )
+    self._run = functools.partial(
+      held, mesh=mesh, count=shards.count, each=each, block=block
+    )
+
+  def __call__(self, queries: np.ndarray, k: int):
+    return self._run(queries, self._values, self._scales, k=k)
+
+
+def _nothing(queries: int, k: int) -> tuple[jax.Array, jax.Array]:
+  """Scores and rows of no row at all."""
+  return (
+    jnp.full((queries, k), -jnp.inf, jnp.float32),
+    jnp.full((queries, k), -1, jnp.int32),
+  )
+
+
+def _scores(queries: jax.Array, values: jax.Array) -> jax.Array:
+  """Inner products `[Q, B]` in float32 of float32 queries, as stored.
+
+  A bfloat16 product of float32 queries is the sum of three, of what each
+  leaves of them: as exact as float32, at the speed of the memory.
+  """
+  dot = functools.partial(
+    jax.lax.dot_general,
+    dimension_numbers=(((1,), (1,)), ((), ())),
+    preferred_element_type=jnp.float32,
+  )
+  if values.dtype != jnp.bfloat16:
+    return dot(
+      queries,
+      values.astype(jnp.float32),
+      precision=jax.lax.Precision.HIGHEST,
+    )
+  parts, rest = [], queries
+  for _ in range(3):
+    # Else compilers take the rounding for one that needs not be done.
+    part = jax.lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7)
+    parts.append(part.astype(jnp.bfloat16))
+    rest = rest - part
+  return jnp.sum(
+    dot(jnp.concatenate(parts), values).reshape(3, len(queries), -1), 0
+  )
+
+
+def _merge(
+  best: tuple[jax.Array, jax.Array],
+  queries: jax.Array,
+  values: jax.Array,
+  scales: jax.Array | None,
+  first: jax.Array,
+  count: jax.Array,
+  *,
+  k: int,
+) -> tuple[jax.Array, jax.Array]:
+  """The best of `best` and a block; equal scores keep the order of rows."""
+  scores = _scores(queries, values)
+  if scales is not None:
+    scores = scores * scales
+  real = first + jnp.arange(values.shape[0]) < count
+  scores = jnp.where(real, scores, -jnp.inf)
+  top, at = jax.lax.top_k(scores, min(k, values.shape[0]))
+  scores, among = jax.lax.top_k(jnp.concatenate([best[0], top], 1), k)
+  rows = jnp.concatenate([best[1], first + at], 1)
+  return scores, jnp.take_along_axis(rows, among, 1)
+
+
+@functools.partial(jax.jit, static_argnames=("k",))
+def _better(best, queries, values, scales, first, *, k: int):
+  end = first + values.shape[0]
+  return _merge(best, queries, values, scales, first, end, k=k)
+
+
+@functools.partial(
+  jax.jit, static_argnames=("k", "mesh", "count", "each", "block")
+)
+def held(
+  queries, values, scales, *, k: int, mesh, count: int, each: int, block: int
+):
+  """The best of all devices."""
+
+  def here(queries, values, scales):
+    begin = jax.lax.axis_index(_AXIS) * each
+
+    def step(i, best):
+      cut = functools.partial(
+        jax.lax.dynamic_slice_in_dim, start_index=i * block, slice_size=block
+      )
+      return _merge(
+        best,
+        queries,
+        cut(values),
+        None if scales is None else cut(scales),
+        begin + i * block,
+        count,
+        k=k,
+      )
+
+    best = jax.lax.fori_loop(0, each // block, step, _nothing(len(queries), k))
+    # Devices in order, so that equal scores keep the order of rows.
+    scores, rows = (
+      jax.lax.all_gather(x, _AXIS, axis=1, tiled=True) for x in best
+    )
+    scores, at = jax.lax.top_k(scores, k)
+    return scores, jnp.take_along_axis(rows, at, 1)
+
+  by_rows = jax.P(_AXIS)
+  return jax.shard_map(
+    here,
+    mesh=mesh,
+    in_specs=(jax.P(), by_rows, None if scales is None else by_rows),
+    out_specs=(jax.P(), jax.P()),
+    check_vma=False,
+  )(queries, values, scales)

@@ -1,0 +1,131 @@
+"""Opening an index that `building` built."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from retrieval import passages
+from retrieval.encoder import encoder_settings
+from retrieval.index import building, search, vectors
+
+
+def open_index(
+  folder: str | os.PathLike,
+  *,
+  encoder: str | os.PathLike | search.Encoder | None = None,
+  devices: Sequence[Any] | None = None,
+  verify: bool = False,
+) -> search.PassageSearch:
+  """Opens a finished index.
+
+  Args:
+    folder: of the index.
+    encoder: the one that it was built with, or its folder; None: where it was.
+    devices: JAX devices that hold the vectors of `jax_flat`; None: the
+      accelerators there are.
+    verify: read all of the corpus and the vectors and compare their hashes.
+
+  Raises:
+    passages.CorpusError: the corpus is not there or another one.
+    vectors.DamagedError: a file of the index is not as it was written.
+    ValueError: another encoder; no finished index.
+  """
+  folder = pathlib.Path(folder)
+  identity = _read(folder)
+  corpus = passages.Corpus(folder / "corpus")
+  expected = identity["corpus"]
+  if (corpus.sha256, len(corpus)) != (expected["sha256"], expected["passages"]):
+    raise passages.CorpusError(
+      f"{folder}: found a corpus of {len(corpus)} passages with SHA-256 "
+      f"{corpus.sha256}, expected {expected['passages']} with "
+      f"{expected['sha256']}; build the index again."
+    )
+  if verify:
+    corpus.verify()
+  made, model = None, ""
+  if "encoder" in identity:
+    made = _encoder(identity["encoder"], encoder)
+    found = identity["encoder"].get("folder", "")
+    if isinstance(encoder, str | os.PathLike):
+      found = encoder
+    model = found and encoder_settings.model_name(pathlib.Path(found))
+  return search.PassageSearch(
+    corpus,
+    _index(folder, identity, devices=devices, verify=verify),
+    encoder=made,
+    identity=building.without_paths(identity),
+    model=model,
+  )
+
+
+def _read(folder: pathlib.Path) -> dict[str, Any]:
+  try:
+    return json.loads((folder / building.BUILT).read_text())
+  except (OSError, ValueError) as error:
+    raise ValueError(
+      f"{folder}: found no finished index ({error}); build it with "
+      "launch.build_index, the same command goes on where it was stopped."
+    ) from error
+
+
+def _encoder(
+  expected: dict[str, Any],
+  given: str | os.PathLike | search.Encoder | None,
+) -> search.Encoder:
+  if given is None or isinstance(given, str | os.PathLike):
+    from retrieval.encoder import encoder as encoder_lib
+
+    try:
+      given = encoder_lib.Encoder.like(expected, given)
+    except KeyError as error:
+      raise ValueError(
+        f"encoder: the index was built with one that says no {error}, so not "
+        "from a folder; expected that encoder itself."
+      ) from error
+  found = {"dim": given.dim} | given.identity()
+  for name in expected:
+    # It may have moved.
+    if name != "folder" and found.get(name) != expected[name]:
+      raise ValueError(
+        f"encoder: found {name} {found.get(name)}, the index was built with "
+        f"{expected[name]}; expected the same encoder."
+      )
+  return given
+
+
+def _index(
+  folder: pathlib.Path,
+  identity: dict[str, Any],
+  *,
+  devices: Sequence[Any] | None,
+  verify: bool,
+) -> search.VectorIndex | search.TextIndex:
+  kind = identity["kind"]
+  if kind == "bm25":
+    from retrieval.index import word_index
+
+    return word_index.WordIndex(folder / "words")
+  if kind == "jax_flat":
+    from retrieval.index import jax_flat
+
+    shards = building.shards_of(folder, identity)
+    if verify:
+      for shard in range(len(shards)):
+        shards.check(shard, read=True)
+    return jax_flat.JaxFlat(shards, devices=devices)
+  from retrieval.index import faiss_flat
+
+  if kind == "faiss_flat":
+    return faiss_flat.FaissFlat(folder)
+  file = identity["file"]
+  path = pathlib.Path(file["path"])
+  if not path.is_file() or path.stat().st_size != file["bytes"]:
+    raise vectors.DamagedError(
+      f"{path}: expected the file of {file['bytes']} bytes that the index "
+      "was built over."
+    )
+  return faiss_flat.FaissFile(path)

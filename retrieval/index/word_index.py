@@ -1,0 +1,191 @@
+"""BM25 over a corpus in files, mapped."""
+
+from __future__ import annotations
+
+import array
+import json
+import logging
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import bm25s
+import numpy as np
+
+from retrieval.index import search as search_lib
+from retrieval.index import vectors as vectors_lib
+
+_WORD = re.compile(r"\w+")
+_INFO = "words.json"
+# Of the texts that are counted at a time.
+_WORDS_AT_ONCE = 1 << 23
+# It reports every index that is built.
+logging.getLogger("bm25s").setLevel(logging.WARNING)
+
+
+class WordIndex:
+  """`search.TextIndex` over a folder that `write` made.
+
+  Raises:
+    vectors.DamagedError: files that are missing or other ones.
+  """
+
+  type = "BM25"
+
+  def __init__(self, folder: str | os.PathLike):
+    folder = pathlib.Path(folder)
+    try:
+      info = json.loads((folder / _INFO).read_text())
+      for name, sha256 in info["sha256"].items():
+        if pathlib.PurePath(name).name != name:
+          raise ValueError(f"{name!r} is no file of this folder")
+        if vectors_lib.digest(folder / name) != sha256:
+          raise ValueError(f"{name} is not as it was written")
+      self.count = info["count"]
+      self._index = bm25s.BM25.load(folder, mmap=True, load_vocab=True)
+    except (OSError, ValueError, KeyError) as error:
+      raise vectors_lib.DamagedError(
+        f"{folder}: {error}; run launch.build_index again."
+      ) from error
+
+  def search(self, queries: Sequence[str], k: int) -> list[search_lib.Hits]:
+    """See `search.TextIndex`; rows share a word with the query."""
+    return [self._one(query, k) for query in queries]
+
+  def _one(self, query: str, k: int) -> search_lib.Hits:
+    known = [w for w in words(query) if w in self._index.vocab_dict]
+    if not known:
+      return search_lib.Hits(np.zeros(0, np.int64), np.zeros(0, np.float32))
+    scores = self._index.get_scores(known)
+    if k < len(scores):
+      # All that may be among the best, ties at the last place included.
+      least = np.partition(scores, -k)[-k]
+      rows = np.flatnonzero(scores >= max(least, np.finfo(np.float32).tiny))
+    else:
+      rows = np.flatnonzero(scores > 0)
+    rows = rows[np.argsort(-scores[rows], kind="stable")[:k]]
+    return search_lib.Hits(rows, scores[rows].astype(np.float32))
+
+
+def write(
+  folder: str | os.PathLike,
+  texts: Iterable[str],
+  *,
+  k1: float,
+  b: float,
+) -> None:
+  """Builds the index of all texts, on disk; the same as bm25s's own.
+
+  Words of some texts at a time are in memory, beside the vocabulary and four
+  bytes a text. The disk needs room for the index three times.
+
+  Args:
+    folder: made if it is not there; counts as written when this returns.
+    texts: in the order of rows.
+    k1, b: saturation and length normalisation.
+
+  Raises:
+    ValueError: no text has a word.
+  """
+  folder = pathlib.Path(folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
+  beside = folder / "spool"
+  shutil.rmtree(beside, ignore_errors=True)  # Of a builder that was killed.
+  beside.mkdir()
+  try:
+    spool = _Spool(beside, texts)
+    index.vocab_dict = spool.vocabulary
+    index.scores = spool.scores(k1=k1, b=b)
+    index.nonoccurrence_array = None
+    index.save(folder)
+  finally:
+    shutil.rmtree(beside)
+  files = sorted(p.name for p in folder.iterdir() if p.name != _INFO)
+  info = {
+    "count": len(spool.lengths),
+    "sha256": {name: vectors_lib.digest(folder / name) for name in files},
+  }
+  (folder / _INFO).write_text(json.dumps(info, indent=2) + "\n")
+
+
+class _Spool:
+  """How often each text has each word, in a file: what scores follow from.
+
+  Attributes:
+    vocabulary: number of each word.
+    lengths: words of each text.
+  """
+
+  def __init__(self, folder: pathlib.Path, texts: Iterable[str]):
+    self.vocabulary: dict[str, int] = {}
+    self.lengths = array.array("i")
+    self._folder = folder
+    self._blocks = 0
+    # Texts that have each word, as far as vocabulary was known.
+    self._has = np.zeros(0, np.int64)
+    numbers = array.array("i")
+    number = self.vocabulary.setdefault
+    begun = 0
+    for text in texts:
+      before = len(numbers)
+      numbers.extend(number(w, len(self.vocabulary)) for w in words(text))
+      self.lengths.append(len(numbers) - before)
+      if len(numbers) >= _WORDS_AT_ONCE:
+        self._write(numbers, begun)
+        numbers, begun = array.array("i"), len(self.lengths)
+    if not self.vocabulary:
+      raise ValueError("Found no word in any passage, expected some.")
+    self._write(numbers, begun)
+
+  def _write(self, numbers: array.array, begun: int) -> None:
+    """A block: `[word, row, times]` of texts from `begun`, sorted."""
+    lengths = np.asarray(self.lengths[begun:], np.int64)
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    pair, times = np.unique(
+      np.asarray(numbers, np.int64) * len(lengths) + row, return_counts=True
+    )
+    word, row = np.divmod(pair, len(lengths))
+    block = np.stack([word, row + begun, times]).astype(np.int32)
+    np.save(self._folder / f"{self._blocks}.npy", block)
+    self._blocks += 1
+    has = np.bincount(word, minlength=len(self.vocabulary))
+    has[: len(self._has)] += self._has
+    self._has = has
+
+  def scores(self, *, k1: float, b: float) -> dict[str, Any]:
+    """What bm25s holds: for each word the rows that have it, their scores."""
+    count = len(self.lengths)
+    lengths = np.asarray(self.lengths, np.int32)
+    idf = np.log(1 + (count - self._has + 0.5) / (self._has + 0.5))
+    idf = idf.astype(np.float32)
+    starts = np.concatenate([[0], np.cumsum(self._has)])
+    scores, rows = (
+      np.lib.format.open_memmap(
+        self._folder / name, "w+", dtype=dtype, shape=(starts[-1],)
+      )
+      for name, dtype in (("scores", np.float32), ("rows", np.int32))
+    )
+    place = starts[:-1].copy()
+    for i in range(self._blocks):
+      word, row, times = np.load(self._folder / f"{i}.npy", mmap_mode="r")
+      first = np.searchsorted(word, word)
+      at = place[word] + np.arange(len(word)) - first
+      norm = k1 * ((1 - b) + b * lengths[row] / lengths.mean())
+      scores[at] = idf[word] * (times / (norm + times))
+      rows[at] = row
+      place += np.bincount(word, minlength=len(place))
+    return {
+      "data": scores,
+      "indices": rows,
+      "indptr": starts,
+      "num_docs": count,
+    }
+
+
+def words(text: str) -> list[str]:
+  """Runs of letters, digits and underscores, in lower case."""
+  return _WORD.findall(text.lower())

@@ -1,0 +1,1 @@
+"""Answers of a retriever, recorded and played again."""

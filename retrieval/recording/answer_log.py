@@ -1,0 +1,278 @@
+"""Answers of retrievers in one SQLite file, addressed by what they are.
+
+    identities   who answered: JSON by its SHA-256
+    passages     each once: id, title and text by their SHA-256
+    answers      (query, k, corpus, identity) by its SHA-256, and the hits:
+                 a passage's address and a float64 score each
+
+Text is kept as UTF-8 with lone surrogates, so that any `str` comes back as it
+was. Any number of threads and processes may read and write one file on a local
+disk; what was committed outlives their being killed. What is read is hashed
+again: a damaged file gives a sentence or a miss, never another answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import sqlite3
+import struct
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from anysearch_jax.host.http import errors
+from retrieval import passages
+
+Answer = tuple[passages.Passage, ...]
+
+_APPLICATION, _VERSION = 0x416E5365, 1  # "AnSe".
+_SCHEMA = f"""
+  PRAGMA application_id = {_APPLICATION};
+  PRAGMA user_version = {_VERSION};
+  PRAGMA journal_mode = WAL;
+  CREATE TABLE identities (address BLOB PRIMARY KEY, identity BLOB);
+  CREATE TABLE passages (
+    address BLOB PRIMARY KEY, id BLOB, title BLOB, text BLOB
+  );
+  CREATE TABLE answers (
+    address BLOB PRIMARY KEY, query BLOB, k INTEGER, corpus BLOB,
+    identity BLOB, hits BLOB, digest BLOB
+  );
+"""
+_BUSY_SECONDS = 60.0
+_HIT = struct.Struct("<32sd")
+
+
+class Key(NamedTuple):
+  """What an answer answers; `identity` is JSON."""
+
+  query: str
+  k: int
+  corpus: str
+  identity: str
+
+
+class AnswerLog:
+  """The answers of a file.
+
+  Args:
+    path: of the file.
+    writable: make the file where there is none. Else it must be there, and its
+      folder may be one that cannot be written to.
+
+  Raises:
+    RetrievalError: no file, or one that is no log.
+  """
+
+  def __init__(self, path: str | os.PathLike, *, writable: bool):
+    self.path = pathlib.Path(path).absolute()
+    if not self.path.exists():
+      if not writable:
+        raise errors.RetrievalError(
+          f"{self.path}: found no log of answers; record one first."
+        )
+      self._create()
+    # Beside such a file readers write too, unless it is said not to change.
+    fixed = not writable and not os.access(self.path.parent, os.W_OK)
+    how = "mode=ro&immutable=1" if fixed else "mode=rw"
+    self._lock = threading.Lock()
+    try:
+      self._db = sqlite3.connect(
+        f"{self.path.as_uri()}?{how}",
+        uri=True,
+        timeout=_BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+      )
+      try:
+        # Survives a killed process, if not a power cut in its last moment.
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        found = [
+          self._db.execute(f"PRAGMA {name}").fetchone()[0]
+          for name in ("application_id", "user_version")
+        ]
+      except sqlite3.Error:
+        self._db.close()
+        raise
+    except sqlite3.Error as error:
+      raise self._unreadable(error) from error
+    if found != [_APPLICATION, _VERSION]:
+      self._db.close()
+      raise errors.RetrievalError(
+        f"{self.path}: found a database with application id and version "
+        f"{found}, expected a log of answers with {[_APPLICATION, _VERSION]}; "
+        "name another file."
+      )
+
+  def read(self, keys: Sequence[Key]) -> list[Answer | None]:
+    """The answers to keys; None where there is none.
+
+    Raises:
+      RetrievalError: the file cannot be read, or is damaged.
+    """
+    with self._transaction("DEFERRED"):
+      return [self._answer(key) for key in keys]
+
+  def write(
+    self, answers: Sequence[tuple[Key, Answer]]
+  ) -> tuple[list[Answer], int, int]:
+    """Adds answers, all or none; one that is there already stays.
+
+    Returns:
+      What the log holds now for each key; how many are new; how many are not
+      the passages that were to be written.
+
+    Raises:
+      RetrievalError: the file cannot be written, or is damaged.
+    """
+    held, new, others = [], 0, 0
+    with self._transaction("IMMEDIATE"):
+      for key, answer in answers:
+        there = self._answer(key)
+        if there is None:
+          self._insert(key, answer)
+          new += 1
+        elif list(map(_address, there)) != list(map(_address, answer)):
+          others += 1
+        held.append(answer if there is None else there)
+    return held, new, others
+
+  def identities(self) -> list[str]:
+    """JSON of all that answered, in the order of their first answer."""
+    with self._transaction("DEFERRED"):
+      addresses = self._db.execute(
+        "SELECT CAST(address AS BLOB) FROM identities ORDER BY rowid"
+      ).fetchall()
+      found = []
+      for (address,) in addresses:
+        row = self._one("identity", "identities", address)
+        if row is None or _sha256(*row) != address:
+          raise self._damaged("an identity")
+        found.append(_text(row[0]))
+      return found
+
+  def __len__(self) -> int:
+    with self._transaction("DEFERRED"):
+      return self._db.execute("SELECT count(*) FROM answers").fetchone()[0]
+
+  def close(self) -> None:
+    with self._lock:
+      self._db.close()
+
+  def _create(self) -> None:
+    """A whole empty log, or the one that another process made meanwhile."""
+    self.path.parent.mkdir(parents=True, exist_ok=True)
+    beside = self.path.with_name(f"{self.path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+      database = sqlite3.connect(beside)
+      database.executescript(_SCHEMA)
+      database.close()
+      with contextlib.suppress(FileExistsError):
+        os.link(beside, self.path)
+    except (OSError, sqlite3.Error) as error:
+      raise self._unreadable(error) from error
+    finally:
+      beside.unlink(missing_ok=True)
+
+  def _answer(self, key: Key) -> Answer | None:
+    address = _address(key)
+    row = self._one("hits, digest", "answers", address)
+    if row is None:
+      return None
+    hits, digest = row
+    if digest != _sha256(address, hits):
+      raise self._damaged(f"the answer to {key.query!r}")
+    answer = []
+    for each, score in _HIT.iter_unpack(hits):
+      row = self._one("id, title, text", "passages", each)
+      if row is None or _sha256(*row) != each:
+        raise self._damaged(f"the answer to {key.query!r}")
+      answer.append(passages.Passage(*map(_text, row), score))
+    return tuple(answer)
+
+  def _one(self, columns: str, table: str, address: bytes) -> list | None:
+    """A row of blobs by its address."""
+    blobs = ", ".join(f"CAST({each} AS BLOB)" for each in columns.split(", "))
+    row = self._db.execute(
+      f"SELECT {blobs} FROM {table} WHERE address = ?", (address,)
+    ).fetchone()
+    return row and [value or b"" for value in row]
+
+  def _insert(self, key: Key, answer: Answer) -> None:
+    hits = b""
+    for passage in answer:
+      row = [_blob(t) for t in (passage.id, passage.title, passage.text)]
+      each = _sha256(*row)
+      hits += _HIT.pack(each, passage.score)
+      self._db.execute(
+        "INSERT OR IGNORE INTO passages VALUES (?, ?, ?, ?)", (each, *row)
+      )
+    address, identity = _address(key), _blob(key.identity)
+    self._db.execute(
+      "INSERT OR IGNORE INTO identities VALUES (?, ?)",
+      (_sha256(identity), identity),
+    )
+    self._db.execute(
+      "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
+      (
+        address,
+        _blob(key.query),
+        key.k,
+        _blob(key.corpus),
+        _sha256(identity),
+        hits,
+        _sha256(address, hits),
+      ),
+    )
+
+  @contextlib.contextmanager
+  def _transaction(self, kind: str) -> Iterator[None]:
+    with self._lock:
+      try:
+        self._db.execute(f"BEGIN {kind}")
+        try:
+          yield
+          self._db.execute("COMMIT")
+        finally:
+          if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+      except sqlite3.Error as error:
+        raise self._unreadable(error) from error
+
+  def _damaged(self, what: str) -> errors.RetrievalError:
+    return errors.RetrievalError(
+      f"{self.path}: {what} is not as it was written; the file is damaged. "
+      "Bring a copy of it back, or record again."
+    )
+
+  def _unreadable(self, error: Exception) -> errors.RetrievalError:
+    return errors.RetrievalError(
+      f"{self.path}: {error}. Expected a log of answers on a local disk with "
+      "room on it; if it is damaged, bring a copy back or record again."
+    )
+
+
+def _address(value: Key | passages.Passage) -> bytes:
+  if isinstance(value, Key):
+    return _sha256(*(_blob(str(part)) for part in value))
+  return _sha256(*(_blob(t) for t in (value.id, value.title, value.text)))
+
+
+def _sha256(*parts: bytes) -> bytes:
+  digest = hashlib.sha256()
+  for part in parts:
+    # Lengths keep "ab" + "c" and "a" + "bc" apart.
+    digest.update(len(part).to_bytes(8, "little") + part)
+  return digest.digest()
+
+
+def _blob(text: str) -> bytes:
+  return text.encode(errors="surrogatepass")
+
+
+def _text(blob: bytes) -> str:
+  return blob.decode(errors="surrogatepass")

@@ -1,0 +1,1 @@
+"""The retriever as an HTTP service."""

@@ -1,0 +1,128 @@
+"""Group-relative advantages, against the page and by their properties."""
+
+from __future__ import annotations
+
+import math
+
+import chex
+import numpy as np
+import oracles
+import pytest
+from absl.testing import parameterized
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.algorithms import grpo, rewards
+
+EPSILON = config_lib.ObjectiveConfig().advantage_epsilon
+PLAIN = grpo.advantages.__wrapped__
+STATICS = ("epsilon", "normalize_std")
+
+
+def advantages(total, valid=None, *, normalize_std=True):
+  total = np.asarray(total, np.float32)
+  valid = np.ones(total.shape, bool) if valid is None else np.asarray(valid)
+  return grpo.advantages(
+    total, valid, epsilon=EPSILON, normalize_std=normalize_std
+  )
+
+
+class AdvantagesTest(chex.TestCase):
+  @chex.variants(with_jit=True, without_jit=True)
+  @parameterized.parameters(True, False)
+  def test_equation(self, normalize_std):
+    fn = self.variant(PLAIN, static_argnames=STATICS)
+    rng = np.random.default_rng(0)
+    for group in (1, 2, 5, 8):
+      total = rng.uniform(-0.05, 0.95, (500, group)).astype(np.float32)
+      # Ties, whole groups of them, and spreads of a few tokens of length.
+      total[100:200] = total[100:200].round(1)
+      total[200:300] = total[200:300, :1]
+      total[300:400] = total[300:400, :1] - 5e-5 * rng.integers(
+        0, 3, (100, group)
+      )
+      valid = rng.random((500, group)) < rng.choice([0.5, 1.0], (500, 1))
+      expected = [
+        oracles.advantages(*row, EPSILON, normalize_std)
+        for row in zip(total, valid)
+      ]
+      actual = fn(total, valid, epsilon=EPSILON, normalize_std=normalize_std)
+      np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=1e-6)
+      np.testing.assert_array_equal(actual[200:300], np.zeros((100, group)))
+
+  @chex.variants(with_jit=True, without_jit=True)
+  def test_hand_table(self):
+    fn = self.variant(PLAIN, static_argnames=STATICS)
+    total = np.float32([[1, 2, 3, 9], [1, 3, 9, 9], [5, 9, 9, 9], [9, 8, 7, 6]])
+    valid = np.array([[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
+    # Mean 2, variance 2/3; mean 2, variance 1; one valid; none.
+    z = math.sqrt(3 / 2)
+    np.testing.assert_allclose(
+      fn(total, valid == 1, epsilon=1e-6, normalize_std=True),
+      [[-z, 0, z, 0], [-1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]],
+      rtol=1e-5,
+    )
+    np.testing.assert_allclose(
+      fn(total, valid == 1, epsilon=1e-6, normalize_std=False),
+      [[-1, 0, 1, 0], [-1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]],
+    )
+    # With epsilon as large as the spread the advantage is halved.
+    np.testing.assert_allclose(
+      fn(total[1], valid[1] == 1, epsilon=1.0, normalize_std=True),
+      [-0.5, 0.5, 0, 0],
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+  st.floats(-2, 2, width=32),
+  st.lists(st.booleans(), min_size=7, max_size=7),
+)
+def test_equal_rewards_have_no_advantage(reward, valid):
+  total = np.where(valid, np.float32(reward), np.float32(0.123))
+  np.testing.assert_array_equal(advantages(total, valid), np.zeros(7))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+  st.lists(st.floats(-1, 1, width=16), min_size=6, max_size=6),
+  st.lists(st.booleans(), min_size=6, max_size=6),
+  st.permutations(range(6)),
+)
+def test_members_have_no_order_and_the_invalid_no_influence(
+  total, valid, order
+):
+  total, valid, order = np.float32(total), np.array(valid), np.array(order)
+  expected = np.asarray(advantages(total, valid))
+  np.testing.assert_allclose(
+    advantages(total[order], valid[order]),
+    expected[order],
+    rtol=1e-4,
+    atol=1e-6,
+  )
+  garbage = np.where(valid, total, np.float32([np.nan, np.inf, -1e9] * 2))
+  np.testing.assert_array_equal(advantages(garbage, valid), expected)
+  assert not expected[~valid].any()
+  assert abs(expected.sum()) < 1e-4
+
+
+def test_equal_trajectories_have_no_advantage():
+  """The reward itself rounds equal trajectories alike, so nothing is left."""
+  rng = np.random.default_rng(2)
+  shape = (500, 5)
+  rows = [rng.integers(0, high, 500) for high in (2, 2, 4097, 4)]
+  valid = rng.random(shape) < 0.9
+  equal = rewards.composite(
+    *(np.broadcast_to(x[:, None], shape) for x in rows),
+    np.full(500, 5),
+    valid,
+    config=config_lib.RewardConfig(),
+  )
+  assert np.unique(equal.total).size > 100
+  np.testing.assert_array_equal(advantages(equal.total, valid), 0)
+
+
+def test_shapes_are_checked():
+  with pytest.raises(AssertionError):
+    advantages(np.zeros((2, 3)), np.ones(3, bool))

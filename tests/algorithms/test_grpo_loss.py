@@ -1,0 +1,317 @@
+"""The GRPO loss of a step: against the page, however packed, under its mask."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import NamedTuple
+
+import chex
+import jax
+import numpy as np
+import oracles
+import pytest
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.algorithms import grpo
+
+CONFIG = config_lib.ObjectiveConfig()
+
+
+class Step(NamedTuple):
+  """A step's trajectories, ragged: a list of arrays, or a value each."""
+
+  mask: list[np.ndarray]
+  logp: list[np.ndarray]
+  behaviour: list[np.ndarray]
+  old: list[np.ndarray]
+  reference: list[np.ndarray]
+  advantage: np.ndarray
+  valid: np.ndarray
+
+
+def ragged(rng, count):
+  lengths = rng.integers(1, 13, count)
+  logp = [-rng.exponential(1, n) for n in lengths]
+  return Step(
+    [rng.random(n) < 0.6 for n in lengths],
+    logp,
+    *([x + rng.normal(0, 0.3, len(x)) for x in logp] for _ in range(3)),
+    rng.normal(size=count).round(1),
+    rng.random(count) < 0.8,
+  )
+
+
+def oracle_loss(step, config):
+  """The mean by the page; gradients back on the tokens of each trajectory."""
+  old = step.old if config.old_logp == "trainer" else step.behaviour
+  tokens = (step.logp, step.behaviour, old, step.reference)
+  kept = np.flatnonzero(step.valid)
+  value, model = oracles.loss(
+    [(*(x[i][step.mask[i]] for x in tokens), step.advantage[i]) for i in kept],
+    config,
+  )
+  gradients = [np.zeros(len(m)) for m in step.mask]
+  for i, gradient in zip(kept, model):
+    gradients[i][step.mask[i]] = gradient
+  return value, gradients
+
+
+def padded(rows, width, fill=0.0):
+  out = np.full((len(rows), width), fill, np.float32)
+  for row, values in zip(out, rows):
+    row[: len(values)] = values
+  return out
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def loss_and_gradient(logp, *rest, old_logp=None, config=CONFIG):
+  fn = functools.partial(grpo.grpo_loss, config=config)
+  return jax.value_and_grad(fn, has_aux=True)(logp, *rest, old_logp=old_logp)
+
+
+# A cap that holds about every fourth token of `ragged`.
+TRAINER = dataclasses.replace(CONFIG, old_logp="trainer", importance_cap=1.3)
+VARIANTS = {
+  "engine": CONFIG,
+  "trainer": dataclasses.replace(TRAINER, importance_cap=0.0),
+  "capped": TRAINER,
+  "token-mean": dataclasses.replace(TRAINER, reduction="token-mean"),
+}
+
+
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+def test_the_oracle_gradient_is_the_slope_of_the_oracle(config):
+  step = ragged(np.random.default_rng(5), 6)
+  _, gradients = oracle_loss(step, config)
+  for i, row in enumerate(step.logp):
+    for t in range(len(row)):
+      ends = []
+      for shift in (1e-6, -1e-6):
+        moved = [x.copy() for x in step.logp]
+        moved[i][t] += shift
+        ends.append(oracle_loss(step._replace(logp=moved), config)[0])
+      np.testing.assert_allclose(
+        (ends[0] - ends[1]) / 2e-6, gradients[i][t], atol=1e-8
+      )
+
+
+@pytest.mark.parametrize(
+  ("variant", "estimator"),
+  [
+    *(("engine", estimator) for estimator in grpo.KL_ESTIMATORS),
+    ("trainer", "k1"),
+    ("capped", "k2"),
+    ("token-mean", "k3"),
+  ],
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_the_loss_of_the_page_however_packed(estimator, variant, seed):
+  config = dataclasses.replace(
+    VARIANTS[variant], kl_estimator=estimator, kl_coefficient=0.1
+  )
+  rng = np.random.default_rng(seed)
+  step = ragged(rng, 24)
+  expected, gradients = oracle_loss(step, config)
+
+  # One trajectory a row.
+  live = [m & v for m, v in zip(step.mask, step.valid)]
+  weights = iter(
+    grpo.token_weights(
+      [m for m, v in zip(step.mask, step.valid) if v],
+      reduction=config.reduction,
+    )
+  )
+  weight = [next(weights) if v else 0 * m for m, v in zip(live, step.valid)]
+  tokens = [
+    padded(step.logp, 12),
+    padded(step.behaviour, 12),
+    padded(step.reference, 12),
+    np.repeat(np.float32(step.advantage)[:, None], 12, 1),
+    padded(weight, 12),
+    padded(step.old, 12),
+  ]
+
+  def play(tokens):
+    *tokens, old = tokens
+    if config.old_logp == "engine":
+      old = None
+    return loss_and_gradient(*tokens, old_logp=old, config=config)
+
+  (loss, whole), gradient = play(tokens)
+  np.testing.assert_allclose(loss, expected, rtol=1e-4, atol=1e-6)
+  np.testing.assert_allclose(
+    gradient, padded(gradients, 12), rtol=1e-4, atol=1e-7
+  )
+
+  # All tokens shuffled into rows of 7 that know nothing of trajectories, in
+  # micro-batches that are summed; the last is padded with weight 0.
+  size = tokens[0].size
+  order = rng.permutation(size)
+  packed = [
+    np.pad(x.reshape(-1)[order], (0, -size % 42)).reshape(-1, 6, 7)
+    for x in tokens
+  ]
+  parts = [play([x[i] for x in packed]) for i in range(len(packed[0]))]
+  np.testing.assert_allclose(
+    sum(float(value) for (value, _), _ in parts), loss, rtol=1e-5, atol=1e-6
+  )
+  flat = np.concatenate([g.reshape(-1) for _, g in parts])[:size]
+  np.testing.assert_allclose(
+    flat, np.asarray(gradient).reshape(-1)[order], rtol=1e-6, atol=1e-9
+  )
+  metrics = [m for (_, m), _ in parts]
+  for name, value in whole.items():
+    total = (max if name.endswith("_max") else sum)(m[name] for m in metrics)
+    np.testing.assert_allclose(total, value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_metrics_by_hand():
+  # Two tokens at half the weight each, and one that is masked.
+  ratio = np.array([2.0, 0.5, 7.0])
+  tokens = np.float32(
+    [
+      np.log(ratio),
+      [0, 0, 0],
+      np.log([1.0, 0.5, 9.0]),
+      [3, 3, 3],
+      [0.5, 0.5, 0],
+    ]
+  )
+  loss, metrics = grpo.grpo_loss(*tokens, config=CONFIG)
+  policy_loss = -0.5 * (1.28 * 3 + 0.5 * 3)
+  kl = 0.5 * (0.5 - math.log(0.5) - 1)
+  np.testing.assert_allclose(loss, policy_loss + 0.001 * kl, rtol=1e-6)
+  beyond = np.count_nonzero(np.array(grpo.GAP_EDGES) < math.log(2))
+  counts = np.zeros(1 + len(grpo.GAP_EDGES))
+  counts[: 1 + beyond] = 2
+  chex.assert_trees_all_close(
+    metrics,
+    {
+      "policy_loss": policy_loss,
+      "kl": kl,
+      "ratio": 1.25,
+      "ratio_max": 2.0,
+      "clip_fraction": 0.5,
+      "clip_fraction_low": 0.0,
+      "clip_fraction_high": 0.5,
+      "logp_difference": math.log(2),
+      "logp_difference_max": math.log(2),
+      "logp_difference_counts": counts,
+      # The logarithms cancel: half of 2 - 1 and of 0.5 - 1.
+      "behaviour_kl": 0.25,
+    },
+    rtol=1e-6,
+  )
+  chex.assert_type(list(metrics.values()), np.float32)
+
+
+def test_stale_tokens_are_weighted_by_hand():
+  # pi : pi_old : pi_behaviour of two tokens at half the weight, one masked.
+  # The first drifted by 4 and is capped at 2; its ratio, 1.5, is clipped.
+  policy, old, behaviour = np.log(
+    [[6.0, 0.5, 1.0], [4.0, 0.5, 9.0], [1.0, 1.0, 1.0]]
+  ).astype(np.float32)
+  advantage, weight = np.float32([[3, -3, 3], [0.5, 0.5, 0]])
+  config = dataclasses.replace(TRAINER, importance_cap=2.0, kl_coefficient=0.5)
+  (loss, metrics), gradient = loss_and_gradient(
+    policy, behaviour, policy - 1, advantage, weight, old_logp=old,
+    config=config,
+  )  # fmt: skip
+  policy_loss = 0.5 * (2 * -1.28 * 3 + 0.5 * 1 * 3)
+  expected = {
+    "policy_loss": policy_loss,
+    "kl": math.exp(-1),
+    "ratio": 1.25,
+    "ratio_max": 1.5,
+    "clip_fraction": 0.5,
+    "clip_fraction_low": 0.0,
+    "clip_fraction_high": 0.5,
+    "importance": 0.5 * (2 + 0.5),
+    "importance_capped": 0.5,
+    "logp_difference": 0.5 * (math.log(6) + math.log(2)),
+    "logp_difference_max": math.log(6),
+    "logp_difference_counts": [
+      2,
+      *(sum(math.log(x) > edge for x in (6, 2)) for edge in grpo.GAP_EDGES),
+    ],
+    "behaviour_kl": 0.5 * (6 - math.log(6) - 1 + 0.5 + math.log(2) - 1),
+  }
+  expected = {name: np.array(value) for name, value in expected.items()}
+  chex.assert_trees_all_close(metrics, expected, rtol=1e-5)
+  np.testing.assert_allclose(loss, policy_loss + 0.5 * math.exp(-1), rtol=1e-5)
+  # The KL term is not weighted: its slope, 1 - 1/e, is that of any token.
+  kl = 0.5 * 0.5 * (1 - math.exp(-1))
+  np.testing.assert_allclose(
+    gradient, [kl, 0.5 * 0.5 * 1 * 3 + kl, 0], rtol=1e-5
+  )
+
+
+def test_old_log_probs_default_to_the_behaviours():
+  rng = np.random.default_rng(8)
+  tokens = np.float32(rng.normal(-1, 0.3, (4, 30)))
+  weight = np.full(30, 1 / 30, np.float32)
+  for config in (CONFIG, TRAINER):
+    chex.assert_trees_all_equal(
+      loss_and_gradient(*tokens, weight, config=config),
+      loss_and_gradient(*tokens, weight, old_logp=tokens[1], config=config),
+    )
+
+
+def test_no_gradient_flows_into_what_is_compared_with():
+  rng = np.random.default_rng(9)
+  logp, behaviour, old, ref, advantage = np.float32(
+    rng.normal(-1, 0.3, (5, 30))
+  )
+  weight = np.full(30, 1 / 30, np.float32)
+
+  def loss(behaviour, old):
+    return grpo.grpo_loss(
+      logp, behaviour, ref, advantage, weight, old_logp=old, config=TRAINER
+    )[0]
+
+  for gradient in jax.grad(loss, argnums=(0, 1))(behaviour, old):
+    np.testing.assert_array_equal(gradient, np.zeros(30))
+
+
+@pytest.mark.parametrize("estimator", grpo.KL_ESTIMATORS)
+@pytest.mark.parametrize("garbage", [np.nan, np.inf, -np.inf, 1e30, -1e30])
+def test_masked_tokens_are_inert(garbage, estimator):
+  config = dataclasses.replace(TRAINER, kl_estimator=estimator)
+  rng = np.random.default_rng(6)
+  live = rng.random((3, 8)) < 0.5
+  tokens = [np.float32(rng.normal(-1, 0.2, live.shape)) for _ in range(5)]
+  weight = np.float32(live / live.sum())
+  *clean, old = tokens
+  expected = loss_and_gradient(*clean, weight, old_logp=old, config=config)
+  *spoilt, old = [np.where(live, x, np.float32(garbage)) for x in tokens]
+  actual = loss_and_gradient(*spoilt, weight, old_logp=old, config=config)
+  chex.assert_trees_all_equal(actual, expected)
+  chex.assert_tree_all_finite(actual)
+  gradient = np.asarray(actual[1])
+  np.testing.assert_array_equal(gradient[~live], 0)
+  assert np.all(gradient[live] != 0)
+
+
+def test_nothing_to_learn_from_is_zero():
+  token = np.full((2, 4), np.nan, np.float32)
+  zero = np.zeros((2, 4), np.float32)
+  (loss, metrics), gradient = loss_and_gradient(
+    *[token] * 4, zero, old_logp=token, config=TRAINER
+  )
+  chex.assert_trees_all_equal(
+    (loss, metrics, gradient),
+    jax.tree.map(np.zeros_like, (loss, metrics, gradient)),
+  )
+
+
+def test_equal_group_contributes_only_its_kl_term():
+  rng = np.random.default_rng(7)
+  logp, old, ref = np.float32(rng.normal(-1, 0.3, (3, 20)))
+  zero, weight = np.zeros(20, np.float32), np.full(20, 0.05, np.float32)
+  (loss, metrics), gradient = loss_and_gradient(logp, old, ref, zero, weight)
+  np.testing.assert_allclose(loss, 0.001 * metrics["kl"], rtol=1e-6)
+  np.testing.assert_allclose(
+    gradient, 0.001 * 0.05 * (1 - np.exp(ref - logp)), rtol=1e-4, atol=1e-10
+  )

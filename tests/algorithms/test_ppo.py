@@ -1,0 +1,207 @@
+"""PPO: its step beside GRPO's, and its estimates."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import bandit
+import jax
+import numpy as np
+import optax
+import pytest
+import small_policy
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.algorithms import grpo as objective
+from anysearch_jax.algorithms import ppo as objective_ppo
+from anysearch_jax.policy import critic as critic_lib
+from anysearch_jax.training import ppo, train_step
+
+A, CONFIG, PPO = bandit.A, bandit.CONFIG, bandit.PPO
+KEEP = small_policy.KEEP
+
+
+@pytest.fixture(scope="module")
+def params():
+  return bandit.params()
+
+
+def scored(params, tokens):
+  logp = np.asarray(bandit.next_logp(params, tokens), np.float64)[:, :-1]
+  return np.take_along_axis(logp, tokens[:, 1:, None], -1)[..., 0]
+
+
+def of_tokens(batches, name):
+  """An array of the packed model tokens by the token before them."""
+  found = {}
+  for rows in (rows for batch in batches for rows in batch):
+    live = np.asarray(rows.weight) > 0
+    keys = zip(*(np.asarray(x)[live] for x in (rows.tokens, rows.targets)))
+    for key, value in zip(keys, np.asarray(getattr(rows, name))[live]):
+      found.setdefault(tuple(map(int, key)), []).append(float(value))
+  return {key: sorted(values) for key, values in found.items()}
+
+
+def test_estimates_are_those_of_the_page(params):
+  """Values, the KL penalty in the reward, GAE and whitening, in float64."""
+  rng = np.random.default_rng(2)
+  tokens, logps, rewards = bandit.play(params, rng)
+  reference = jax.tree.map(lambda p: 0.9 * p, params)
+  critic = critic_lib.initialize(params, A)
+  critic["value"] = rng.normal(size=A.d_model).astype(np.float32)
+  state = train_step.init(params, train_step.Pair(KEEP, KEEP), critic=critic)
+  c = config_lib.CriticConfig(gamma=0.9, lam=0.8, reward_kl=0.3)
+  estimate = ppo.Estimator(A, c, temperature=1.0)
+  batches = bandit.pack((tokens, logps, rewards))
+  found = estimate(state, reference, batches)
+
+  positions = np.broadcast_to(np.arange(4), tokens.shape)
+  values = np.asarray(
+    critic_lib.values(critic, None, A, tokens, positions, tokens * 0 + 1)
+  ).astype(float)
+  penalty = 0.3 * (logps[:, 1:] - scored(reference, tokens))
+  reward = (rewards[:, 1:] - penalty)[:, [0, 2]]
+  value = values[:, [0, 2]]  # Of the state before each of the two words.
+  last = reward[:, 1] - value[:, 1]
+  first = reward[:, 0] + 0.9 * value[:, 1] - value[:, 0] + 0.9 * 0.8 * last
+  advantage = np.stack([first, last], 1)
+  white = (advantage - advantage.mean()) / advantage.std()
+  expected = {}
+  for name, array in (
+    ("advantage", white),
+    ("old_value", value),
+    ("returns", advantage + value),
+  ):
+    expected = {}
+    for row, of_row in zip(tokens, array):
+      for place, x in zip((1, 3), of_row):
+        expected.setdefault((row[place - 1], row[place]), []).append(x)
+    mine = of_tokens(found, name)
+    assert mine.keys() == expected.keys()
+    for key, theirs in expected.items():
+      np.testing.assert_allclose(
+        mine[key], sorted(theirs), atol=2e-4, err_msg=name
+      )
+  assert all(rows.reward is None for batch in found for rows in batch)
+
+
+def one_step(params, batch, tx, config, critic=None):
+  loss = train_step.grpo_loss(A, config, temperature=1.0)
+  if critic is not None:
+    loss = ppo.with_critic(loss, A, CONFIG.critic)
+  state = train_step.init(params, tx, critic=critic)
+  return train_step.make(loss, tx)(state, None, batch)
+
+
+def test_ppo_and_grpo_take_the_same_step_by_the_same_advantages(params):
+  (batch,) = bandit.pack(bandit.play(params, np.random.default_rng(3)), steps=1)
+  advantage = np.random.default_rng(4).normal(size=batch[0].weight.shape)
+  batch = tuple(
+    rows._replace(reward=None, advantage=np.float32(advantage))
+    for rows in batch
+  )
+  valued = tuple(
+    rows._replace(old_value=rows.advantage, returns=rows.advantage)
+    for rows in batch
+  )
+  group = dataclasses.replace(PPO, advantage="group")
+  grpo, expected = one_step(params, batch, KEEP, group)
+  both, found = one_step(
+    params,
+    valued,
+    train_step.Pair(KEEP, KEEP),
+    PPO,
+    critic_lib.initialize(params, A),
+  )
+  np.testing.assert_allclose(expected["loss/ratio"], 1, atol=1e-5)
+  for name in ("loss/policy_loss", "loss/ratio", "grad_norm"):
+    np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-8),
+    both.opt_state.policy.trace,
+    grpo.opt_state.trace,
+  )
+  assert optax.global_norm(both.opt_state.critic.trace) > 0
+
+
+def test_without_a_spread_of_rewards_neither_has_an_advantage():
+  rewards = np.full((3, 4), 0.7, np.float32)
+  group = objective.advantages(
+    rewards, np.ones((3, 4), bool), epsilon=1e-6, normalize_std=True
+  )
+  # A fresh critic, one token an episode: every advantage is the reward.
+  mask, segments = np.ones((12, 1), bool), np.ones((12, 1), np.int32)
+  estimated, _ = objective_ppo.gae(
+    rewards.reshape(12, 1), 0 * mask.astype(np.float32), mask, segments,
+    gamma=1.0, lam=0.95,
+  )  # fmt: skip
+  np.testing.assert_array_equal(group, np.zeros((3, 4)))
+  np.testing.assert_array_equal(
+    objective_ppo.whiten(estimated, mask), np.zeros((12, 1))
+  )
+
+
+def test_a_fresh_critic_hands_the_outcome_to_every_token(params):
+  """At gamma = lambda = 1: REINFORCE, what GRPO is without its baseline."""
+  episodes = bandit.play(params, np.random.default_rng(5))
+  state = train_step.init(
+    params,
+    train_step.Pair(KEEP, KEEP),
+    critic=critic_lib.initialize(params, A),
+  )
+  c = config_lib.CriticConfig(whiten=False)
+  batches = bandit.pack(episodes)
+  found = ppo.Estimator(A, c, temperature=1.0)(state, None, batches)
+  for packed, batch in zip(batches, found):
+    for before, rows in zip(packed, batch):
+      live, ids = before.weight > 0, before.segment_ids
+      for segment in range(1, ids.max() + 1):
+        here = ids == segment
+        total = (before.reward * here).sum(-1, keepdims=True)
+        np.testing.assert_array_equal(
+          np.where(live & here, rows.advantage, 0), total * (live & here)
+        )
+  assert sum(rows.reward.sum() for batch in batches for rows in batch) > 0
+
+
+def test_the_critic_learns_alone_at_first_and_each_at_its_own_rate(params):
+  c = config_lib.CriticConfig(learning_rate=0.5, warmup_steps=2, alone_steps=2)
+  o = config_lib.OptimizerConfig(
+    learning_rate=0.25, warmup_steps=4, weight_decay=0.0, eps=1e-12
+  )
+  tx = train_step.optimizer(A, o, critic=c)
+  trained = params, critic_lib.initialize(params, A)
+  state = tx.init(trained)
+  grads = jax.tree.map(np.ones_like, trained)
+  update = jax.jit(tx.update)
+  # Of equal gradients Adam's update is the rate; the clip takes no part in it.
+  for of_policy, of_critic in (
+    (0, 0.25),
+    (0, 0.5),
+    (0.0625, 0.5),
+    (0.125, 0.5),
+    (0.1875, 0.5),
+  ):
+    before = state
+    updates, state = update(grads, state, trained)
+    for part, rate in zip(updates, (of_policy, of_critic)):
+      for x in jax.tree.leaves(part):
+        np.testing.assert_allclose(x, -rate, rtol=1e-5)
+    if not of_policy:
+      jax.tree.map(np.testing.assert_array_equal, state.policy, before.policy)
+
+
+def test_each_gradient_is_clipped_by_its_own_norm(params):
+  o = config_lib.OptimizerConfig(max_grad_norm=1.0)
+  tx = train_step.optimizer(A, o, critic=config_lib.CriticConfig())
+  trained = params, critic_lib.initialize(params, A)
+  small = jax.tree.map(lambda x: 0 * x + 1e-4, trained[0])
+  huge = jax.tree.map(lambda x: 0 * x + 1e4, trained[1])
+  _, state = jax.jit(tx.update)((small, huge), tx.init(trained), trained)
+  # The first moments are a tenth of the clipped gradients.
+  of_policy, of_critic = (
+    10 * optax.global_norm(optax.tree_utils.tree_get(s, "mu"))
+    for s in (state.policy, state.critic)
+  )
+  np.testing.assert_allclose(of_policy, optax.global_norm(small), rtol=1e-4)
+  np.testing.assert_allclose(of_critic, 1, rtol=1e-4)

@@ -1,0 +1,94 @@
+"""What may change when a run resumes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.config import changes, values
+from launch import flags
+
+CONFIG = config_lib.ExperimentConfig()
+Kind = changes.Kind
+
+
+def test_every_setting_is_identity_learning_or_placement():
+  settings = dict(values.leaves(values.to_dict(CONFIG)))
+  without_kind = settings.keys() - changes.KINDS.keys()
+  assert not without_kind, "Give each a kind in config_changes._TABLE."
+  assert not changes.KINDS.keys() - settings.keys()
+  words = [
+    name
+    for kinds in changes._TABLE.values()
+    for names in kinds.values()
+    for name in names.split()
+  ]
+  assert len(words) == len(settings)  # None of them is in it twice.
+
+
+def stored(config=CONFIG):
+  return json.loads(json.dumps(values.to_dict(config)))
+
+
+def found(*assignments):
+  changed = changes.changes(stored(), flags.override(CONFIG, list(assignments)))
+  return [(c.path, c.kind, c.old, c.new) for c in changed]
+
+
+def test_an_equal_configuration_has_no_changes():
+  assert found() == []
+  assert found("batch.row_lengths=128,256,576") == []  # A list when stored.
+
+
+def test_changes_are_named_with_their_kind_and_both_values():
+  assert found("seed=7", "mesh.data=2", "reward.alpha=0.25") == [
+    ("seed", Kind.IDENTITY, 42, 7),
+    ("reward.alpha", Kind.LEARNING, 0.5, 0.25),
+    ("mesh.data", Kind.PLACEMENT, 1, 2),
+  ]
+
+
+def test_a_setting_that_was_not_stored_had_its_default():
+  old = stored()
+  del old["watch"]["max_kl"], old["sglang"]
+  assert changes.changes(old, CONFIG) == []
+  config = flags.override(CONFIG, ["watch.max_kl=2"])
+  (changed,) = changes.changes(old, config)
+  assert (changed.path, changed.old, changed.new) == ("watch.max_kl", 1, 2)
+
+
+def test_a_setting_that_is_no_more_is_a_change_of_learning():
+  old = stored() | {"penalty": 3}
+  (changed,) = changes.changes(old, CONFIG)
+  assert changed == ("penalty", Kind.LEARNING, 3, None)
+
+
+@pytest.mark.parametrize(
+  ("assignments", "free", "allowed"),
+  [
+    (["mesh.fsdp=2", "engine.kind=sglang", "pipeline.async_level=1"], 1, 1),
+    (["optimizer.warmup_steps=0"], 1, 1),
+    (["optimizer.learning_rate=1e-5"], 0, 1),
+    (["optimizer.max_grad_norm=2"], 0, 1),
+    (["optimizer.max_grad_norm=0"], 0, 0),  # Another optimizer state.
+    (["seed=1"], 0, 0),
+    (["method.name=otc", "mesh.fsdp=2"], 0, 0),
+  ],
+)
+def test_what_a_run_resumes_with(assignments, free, allowed):
+  changed = changes.changes(stored(), flags.override(CONFIG, assignments))
+  for allow, may in ((False, free), (True, allowed)):
+    sentence = changes.refusal(changed, allow=allow)
+    assert (sentence == "") == bool(may)
+    for change in changed if sentence else ():
+      named = change.path in sentence
+      assert named == (change.kind != Kind.PLACEMENT)
+
+
+def test_a_refusal_names_every_setting_that_never_changes():
+  config = dataclasses.replace(CONFIG, seed=1, questions=2, group=3)
+  sentence = changes.refusal(changes.changes(stored(), config), allow=True)
+  assert "seed 42 -> 1, questions 512 -> 2, group 5 -> 3" in sentence

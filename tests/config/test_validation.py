@@ -1,0 +1,252 @@
+"""What cannot run is refused in a sentence, wherever it is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+
+import numpy as np
+import pytest
+import small_run
+import spoken
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.config import methods as config_methods
+from anysearch_jax.config import ranges
+from anysearch_jax.methods import systems
+from anysearch_jax.training import rewards_and_advantages, validation
+
+
+def changed(part, **values):
+  """The small run's configuration with some values of one part replaced."""
+  new = dataclasses.replace(getattr(small_run.CONFIG, part), **values)
+  return dataclasses.replace(small_run.CONFIG, **{part: new})
+
+
+@pytest.mark.parametrize(
+  ("part", "values"),
+  [
+    ("objective", {"reduction": "token-mean"}),
+    ("objective", {"old_logp": "trainer"}),
+    ("objective", {"old_logp": "trainer", "importance_cap": 2.0}),
+    ("batch", {"remat": "none", "attention": "auto"}),
+    ("batch", {"remat": "dots", "attention": "xla"}),
+    ("batch", {"remat": "attention", "attention": "cudnn"}),
+    ("batch", {"remat": "full", "attention": "splash"}),
+    ("batch", {"max_segments": 1, "attention_chunk": 1, "logprob_chunk": 1}),
+    ("mesh", {"tensor": 4, "sequence_parallel": True}),
+    # 128 divides by no 3, which only sequence parallelism asks for.
+    ("mesh", {"tensor": 3}),
+    ("mesh", {"fsdp": 4, "trainer": (0, 1, 2, 3), "rollout": (4, 5, 6, 7)}),
+    # Four processes of two devices; both sample too.
+    ("mesh", {"data": 2, "fsdp": 4, "trainer": (3, 1), "rollout": (1, 3)}),
+    # More than any machine has: devices are not asked for.
+    ("mesh", {"data": 4096}),
+  ],
+)
+def test_what_can_run_is_let_through(part, values):
+  validation.validate(changed(part, **values))
+
+
+@pytest.mark.parametrize(
+  ("part", "values", "sentence"),
+  [
+    (
+      "objective",
+      {"kl_estimator": "k4"},
+      "objective.kl_estimator: found 'k4', expected one of k1, k2, k3.",
+    ),
+    (
+      "objective",
+      {"reduction": "mean"},
+      "objective.reduction: found 'mean', expected one of sequence-mean, "
+      "token-mean.",
+    ),
+    (
+      "objective",
+      {"old_logp": "vllm"},
+      "objective.old_logp: found 'vllm', expected one of engine, trainer.",
+    ),
+    (
+      "objective",
+      {"old_logp": "trainer", "importance_cap": -1.0},
+      "objective.importance_cap: found -1.0, expected at least 0.",
+    ),
+    (
+      "objective",
+      {"old_logp": "trainer", "importance_cap": float("nan")},
+      "objective.importance_cap: found nan, expected at least 0.",
+    ),
+    (
+      "objective",
+      {"importance_cap": 2.0},
+      "objective.importance_cap: found 2.0 with old_logp 'engine'",
+    ),
+    (
+      "batch",
+      {"remat": "all"},
+      "batch.remat: found 'all', expected one of none",
+    ),
+    (
+      "batch",
+      {"attention": "flash"},
+      "batch.attention: found 'flash', expected one of auto",
+    ),
+    ("batch", {"row_lengths": ()}, "batch.row_lengths: found ()"),
+    ("batch", {"row_lengths": (128, 128)}, "expected ascending lengths"),
+    (
+      "batch",
+      {"row_lengths": (0, 128)},
+      "row_lengths[0]: found 0, expected at",
+    ),
+    *(
+      ("batch", {name: 0}, f"batch.{name}: found 0, expected at least 1.")
+      for name in (
+        "micro_batch_tokens",
+        "max_micro_batches",
+        "max_segments",
+        "attention_chunk",
+        "logprob_chunk",
+      )
+    ),
+    *(
+      ("mesh", {name: 0}, f"mesh.{name}: found 0, expected at least 1.")
+      for name in ("data", "fsdp", "tensor")
+    ),
+    (
+      "mesh",
+      {"tensor": 3, "sequence_parallel": True},
+      "mesh.sequence_parallel: found a row of 128 tokens in batch.row_lengths, "
+      "expected multiples of mesh.tensor, 3",
+    ),
+    (
+      "mesh",
+      {"fsdp": 2, "trainer": (1, 1)},
+      "mesh.trainer: found (1, 1), expected indices of devices from 0, each "
+      "once.",
+    ),
+    ("mesh", {"rollout": (-1,)}, "rollout[0]: found -1, expected at least 0."),
+    (
+      "mesh",
+      {"data": 2, "fsdp": 2, "trainer": (0, 1, 2)},
+      "mesh.trainer: found 3 devices of each process for a mesh of data 2 x "
+      "fsdp 2 x tensor 1 = 4; expected a number that divides it.",
+    ),
+  ],
+)
+def test_what_cannot_run_is_refused(part, values, sentence):
+  with pytest.raises(ValueError, match=re.escape(sentence)):
+    validation.validate(changed(part, **values))
+
+
+def test_one_uneven_row_length_is_enough_for_a_refusal():
+  config = changed("mesh", tensor=4, sequence_parallel=True)
+  batch = config_lib.BatchConfig(row_lengths=(32, 50, 128))
+  with pytest.raises(ValueError, match="found a row of 50 tokens"):
+    validation.validate(dataclasses.replace(config, batch=batch))
+
+
+@pytest.mark.parametrize(
+  "method", [m for m in systems.METHODS.values() if m.reward]
+)
+@pytest.mark.parametrize("world", [False, True])
+def test_the_names_of_reward_metrics_are_known_before_a_rollout(method, world):
+  prompts = method.world_prompts if world else method.prompts
+  variant = config_methods.SearchR1Config(format_variant=world)
+  config = dataclasses.replace(
+    small_run.CONFIG,
+    method=config_lib.MethodConfig(method.name, search_r1=variant),
+    episode=dataclasses.replace(small_run.CONFIG.episode, prompts=prompts),
+  )
+  question = types.Question(
+    "q", "where?", ("tol",), metadata={"search_keys": [["where"]]}
+  )
+  played = types.Group(
+    question, 4, False, (spoken.trajectory(question, ("x", None)),) * 2
+  )
+  scored = rewards_and_advantages.score([played], np.array([4]), config=config)
+  names = {
+    n for n in rewards_and_advantages.metrics(scored) if n.startswith("reward/")
+  }
+  assert {"reward/em", "reward/total"} <= names
+  assert rewards_and_advantages.reward_metrics(config) == names
+
+
+def test_an_unknown_best_metric_is_refused_before_a_rollout():
+  for wrong in ("reward/emm", "em", "policy/entropy", ""):
+    with pytest.raises(ValueError) as refusal:
+      validation.validate(changed("checkpoint", keep_best=1, best_metric=wrong))
+    assert str(refusal.value) == (
+      f"checkpoint.best_metric: found {wrong!r}, expected one of reward/em, "
+      "reward/format, reward/gamma, reward/length, reward/tool, reward/total."
+    )
+    validation.validate(changed("checkpoint", keep_best=0, best_metric=wrong))
+  validation.validate(changed("checkpoint", keep_best=1))
+
+
+def paths_of_numbers(cls, path=""):
+  """The dotted paths of a configuration's numbers and tuples of numbers."""
+  for name, hint in typing.get_type_hints(cls).items():
+    name = f"{path}.{name}" if path else name
+    if dataclasses.is_dataclass(hint):
+      yield from paths_of_numbers(hint, name)
+    elif {hint, *typing.get_args(hint)} & {int, float}:
+      yield name
+
+
+def replaced(config, path, value):
+  name, _, rest = path.partition(".")
+  if rest:
+    value = replaced(getattr(config, name), rest, value)
+  return dataclasses.replace(config, **{name: value})
+
+
+def test_every_number_of_the_configuration_has_a_range():
+  numbers = set(paths_of_numbers(config_lib.ExperimentConfig))
+  assert "method.ikea.kb" in numbers and "seed" in numbers
+  assert numbers == set(ranges._RANGES)
+
+
+@pytest.mark.parametrize(
+  "path", sorted(paths_of_numbers(config_lib.ExperimentConfig))
+)
+def test_no_number_may_be_without_bound(path):
+  value = small_run.CONFIG
+  for name in path.split("."):
+    value = getattr(value, name)
+  for wrong in (float("nan"), float("inf"), -(2**31)):
+    wrong = (wrong,) if isinstance(value, tuple) else wrong
+    with pytest.raises(ValueError, match=rf"^{re.escape(path)}(\[0\])?: found"):
+      validation.validate(replaced(small_run.CONFIG, path, wrong))
+
+
+@pytest.mark.parametrize(
+  ("path", "value", "sentence"),
+  [
+    ("method.otc.c", -1.0, "found -1.0, expected above 0."),
+    ("method.otc.form", "dpo", "found 'dpo', expected one of grpo, ppo."),
+    (
+      "method.zerosearch.noise_end",
+      3.0,
+      "found 3.0, expected a share, 0 to 1.",
+    ),
+    (
+      "method.ikea.kb",
+      (),
+      "found (), expected one number or more, each -1 to 1.",
+    ),
+    ("reward.alpha", -0.5, "found -0.5, expected at least 0."),
+    ("search.batch", 0, "found 0, expected at least 1."),
+    ("checkpoint.keep_last", 0, "found 0, expected at least 1."),
+    ("retrieval.model.top_p", 0.0, "found 0.0, expected above 0, at most 1."),
+    ("curriculum.max_budget", 0, "found 0, expected at least 1."),
+    ("curriculum.uniform_mix", 1.1, "found 1.1, expected a share, 0 to 1."),
+    ("curriculum.epsilon", 0.0, "found 0.0, expected above 0."),
+    ("curriculum.fixed_budget", -2, "found -2, expected at least -1."),
+  ],
+)
+def test_a_number_outside_its_range_is_refused(path, value, sentence):
+  with pytest.raises(ValueError, match=re.escape(f"{path}: {sentence}")):
+    validation.validate(replaced(small_run.CONFIG, path, value))

@@ -1,0 +1,316 @@
+"""launch.prepare_data: flags, folders, the hub, and real questions."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from unittest import mock
+
+import huggingface_hub
+import pytest
+from absl import flags
+
+from anysearch_jax.data import evidence, hub, prepared
+from launch import prepare_data
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_DATA = pathlib.Path(
+  os.environ.get("ANYSEARCH_DATA", _ROOT / ".." / "shared" / "data")
+)
+_COMMIT = "87aab18c372ee7714a7288c7d660423c7ee96dde"
+
+
+@pytest.fixture
+def run(monkeypatch):
+  """Runs the command with flags of its own; the text that it prints."""
+
+  def run(*args, on=None):
+    values = flags.FlagValues()
+    for name in ("string", "multi_string", "list", "integer", "bool"):
+      define = getattr(flags, f"DEFINE_{name}")
+      monkeypatch.setattr(
+        flags,
+        f"DEFINE_{name}",
+        lambda *a, define=define, **k: define(*a, **k, flag_values=values),
+      )
+    prepare_data.define_flags()
+    monkeypatch.undo()
+    values(["prepare_data", *map(str, args)])
+    return prepare_data.run(values, on=on)
+
+  return run
+
+
+def _write(path, *questions):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  rows = [
+    {"id": f"{path.stem}_{i}", "question": q, "golden_answers": ["x"]}
+    for i, q in enumerate(questions)
+  ]
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  return path
+
+
+class _FakeHub:
+  """Files in a folder; asked for by commit only."""
+
+  def __init__(self, folder):
+    self.folder = folder
+    self.asked = []
+
+  def commit(self, repository, revision):
+    self.asked.append(("commit", repository, revision))
+    if revision != "main":
+      raise OSError(f"404: no revision {revision}.\nMore of the page.")
+    return _COMMIT
+
+  def download(self, repository, commit, name):
+    assert commit == _COMMIT
+    self.asked.append((repository, name))
+    path = self.folder / name
+    if not path.is_file():
+      raise FileNotFoundError(f"404: no {name}.")
+    return path
+
+
+def test_inputs_are_named_or_name_themselves(run, tmp_path):
+  nq = tmp_path / "odd:name=1.jsonl"
+  nq.write_text('{"question": "who b", "answer": ["x"]}\n')
+  table = tmp_path / "table.csv"
+  table.write_text("Question,Answer\nwho c?,y\n")
+  said = run(
+    f"--input=nq:train={nq}",
+    f"--input=bamboogle:test:bamboogle={table}",
+    f"--output={tmp_path / 'qa'}",
+    "--mix=nq",
+  )
+  assert "nq_train" in said and "train (mixed)" in said
+  opened = prepared.Prepared(tmp_path / "qa")
+  assert opened.names == ("bamboogle_test", "nq_train", "train")
+  assert [(i["dataset"], i["format"]) for i in opened.manifest["inputs"]] == [
+    ("nq", "plain"),
+    ("bamboogle", "bamboogle"),
+  ]
+
+
+@pytest.mark.parametrize("layout", ["{}/{}.jsonl", "{}_{}.jsonl"])
+def test_a_folder_is_the_papers_setup(run, tmp_path, layout):
+  folder = tmp_path / "flashrag"
+  for name in (*prepare_data.PAPER, "squad_dev", "nq_dev"):
+    dataset, split = name.split("_")
+    _write(folder / layout.format(dataset, split), f"{name} 1", f"{name} 2")
+  (folder / "README.md").write_text("words")
+  run(f"--folder={folder}", f"--output={tmp_path / 'qa'}", "--limit=nq_test=1")
+  opened = prepared.Prepared(tmp_path / "qa")
+  assert set(opened.names) == {*prepare_data.PAPER, "train"}
+  assert opened.manifest["mixed"] == {"hotpotqa": 2, "nq": 2}
+  asked = [q.metadata["dataset"] for q in opened.evaluation_questions()]
+  assert list(dict.fromkeys(asked)) == list(prepared.DATASETS)
+  assert len(asked) == 13
+  run(f"--folder={folder}", f"--output={tmp_path / 'all'}", "--sets=all")
+  assert {"squad_dev", "nq_dev"} < set(
+    prepared.Prepared(tmp_path / "all").names
+  )
+  run(f"--folder={folder}", f"--output={tmp_path / 'one'}", "--sets=nq_dev")
+  assert prepared.Prepared(tmp_path / "one").names == ("nq_dev",)
+
+
+@pytest.mark.parametrize("revision", [_COMMIT, "main"])
+def test_the_hub_gives_files_of_one_commit(run, tmp_path, revision):
+  fake = _FakeHub(tmp_path)
+  for name in prepare_data.PAPER:
+    dataset, split = name.split("_")
+    _write(tmp_path / dataset / f"{split}.jsonl", f"who of {name}")
+  out = tmp_path / "qa"
+  repository = "RUC-NLPIR/FlashRAG_datasets"
+  run(
+    f"--hub={repository}",
+    f"--revision={revision}",
+    f"--output={out}",
+    on=fake,
+  )
+  opened = prepared.Prepared(out)
+  assert opened.manifest["hub"] == {
+    "repository": repository,
+    "revision": revision,
+    "commit": _COMMIT,
+    "files": [f"{n.replace('_', '/')}.jsonl" for n in prepare_data.PAPER],
+  }
+  # A commit needs nobody to say what it stands for.
+  named = [("commit", repository, "main")] if revision == "main" else []
+  assert fake.asked == named + [
+    (repository, name) for name in opened.manifest["hub"]["files"]
+  ]
+  assert len(opened.rows("train")) == 2
+
+
+def test_the_real_hub_is_asked_for_a_data_set(monkeypatch):
+  # As the installed library declares these; other arguments would raise.
+  info = mock.create_autospec(huggingface_hub.HfApi.dataset_info)
+  info.return_value.sha = _COMMIT
+  get = mock.create_autospec(huggingface_hub.hf_hub_download)
+  get.return_value = "/cache/nq/test.jsonl"
+  monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
+  monkeypatch.setattr(huggingface_hub, "hf_hub_download", get)
+  snapshot = hub.fetch("a/b", "v1", ["nq/test.jsonl"], hub=hub.HuggingFace())
+  assert snapshot == (_COMMIT, [pathlib.Path("/cache/nq/test.jsonl")])
+  assert info.call_args.args[1:] == ("a/b",)
+  assert info.call_args.kwargs == {"revision": "v1"}
+  get.assert_called_once_with(
+    "a/b", "nq/test.jsonl", revision=_COMMIT, repo_type="dataset"
+  )
+
+
+def test_what_the_hub_lacks_is_a_sentence(run, tmp_path):
+  arguments = ("--hub=a/b", f"--output={tmp_path / 'qa'}")
+  with pytest.raises(hub.HubError, match="a/b.*'v9': 404: no revision v9. Cor"):
+    run(*arguments, "--revision=v9", on=_FakeHub(tmp_path))
+  with pytest.raises(hub.HubError, match="nq/train.jsonl: 404"):
+    run(*arguments, "--revision=main", on=_FakeHub(tmp_path))
+  assert not (tmp_path / "qa").exists()
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    ((), "name --folder, --hub or --input"),
+    (("--hub=a/b",), "--hub and --revision go together"),
+    (
+      ("--hub=a/b", "--revision=v1", "--sets=all"),
+      "found all with --hub, expected the names of sets",
+    ),
+    (("--input=nq:later=a.jsonl",), "found split 'later'"),
+    (("--input=nq:dev:csv=a.jsonl",), "found format 'csv'"),
+    (("--folder={}", "--limit=nq_train"), "expected one as nq_train=1000"),
+    (("--folder={}/empty",), "found no <dataset>/<split>.jsonl"),
+    (("--folder={}", "--sets=nq_train,nq_dev"), "found no file of nq_dev"),
+    (("--folder={}",), "The mix asks for hotpotqa"),
+    (("--folder={}", "--mix=../x"), "expected a plain name"),
+  ],
+)
+def test_flags_that_cannot_be_are_refused(run, tmp_path, arguments, message):
+  _write(tmp_path / "nq_train.jsonl", "who")
+  filled = [text.format(tmp_path) for text in arguments]
+  with pytest.raises(ValueError, match=f"(?i){message}"):
+    run(f"--output={tmp_path / 'qa'}", *filled)
+  assert not (tmp_path / "qa").exists()
+
+
+def test_one_set_in_two_files_is_refused(run, tmp_path):
+  _write(tmp_path / "nq_dev.jsonl", "who")
+  _write(tmp_path / "nq" / "validation.jsonl", "who")
+  with pytest.raises(ValueError, match="nq_dev is both"):
+    run(f"--folder={tmp_path}", f"--output={tmp_path / 'qa'}", "--sets=all")
+
+
+def test_training_asks_nothing_that_an_earlier_folder_holds_out(run, tmp_path):
+  _write(tmp_path / "b" / "nq_test.jsonl", "who wrote \u201cEmma\u201d", "b")
+  run(f"--folder={tmp_path / 'b'}", f"--output={tmp_path / 'eval'}")
+  mine = _write(tmp_path / "mine.jsonl", "Beyonc\u00e9?")
+  asked = ("Who wrote Emma?", "beyonce", "c")
+  train = _write(tmp_path / "a" / "nq_train.jsonl", *asked)
+  arguments = (f"--folder={train.parent}", "--mix=nq")
+  said = run(
+    *arguments,
+    f"--held_out={tmp_path / 'eval'}",
+    f"--held_out={mine}",
+    f"--output={tmp_path / 'train'}",
+  )
+  assert "2 in a held-out set" in said
+  opened = prepared.Prepared(tmp_path / "train")
+  assert opened.rows("train").texts() == ["c?"]
+  named = opened.manifest["held_out"]
+  assert [(each["path"], each["questions"]) for each in named] == [
+    (str(tmp_path / "eval"), 2),
+    (str(mine), 1),
+  ]
+  assert all(len(each["sha256"]) == 64 for each in named)
+  arguments += (f"--output={tmp_path / 'other'}",)
+  with pytest.raises(ValueError, match="expected a folder with evaluation"):
+    run(*arguments, f"--held_out={tmp_path / 'train'}")
+  with pytest.raises(ValueError, match="found no file"):
+    run(*arguments, f"--held_out={tmp_path / 'missing'}")
+  mine.write_text('{"text": "b"}\n')
+  with pytest.raises(ValueError, match="mine.jsonl, row 1: no known format"):
+    run(*arguments, f"--held_out={mine}")
+  assert not (tmp_path / "other").exists()
+
+
+def test_the_summary_counts_what_was_mended(run, tmp_path):
+  path = _write(tmp_path / "popqa_test.jsonl", "b", "c")
+  rows = list(map(json.loads, path.read_text().splitlines()))
+  rows[0]["golden_answers"] = "['x', 'y']"
+  rows[1]["golden_answers"] = ["*"]
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  said = run(f"--folder={tmp_path}", f"--output={tmp_path / 'qa'}")
+  assert "mended 1: answers in the text of a list" in said
+  assert "kept 1 that exact match accepts no answer to" in said
+  asked = prepared.Prepared(tmp_path / "qa").rows("popqa_test")
+  assert [q.golden_answers for q in asked] == [("x", "y"), ("*",)]
+
+
+def _questions():
+  folder = _DATA / "questions"
+  if not folder.is_dir():
+    pytest.skip(
+      f"no questions in {folder}; set ANYSEARCH_DATA to a folder with "
+      "questions/<dataset>_<split>.jsonl in FlashRAG's layout"
+    )
+  return folder
+
+
+def test_real_hotpotqa_questions_have_evidence_from_the_corpus(run, tmp_path):
+  folder = _questions()
+  output = tmp_path / "qa"
+  run(
+    f"--folder={folder}",
+    "--sets=hotpotqa_train,musique_train,hotpotqa_dev",
+    "--mix=hotpotqa,musique",
+    f"--passages={folder.parent / 'corpus.jsonl.gz'}",
+    "--evidence",
+    f"--output={output}",
+  )
+  opened = prepared.Prepared(output)
+  assert opened.manifest["settings"]["evidence"]
+  assert len(opened.manifest["passages"]["sha256"]) == 64
+  questions = opened.rows("train")
+  assert len(questions) > 250
+  evidence.check(questions)
+  for question in questions:
+    passages, _ = evidence.gold(question)
+    assert len(passages) == len(question.metadata["gold_doc_ids"])
+  # Evaluation sets do not need any.
+  (first, *_) = opened.rows("hotpotqa_dev")
+  assert "supporting" not in first.metadata
+
+
+def test_real_questions_of_all_seven_sets(run, tmp_path):
+  folder = _questions()
+  arguments = (f"--folder={folder}", "--sets=all", "--mix=hotpotqa,musique")
+  run(*arguments, f"--output={tmp_path / 'qa'}")
+  run(*arguments, f"--output={tmp_path / 'again'}")
+  opened = prepared.Prepared(tmp_path / "qa")
+  for path in (tmp_path / "qa").iterdir():
+    assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
+  for name, split in opened.manifest["splits"].items():
+    lines = (folder / f"{name}.jsonl").read_text().splitlines()
+    raw = {row["id"]: row for row in map(json.loads, lines)}
+    assert split["read"] == len(raw)
+    assert split["kept"] == len(opened.rows(name)) > 0.95 * len(raw)
+    assert name.endswith("_train") or split["kept"] == len(raw)
+    for question in opened.rows(name):
+      dataset, _, original = question.id.partition("/")
+      row = raw[original]
+      assert question.text.endswith("?") and "  " not in question.text
+      assert set(question.golden_answers) <= {
+        " ".join(answer.split()) for answer in row["golden_answers"]
+      }
+      known = row["metadata"]
+      assert question.metadata["dataset"] == dataset == known["dataset"]
+      assert question.metadata.get("hops") == known["n_hops"]
+      assert question.metadata.get("gold_doc_ids", []) == known["gold_doc_ids"]
+  few = opened.evaluation_questions(each=50)
+  assert len(few) == 350 and len({q.id for q in few}) == 350
+  trained = {q.text.lower() for q in opened.rows("train")}
+  assert not trained & {q.text.lower() for q in opened.evaluation_questions()}

@@ -1,0 +1,300 @@
+"""A folder of prepared questions: written whole, checked when it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+import subprocess
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.data import prepared, preparing
+from launch import parts
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def _entry(dataset, split, number, **values):
+  entry = preparing.Entry(
+    id=f"{dataset}/{split}_{number}",
+    question=f"{dataset} {split} {number}?",
+    golden_answers=("x", f"{number}"),
+    dataset=dataset,
+    split=split,
+    hops=None,
+    metadata="{}",
+  )
+  return entry._replace(**values)
+
+
+def _parts(**sizes):
+  return {
+    name: preparing.Part(
+      [_entry(*name.rsplit("_", 1), i) for i in range(size)], read=size
+    )
+    for name, size in sizes.items()
+  }
+
+
+def _write(folder, mix=(), **sizes):
+  made = _parts(**sizes)
+  mixed = preparing.mix(made, preparing.Settings(mix=mix))
+  prepared.write(folder, made, mixed, {"settings": {"mix": list(mix)}})
+  return prepared.Prepared(folder)
+
+
+def test_what_is_written_is_read(tmp_path):
+  known = {"gold_doc_ids": ["7"], "supporting": [{"title": "caf\u00e9"}]}
+  entry = _entry("nq", "dev", 0, hops=3, metadata=json.dumps(known))
+  made = {"nq_dev": preparing.Part([entry, _entry("nq", "dev", 1)], read=2)}
+  prepared.write(tmp_path / "qa", made, [], {})
+  rows = prepared.Prepared(tmp_path / "qa").rows("nq_dev")
+  assert list(rows) == [
+    types.Question(
+      "nq/dev_0",
+      "nq dev 0?",
+      ("x", "0"),
+      metadata={**known, "dataset": "nq", "split": "dev", "hops": 3},
+    ),
+    types.Question(
+      "nq/dev_1",
+      "nq dev 1?",
+      ("x", "1"),
+      metadata={"dataset": "nq", "split": "dev"},
+    ),
+  ]
+  assert rows[-1] == rows[1]
+  with pytest.raises(IndexError, match="expected one of 2"):
+    rows[2]
+
+
+def test_the_manifest_says_what_there_is(tmp_path):
+  made = _parts(nq_train=2, nq_test=1, popqa_test=0)
+  made["nq_train"].read += 3
+  made["nq_train"].dropped.update({"no answer": 2, "asked twice": 1})
+  made["nq_train"].empty_answers = 4
+  made["nq_train"].mended["control characters"] = 1
+  made["nq_test"].unmatched = 1
+  made["popqa_test"].read = 1
+  made["popqa_test"].dropped["no answer"] = 1
+  mixed = made["nq_train"].entries[::-1]
+  prepared.write(tmp_path / "qa", made, mixed, {"settings": {"seed": 3}})
+  manifest = json.loads((tmp_path / "qa" / "manifest.json").read_text())
+  listed = manifest.pop("files")
+  assert manifest == {
+    "version": 1,
+    "settings": {"seed": 3},
+    "splits": {
+      "nq_train": {
+        "read": 5,
+        "kept": 2,
+        "dropped": {"asked twice": 1, "no answer": 2},
+        "mended": {"control characters": 1},
+        "empty_answers": 4,
+        "unmatched": 0,
+      },
+      "nq_test": {
+        "read": 1,
+        "kept": 1,
+        "dropped": {},
+        "mended": {},
+        "empty_answers": 0,
+        "unmatched": 1,
+      },
+      "popqa_test": {
+        "read": 1,
+        "kept": 0,
+        "dropped": {"no answer": 1},
+        "mended": {},
+        "empty_answers": 0,
+        "unmatched": 0,
+      },
+    },
+    "mixed": {"nq": 2},
+  }
+  assert list(listed) == [
+    "nq_train.parquet",
+    "nq_test.parquet",
+    "train.parquet",
+  ]
+  for name, entry in listed.items():
+    content = (tmp_path / "qa" / name).read_bytes()
+    assert entry == {
+      "bytes": len(content),
+      "sha256": hashlib.sha256(content).hexdigest(),
+    }
+  # Other programs read the files as they are.
+  table = pq.read_table(tmp_path / "qa" / "train.parquet").to_pylist()
+  assert [row["id"] for row in table] == ["nq/train_1", "nq/train_0"]
+
+
+def test_the_same_again_repairs_and_something_else_is_refused(tmp_path):
+  folder = tmp_path / "qa"
+  _write(folder, nq_test=3)
+  path = folder / "nq_test.parquet"
+  content = path.read_bytes()
+  path.write_bytes(content[:-9])
+  _write(folder, nq_test=3)
+  assert path.read_bytes() == content
+  with pytest.raises(ValueError, match="name another --output"):
+    _write(folder, nq_test=4)
+  assert path.read_bytes() == content
+  (tmp_path / "mine").mkdir()
+  (tmp_path / "mine" / "thesis.txt").write_text("words")
+  with pytest.raises(ValueError, match="name another --output"):
+    _write(tmp_path / "mine", nq_test=3)
+  assert (tmp_path / "mine" / "thesis.txt").read_text() == "words"
+
+
+@pytest.mark.parametrize(
+  "damage",
+  [
+    lambda content: content[:-1],
+    lambda content: content[:50] + bytes([content[50] ^ 1]) + content[51:],
+    lambda content: b"",
+  ],
+)
+def test_a_damaged_file_is_refused(tmp_path, damage):
+  _write(tmp_path / "qa", nq_test=3, popqa_test=2)
+  path = tmp_path / "qa" / "nq_test.parquet"
+  path.write_bytes(damage(path.read_bytes()))
+  opened = prepared.Prepared(tmp_path / "qa")
+  with pytest.raises(ValueError, match="nq_test.parquet: found SHA-256"):
+    opened.evaluation_questions(("nq",))
+  assert len(opened.evaluation_questions(("popqa",))) == 2
+
+
+def test_what_is_no_prepared_folder_is_refused(tmp_path):
+  with pytest.raises(ValueError, match="expected a folder of launch.prepare"):
+    prepared.Prepared(tmp_path)
+  (tmp_path / "manifest.json").write_text('{"version": 0}')
+  with pytest.raises(ValueError, match="found version 0 of prepared data"):
+    prepared.Prepared(tmp_path)
+  (tmp_path / "manifest.json").write_text('{"versi')
+  with pytest.raises(ValueError, match="not a whole JSON file"):
+    prepared.Prepared(tmp_path)
+  opened = _write(tmp_path / "qa", nq_test=3)
+  with pytest.raises(ValueError, match="no 'train', expected one of nq_test"):
+    opened.questions("train", 5, 0)
+  (tmp_path / "qa" / "nq_test.parquet").unlink()
+  with pytest.raises(ValueError, match="No such file"):
+    opened.rows("nq_test")
+
+
+def test_training_goes_through_the_mix_epoch_by_epoch(tmp_path):
+  opened = _write(
+    tmp_path / "qa", ("nq", "hotpotqa"), nq_train=4, hotpotqa_train=3
+  )
+  stream = opened.questions("train", 20, 42)
+  assert len(stream) == 20
+  ids = [question.id for question in stream]
+  assert set(ids[:7]) == set(ids[7:14]) and len(set(ids[:7])) == 7
+  assert ids[:7] != ids[7:14]
+  alone = opened.questions("nq_train", 4, 42)
+  assert {q.metadata["dataset"] for q in alone} == {"nq"}
+
+
+def test_a_smaller_evaluation_is_inside_a_larger_one(tmp_path):
+  opened = _write(
+    tmp_path / "qa",
+    musique_dev=30,
+    nq_train=9,
+    nq_dev=5,
+    nq_test=40,
+    zebra_test=1,
+    hotpotqa_train=3,
+  )
+  few, more = (opened.evaluation_questions(each=n) for n in (10, 20))
+  names = [q.metadata["dataset"] for q in few]
+  # The paper's sets first; test where there is one, else dev.
+  assert names == ["nq"] * 10 + ["musique"] * 10 + ["zebra"]
+  assert {q.metadata["split"] for q in few} == {"test", "dev"}
+  assert [q.id for q in few[:10]] == [q.id for q in more[:10]]
+  assert [q.id for q in few[10:20]] == [q.id for q in more[20:30]]
+  every = opened.evaluation_questions(("nq",))
+  assert len(every) == 40 and every[:10] == few[:10]
+  assert [q.id for q in every] != sorted(q.id for q in every)
+  # Which ones does not depend on what else there is.
+  fewer = _write(tmp_path / "fewer", nq_test=30)
+  kept = [q for q in every if int(q.id.rpartition("_")[2]) < 30]
+  assert fewer.evaluation_questions(("nq",)) == kept
+  assert len(opened.evaluation_questions(("nq",), split="dev")) == 5
+  with pytest.raises(ValueError, match="no evaluation split of hotpotqa"):
+    opened.evaluation_questions(("hotpotqa",))
+
+
+_KILLED = """
+import os, pathlib, sys
+from anysearch_jax.data import prepared, preparing
+entry = preparing.Entry("nq/0", "q?", ("x",), "nq", "dev", None, "{}")
+write, count = pathlib.Path.write_bytes, [0]
+def killed(self, content):
+  count[0] += 1
+  if count[0] == 2:
+    write(self, bytes(content)[:9])
+    os._exit(9)
+  return write(self, content)
+pathlib.Path.write_bytes = killed
+parts = {n: preparing.Part([entry], read=1) for n in ("nq_dev", "nq_test")}
+prepared.write(pathlib.Path(sys.argv[1]), parts, [], {})
+"""
+
+
+def test_a_killed_writer_leaves_no_folder(tmp_path):
+  folder = tmp_path / "qa"
+  killed = subprocess.run(
+    [sys.executable, "-c", _KILLED, str(folder)], cwd=_ROOT, check=False
+  )
+  assert killed.returncode == 9
+  assert not folder.exists() and list(tmp_path.iterdir())
+  assert len(_write(folder, nq_test=3).evaluation_questions()) == 3
+  assert [path.name for path in tmp_path.iterdir()] == ["qa"]
+
+
+def _config(**values):
+  retrieval = values.pop("retrieval", {"kind": "http", "url": "http://x"})
+  return config_lib.ExperimentConfig(
+    data=config_lib.DataConfig(**values),
+    retrieval=config_lib.RetrievalConfig(**retrieval),
+  )
+
+
+def test_a_configuration_names_its_source(tmp_path):
+  _write(tmp_path / "qa", ("nq",), nq_train=4, nq_test=2)
+  path = str(tmp_path / "qa")
+  source = parts.source(_config(source="prepared", path=path))
+  assert len(source.questions("train", 9, 0)) == 9
+  assert len(source.evaluation_questions()) == 2
+  for config, message in (
+    (_config(source="prepared"), "data.path: found nothing"),
+    (_config(source="web"), "found 'web', expected 'world' or 'prepared'"),
+    (
+      _config(source="prepared", path=path, retrieval={}),
+      "'lexical', .* Build an index",
+    ),
+  ):
+    with pytest.raises(ValueError, match=message):
+      parts.source(config)
+
+
+def test_the_world_is_one_dataset():
+  source = parts.source(config_lib.ExperimentConfig())
+  few, more = (source.evaluation_questions(("world",), n) for n in (7, 20))
+  assert few == more[:7] and few == source.evaluation_questions(each=7)
+  ids = [q.id for q in source.evaluation_questions()]
+  assert len(set(ids)) == 1000
+  # Those that earlier evaluations asked, so that they can be paired.
+  digest = hashlib.sha256("\n".join(ids).encode()).hexdigest()
+  assert digest.startswith("04864b6dd591e6aa")
+  assert all(q.id.startswith("held-out/") for q in more)
+  (first,) = source.evaluation_questions(each=1, split="dev")
+  assert first.id.startswith("dev/")
+  with pytest.raises(ValueError, match="'nq': data.source 'world' has only"):
+    source.evaluation_questions(("nq", "world"))
+  with pytest.raises(ValueError, match="Found split 'test'; expected train"):
+    source.evaluation_questions(split="test")

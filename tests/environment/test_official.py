@@ -1,0 +1,198 @@
+"""What the published script of each data set gives, by tables made by hand.
+
+Each row was worked out from the script that `official` names, on paper.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+import study
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.environment import official_scoring, records, scoring
+from anysearch_jax.evaluation import columns, harness, metrics
+from anysearch_jax.training import validation
+from launch import score
+
+# Set, answer, accepted answers, EM, F1.
+TABLE = [
+  # HotpotQA: a yes or a no shares no word with anything else.
+  ("hotpotqa", "Yes.", ["yes"], 1, 1),
+  ("hotpotqa", "yes it is", ["yes"], 0, 0),
+  ("hotpotqa", "no", ["No Doubt"], 0, 0),
+  ("hotpotqa", "noanswer", ["noanswer here"], 0, 0),
+  ("hotpotqa", "the Rush band", ["Rush"], 0, 2 / 3),
+  ("hotpotqa", "the", ["an"], 1, 0),  # Both normalise to nothing.
+  ("hotpotqa", "", ["Rush"], 0, 0),
+  # 2WikiMultihopQA: the same rule, over all aliases.
+  ("2wikimultihopqa", "USA", ["United States", "U.S.A."], 1, 1),
+  ("2wikimultihopqa", "no one", ["no", "One"], 0, 2 / 3),
+  # MuSiQue: words only; an empty answer equals an empty one.
+  ("musique", "yes it is", ["yes"], 0, 1 / 2),
+  ("musique", "the", ["a"], 1, 1),
+  ("musique", "the", ["Stanley"], 0, 0),
+  ("musique", "Stanley Hall", ["G. Stanley Hall", "Hall"], 0, 4 / 5),
+  # TriviaQA: punctuation parts words, underscores and its quotes too.
+  ("triviaqa", "Jay-Z", ["jay z"], 1, 1),
+  ("triviaqa", "O’Neill", ["o neill"], 1, 1),
+  ("triviaqa", "Spider_Man", ["spider man"], 1, 1),
+  ("triviaqa", "don´t`stop", ["don t stop"], 1, 1),
+  ("triviaqa", "JayZ", ["jay z"], 0, 0),
+  # NQ: accents are characters of their own, so both spellings are equal.
+  ("nq", "Beyonc\u00e9", ["Beyonce\u0301"], 1, 1),
+  ("nq", "Beyonce", ["Beyonc\u00e9"], 0, 0),
+  ("nq", "March 14, 2018", ["14 March 2018"], 0, 1),
+  # PopQA: the answer holds an accepted one, in one of three spellings.
+  ("popqa", "an American politician", ["politician"], 1, 2 / 3),
+  ("popqa", "Politician", ["politician"], 1, 1),
+  ("popqa", "POLITICIAN", ["politician"], 0, 1),
+  ("popqa", "politician", ["Politician"], 1, 1),
+  ("popqa", "", ["Politician"], 0, 0),
+  ("popqa", "x", ["", "y"], 0, 0),
+  # Bamboogle has no script.
+  ("bamboogle", "James Madison", ["james madison"], 1, 1),
+]
+
+
+@pytest.mark.parametrize(("dataset", "answer", "accepted", "em", "f1"), TABLE)
+def test_an_answer_scores_as_the_script_says(dataset, answer, accepted, em, f1):
+  found = official_scoring.score(dataset, answer, accepted)
+  assert found.em == em
+  assert found.f1 == pytest.approx(f1)
+
+
+def test_scores_differ_from_the_papers_where_a_script_has_a_rule():
+  assert scoring.f1("yes it is", ["yes"]) == pytest.approx(0.5)
+  assert scoring.exact_match("Jay-Z", ["jay z"]) == 0
+  assert scoring.exact_match("Beyonc\u00e9", ["Beyonce\u0301"]) == 0
+  assert scoring.exact_match("an American politician", ["politician"]) == 0
+
+
+def test_a_missing_answer_scores_zero_and_an_unknown_set_has_no_score():
+  assert official_scoring.score("nq", None, ["x"]) == (0, 0.0)
+  assert official_scoring.score("nq", "x", []) == (0, 0.0)
+  assert official_scoring.score("world", "x", ["x"]) is None
+
+
+def _episode(dataset, answer, golden, **metadata):
+  (episode,) = study.row("a", questions=1, budgets=(1,), plain=True).episodes
+  return {
+    **episode,
+    "dataset": dataset,
+    "question_id": f"{dataset}/{answer}",
+    "answer": answer,
+    "golden_answers": golden,
+    "em": scoring.exact_match(answer, golden),
+    "metadata": metadata,
+    "outcome": "answered",
+  }
+
+
+def test_a_report_has_both_scores_of_stored_episodes():
+  rows = [
+    _episode("hotpotqa", "yes it is", ["yes"]),
+    _episode("2wikimultihopqa", "USA", ["America"], official_answers=["usa"]),
+  ]
+  cells = metrics.by_dataset(rows)
+  hotpot, wiki = cells["hotpotqa"][1], cells["2wikimultihopqa"][1]
+  assert (hotpot.f1, hotpot.official_f1) == (0.5, 0.0)
+  assert (wiki.accuracy, wiki.official_accuracy) == (0.0, 1.0)
+  average = metrics.over_sets(rows, ("official_accuracy",), resamples=10)
+  assert average["official_accuracy"].value == 0.5
+
+
+def test_a_set_without_a_script_has_no_official_score_in_a_report():
+  table = columns.of([_episode("world", "x", ["x"])])
+  assert math.isnan(table.official_em[0])
+  cell = metrics.cell(table)
+  assert (cell.accuracy, cell.official_accuracy, cell.official_f1) == (
+    1.0,
+    None,
+    None,
+  )
+
+
+def test_official_answers_that_are_no_texts_are_refused():
+  for wrong in ("x", [1], {"x": 1}):
+    with pytest.raises(ValueError, match="'nq/x': Found answers .* list of"):
+      columns.of([_episode("nq", "x", ["x"], official_answers=wrong)])
+
+
+def test_the_official_scorer_adds_to_a_score_file_and_changes_nothing(tmp_path):
+  spans = [
+    {"author": "model", "text": "<think>t</think><answer>Jay-Z</answer>"}
+  ]
+  item = {"spans": spans, "searches": 0, "generated_tokens": 5}
+  line = {
+    "question": "q?",
+    "golden_answers": ["jay z"],
+    "dataset": "triviaqa",
+    "budget": 1,
+    "scaffold": False,
+    "trajectories": [item, {**item, "failed": True}],
+  }
+  source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+  plain = config_lib.ExperimentConfig()
+  config = dataclasses.replace(
+    plain, evaluation=config_lib.EvaluationConfig(scorer="official")
+  )
+
+  def scored(line, config):
+    source.write_text(json.dumps(line) + "\n")
+    score.score_file(source, target, config)
+    return json.loads(target.read_text())["trajectories"]
+
+  before, after = scored(line, plain), scored(line, config)
+  extra = [
+    {key: row.pop(key) for key in official_scoring.NAMES} for row in after
+  ]
+  assert after == before and before[0]["em"] == 0
+  assert extra == [
+    {"official_em": 1, "official_f1": 1.0},
+    {"official_em": None, "official_f1": None},
+  ]
+  line["official_answers"] = ["other"]
+  assert scored(line, config)[0]["official_em"] == 0
+  del line["dataset"]
+  assert scored(line, plain) == before
+  with pytest.raises(ValueError, match="line 1: dataset: missing"):
+    scored(line, config)
+
+
+def test_a_recorded_group_names_its_set_and_the_scripts_answers():
+  question = types.Question(
+    "q", "?", ("x",), metadata={"dataset": "nq", "official_answers": ["y"]}
+  )
+  group = types.Group(question, 1, False, ())
+  made = records.group(group, ())
+  assert (made["dataset"], made["official_answers"]) == ("nq", ["y"])
+  of_world = dataclasses.replace(group, question=types.Question("q", "?", ()))
+  assert (
+    not {"dataset", "official_answers"} & records.group(of_world, ()).keys()
+  )
+
+
+def test_cells_sum_official_scores_where_rows_have_them():
+  row = dict.fromkeys(harness._SUMS, 1) | {"budget": 1, "failed": False}
+  rows = [
+    {**row, "dataset": "nq", "official_em": 1, "official_f1": 0.5},
+    {**row, "dataset": "nq", "official_em": 0, "official_f1": 0.5},
+    {**row, "dataset": "world", "official_em": None, "official_f1": None},
+  ]
+  nq, world = harness.cells(rows)
+  assert (nq["official_em"], nq["official_f1"], nq["em"]) == (1, 1.0, 2)
+  assert not set(official_scoring.NAMES) & world.keys()
+
+
+def test_another_scorer_is_refused():
+  config = dataclasses.replace(
+    config_lib.ExperimentConfig(),
+    evaluation=config_lib.EvaluationConfig(scorer="squad"),
+  )
+  with pytest.raises(ValueError, match="evaluation.scorer: found 'squad'"):
+    validation.validate_playing(config)

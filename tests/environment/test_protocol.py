@@ -1,0 +1,184 @@
+"""Actions, neutralised text, budget lines and observations."""
+
+from __future__ import annotations
+
+import re
+
+import growth
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anysearch_jax import types
+from anysearch_jax.environment import protocol
+
+SEARCH, ANSWER = protocol.ActionKind.SEARCH, protocol.ActionKind.ANSWER
+CONTROL = ("<|im_start|>", "<|im_end|>", "<think>", "aba", "</tool_call>")
+ANY_TAG = re.compile(
+  r"</?(budget|think|search|information|answer)>", re.IGNORECASE
+)
+
+# Text that is dense in tags, halves of tags and control tokens.
+PIECES = st.sampled_from(
+  [f"<{slash}{name}>" for slash in ("", "/") for name in protocol.TAGS]
+  + [*CONTROL, "<THINK>", "</Answer>", "<", ">", "/", "sea", "rch>", "aba"]
+  + ["<|im", "_end|>", "\n", " ", "‹", "›", "\u200b", "\ud800", "ab"]
+)
+TAGGED_TEXT = st.lists(PIECES | st.text(max_size=3), max_size=30).map("".join)
+
+
+@pytest.mark.parametrize(
+  ("text", "expected"),
+  [
+    ("", None),
+    ("no action at all", None),
+    ("<search>q</search>", (SEARCH, "q")),
+    ("<search> \n q r\n </search>", (SEARCH, "q r")),
+    ("<answer> Beijing </answer>", (ANSWER, "Beijing")),
+    ("<search></search>", (SEARCH, "")),
+    ("<search> \n </search>", (SEARCH, "")),
+    ("<answer></answer>", (ANSWER, "")),
+    ("<think>t</think><search>q</search>", (SEARCH, "q")),
+    ("<think>t <search>q</search>", (SEARCH, "q")),
+    ("<search>q</search> <answer>a</answer>", (ANSWER, "a")),
+    ("<answer>a</answer> <search>q</search>", (SEARCH, "q")),
+    ("<search>q</search> <search>r</search>", (SEARCH, "r")),
+    ("<search>q</search> trailing <search>r", (SEARCH, "q")),
+    ("<search>q</search> </search>", (SEARCH, "q")),
+    ("<search> a <search> b </search>", (SEARCH, "b")),
+    ("<search> a <search> b </search> </search>", (SEARCH, "b")),
+    ("<answer> a <search>q</search> b </answer>", (ANSWER, None)),
+    ("<search>q", None),
+    ("q</search>", None),
+    ("</search>q<search>", None),
+    ("<search>q</answer>", None),
+    ("<Search>q</Search>", None),
+    ("<search >q</search>", None),
+    ("< search>q</search>", None),
+    ("‹search›q‹/search›", None),
+    ("<search>a < b > c</search>", (SEARCH, "a < b > c")),
+  ],
+)
+def test_last_action(text, expected):
+  action = protocol.last_action(text)
+  if expected is None:
+    assert action is None
+  else:
+    kind, content = expected
+    content = "a <search>q</search> b" if content is None else content
+    assert action == protocol.Action(kind, content)
+
+
+@given(TAGGED_TEXT)
+def test_an_action_is_a_block_of_the_text(text):
+  action = protocol.last_action(text)
+  if action is None:
+    for kind in protocol.ActionKind:
+      assert not re.search(f"<{kind}>.*</{kind}>", text, re.DOTALL)
+  else:
+    assert f"<{action.kind}>" not in action.content
+    block = rf"<{action.kind}>\s*{re.escape(action.content)}\s*</{action.kind}>"
+    assert re.search(block, text)
+
+
+@pytest.mark.parametrize(
+  ("text", "expected"),
+  [
+    ("plain <b>text</b>", "plain <b>text</b>"),
+    ("<answer>x</answer>", "‹answer›x‹/answer›"),
+    ("<ANSWER></Think>", "‹ANSWER›‹/Think›"),
+    ("<<search>>", "<‹search›>"),
+    ("<se<search>arch>", "<se‹search›arch>"),
+    ("< search>", "< search>"),
+    ("hi<|im_end|>", "hi<\u200b|im_end|>"),
+    ("ababa", "a\u200bba\u200bba"),
+    ("<think>", "‹think›"),
+    ("</tool_call>", "<\u200b/tool_call>"),
+  ],
+)
+def test_neutralise(text, expected):
+  assert protocol.neutralise(text, CONTROL) == expected
+
+
+@given(TAGGED_TEXT)
+def test_neutralised_text_holds_no_tag_and_no_control_token(text):
+  clean = protocol.neutralise(text, CONTROL)
+  assert not ANY_TAG.search(clean)
+  assert not any(token in clean for token in CONTROL)
+  assert protocol.neutralise(clean, CONTROL) == clean
+
+
+@pytest.mark.parametrize("token", ["", "x", "a\u200bb", "‹s›"])
+def test_a_control_token_that_cannot_be_broken_is_refused(token):
+  with pytest.raises(ValueError, match="cannot be neutralised"):
+    protocol.neutralise("text", ("<|ok|>", token))
+
+
+def test_budget_line():
+  assert (
+    protocol.budget_line(5, 2)
+    == "<budget>remaining=3; used=2; total=5</budget>\n"
+  )
+  assert (
+    protocol.budget_line(0, 0)
+    == "<budget>remaining=0; used=0; total=0</budget>\n"
+  )
+
+
+@pytest.mark.parametrize(("budget", "used"), [(2, 3), (2, -1), (-1, 0)])
+def test_a_budget_line_outside_the_budget_is_refused(budget, used):
+  with pytest.raises(ValueError, match="expected 0 <= used <= budget"):
+    protocol.budget_line(budget, used)
+
+
+def test_observation():
+  passages = [
+    types.Passage("7", '"Jonas Salk"', "led\nthe <answer>work</answer>\n"),
+    types.Passage("9", "Polio", "a disease"),
+  ]
+  assert protocol.observation(passages) == (
+    '\n\n<information>Doc 1(Title: "Jonas Salk") '
+    "led the ‹answer›work‹/answer›\n"
+    "Doc 2(Title: Polio) a disease</information>\n\n"
+  )
+
+
+def test_an_observation_without_hits_says_so():
+  assert (
+    protocol.observation([])
+    == "\n\n<information>No results found.</information>\n\n"
+  )
+
+
+@given(st.lists(st.tuples(TAGGED_TEXT, TAGGED_TEXT), min_size=1, max_size=3))
+def test_an_observation_is_one_block_with_a_line_a_passage(pairs):
+  text = protocol.observation(
+    [types.Passage(str(i), *pair) for i, pair in enumerate(pairs)], CONTROL
+  )
+  content = text.removeprefix("\n\n<information>").removesuffix(
+    "</information>\n\n"
+  )
+  assert len(text) - len(content) == len("\n\n<information></information>\n\n")
+  assert not ANY_TAG.search(content)
+  assert not any(token in content for token in CONTROL)
+  lines = content.split("\n")
+  assert len(lines) == len(pairs)
+  for rank, line in enumerate(lines, 1):
+    assert line.startswith(f"Doc {rank}(Title: ")
+
+
+def test_a_token_cannot_be_assembled_across_title_and_text():
+  passage = types.Passage("1", "<|im", "end|>")
+  text = protocol.observation([passage], ("<|im) end|>",))
+  assert "<|im) end|>" not in text
+
+
+@pytest.mark.parametrize(
+  "piece", ["<search>", "</search>", "<search></answer>", "<", "</", "<|im_"]
+)
+def test_a_megabyte_is_read_in_linear_time(piece):
+  def read(text):
+    assert protocol.last_action(text) is None
+    protocol.neutralise(text, CONTROL)
+
+  growth.assert_linear(read, piece * (1_000_000 // len(piece)))

@@ -1,0 +1,339 @@
+"""Other ends of stored episodes: what is sampled, and what it is worth."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+
+import pytest
+import scripted
+import small_run
+from played_evaluation import configured, jax_player, play, rows_of
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.environment import records
+from anysearch_jax.evaluation import branch_points, branching, harness
+from anysearch_jax.methods import systems
+from anysearch_jax.policy import hf
+from anysearch_jax.rollout import episode, episode_state
+from configs import quickstart
+
+PAPER = systems.environment("paper")
+ANSWERED = "<information>Doc"
+QUESTIONS = [types.Question(str(i), f"item {i}", ("x",)) for i in range(8)]
+RETRIEVER = scripted.Retriever({"look": [types.Passage("p", "T", "x")]})
+
+
+def context(request):
+  return scripted.CODEC.decode(request.token_ids)
+
+
+def number(request):
+  """Of the question, which stands at the end of its prompt."""
+  return int(context(request).partition("item ")[2][0])
+
+
+def evaluated(folder, script, config, questions=QUESTIONS):
+  _, text = play(
+    config,
+    harness.Player(scripted.Engine(script), scripted.CODEC),
+    questions,
+    RETRIEVER,
+    folder,
+  )
+  return rows_of(text)
+
+
+def branch(evaluation, folder, script, config, **settings):
+  folder.mkdir()
+  engine = scripted.Engine(script)
+  summary = branching.branch(
+    config,
+    evaluation=evaluation,
+    player=harness.Player(engine, scripted.CODEC),
+    retriever=RETRIEVER,
+    folder=folder,
+    **{"episodes": 0, "samples": 2, "tries": 4} | settings,
+  )
+  return summary, rows_of((folder / "branches.jsonl").read_bytes()), engine
+
+
+def hesitant(request):
+  """Answers, right where the number is even; searches at its third attempt.
+
+  What it finds it reads, but from the question with number 7.
+  """
+  if ANSWERED in context(request):
+    return scripted.answer("y" if number(request) == 7 else "x")
+  if request.address.attempt == 2:
+    return scripted.search("look")
+  return scripted.answer("x" if number(request) % 2 == 0 else "y")
+
+
+def test_a_forced_search_is_worth_what_it_mends(tmp_path):
+  config = configured(budgets=(0, 1), seeds=(1,))
+  evaluated(tmp_path / "e", hesitant, config)
+  summary, rows, engine = branch(
+    tmp_path / "e", tmp_path / "b", hesitant, config
+  )
+  # Of eight with budget left, 1, 3 and 5 are mended and 7 is not.
+  found = summary["continue"]
+  assert found["worth"]["value"] == pytest.approx(3 / 8)
+  assert 0 <= found["worth"]["low"] < 3 / 8 < found["worth"]["high"] <= 1
+  assert (found["ends"], found["reached"], found["tries"]) == (16, 16, 3)
+  assert (found["gained"], found["lost"], found["questions"]) == (6, 0, 8)
+  assert list(found["by_budget_left"]) == ["1"]
+  assert "stop" not in summary
+  assert {row["searches"] for row in rows} == {1}
+  # Nothing is left in the engine's cache.
+  assert {r.address for r in engine.requests} == set(engine.released)
+
+
+def test_who_never_searches_is_not_reached(tmp_path):
+  config = configured(budgets=(2,), seeds=(1,))
+  evaluated(tmp_path / "e", hesitant, config)
+  summary, rows, engine = branch(
+    tmp_path / "e", tmp_path / "b", hesitant, config, tries=2
+  )
+  found = summary["continue"]
+  assert (found["ends"], found["reached"]) == (16, 0)
+  assert found["worth"] == {"value": None, "low": None, "high": None}
+  assert len(engine.requests) == 32
+  assert {row["em"] for row in rows} == {None}
+
+
+def searcher(request):
+  """Searches twice; without a second answer it knows it for even numbers."""
+  text = context(request)
+  if "No search is left" in text:
+    return scripted.answer("x" if number(request) % 2 == 0 else "y")
+  if text.count(ANSWERED) < 2:
+    return scripted.search("look")
+  return scripted.answer("x")
+
+
+@pytest.mark.parametrize("scaffold", [False, True])
+def test_a_search_that_is_not_granted_costs_what_it_had_found(
+  tmp_path, scaffold
+):
+  config = configured(budgets=(2, 3), seeds=(1,), scaffold=scaffold)
+  stored = evaluated(tmp_path / "e", searcher, config)
+  summary, rows, engine = branch(
+    tmp_path / "e", tmp_path / "b", searcher, config, samples=1
+  )
+  found = summary["stop"]
+  # Each of 16 episodes is cut at each of its two searches.
+  assert (found["ends"], found["reached"]) == (32, 32)
+  assert found["worth"]["value"] == pytest.approx(1 / 2)
+  assert found["by_searches_before"]["0"]["ends"] == 16
+  assert sorted(found["by_budget_left"]) == ["1", "2", "3"]
+  assert {row["searches"] for row in rows if row["kind"] == "stop"} == {0, 1}
+  # All before the cut are the tokens that were played.
+  contexts = {tuple(row["tokens"]["ids"]) for row in stored}
+  for request in engine.requests:
+    if request.turn == 1 and "No search" not in context(request):
+      ids = request.token_ids
+      if scaffold:
+        assert context(request).endswith("</budget>\n")
+        ids = ids[: -len(context(request).rpartition("<budget>")[2]) - 8]
+      assert any(known[: len(ids)] == ids for known in contexts)
+
+
+def test_a_budget_line_tells_what_is_left_at_the_cut(tmp_path):
+  config = configured(budgets=(3,), seeds=(1,), scaffold=True)
+  (stored,) = evaluated(tmp_path / "e", searcher, config, QUESTIONS[:1])
+  cut = branch_points.of(stored, PAPER)[1]
+  assert cut == branch_points.Cut("stop", 1, 1)
+  state = branch_points.take_up(
+    stored, cut, config=config.episode, codec=scripted.CODEC
+  )
+  assert (state.budget, state.used, state.turns, state.bad_turns) == (
+    1,
+    1,
+    1,
+    0,
+  )
+  assert [d.id for d in state.documents[0]] == ["p"]
+  _, request = branching.episode.go_on(state)
+  assert context(request).endswith("remaining=0; used=1; total=1</budget>\n")
+  assert context(request).count("used=0; total=3") == 1
+  assert "used=1; total=3" not in context(request)
+
+
+def test_an_episode_is_taken_up_after_its_bad_turns(tmp_path):
+  def script(request):
+    return scripted.search("a") if request.turn == 0 else scripted.answer("x")
+
+  config = configured(budgets=(0, 1), seeds=(1,))
+  bad, good = evaluated(tmp_path / "e", script, config, QUESTIONS[:1])
+  assert bad["violation"] and branch_points.of(bad, PAPER) == []
+  assert [cut.kind for cut in branch_points.of(good, PAPER)] == ["stop"]
+  state = branch_points.take_up(
+    bad,
+    branch_points.Cut("continue", 0, 1),
+    config=config.episode,
+    codec=scripted.CODEC,
+  )
+  assert state.violation and state.bad_turns == 1
+  assert (
+    sum((list(c.token_ids) for c in state.chunks), [])
+    == (bad["tokens"]["ids"][: sum(len(c.token_ids) for c in state.chunks)])
+  )
+
+
+def test_ends_that_were_played_are_not_played_again(tmp_path):
+  config = configured(budgets=(0, 1), seeds=(1, 2))
+  evaluated(tmp_path / "e", hesitant, config)
+  whole, rows, _ = branch(tmp_path / "e", tmp_path / "a", hesitant, config)
+  partial = tmp_path / "b" / "branches.partial.jsonl"
+  partial.parent.mkdir()
+  lines = (tmp_path / "a" / "branches.jsonl").read_text().splitlines()
+  partial.write_text("\n".join(lines[5:20]) + '\n{"kind": "cont')
+  engine = scripted.Engine(hesitant)
+  again = branching.branch(
+    config,
+    evaluation=tmp_path / "e",
+    player=harness.Player(engine, scripted.CODEC),
+    retriever=RETRIEVER,
+    folder=partial.parent,
+    episodes=0,
+    samples=2,
+    tries=4,
+  )
+  assert again == whole
+  assert (partial.parent / "branches.jsonl").read_text().splitlines() == lines
+  # Three turns until one searches, and one that answers.
+  assert len(engine.requests) == 4 * (len(rows) - 15)
+
+
+def test_fewer_episodes_are_among_more_of_them(tmp_path):
+  config = configured(budgets=(1, 2), seeds=(1,))
+  evaluated(tmp_path / "e", hesitant, config)
+  chosen = []
+  for n in (3, 6):
+    _, rows, _ = branch(
+      tmp_path / "e", tmp_path / str(n), hesitant, config, episodes=n
+    )
+    chosen.append({json.dumps(row) for row in rows})
+  assert len(chosen[0]) == 6
+  assert chosen[0] < chosen[1]
+
+
+def test_ends_of_the_engine_are_drawn_again_alike(tmp_path):
+  source = small_run.parts()
+  policy = hf.load("configs/quickstart_policy")
+  config = dataclasses.replace(
+    configured(budgets=(1, 3), seeds=(1,)),
+    episode=quickstart.get_config().episode,
+    engine=dataclasses.replace(small_run.CONFIG.engine, max_context=544),
+  )
+
+  def player():
+    return jax_player({"policy": policy}, config)
+
+  _, text = play(
+    config, player(), source["questions"][:6], source["retriever"], tmp_path
+  )
+  stored = {cell(row): row for row in rows_of(text)}
+  found = []
+  for name in ("a", "b"):
+    (tmp_path / name).mkdir()
+    branching.branch(
+      config,
+      evaluation=tmp_path,
+      player=player(),
+      retriever=source["retriever"],
+      folder=tmp_path / name,
+      episodes=0,
+      samples=2,
+      tries=3,
+    )
+    found.append((tmp_path / name / "branches.jsonl").read_bytes())
+  assert found[0] == found[1]
+  for row in rows_of(found[0]):
+    before = stored[cell(row)]
+    assert row["stored_em"] == before["em"]
+    if row["kind"] == "stop":
+      assert row["searches"] == row["cut"] < before["searches"]
+    elif row["reached"]:
+      assert row["cut"] == before["searches"] < row["searches"]
+
+
+def cell(row):
+  return row["question_id"], row["budget"], row["seed"]
+
+
+def test_rows_that_cannot_be_taken_up_are_refused(tmp_path):
+  config = configured(budgets=(1,), seeds=(1,))
+  (row,) = evaluated(tmp_path / "e", hesitant, config, QUESTIONS[:1])
+  (cut,) = branch_points.of(row, PAPER)
+  how = {"config": config.episode, "codec": scripted.CODEC}
+  with pytest.raises(ValueError, match="stored without its tokens"):
+    branch_points.take_up({k: row[k] for k in row if k != "tokens"}, cut, **how)
+  (searched,) = evaluated(tmp_path / "s", searcher, config, QUESTIONS[:1])
+  searched["spans"][1]["text"] += " more"
+  with pytest.raises(ValueError, match="other tokens than its text"):
+    branch_points.take_up(searched, branch_points.of(searched, PAPER)[0], **how)
+
+
+TURNS = {
+  "search_o1": ("<|begin_search_query|> {} <|end_search_query|>", "\\boxed{x}"),
+  "": ("<think> a </think> <search> {} </search>", "<answer> x </answer>"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(systems.ENVIRONMENTS))
+def test_an_episode_of_any_environment_stands_as_it_stood(name):
+  """Against the states that it went through when it was played."""
+  env = systems.environment(name)
+  search, answer = TURNS.get(name, TURNS[""])
+  config = dataclasses.replace(configured().episode, prompts=name)
+  turns = [search.format(q) for q in ("one", "one", "two", "three", "four")]
+  engine, stood = scripted.Engine([*turns, answer]), {}
+  at, request = episode.start(
+    QUESTIONS[0],
+    budget=3,
+    scaffold=False,
+    address=types.Address(0, 0, 0),
+    config=config,
+    codec=scripted.CODEC,
+  )
+  while not isinstance(request, episode_state.Done):
+    if isinstance(request, types.GenerateRequest):
+      stood[request.turn] = at
+      event = asyncio.run(engine.generate(request))
+    else:
+      event = episode_state.Retrieved((types.Passage("p", "T", request.query),))
+    at, request = episode.step(at, event)
+  played = request.trajectory
+  row = records.episode(
+    played,
+    env.judge(played),
+    seed=1,
+    prices=config_lib.EvaluationConfig(),
+  )
+  if env.verification:
+    with pytest.raises(ValueError, match="that verifies answers"):
+      branch_points.of(row, env)
+    return
+  found = [cut for cut in branch_points.of(row, env) if cut.kind == "stop"]
+  assert [stood[cut.turn].used for cut in found] == list(range(played.searches))
+  for turn, before in stood.items():
+    taken = branch_points.take_up(
+      row,
+      branch_points.Cut("continue", before.used, turn),
+      config=config,
+      codec=scripted.CODEC,
+    )
+    for field in ("queries", "documents", "search_ends", "budget", "left"):
+      assert getattr(taken, field) == getattr(before, field), (turn, field)
+    for field in ("bad_turns", "violation", "tokens", "turns"):
+      assert getattr(taken, field) == getattr(before, field), (turn, field)
+    if turn in [cut.turn for cut in found]:
+      (cut,) = [cut for cut in found if cut.turn == turn]
+      stopped = branch_points.take_up(
+        row, cut, config=config, codec=scripted.CODEC
+      )
+      assert stopped.left == 0 and stopped.used == cut.searches

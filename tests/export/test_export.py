@@ -1,0 +1,320 @@
+"""Hugging Face folders out: transformers reads them, and so do we."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+import transformers
+
+from anysearch_jax.policy import hf, sharding, tensor_files
+from anysearch_jax.policy import tokenizer as tokenizer_lib
+from bench import random_models
+
+
+def born_here(case="qwen2-tied"):
+  a = random_models.architecture(case)
+  tokenizer = tokenizer_lib.Tokenizer(random_models.tokenizer())
+  return hf.Policy(random_models.params(a), a, tokenizer)
+
+
+def read_json(path):
+  return json.loads(path.read_text())
+
+
+def read_by_transformers(folder, **options):
+  """The model, once nothing was missing, left over or of another shape."""
+  model, report = transformers.AutoModelForCausalLM.from_pretrained(
+    folder, output_loading_info=True, **options
+  )
+  for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+    assert not report[kind], kind
+  return model.eval()
+
+
+@pytest.mark.parametrize("case", random_models.CASES)
+def test_an_export_is_the_model_it_came_from(torch, make_pair, tmp_path, case):
+  pair = make_pair(case)
+  hf.save(tmp_path, pair.policy)
+  reloaded = read_by_transformers(tmp_path)
+  assert type(reloaded) is type(pair.model)
+  assert reloaded.dtype == torch.float32
+  ours, theirs = reloaded.state_dict(), pair.model.state_dict()
+  assert ours.keys() == theirs.keys()
+  for name in theirs:
+    assert torch.equal(ours[name], theirs[name]), name
+  tokens = torch.tensor(random_models.random_tokens((2, 64)))
+  with torch.no_grad():
+    assert torch.equal(
+      reloaded(tokens).logits, pair.model(tokens).logits
+    )  # The config, too.
+
+
+@pytest.mark.parametrize("case", ["qwen2", "qwen3-biased", "llama-tied"])
+def test_a_half_precision_export_has_the_logits_of_rounded_weights(
+  torch, make_pair, tmp_path, case
+):
+  pair = make_pair(case)
+  hf.save(tmp_path, pair.policy, dtype=jax.numpy.bfloat16)
+  assert read_by_transformers(tmp_path).dtype == torch.bfloat16
+  reloaded = read_by_transformers(tmp_path, dtype=torch.float32)
+  rounded = jax.tree.map(
+    lambda p: p.astype(jax.numpy.bfloat16).astype(np.float32),
+    pair.policy.params,
+  )
+  jax.tree.map(np.testing.assert_array_equal, hf.load(tmp_path).params, rounded)
+  tokens = random_models.random_tokens((4, 288))
+  with torch.no_grad():
+    theirs = reloaded(torch.tensor(tokens)).logits.numpy()
+  ours = pair.ours(tokens, params=rounded)
+  np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+  assert np.abs(ours - pair.ours(tokens)).max() > 1e-3
+
+
+def test_transformers_reads_an_export_of_a_policy_born_here(torch, tmp_path):
+  policy = born_here("llama-biased")
+  hf.save(tmp_path, policy)
+  model = read_by_transformers(tmp_path)
+  assert model.config.max_position_embeddings == 512
+  assert model.config.eos_token_id == [random_models.TOKENS - 2]
+  assert model.generation_config.eos_token_id == [random_models.TOKENS - 2]
+  tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+  assert tokenizer("w5 w9")["input_ids"] == [5, 9]
+
+
+def test_shards_are_read_by_transformers_and_by_us(torch, make_pair, tmp_path):
+  pair = make_pair("qwen3")
+  hf.save(tmp_path, pair.policy, shard_bytes=20_000)
+  shards = sorted(tmp_path.glob("*.safetensors"))
+  assert len(shards) > 2
+  assert all(path.stat().st_size < 24_000 for path in shards)
+  index = read_json(tmp_path / tensor_files.INDEX_NAME)
+  held = {path.name: safetensors.numpy.load_file(path) for path in shards}
+  assert index["weight_map"] == {
+    tensor: file for file, tensors in held.items() for tensor in tensors
+  }
+  assert index["metadata"]["total_size"] == sum(
+    value.nbytes for tensors in held.values() for value in tensors.values()
+  )
+  reloaded = read_by_transformers(tmp_path).state_dict()
+  for name, value in pair.model.state_dict().items():
+    assert torch.equal(reloaded[name], value), name
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    hf.load(tmp_path).params,
+    pair.policy.params,
+  )
+
+
+@pytest.mark.parametrize(
+  "shape", [{"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}]
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_parameters_on_a_mesh_export_to_the_same_bytes(tmp_path, shape, dtype):
+  policy = born_here("llama-biased")
+  mesh = sharding.mesh(**shape)
+  spread = jax.device_put(
+    policy.params, sharding.shardings(policy.architecture, mesh)
+  )
+  dtype = jax.numpy.dtype(dtype)
+  hf.save(tmp_path / "one", policy, dtype=dtype)
+  hf.save(tmp_path / "mesh", policy._replace(params=spread), dtype=dtype)
+  files = sorted(path.name for path in (tmp_path / "one").iterdir())
+  assert "model.safetensors" in files
+  assert files == sorted(path.name for path in (tmp_path / "mesh").iterdir())
+  for name in files:
+    one, other = (tmp_path / side / name for side in ("one", "mesh"))
+    assert one.read_bytes() == other.read_bytes(), name
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_rounds_each_weight_once(tmp_path, dtype):
+  policy = born_here()
+  hf.save(tmp_path, policy, dtype=np.dtype(dtype))
+  assert read_json(tmp_path / "config.json")["dtype"] == dtype
+  jax.tree.map(
+    lambda found, ours: np.testing.assert_array_equal(
+      found, np.asarray(ours).astype(dtype).astype(np.float32)
+    ),
+    hf.load(tmp_path).params,
+    policy.params,
+  )
+
+
+def older_dialect(config):
+  """The same settings as configs were written before transformers 5."""
+  config = dict(config)
+  rope = dict(config.pop("rope_parameters"))
+  config["torch_dtype"] = config.pop("dtype")
+  config["rope_theta"] = rope.pop("rope_theta")
+  scaled = rope["rope_type"] != "default"
+  return config | {"rope_scaling": rope if scaled else None}
+
+
+OTHER_FILES = {
+  "generation_config.json": '{"eos_token_id": [3, 59],   "top_p": 0.8}',
+  "chat_template.jinja": "{{ messages[0]['content'] }}\r\n",
+  "special_tokens_map.json": '{"eos_token": "<eos>"}',
+  "merges.txt": "a b\n",
+  "LICENSE": "Do what the licence says.\n",
+  "NOTICE.txt": "Built with care.\n",
+  "USE_POLICY.md": "Nicely.\n",
+}
+LEFT_BEHIND = {"README.md": "A card.", "pytorch_model.bin": "Pickled."}
+
+
+@pytest.mark.parametrize("dialect", [dict, older_dialect])
+@pytest.mark.parametrize("case", ["qwen3-tied", "llama"])
+def test_an_export_keeps_every_word_of_its_source(tmp_path, case, dialect):
+  source, out = tmp_path / "source", tmp_path / "out"
+  policy = born_here(case)
+  hf.save(source, policy)
+  config = read_json(source / "config.json")
+  for name in ("rope_theta", "transformers_version"):
+    config.pop(name, None)
+  config = dialect(
+    config | {"eos_token_id": 59, "task_specific_params": {"us": ["é", 1.5]}}
+  )
+  (source / "config.json").write_text(json.dumps(config))
+  for name, text in (OTHER_FILES | LEFT_BEHIND).items():
+    (source / name).write_bytes(text.encode())
+
+  loaded = hf.load(source)
+  assert loaded.architecture == policy.architecture
+  assert loaded.tokenizer.end_of_turn_ids == {3, 59}
+  hf.save(out, loaded, dtype=jax.numpy.bfloat16)
+  key = "torch_dtype" if dialect is older_dialect else "dtype"
+  assert config[key] == "float32"
+  assert read_json(out / "config.json") == config | {key: "bfloat16"}
+  tokenizer_files = ("tokenizer.json", "tokenizer_config.json")
+  for name in (*OTHER_FILES, *tokenizer_files):
+    assert (out / name).read_bytes() == (source / name).read_bytes(), name
+  assert {path.name for path in out.iterdir()} == {
+    "config.json",
+    "model.safetensors",
+    *OTHER_FILES,
+    *tokenizer_files,
+  }
+  assert hf.load(out).architecture == policy.architecture
+
+
+def test_transformers_reads_an_export_in_the_older_dialect(
+  torch, make_pair, tmp_path
+):
+  pair = make_pair("llama")
+  path = tmp_path / "config.json"
+  hf.save(tmp_path, pair.policy)
+  path.write_text(json.dumps(older_dialect(read_json(path))))
+  out = tmp_path / "out"
+  hf.save(out, hf.load(tmp_path))
+  assert "rope_parameters" not in read_json(out / "config.json")
+  tokens = torch.tensor(random_models.random_tokens((1, 64)))
+  with torch.no_grad():
+    assert torch.equal(
+      read_by_transformers(out)(tokens).logits, pair.model(tokens).logits
+    )
+
+
+def test_saving_replaces_the_folder_whole(tmp_path):
+  folder, policy = tmp_path / "policy", born_here()
+  hf.save(folder, policy)
+  (folder / "stale.safetensors").write_text("old")
+  hf.save(folder, policy, texts={"README.md": "# A card\n"})
+  assert not (folder / "stale.safetensors").exists()
+  assert (folder / "README.md").read_text() == "# A card\n"
+  assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+
+
+def test_a_policy_may_take_its_source_s_place(tmp_path):
+  folder, policy = tmp_path / "policy", born_here()
+  hf.save(folder, policy)
+  loaded = hf.load(folder)
+  doubled = jax.tree.map(lambda p: 2 * p, loaded.params)
+  hf.save(folder, loaded._replace(params=doubled))
+  jax.tree.map(np.testing.assert_array_equal, hf.load(folder).params, doubled)
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
+def test_an_export_that_fails_leaves_the_old_folder_as_it_was(
+  tmp_path, monkeypatch, error
+):
+  folder, policy = tmp_path / "policy", born_here()
+  hf.save(folder, policy)
+  before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+  def half_a_file(beside, *args, **kwargs):
+    (beside / tensor_files.SINGLE_NAME).write_text("half")
+    raise error
+
+  monkeypatch.setattr(tensor_files, "save", half_a_file)
+  changed = dataclasses.replace(policy.architecture, max_context=7)
+  with pytest.raises(type(error)):
+    hf.save(folder, policy._replace(architecture=changed))
+  after = {path.name: path.read_bytes() for path in folder.iterdir()}
+  assert after == before
+  assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+
+
+def test_what_a_killed_export_left_is_cleared_away(tmp_path):
+  left_over = tmp_path / "policy.writing"
+  left_over.mkdir()
+  (left_over / "model-00001-of-00009.safetensors").write_text("half")
+  hf.save(tmp_path / "policy", born_here())
+  assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+  assert not list((tmp_path / "policy").glob("model-*"))
+
+
+def test_an_export_killed_between_its_renames_loses_nothing(tmp_path):
+  folder, policy = tmp_path / "policy", born_here()
+  hf.save(folder, policy)
+  folder.rename(tmp_path / "policy.replaced")
+  with (
+    pytest.raises(KeyboardInterrupt),
+    hf.appears_whole(folder),
+  ):
+    raise KeyboardInterrupt
+  assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+  assert hf.load(folder).architecture == policy.architecture
+
+
+def test_an_export_that_cannot_take_its_place_gives_it_back(
+  tmp_path, monkeypatch
+):
+  folder, policy = tmp_path / "policy", born_here()
+  hf.save(folder, policy)
+  before = {path.name: path.read_bytes() for path in folder.iterdir()}
+  rename = pathlib.Path.rename
+
+  def refuse(path, target):
+    if path.name == "policy.writing":
+      raise OSError("device busy")
+    return rename(path, target)
+
+  monkeypatch.setattr(pathlib.Path, "rename", refuse)
+  with pytest.raises(OSError, match="device busy"):
+    hf.save(folder, policy)
+  after = {path.name: path.read_bytes() for path in folder.iterdir()}
+  assert after == before
+  assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+
+
+def test_a_link_stays_a_link_to_what_is_written(tmp_path):
+  (tmp_path / "real").mkdir()
+  (tmp_path / "link").symlink_to(tmp_path / "real")
+  for _ in range(2):
+    hf.save(tmp_path / "link", born_here())
+  assert (tmp_path / "link").readlink() == tmp_path / "real"
+  assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+  assert hf.load(tmp_path / "real").architecture == born_here().architecture
+
+
+def test_a_file_is_not_replaced_by_a_folder(tmp_path):
+  (tmp_path / "policy").write_text("mine")
+  with pytest.raises(ValueError, match="policy is a file; expected a folder"):
+    hf.save(tmp_path / "policy", born_here())
+  assert (tmp_path / "policy").read_text() == "mine"

@@ -1,0 +1,217 @@
+"""The model card: what a reader needs, from the run's own values."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import huggingface_hub
+import pytest
+import study
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.config import values as config_values
+from anysearch_jax.evaluation import columns, intervals, measures, metrics
+from anysearch_jax.export import model_card
+from anysearch_jax.report import tables
+
+CONFIG = config_lib.ExperimentConfig()
+
+
+def render(config=CONFIG, **values) -> str:
+  return model_card.render(
+    **{
+      "config": config_values.to_dict(config),
+      "provenance": {},
+      "base_model": "base",
+      "licence": {},
+      "rollout": 100,
+      "dtype": "bfloat16",
+      "resamples": 200,
+    }
+    | values
+  )
+
+
+def cell(card: str, name: str) -> str:
+  (line,) = [x for x in card.splitlines() if x.startswith(f"| {name} |")]
+  return line.removeprefix(f"| {name} | ").removesuffix(" |")
+
+
+def change(group: str, **values):
+  return dataclasses.replace(
+    CONFIG, **{group: dataclasses.replace(getattr(CONFIG, group), **values)}
+  )
+
+
+@pytest.mark.parametrize(
+  ("name", "text"),
+  [
+    ("trained", "every weight"),
+    ("rollouts", "100 of 100"),
+    ("a rollout", "512 questions x 5 samples, 5 optimizer steps"),
+    (
+      "budgets",
+      "5 down to 1 in the first 100 steps, 1 to 5 drawn adaptively (lambda "
+      "0.6) in the other 400",
+    ),
+    ("scaffold", "in Phase I"),
+    (
+      "reward",
+      "alpha 0.5 EM, beta 0.15 format, delta 0.05 length, gamma (tool) "
+      "adaptive, at most 0.3",
+    ),
+    ("objective", "GRPO, clip 0.2 / 0.28, KL 0.001 (k3)"),
+    (
+      "optimizer",
+      "AdamW, learning rate 1e-06, betas 0.9 / 0.98, weight decay 0.01, "
+      "gradient norm at most 1.0",
+    ),
+    ("questions", "not recorded"),
+  ],
+)
+def test_the_papers_run_in_words(name, text):
+  assert cell(render(), name) == text
+
+
+@pytest.mark.parametrize(
+  ("group", "values", "name", "text"),
+  [
+    ("curriculum", {"fixed_budget": 3}, "budgets", "3 throughout"),
+    (
+      "curriculum",
+      {"phase1_steps": 0},
+      "budgets",
+      "1 to 5 drawn adaptively (lambda 0.6) in all 500",
+    ),
+    (
+      "curriculum",
+      {"phase1_steps": 500},
+      "budgets",
+      "5 down to 1 in all 500 steps",
+    ),
+    ("curriculum", {"phase1_steps": 0}, "scaffold", "none"),
+    (
+      "curriculum",
+      {"phase2_scaffold": True},
+      "scaffold",
+      "in Phase I and Phase II",
+    ),
+    (
+      "reward",
+      {"gamma_mode": "off", "use_rel": False},
+      "reward",
+      "alpha 0.5 EM, beta 0.15 format, delta 0.05 length, gamma (tool) off, "
+      "without R_rel",
+    ),
+    (
+      "optimizer",
+      {"max_grad_norm": 0.0},
+      "optimizer",
+      "AdamW, learning rate 1e-06, betas 0.9 / 0.98, weight decay 0.01, "
+      "gradient norm at most unbounded",
+    ),
+    (
+      "lora",
+      {"rank": 8, "targets": ("q", "v")},
+      "trained",
+      "LoRA, rank 8, alpha 32, on q, v; merged here",
+    ),
+  ],
+)
+def test_other_runs_in_words(group, values, name, text):
+  assert cell(render(change(group, **values)), name) == text
+
+
+@pytest.mark.parametrize(
+  ("base", "line"),
+  [
+    ("Qwen/Qwen2.5-7B", "base_model: Qwen/Qwen2.5-7B"),
+    ("local-folder", None),
+    ("/models/local", None),
+    ("./models", None),
+    ("a/b/c", None),
+    ("a/b\nc: d", None),
+  ],
+)
+def test_the_hub_is_told_of_hub_models_only(base, line):
+  card = render(base_model=base)
+  head, _, _ = card.removeprefix("---\n").partition("\n---\n")
+  assert card.startswith("---\n")
+  assert ("base_model" in head) == (line is not None)
+  assert line is None or line in head.splitlines()
+  assert cell(card, "base model") == " ".join(base.split())
+
+
+@pytest.mark.parametrize(
+  "licence",
+  [
+    {},
+    {"license": "apache-2.0"},
+    {"license": "other", "license_link": "LICENSE"},
+    {"license": "other", "license_name": "a: [b", "license_link": "a\n---\nb"},
+  ],
+)
+def test_the_header_is_read_by_the_hubs_own_tools(licence, tmp_path):
+  (tmp_path / "README.md").write_text(
+    render(base_model="Qwen/Qwen2.5-7B", licence=licence)
+  )
+  data = huggingface_hub.ModelCard.load(tmp_path / "README.md").data.to_dict()
+  assert data.pop("tags")[0] == "anysearch"
+  assert data == {
+    "library_name": "transformers",
+    "pipeline_tag": "text-generation",
+    "base_model": "Qwen/Qwen2.5-7B",
+    **licence,
+  }
+
+
+def test_an_evaluation_is_a_line_a_budget_with_intervals():
+  row = study.row("plain", questions=40, budgets=(0, 2), seeds=(1, 2))
+  card = render(rows=[row], evaluated_dtype="float32")
+  cells = metrics.by_budget(row.episodes)
+  for budget, c in cells.items():
+    part = columns.by_budget(row.columns)[budget]
+    low, high = measures.estimates(part)["accuracy"][1:]
+    naive = intervals.wilson(c.correct, c.n)
+    # Two seeds of a question are not two questions.
+    assert high - low > naive.high - naive.low
+    (line,) = [x for x in card.splitlines() if x.startswith(f"| {budget} |")]
+    n, accuracy, searches, tp, failed = line.strip("| ").split(" | ")[1:]
+    assert n == str(c.n)
+    assert accuracy == (
+      f"{100 * c.accuracy:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    )
+    assert searches == f"{c.searches:.2f}"
+    assert (tp == "-") == (budget == 0)
+    assert failed == str(c.failed)
+  assert "**plain**: no scaffold, 2 seeds;" in card
+  assert "Measured with the weights in float32." in card
+  assert "was not evaluated" not in card
+
+
+def test_a_cell_never_breaks_its_table():
+  card = render(base_model="a|b\nc")
+  assert cell(card, "base model") == "a\\|b c"
+
+
+def test_text_of_others_is_no_html_in_the_card():
+  row = study.row("<b>", questions=1, budgets=(1,))
+  config = dataclasses.replace(CONFIG, name="<i>")
+  card = render(config, base_model="<img src=x>", rows=[row])
+  assert "<" not in card
+  for text in ("&lt;b&gt;", "&lt;i&gt;", "&lt;img src=x&gt;"):
+    assert text in card
+
+
+def test_a_prompt_stands_whole_whatever_it_holds():
+  prompt = "Use ```python```.\n| a | <b>"
+  assert f"````\n{prompt}\n````" in render(prompt=prompt)
+
+
+def test_the_card_lists_what_changed_while_the_run_trained():
+  settings = {"optimizer.learning_rate": [1e-6, 1e-5], "mesh.data": [1, 2]}
+  card = render(provenance={"changes": [{"rollout": 20, "settings": settings}]})
+  assert cell(card, "changed from rollout 20 on") == tables.escaped(
+    "optimizer.learning_rate 1e-06 -> 1e-05, mesh.data 1 -> 2"
+  )
+  assert "changed from" not in render()

@@ -1,0 +1,205 @@
+"""What processes tell each other, with the others played by the test."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental import multihost_utils
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.host import processes
+from anysearch_jax.host.http import errors
+from anysearch_jax.training import placement
+
+
+def test_a_lone_process_calls_through():
+  assert processes.first()
+  assert processes.share(lambda: 3) == [3]
+  assert processes.by_first(lambda: 3) == processes.together(lambda: 3) == 3
+  for call in (processes.share, processes.by_first, processes.together):
+    with pytest.raises(ZeroDivisionError):
+      call(lambda: 1 / 0)
+
+
+@pytest.fixture
+def other(monkeypatch):
+  """Makes this process 0 of two; the other answers what it is given here."""
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  answers = []
+
+  def gather(content):
+    return [content, answers.pop(0)]
+
+  def answer(value=None, error=None):
+    answers.append(processes._encoded(value, error))
+
+  monkeypatch.setattr(processes, "_gather", gather)
+  return answer
+
+
+def test_what_one_makes_all_know(other):
+  other(5)
+  assert processes.share(lambda: 3) == [3, 5]
+  other(None)
+  assert processes.by_first(lambda: "mine") == "mine"
+  other(None)
+  never_sent = processes.together(lambda: lambda: 3)
+  assert never_sent() == 3
+
+
+@pytest.mark.parametrize(
+  "value",
+  [
+    None,
+    True,
+    -(2**70),
+    0.1,
+    float("-inf"),
+    "é \ud800 \0",
+    [],
+    {},
+    {"a": [1, {"b": None}], "": "x"},
+    {"\0array": 0, "b": 1},
+  ],
+)
+def test_plain_values_arrive_as_they_are(other, value):
+  other(value)
+  mine, theirs = processes.share(lambda: value)
+  assert mine == theirs == value
+  assert json.dumps(theirs) == json.dumps(value)
+
+
+@pytest.mark.parametrize(
+  "dtype", [np.int8, np.int32, np.int64, np.uint8, np.float32, bool]
+)
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3)])
+def test_arrays_arrive_to_the_bit(other, dtype, shape):
+  rng = np.random.default_rng(0)
+  array = np.asarray(rng.integers(0, 2, shape)).astype(dtype)
+  other(0)
+  mine, _ = processes.share(lambda: {"x": [array, {"y": array.T}]})
+  (x, inner) = mine["x"]
+  for found, expected in ((x, array), (inner["y"], array.T)):
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+  "value",
+  [object(), {1, 2}, b"x", np.asarray([object()]), lambda: 3],
+)
+def test_what_would_have_to_be_run_to_arrive_is_refused_everywhere(
+  other, value
+):
+  other(5)
+  with pytest.raises(TypeError, match="nothing else is shared") as caught:
+    processes.share(lambda: [value])
+  assert caught.value.__notes__ == ["Raised in process 0 of 2."]
+
+
+@pytest.mark.parametrize(
+  "call", [processes.share, processes.by_first, processes.together]
+)
+def test_what_fails_in_one_fails_in_all(other, call):
+  other(error=ValueError("no such policy"))
+  with pytest.raises(ValueError, match="no such policy") as caught:
+    call(lambda: 3)
+  assert caught.value.__notes__ == ["Raised in process 1 of 2."]
+  other(5)
+  with pytest.raises(ZeroDivisionError) as caught:
+    call(lambda: 1 / 0)
+  assert caught.value.__notes__ == ["Raised in process 0 of 2."]
+
+
+class _OddError(ValueError):
+  """One whose constructor wants something else than its message."""
+
+  def __init__(self, code, *, reason):
+    super().__init__(f"{reason} ({code})")
+
+
+@pytest.mark.parametrize(
+  ("error", "kind", "words"),
+  [
+    (OSError(28, "No space left", "a.txt"), OSError, "No space left: 'a.txt'"),
+    (types.EngineError("gone"), types.EngineError, "gone"),
+    (errors.MissError("never asked"), errors.MissError, "never asked"),
+    # A library's own is what it is a kind of.
+    (json.JSONDecodeError("odd", "{", 0), ValueError, "JSONDecodeError: odd"),
+    (_OddError(3, reason="x"), ValueError, "_OddError: x (3)"),
+    (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), ValueError, "bad"),
+    (ExceptionGroup("two", [KeyError("a")]), RuntimeError, "two"),
+  ],
+)
+def test_an_error_is_told_of_as_what_it_is(other, error, kind, words):
+  other(error=error)
+  with pytest.raises(kind, match=re.escape(words)) as caught:
+    processes.share(lambda: 3)
+  if isinstance(error, OSError):
+    assert caught.value.errno == 28
+
+
+def test_what_is_told_of_an_error_names_no_other_thing():
+  """Only classes of errors, of modules that are there already."""
+  for classes in (
+    [["os", "system"]],
+    [["builtins", "exec"]],
+    [["builtins", "print"]],
+    [["builtins", "SystemExit"]],
+    [["anysearch_jax.host.processes", "share"]],
+    [["anysearch_jax.nowhere", "Error"]],
+    [["this", "Error"]],
+  ):
+    error = processes._error(classes, ["x"], "x")
+    assert type(error) is RuntimeError
+  assert "this" not in sys.modules
+
+
+def test_an_error_is_itself_where_it_was_raised(other):
+  class LocalError(Exception):
+    pass
+
+  def fail():
+    raise LocalError("a full disk")
+
+  other(5)
+  with pytest.raises(LocalError):
+    processes.share(fail)
+  other(error=LocalError("a full disk"))
+  with pytest.raises(RuntimeError, match="LocalError: a full disk"):
+    processes.share(lambda: 3)
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 16, 100])
+def test_bytes_of_any_length_arrive_whole(monkeypatch, size):
+  mine = bytes(np.random.default_rng(size).integers(0, 256, size, np.uint8))
+  shapes = set()
+
+  def allgather(x):
+    shapes.add(x.shape)
+    # The other process sends the same bytes, the last one cut off.
+    theirs = x - 1 if x.ndim == 0 else x
+    return np.stack([x, theirs])
+
+  monkeypatch.setattr(processes, "_PIECE", 8)
+  monkeypatch.setattr(multihost_utils, "process_allgather", allgather)
+  assert processes._gather(mine) == [mine, mine[:-1]]
+  # One shape for the lengths, one for all pieces, and no large one.
+  assert len(shapes) == 2
+  assert max(shapes) <= (8,)
+
+
+def test_a_mesh_that_leaves_out_a_process_is_refused(monkeypatch):
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  with pytest.raises(ValueError, match="leave out process 1 of 2; expected"):
+    placement.training_mesh(config_lib.MeshConfig(fsdp=2))
+  # A plan has devices of its own, whatever runs here.
+  devices = jax.devices()
+  mesh = placement.training_mesh(config_lib.MeshConfig(fsdp=2), devices)
+  assert mesh.size == 2

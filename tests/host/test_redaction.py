@@ -1,0 +1,281 @@
+"""No part of a key is in a quote, whatever a server makes of it."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import string
+import urllib.parse
+
+import fake_retriever as fake
+import fake_sglang
+import httpx2
+import hypothesis
+import pytest
+import sglang_engines
+from hypothesis import strategies as st
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.generative_retrieval import text_model
+from anysearch_jax.host.http import redaction
+from launch import retrievers
+from retrieval.clients import client, web
+
+KEY = "sk-Proj/9fQ+aZ_71&vB%2dTqLm8xW4eRy"
+LETTERS = string.ascii_letters + string.digits + string.punctuation
+
+
+def mixed(text):
+  """Percent escapes of all characters, their digits in both cases."""
+  codes = (f"%{ord(c):02x}" for c in text)
+  return "".join(c.upper() if i % 2 else c for i, c in enumerate(codes))
+
+
+def basic(text, before, encode):
+  return encode(b"u" * before + text.encode() + b":x" * (before % 2)).decode()
+
+
+ECHOES = {
+  "as it is": str,
+  "lower case": str.lower,
+  "quote": lambda s: urllib.parse.quote(s, safe=""),
+  "quote_plus": urllib.parse.quote_plus,
+  "quoted twice": lambda s: urllib.parse.quote(urllib.parse.quote(s)),
+  "every character quoted": mixed,
+  "JSON": lambda s: json.dumps({"key": s}),
+  "JSON in JSON": lambda s: json.dumps(json.dumps(s)),
+  "JSON codes": lambda s: "".join(f"\\u{ord(c):04X}" for c in s),
+  "repr": lambda s: repr({"key": s.encode()}),
+  "HTML": html.escape,
+  "HTML codes": lambda s: "".join(f"&#{ord(c)};" for c in s),
+  "hexadecimal": lambda s: s.encode().hex(),
+  "wrapped lines": lambda s: "\n".join(re.findall(".{1,7}", s)),
+  **{
+    f"{name} after {before} bytes": lambda s, b=before, e=encode: basic(s, b, e)
+    for before in range(3)
+    for name, encode in (
+      ("base64", base64.b64encode),
+      ("urlsafe base64", base64.urlsafe_b64encode),
+      ("unpadded base64", lambda b: base64.b64encode(b).rstrip(b"=")),
+      ("quoted base64", lambda b: mixed(base64.b64encode(b).decode()).encode()),
+    )
+  },
+}
+
+
+def readings(text):
+  """What a reader of a quote can make of it."""
+  found = {text, re.sub(r"\s", "", text), text.replace("\\", "")}
+  found |= {urllib.parse.unquote(urllib.parse.unquote(t)) for t in found}
+  found |= {html.unescape(t) for t in found}
+  found |= {
+    re.sub(r"\\+u00(..)", lambda m: chr(int(m[1], 16)), t, flags=re.I)
+    for t in found
+    if not re.search(r"\\u00(?![0-9a-fA-F]{2})", t)
+  }
+  for t in list(found):
+    for digits in re.findall("[0-9a-fA-F]{16,}", t):
+      found.add(bytes.fromhex(digits[: len(digits) // 2 * 2]).decode("latin-1"))
+    for run in re.findall("[A-Za-z0-9+/]{8,}", t.translate({45: 43, 95: 47})):
+      for skip in range(4):
+        part = run[skip:]
+        data = base64.b64decode(part[: len(part) // 4 * 4])
+        found.add(data.decode("latin-1"))
+  return found
+
+
+def leaks(text, key):
+  """Parts of a key of 10 characters or more, letter case aside."""
+  key = key.lower()
+  size = min(10, len(key))
+  parts = {key[i : i + size] for i in range(len(key) - size + 1)}
+  said = [t.lower() for t in readings(text)]
+  return [part for part in parts if any(part in t for t in said)]
+
+
+@pytest.mark.parametrize("echo", ECHOES)
+def test_every_echo_of_a_key_is_found_where_nothing_is_redacted(echo):
+  if echo not in ("JSON in JSON", "JSON", "repr"):  # Backslashes within.
+    assert leaks(ECHOES[echo](KEY), KEY)
+
+
+@hypothesis.given(
+  key=st.text(LETTERS, min_size=8, max_size=70),
+  echo=st.sampled_from(sorted(ECHOES)),
+  before=st.integers(0, 330),
+  end=st.integers(0, 500),
+  most=st.sampled_from([80, 200, 300]),
+)
+@hypothesis.settings(deadline=None, max_examples=300)
+def test_a_quote_has_no_part_of_a_key(key, echo, before, end, most):
+  told = "~ " * (before // 2) + ECHOES[echo](key)
+  redact = redaction.Redactor("", key)
+  # A server may have cut it, and goes on or not.
+  for text in (told, told[:end], told[:end] + " (bad)"):
+    for value in (text, text.encode(), {"error": text}):
+      quote = redact.quote(value, most)
+      assert len(quote) <= most
+      assert not leaks(quote, key), quote
+
+
+@hypothesis.given(text=st.text(max_size=300))
+def test_what_holds_no_key_is_quoted_as_it_is(text):
+  assert redaction.Redactor("")(text) == text
+  assert redaction.Redactor("\x01\x02\x03\x04\x05" * 5)(text) == text
+
+
+def test_a_keys_beginning_at_the_end_of_a_text_is_removed():
+  redact = redaction.Redactor(KEY)
+  assert redact(f"Bad key {KEY[:5]}") == "Bad key ..."
+  assert redact(f"Bad key {KEY} today.") == "Bad key ... today."
+
+
+def test_an_answer_keeps_words_that_are_short_keys():
+  answer = json.dumps({"result": [["The password of KEY", KEY]]}).encode()
+  assert redaction.Redactor("password").scrub(answer) == answer
+  assert KEY.encode() not in redaction.Redactor(KEY).scrub(answer)
+
+
+def shapes(headers):
+  """Errors and answers that show the key where a sentence is cut."""
+  (key,) = (
+    value.removeprefix("Bearer ")
+    for name, value in headers.items()
+    if value.endswith(KEY)
+  )
+  for echo in ECHOES.values():
+    for before in range(250, 310, 7):
+      yield httpx2.Response(403, json={"detail": "~" * before + echo(key)})
+      yield httpx2.Response(500, text="~" * before + echo(key))
+    for before in range(0, 80, 7):
+      told = "~" * before + echo(key)
+      yield httpx2.Response(200, text=told)
+      yield httpx2.Response(200, json={"result": told, "organic": told})
+  for line in ("HTTP/1.1 2x0 ", ""):
+    yield httpx2.RemoteProtocolError(f"illegal status line: {line}{KEY}")
+
+
+def make_http(transport):
+  return client.HttpRetriever(
+    fake.URL, token_variable="A_KEY", patience=PATIENCE, transport=transport
+  )
+
+
+def make_web(transport):
+  return web.WebRetriever(
+    "serper",
+    price=0,
+    key_variable="A_KEY",
+    patience=PATIENCE,
+    transport=transport,
+  )
+
+
+PATIENCE = fake.calls.Patience(retries=0, pause=0.001, failures=10**6)
+
+
+@pytest.mark.parametrize("make", [make_http, make_web])
+def test_no_sentence_of_a_search_has_a_part_of_the_key(make, monkeypatch):
+  monkeypatch.setenv("A_KEY", KEY)
+  left = None
+
+  def answer(request):
+    nonlocal left
+    left = left or list(shapes(request.headers))
+    found = left.pop()
+    if isinstance(found, Exception):
+      raise found
+    return found
+
+  retriever = make(httpx2.MockTransport(answer))
+  said = []
+  try:
+    while left is None or left:
+      said += fake.search(retriever, fake.ask("q"))
+  finally:
+    retriever.close()
+  assert len(said) > 500
+  assert not leaks("\n".join(map(str, said)), KEY)
+
+
+def test_the_password_of_a_proxy_is_in_no_sentence_either(monkeypatch):
+  monkeypatch.setenv("A_KEY", "k" * 20)
+  secret = KEY[:20]
+  quoted = urllib.parse.quote(secret, safe="")
+  monkeypatch.setenv("HTTPS_PROXY", f"http://me:{quoted}@127.0.0.1:9")
+  basic_of_proxy = base64.b64encode(b"me:" + secret.encode()).decode()
+  told = httpx2.Response(403, text=f"Not {basic_of_proxy}, {secret}!")
+  retriever = make_web(httpx2.MockTransport(lambda request: told))
+  try:
+    (said,) = fake.search(retriever, fake.ask("q"))
+  finally:
+    retriever.close()
+  assert "403" in str(said) and not leaks(str(said), secret)
+
+
+def test_no_sentence_about_a_sglang_server_has_a_part_of_the_key(monkeypatch):
+  monkeypatch.setenv("A_KEY", KEY)
+  with fake_sglang.Server() as server:
+    for echo in ECHOES.values():
+      told = "~" * 280 + echo(KEY)
+      for fault in ((401, {"message": told}), (200, told[230:])):
+        server.faults["/model_info"] = [fault]
+        with pytest.raises(types.EngineError) as caught:
+          sglang_engines.connect(urls=(server.url,), api_key_variable="A_KEY")
+        assert not leaks(str(caught.value), KEY)
+
+
+@pytest.mark.parametrize(
+  "values",
+  [
+    {"kind": "http", "url": f"http://me:{KEY}@host"},
+    {"kind": "http", "url": f"http://host?key={KEY}"},
+    {"simulated": f"https://me:{KEY}@host/v1"},
+    {"refined": f"https://host/v1?k={KEY}", "kind": "no such kind"[:4]},
+    {"kind": "web", "web": "brave", "key_variable": KEY},
+    {"kind": "lexical", "key_variable": KEY},
+    {"simulated": "http://host", "model": {"key_variable": KEY}},
+  ],
+)
+def test_a_key_in_the_configuration_is_refused_without_being_shown(values):
+  model = config_lib.TextModelConfig(**values.pop("model", {}))
+  with pytest.raises(ValueError, match="retrieval") as caught:
+    retrievers.validate(config_lib.RetrievalConfig(model=model, **values))
+  assert not leaks(str(caught.value), KEY)
+
+
+@pytest.mark.parametrize(
+  "values",
+  [
+    {"urls": (f"http://me:{KEY}@host",)},
+    {"urls": (f"http://host?key={KEY}",)},
+    {"urls": ("http://host",), "api_key_variable": KEY},
+  ],
+)
+def test_a_key_among_the_servers_is_refused_without_being_shown(values):
+  from anysearch_jax.rollout.sglang import server as sglang_server
+
+  with pytest.raises(ValueError, match="sglang") as caught:
+    sglang_server.validate(config_lib.SglangConfig(**values))
+  assert not leaks(str(caught.value), KEY)
+
+
+def test_a_models_reply_without_the_key(monkeypatch):
+  monkeypatch.setenv("A_KEY", KEY)
+  config = config_lib.TextModelConfig(name="m", key_variable="A_KEY")
+  reply = httpx2.Response(200, json={"choices": "~" * 60 + KEY})
+  model = text_model.EndpointModel(
+    "http://host/v1",
+    config,
+    transport=httpx2.MockTransport(lambda request: reply),
+  )
+  address = types.Address(0, 0, 0, 0)
+  try:
+    with pytest.raises(types.RetrievalError, match="choices") as caught:
+      fake.asyncio.run(model.complete("p", address=address, turn=0))
+  finally:
+    model.close()
+  assert not leaks(str(caught.value), KEY)

@@ -1,0 +1,162 @@
+"""One process at a time writes to a folder, and any death frees it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from anysearch_jax.host import run_lock
+
+_HOLDS = """
+import sys, time
+from anysearch_jax import run_lock
+with run_lock.hold(sys.argv[1]):
+  print("held", flush=True)
+  time.sleep(60)
+"""
+
+
+@pytest.fixture
+def other(tmp_path):
+  """Another process that holds the lock."""
+  path = tmp_path / "run" / run_lock.NAME
+  process = subprocess.Popen(
+    [sys.executable, "-c", _HOLDS, path], stdout=subprocess.PIPE, text=True
+  )
+  assert process.stdout.readline() == "held\n"
+  yield path, process
+  process.kill()
+  process.wait(120)
+
+
+def test_the_second_is_told_who_the_first_is(other):
+  path, process = other
+  who = f"process {process.pid} on {socket.gethostname()} since 20"
+  with pytest.raises(ValueError, match=re.escape(f"{path}: found it held by")):
+    with run_lock.hold(path):
+      pytest.fail("two hold it")
+  with pytest.raises(ValueError, match=re.escape(who)):
+    with run_lock.hold(path):
+      pytest.fail("two hold it")
+  assert run_lock.holder(path).startswith(who)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_any_death_frees_it(other, number):
+  path, process = other
+  process.send_signal(number)
+  process.wait(120)
+  assert run_lock.holder(path) == ""
+  with run_lock.hold(path):
+    assert run_lock.holder(path).startswith(f"process {os.getpid()} on")
+
+
+def test_nothing_is_left_of_a_lock_that_ended(tmp_path):
+  path = tmp_path / "run" / run_lock.NAME
+  with pytest.raises(KeyError), run_lock.hold(path):
+    assert path.is_file()
+    raise KeyError
+  assert list(path.parent.iterdir()) == []
+  assert run_lock.holder(path) == ""
+
+
+def test_a_process_that_it_starts_does_not_keep_it(tmp_path):
+  path = tmp_path / run_lock.NAME
+  with run_lock.hold(path):
+    child = subprocess.Popen(["sleep", "60"], close_fds=False)
+  try:
+    with run_lock.hold(path):
+      pass
+  finally:
+    child.kill()
+    child.wait(120)
+
+
+def test_of_many_that_come_and_go_one_holds_it_at_a_time(tmp_path):
+  path, inside, most, taken = tmp_path / run_lock.NAME, [], [], []
+
+  def work():
+    while len(taken) < 200:
+      try:
+        with run_lock.hold(path):
+          inside.append(None)
+          most.append(len(inside))
+          taken.append(None)
+          inside.pop()
+      except ValueError:
+        continue
+
+  threads = [threading.Thread(target=work) for _ in range(4)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join(60)
+  assert len(taken) >= 200
+  assert max(most) == 1
+
+
+def test_a_folder_that_nobody_may_write_to_is_refused_by_name(tmp_path):
+  (tmp_path / "file").write_text("")
+  with pytest.raises(ValueError, match="file/run/run.lock: .*--output"):
+    with run_lock.hold(tmp_path / "file" / "run" / run_lock.NAME):
+      pytest.fail("it is held")
+
+
+def test_a_file_system_without_locks_is_a_warning(
+  tmp_path, monkeypatch, caplog
+):
+  def unable(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+  monkeypatch.setattr(fcntl, "flock", unable)
+  with run_lock.hold(tmp_path / run_lock.NAME):
+    assert "has no locks (No locks available)" in caplog.text
+
+
+def test_the_lock_of_an_export_stands_beside_it(tmp_path):
+  assert run_lock.beside(tmp_path / "out") == tmp_path / "out.lock"
+
+
+@pytest.mark.parametrize(
+  ("module", "arguments", "lock"),
+  [
+    ("train", ["--config=configs/quickstart.py"], "out/run.lock"),
+    (
+      "evaluate",
+      ["--config=configs/quickstart.py", "--scripted=expert"],
+      "out/run.lock",
+    ),
+    ("export_hf", ["--checkpoint=runs/none"], "out.lock"),
+  ],
+)
+def test_a_command_leaves_a_folder_that_another_writes_to(
+  tmp_path, module, arguments, lock
+):
+  with run_lock.hold(tmp_path / lock):
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    done = subprocess.run(
+      [
+        *(sys.executable, "-m", f"launch.{module}", "--cache=", *arguments),
+        f"--output={tmp_path / 'out'}",
+      ],
+      capture_output=True,
+      text=True,
+      timeout=300,
+      check=False,
+    )
+    assert done.returncode == 1
+    assert f"launch.{module}: {tmp_path / lock}: found it held by process" in (
+      done.stderr
+    )
+    added = {p.name for p in tmp_path.rglob("*")} - set(before)
+    # What an evaluation is of is noted, and is the same for both.
+    assert added <= {"config.json", "provenance.json"}

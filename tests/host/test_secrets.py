@@ -1,0 +1,245 @@
+"""Keys come from the environment, and are in nothing that is left or said."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import logging
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+import fake_sglang
+import pytest
+import sglang_engines
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.data import prepared, preparing
+from anysearch_jax.policy import hf
+from anysearch_jax.rollout.sglang import server as sglang_server
+
+_KEYS = {
+  "RETRIEVER_KEY": "s3cret-of-the-retriever",
+  "SERVER_KEY": "s3cret-of-the-servers",
+  "WEB_KEY": "s3cret-of-the-web",
+}
+_CONFIG = """
+from anysearch_jax import config as c
+
+def get_config():
+  return c.ExperimentConfig(
+    name="small",
+    policy="{root}/policy",
+    compute_dtype="float32",
+    questions=2,
+    group=2,
+    save_every=1,
+    curriculum=c.CurriculumConfig(
+      max_budget=1, phase1_steps=2, total_steps=4, steps_per_rollout=2, window=2
+    ),
+    episode=c.EpisodeConfig(
+      prompts="world", max_generated=20, max_context=56, search_deadline=10,
+      turn_deadline=30,
+    ),
+    engine=c.EngineConfig(kind="sglang", max_context=60),
+    sglang=c.SglangConfig(
+      urls=("{sglang}",), retries=1, deadline=20, weights="{root}/ram",
+      api_key_variable="SERVER_KEY",
+    ),
+    retrieval=c.RetrievalConfig(
+      kind="http", url="{retriever}", key_variable="RETRIEVER_KEY",
+      log="{root}/answers.sqlite",
+    ),
+    data=c.DataConfig(source="prepared", path="{root}/qa"),
+    batch=c.BatchConfig(
+      row_lengths=(64,), micro_batch_tokens=128, max_micro_batches=8
+    ),
+    checkpoint=c.CheckpointConfig(export_dtype="float32"),
+    evaluation=c.EvaluationConfig(budgets=(0, 1), questions=4, seeds=(1,)),
+  )
+"""
+
+
+class _Retriever(http.server.BaseHTTPRequestHandler):
+  """Answers every other search, and shows its caller's key with the others."""
+
+  asked: list[str]
+
+  def do_GET(self):
+    self._say(200, {"identity": {"kind": "test"}})
+
+  def do_POST(self):
+    body = self.rfile.read(int(self.headers["Content-Length"]))
+    key = self.headers["Authorization"]
+    self.asked.append(key)
+    if len(self.asked) % 2:
+      self._say(403, {"detail": f"Not for {key} today."})
+      return
+    hit = {"document": {"id": "1", "contents": "a\nb"}, "score": 1.0}
+    self._say(200, {"result": [[hit] for _ in json.loads(body)["queries"]]})
+
+  def log_message(self, *args):
+    pass
+
+  def _say(self, status, value):
+    content = json.dumps(value).encode()
+    self.send_response(status)
+    self.send_header("Content-Length", str(len(content)))
+    self.end_headers()
+    self.wfile.write(content)
+
+
+@contextlib.contextmanager
+def _retriever():
+  handler = type("Handler", (_Retriever,), {"asked": []})
+  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+      yield f"http://127.0.0.1:{server.server_port}", handler.asked
+    finally:
+      server.shutdown()
+
+
+def _says(context):
+  """Searches at first; what follows an observation answers."""
+  text = fake_sglang.tokenizer().decode(context)
+  tag = "answer" if "</search>" in text else "search"
+  ends = {"answer": "</answer>", "search": "</search>"}
+  return fake_sglang.ids("<", tag, ">", "b", ends[tag])
+
+
+@pytest.fixture
+def world(tmp_path):
+  """A folder with a policy, questions and a configuration; who serves them."""
+  hf.save(tmp_path / "policy", sglang_engines.policy())
+  entries = [
+    preparing.Entry(f"nq_dev/{i}", "a" * i, ["b"], "nq", "dev", None, "{}")
+    for i in range(1, 9)
+  ]
+  parts = {"nq_dev": preparing.Part(entries)}
+  prepared.write(tmp_path / "qa", parts, entries, {})
+  with _retriever() as (url, asked), fake_sglang.Server(_says) as server:
+    text = _CONFIG.format(root=tmp_path, sglang=server.url, retriever=url)
+    (tmp_path / "config.py").write_text(text)
+    yield tmp_path, server, asked
+
+
+def _command(root: pathlib.Path, module: str, *flags: str):
+  """Runs a command; what it said is kept beside what it wrote."""
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", f"launch.{module}"),
+      *(f"--config={root / 'config.py'}", f"--output={root / module}", *flags),
+    ],
+    capture_output=True,
+    text=True,
+    timeout=600,
+    check=False,
+    env=os.environ
+    | _KEYS
+    # Nobody listens there.
+    | {"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+    | {"XLA_FLAGS": "", "TF_CPP_MIN_LOG_LEVEL": "2"},
+  )
+  (root / f"{module}.said").write_text(done.stdout + done.stderr)
+  return done
+
+
+def _shown(root: pathlib.Path) -> dict[str, list[str]]:
+  """Which files hold which key."""
+  files = [path for path in root.rglob("*") if path.is_file()]
+  assert len(files) > 5
+  return {
+    variable: found
+    for variable, key in _KEYS.items()
+    if (
+      found := [
+        str(path) for path in files if key.encode() in path.read_bytes()
+      ]
+    )
+  }
+
+
+def test_an_evaluation_leaves_no_key_behind(world):
+  root, server, asked = world
+  # A server that shows the key in its error.
+  key = f"Bad key Bearer {_KEYS['SERVER_KEY']}"
+  server.faults["/generate"] = [(401, {"error": {"message": key}})]
+  done = _command(root, "evaluate", "--cache=")
+  assert done.returncode == 0, done.stderr
+  assert f"Bearer {_KEYS['RETRIEVER_KEY']}" in asked
+  rows = [
+    json.loads(line) for line in (root / "evaluate/episodes.jsonl").open("rb")
+  ]
+  reasons = " ".join(row["reason"] for row in rows)
+  assert "Not for Bearer ... today." in reasons
+  assert "Bad key Bearer ..." in reasons
+  assert _shown(root) == {}
+
+
+def test_training_leaves_no_key_behind(world):
+  root, server, asked = world
+  done = _command(root, "train", "--cache=")
+  assert done.returncode == 0, done.stderr
+  assert asked
+  assert (root / "train" / "policy" / "model.safetensors").is_file()
+  assert _shown(root) == {}
+
+
+def test_a_web_search_leaves_no_key_behind(world):
+  root, _, _ = world
+  done = _command(
+    root,
+    "evaluate",
+    "--cache=",
+    "--config.retrieval.kind=web",
+    "--config.retrieval.url=",
+    "--config.retrieval.web=serper",
+    "--config.retrieval.key_variable=WEB_KEY",
+  )
+  assert done.returncode == 0, done.stderr
+  rows = (root / "evaluate/episodes.jsonl").read_text()
+  assert "https://google.serper.dev/search" in rows  # It was tried.
+  assert _shown(root) == {}
+
+
+def test_the_doctor_shows_no_key(world):
+  root, server, _ = world
+  key = f"Bad key Bearer {_KEYS['SERVER_KEY']}"
+  server.faults["/health"] = [(401, {"error": {"message": key}})]
+  done = _command(root, "doctor")
+  assert "Bad key Bearer ..." in done.stdout
+  assert "Not for Bearer ... today." in done.stdout
+  assert _shown(root) == {}
+
+
+def test_the_sglang_client_logs_no_key(monkeypatch, caplog):
+  caplog.set_level(logging.DEBUG)
+  monkeypatch.setenv("SERVER_KEY", _KEYS["SERVER_KEY"])
+  with fake_sglang.Server() as server:
+    key = f"Bad key {_KEYS['SERVER_KEY']}"
+    server.faults["/model_info"] = [(401, {"message": key})]
+    with pytest.raises(types.EngineError, match="Bad key") as caught:
+      sglang_engines.connect(urls=(server.url,), api_key_variable="SERVER_KEY")
+    server.faults["/model_info"] = [(200, key)]
+    with pytest.raises(types.EngineError, match="expected a JSON obj") as other:
+      sglang_engines.connect(urls=(server.url,), api_key_variable="SERVER_KEY")
+  shown = repr(caught.value) + repr(other.value) + caplog.text
+  assert "Bad key ..." in shown
+  assert _KEYS["SERVER_KEY"] not in shown
+
+
+@pytest.mark.parametrize("value", ["", " ", "two words", "é", "a\nb", "a\x00b"])
+def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(monkeypatch, value):
+  config = config_lib.SglangConfig(api_key_variable="SERVER_KEY")
+  if "\x00" in value:
+    monkeypatch.setattr(os.environ, "get", lambda *_: value)
+  else:
+    monkeypatch.setenv("SERVER_KEY", value)
+  with pytest.raises(ValueError, match="SERVER_KEY") as caught:
+    sglang_server.connect(config, {})
+  assert not value.strip() or value not in str(caught.value)

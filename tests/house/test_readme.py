@@ -1,0 +1,100 @@
+"""What README.md and docs/ name exists, and README's Python runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+
+import pytest
+
+from anysearch_jax import config as config_lib
+from launch import quickstart
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FLAG = re.compile(r"DEFINE_\w+\(\s*\"(\w+)\"")
+# Of absl and of `--config.X`, which have their own tests.
+OTHER_FLAGS = {"help"}
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+  """The headings of a page as GitHub links to them."""
+  headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+  return {
+    re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    for heading in headings
+  }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_to_files_and_headings(page):
+  text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+  for target in re.findall(r"\]\(([^)\s]+)\)", text):
+    if re.match(r"https?:", target):
+      continue
+    name, _, anchor = target.partition("#")
+    path = (page.parent / name) if name else page
+    assert path.exists(), target
+    assert not anchor or anchor in anchors(path), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_and_files_exist(page):
+  text = page.read_text()
+  for folder, name in re.findall(r"\b(launch|bench)\.([a-z]\w*)", text):
+    assert (ROOT / folder / f"{name}.py").is_file(), name
+  for path in re.findall(r"\b(?:configs|docs|tests)/[\w/]+\.\w+", text):
+    # Made from a finished quickstart.
+    assert path.endswith(".svg") or (ROOT / path).is_file(), path
+  targets = re.findall(r"^[\w-]+(?=:)", (ROOT / "Makefile").read_text(), re.M)
+  for target in re.findall(r"(?:`|^    )make ([\w-]+)", text, re.MULTILINE):
+    assert target in targets, target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_flags_exist(page):
+  known = set(OTHER_FLAGS)
+  for path in [*(ROOT / "launch").glob("*.py"), *(ROOT / "bench").glob("*.py")]:
+    known |= set(FLAG.findall(path.read_text()))
+    known |= set(re.findall(r"DEFINE_alias\(\"(\w+)\"", path.read_text()))
+  commands = re.findall(
+    r"(?:launch|bench)\.\w+(?:\\\n|[^\n`])*", page.read_text()
+  )
+  for command in commands:
+    for flag in re.findall(r" --(\w+)\b(?!\.)", command):
+      assert flag in known, (flag, command)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_configuration_values_exist(page):
+  for path in re.findall(r"--config\.([a-z][\w.]*\w)", page.read_text()):
+    node = config_lib.ExperimentConfig()
+    for name in path.split("."):
+      assert name in {f.name for f in dataclasses.fields(node)}, path
+      node = getattr(node, name)
+
+
+def test_python_of_the_readme_plays_within_its_budgets(monkeypatch, capsys):
+  monkeypatch.chdir(ROOT)  # Where README says to run it.
+  (code,) = re.findall(
+    r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+  )
+  exec(compile(code, "README.md", "exec"), {})
+  printed = capsys.readouterr().out
+  assert "right: ('ninan',)" in printed
+  episodes = re.split(r"^B=", printed, flags=re.MULTILINE)[1:]
+  assert [episode.split(":")[0] for episode in episodes] == ["0", "1", "3"]
+  for episode in episodes:
+    assert episode.count("<information>") <= int(episode.split(":")[0])
+    assert "<answer>" in episode
+
+
+def test_picture_is_made_of_folders_that_the_quickstart_writes():
+  text = (ROOT / "docs" / "quickstart.md").read_text()
+  named = re.findall(r"(runs/quickstart/[\w/-]+/evaluation/\w+)", text)
+  jobs = quickstart.plan(pathlib.Path("runs/quickstart"), full=False)
+  written = {
+    str(job.result.parent) for job in jobs if job.name.startswith("evaluate")
+  }
+  assert len(named) == 4 and set(named) <= written

@@ -1,0 +1,234 @@
+"""What cannot run is refused before anything is allocated, by a sentence.
+
+The whole commands, as a user types them; no weight is read and no folder made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import commands
+import pytest
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.config import ranges
+from launch import evaluate, train, warm_start
+from launch import flags as launch_flags
+
+WORLD = "with data.source 'world', whose questions are each of one of many"
+
+
+def refused(command, folder, flags, *more):
+  """What a command says; it has left nothing behind."""
+  said = commands.run(
+    command,
+    "--config=configs/quickstart.py",
+    f"--output={folder / 'run'}",
+    "--cache=",
+    *flags.split(),
+    *more,
+  )
+  assert not (folder / "run").exists()
+  return said
+
+
+@pytest.mark.parametrize(
+  ("flags", "sentence"),
+  [
+    # Numbers that mean nothing.
+    ("seed=-1", "seed: found -1, expected 0 to 2^32 - 1."),
+    ("seed=4294967296", "seed: found 4294967296, expected 0 to 2^32 - 1."),
+    ("questions=0", "questions: found 0, expected at least 1."),
+    ("group=0", "group: found 0, expected at least 1."),
+    ("group=1", "group: found 1, expected at least 2: an advantage is a"),
+    ("save_every=0", "save_every: found 0, expected at least 1."),
+    ("reward.alpha=1e999", "reward.alpha: found inf, expected a finite number"),
+    ("reward.xi=0", "reward.xi: found 0.0, expected above 0."),
+    ("reward.length_limit=-1", "found -1, expected at least 0."),
+    ("objective.advantage_epsilon=0", "found 0.0, expected above 0."),
+    ("objective.clip_high=-0.1", "found -0.1, expected at least 0."),
+    ("objective.kl_coefficient=-1", "found -1.0, expected at least 0."),
+    ("optimizer.b1=1", "optimizer.b1: found 1.0, expected 0 to below 1."),
+    ("optimizer.eps=0", "optimizer.eps: found 0.0, expected above 0."),
+    ("optimizer.learning_rate=-1", "found -1.0, expected at least 0."),
+    ("episode.top_k=0", "episode.top_k: found 0, expected at least 1."),
+    ("episode.max_generated=0", "found 0, expected at least 1."),
+    ("episode.turn_deadline=0", "found 0.0, expected above 0."),
+    ("sampling.top_p=2", "found 2.0, expected above 0, at most 1."),
+    ("engine.slots=0", "engine.slots: found 0, expected at least 1."),
+    ("engine.lanes=32,16", "engine.lanes: found (32, 16), expected numbers"),
+    ("engine.kv_tokens=100", "engine.kv_tokens: found 100 in 1 parts, which"),
+    ("search.batch=0", "search.batch: found 0, expected at least 1."),
+    ("data.world_seed=-1", "data.world_seed: found -1, expected at least 0."),
+    ("watch.max_failed=2", "found 2.0, expected a share, 0 to 1."),
+    ("evaluation.budgets=0,-1", "evaluation.budgets[1]: found -1, expected at"),
+    ("evaluation.seeds=1,1", "evaluation.seeds: found (1, 1), expected each"),
+    # Names of nothing.
+    ("reward.gamma_mode=on", "reward.gamma_mode: found 'on', expected one of"),
+    ("episode.prompts=none", "episode.prompts: found 'none', expected one of"),
+    ("engine.attention=flash", "engine.attention: found 'flash', expected one"),
+    ("retrieval.log_mode=write", "retrieval.log_mode: found 'write', expected"),
+    ("name=../../outside", "name: found '../../outside', expected the name of"),
+    ("name=..", "name: found '..', expected the name of a folder"),
+    ("name=", "name: found '', expected the name of a folder"),
+    ("policy=", "policy: found nothing, expected a Hugging Face folder"),
+    ("policy=configs", "configs: no config.json; expected a Hugging Face fol"),
+    # Geometry.
+    ("questions=17", "17 questions x 5 samples = 85 trajectories do not divi"),
+    (
+      "engine.max_context=100",
+      "episode.max_context 544 exceeds engine.max_con",
+    ),
+    ("episode.max_context=12", "episode.max_context: found 12, expected more "),
+    ("batch.max_micro_batches=39", "found 39, expected at least 40: an optimi"),
+    ("batch.attention=cudnn", "cudnn runs on NVIDIA GPUs; found platform cpu"),
+    ("engine.attention=triton", "engine.attention: triton does not run on cpu"),
+    ("mesh.data=9", "tensor 1 needs 9 devices; found 8."),
+    ("mesh.tensor=8", "found 8, expected a divisor of the policy's heads, 4."),
+    ("mesh.rollout=9", "mesh.rollout: found device 9, but a process has 8 dev"),
+    ("mesh.rollout=0,1,2", "engine: found 32 lanes for 3 parts of the devices"),
+    ("lora.rank=97", "lora.rank: found 97, expected at most the policy's wid"),
+    # What does not go together.
+    ("retrieval.encoder=x", "found 'x' with retrieval.kind 'lexical'; expect"),
+    ("retrieval.price=1", "expected it with kind web only."),
+    ("retrieval.log_mode=strict", "found 'strict' without retrieval.log; exp"),
+    ("data.path=qa", "data.path: found 'qa' with data.source 'world', which"),
+    ("retrieval.kind=index retrieval.index=x", f"found 'index' {WORLD}"),
+    ("retrieval.kind=http retrieval.url=http://a:1", f"found 'http' {WORLD}"),
+    ("retrieval.kind=web retrieval.web=brave", f"found 'web' {WORLD}"),
+    ("engine.kind=sglang sglang.urls=a:1", "sglang.urls: found 'a:1', expec"),
+    ("engine.kind=sglang sglang.retries=-1", "found -1, expected at least 0."),
+    (
+      "engine.kind=sglang sglang.api_key_variable=NO",
+      "NO is not set; expected",
+    ),
+  ],
+)
+def test_training_refuses(flags, sentence, tmp_path, nothing_loads):
+  flags = " ".join(f"--config.{each}" for each in flags.split())
+  said = refused(train, tmp_path, flags)
+  assert sentence in said
+  assert said.startswith("launch.train: ") and said.count("\n") == 0
+
+
+@pytest.mark.parametrize(
+  ("flags", "sentence"),
+  [
+    ("method.otc.c=-1", "method.otc.c: found -1.0, expected above 0."),
+    ("method.otc.form=dpo", "method.otc.form: found 'dpo', expected one of"),
+    ("method.zerosearch.noise_end=3", "found 3.0, expected a share, 0 to 1."),
+    ("method.ikea.kb=()", "method.ikea.kb: found (), expected one number or"),
+    ("reward.alpha=-1", "reward.alpha: found -1.0, expected at least 0."),
+    ("retrieval.kind=any", "retrieval.kind: found 'any', expected"),
+    (
+      "checkpoint.keep_best=1 checkpoint.best_metric=em",
+      "checkpoint.best_metric: found 'em', expected one of reward/em, ",
+    ),
+  ],
+)
+def test_a_dry_run_refuses_what_training_would(flags, sentence, tmp_path):
+  flags = " ".join(f"--config.{each}" for each in flags.split())
+  said = refused(train, tmp_path, f"--dry_run {flags}")
+  assert sentence in said
+  assert said.startswith("launch.train: ") and said.count("\n") == 0
+
+
+@pytest.mark.parametrize(
+  ("flags", "sentence"),
+  [
+    ("--config.sampling.top_p=0", "found 0.0, expected above 0, at most 1."),
+    ("--config.sampling.temperature=-1", "found -1.0, expected at least 0."),
+    ("--config.evaluation.seeds=()", "evaluation.seeds: found (), expected o"),
+    ("--config.evaluation.input_price=-1", "found -1.0, expected at least 0."),
+    ("--config.compute_dtype=float16", "compute_dtype: found 'float16', expe"),
+    ("--config.engine.max_context=9", "exceeds engine.max_context 9; raise"),
+    ("--config.episode.max_context=12", "found 12, expected more than the "),
+    ("--config.mesh.rollout=8", "mesh.rollout: found device 8, but a process"),
+    ("--config.retrieval.kind=any", "retrieval.kind: found 'any', expected"),
+    ("--hf=configs", "configs: no config.json; expected a Hugging Face folder"),
+    ("--checkpoint=configs", "configs: no source/; expected the folder of a"),
+    ("--checkpoint=configs@x", "found 'x' after @, expected the number of rol"),
+    ("--scripted=nowhere:x", "--scripted=nowhere:x: No module named 'nowhere'"),
+    ("--scripted=os:sep", "--scripted=os:sep: '/' is no function."),
+    ("--sglang=a:1", "sglang.urls: found 'a:1', expected addresses such as"),
+    ("--split=none", "Found split 'none'; expected train, dev, held-out."),
+    ("--datasets=nq", "Dataset 'nq': data.source 'world' has only 'world';"),
+  ],
+)
+def test_an_evaluation_refuses(flags, sentence, tmp_path, nothing_loads):
+  said = refused(evaluate, tmp_path, flags)
+  assert sentence in said
+  assert said.startswith("launch.evaluate: ") and said.count("\n") == 0
+
+
+@pytest.mark.parametrize(
+  ("flags", "sentence"),
+  [
+    ("--config.warm_start.steps=0", "warm_start.steps: found 0, expected at"),
+    ("--config.warm_start.kv_heads=3", "found 3, expected a divisor of warm_"),
+    ("--config.warm_start.hidden=100", "found 100, expected a multiple of tw"),
+    ("--config.data.source=prepared", "found data.source 'prepared', expected"),
+  ],
+)
+def test_a_warm_start_refuses(flags, sentence, tmp_path):
+  assert sentence in refused(warm_start, tmp_path, flags)
+
+
+@pytest.mark.parametrize("command", [train, evaluate])
+def test_an_empty_folder_is_not_the_one_that_is_worked_in(command, tmp_path):
+  said = refused(command, tmp_path, "", "--output=")
+  assert said == "--output: found nothing, expected a folder."
+
+
+FILE = """
+from anysearch_jax import config as c
+def get_config():
+  return c.ExperimentConfig({})
+"""
+
+
+@pytest.mark.parametrize(
+  ("text", "sentence"),
+  [
+    ("questions='16'", "config.questions: found '16' (str), expected int."),
+    ("questions=16.0", "config.questions: found 16.0 (float), expected int."),
+    ("seed=True", "config.seed: found True (bool), expected int."),
+    ("reward=None", "config.reward: found None, expected a group of values."),
+    ("reward=c.LoraConfig()", "config.reward: unknown key 'base_dtype'; expe"),
+    ("sead=1", "a.py, line 4: TypeError: ExperimentConfig.__init__() got an"),
+    ("reward=c.RewardConfig(alfa=1)", "unexpected keyword argument 'alfa'"),
+    ("lora=c.Lora()", "a.py, line 4: AttributeError: module 'anysearch_jax."),
+    ("name='x", "a.py: SyntaxError: unterminated string literal"),
+    ("seed=1/0", "a.py, line 4: ZeroDivisionError: division by zero"),
+  ],
+)
+def test_a_file_of_wrong_values_is_refused(text, sentence, tmp_path):
+  path = tmp_path / "a.py"
+  path.write_text(FILE.format(text))
+  said = refused(train, tmp_path, "", f"--config={path}")
+  assert sentence in said
+
+
+def test_numbers_and_lists_of_a_file_are_what_their_fields_are(tmp_path):
+  path = tmp_path / "a.py"
+  path.write_text(
+    FILE.format(
+      "reward=c.RewardConfig(alpha=1), lora=c.LoraConfig(0, 1, ['q'])"
+    )
+  )
+  config = launch_flags.load_config(str(path))
+  assert type(config.reward.alpha) is float
+  assert config.lora == config_lib.LoraConfig(alpha=1.0, targets=("q",))
+
+
+def test_every_range_is_of_a_value_that_there_is():
+  def values(config, path=""):
+    for field in dataclasses.fields(config):
+      value, name = getattr(config, field.name), f"{path}{field.name}"
+      if dataclasses.is_dataclass(value):
+        yield from values(value, f"{name}.")
+      else:
+        yield name
+
+  names = set(values(config_lib.ExperimentConfig()))
+  assert set(ranges._RANGES) <= names

@@ -1,0 +1,292 @@
+"""The doctor: what it says of what is in order and of what is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import shutil
+import subprocess
+import sys
+import threading
+
+import doctored
+import jax
+import optax
+import pytest
+
+from anysearch_jax.host import run_lock
+from anysearch_jax.policy import hf
+from launch import (
+  checks,
+  doctor,
+  footprint,
+  machine_checks,
+  run_checks,
+)
+
+
+def examine(config, tmp_path, **settings):
+  return list(doctor.examine(config, output=str(tmp_path / "run"), **settings))
+
+
+def test_what_can_run_is_in_order(tmp_path, capsys):
+  found = examine(doctored.CONFIG, tmp_path)
+  assert doctored.levels(found) == {checks.OK}, found
+  names = {line.split()[1] for line in capsys.readouterr().out.splitlines()}
+  assert names >= {
+    *("python", "packages", "devices", "config", "policy", "texts", "mesh"),
+    *("memory", "disk", "output", "data", "retriever"),
+  }
+  assert not (tmp_path / "run").exists()
+
+
+def test_the_command_says_what_is_wrong_by_its_exit_code(tmp_path):
+  def command(*arguments):
+    return subprocess.run(
+      [sys.executable, "-m", "launch.doctor", *arguments],
+      capture_output=True,
+      text=True,
+      timeout=300,
+      check=False,
+    )
+
+  done = command()
+  assert (done.returncode, done.stdout.splitlines()[-1]) == (
+    0,
+    "0 problems, 0 warnings",
+  ), done.stdout + done.stderr
+  done = command(
+    "--config=configs/quickstart.py",
+    "--config.policy=nowhere",
+    "--config.mesh.fsdp=3",
+    f"--output={tmp_path}",
+  )
+  assert done.returncode == 1, done.stdout + done.stderr
+  assert "problem  policy      nowhere: no config.json;" in done.stdout
+  # What hangs on the policy is not told as a second problem.
+  assert "1 problems, 0 warnings" in done.stdout
+
+
+@pytest.mark.parametrize(
+  ("groups", "sentence"),
+  [
+    ({"engine": {"max_context": 100}}, "exceeds engine.max_context 100"),
+    ({"mesh": {"fsdp": 16}}, "needs 16 devices; found 8"),
+    ({"data": {"source": "prepared", "path": "nowhere"}}, "nowhere: found no"),
+    ({"retrieval": {"kind": "index", "index": "nowhere"}}, "nowhere: found no"),
+    (
+      {"retrieval": {"kind": "web", "web": "brave", "key_variable": "NO_KEY"}},
+      "NO_KEY is not set",
+    ),
+  ],
+)
+def test_what_cannot_run_is_a_problem_with_a_sentence(
+  tmp_path, monkeypatch, groups, sentence
+):
+  monkeypatch.delenv("NO_KEY", raising=False)
+  found = examine(doctored.with_(**groups), tmp_path)
+  problems = doctored.said(found, checks.PROBLEM)
+  assert any(sentence in problem for problem in problems), problems
+
+
+# How checks run.
+
+
+def test_a_check_that_breaks_or_hangs_is_a_problem():
+  def breaks():
+    raise KeyError("x")
+
+  def refuses():
+    raise ValueError("found 1, expected 2.")
+
+  def exits():
+    sys.exit(3)
+
+  def half():
+    yield checks.ok("first")
+    raise RuntimeError("then")
+
+  for look, sentence in (
+    (breaks, "found KeyError: 'x'"),
+    (refuses, "found 1, expected 2."),
+    (exits, "found SystemExit: 3"),
+    (half, "found RuntimeError: then"),
+  ):
+    (finding,) = checks.run(checks.Check("c", look), deadline=10)
+    assert (finding.level, finding.found) == (checks.PROBLEM, sentence)
+  held = threading.Event()
+  (finding,) = checks.run(checks.Check("c", held.wait), deadline=0.1)
+  assert finding.found == "found no answer within 0.1 seconds"
+  held.set()
+
+
+def test_a_finding_is_a_line_whatever_it_found():
+  finding = checks.warning("a\nb", "c")
+  assert list(checks.lines("name", [finding])) == [
+    "warning  name        a b",
+    " " * 21 + "c",
+  ]
+  assert checks.size(999) == "999 B"
+  assert checks.size(1500) == "1.5 KB"
+  assert checks.size(12.34e9) == "12.3 GB"
+  assert checks.size(1234e9) == "1,234.0 GB"
+
+
+# The machine.
+
+
+def test_a_package_that_lacks_or_is_old_is_named(tmp_path):
+  path = tmp_path / "requirements.txt"
+  path.write_text("# said\njax>=0.1\nno-such-thing>=2  # why\nnumpy>=999\n")
+  found = list(machine_checks.packages(path))
+  assert doctored.said(found, checks.PROBLEM) == [
+    "no-such-thing: found none, expected >=2 pip install 'no-such-thing>=2'",
+    f"numpy: found {__import__('numpy').__version__}, expected >=999 "
+    "pip install 'numpy>=999'",
+  ]
+  assert doctored.said(found, checks.OK) == [
+    "1 of 3 are as required and import "
+  ]
+
+
+def test_a_package_that_does_not_import_is_a_problem(tmp_path, monkeypatch):
+  """Right versions, broken modules: one raises, one ends the process."""
+  for name, code in (
+    ("raises-it", "raise OSError('libx.so.1: not found')"),
+    ("ends-it", "import os; os._exit(7)"),
+    ("works-well", ""),
+  ):
+    (tmp_path / f"{name.replace('-', '_')}.py").write_text(code)
+    info = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+      f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+    )
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+  path = tmp_path / "requirements.txt"
+  path.write_text("raises-it>=1\nends-it>=1\nworks-well>=1\n")
+  found = list(machine_checks.packages(path))
+  problems = doctored.said(found, checks.PROBLEM)
+  assert len(problems) == 2
+  assert "raises-it: found that it cannot be imported (OSError" in problems[0]
+  assert "libx.so.1: not found" in problems[0]
+  assert "ends-it: found that it cannot be imported" in problems[1]
+  assert "ended with 7" in problems[1]
+  assert doctored.said(found, checks.OK) == [
+    "1 of 3 are as required and import "
+  ]
+
+
+@pytest.mark.parametrize("folder", ["/dev/null/x", "/dev/null"])
+def test_a_run_cannot_be_written_below_a_file(tmp_path, folder):
+  found = list(doctor.examine(doctored.CONFIG, output=folder))
+  problems = doctored.said(found, checks.PROBLEM)
+  assert any("/dev/null is not a folder" in problem for problem in problems)
+
+
+def test_a_missing_policy_names_its_download(tmp_path):
+  config = dataclasses.replace(
+    doctored.CONFIG, policy="models/Qwen2.5-7B-Instruct"
+  )
+  problems = doctored.said(examine(config, tmp_path), checks.PROBLEM)
+  assert any(
+    "hf download Qwen/Qwen2.5-7B-Instruct" in problem for problem in problems
+  ), problems
+
+
+def test_the_requirements_that_are_looked_at_are_the_projects():
+  assert machine_checks.REQUIREMENTS.is_file()
+  assert "orbax-checkpoint" in machine_checks.REQUIREMENTS.read_text()
+
+
+# Room.
+
+
+def test_a_checkpoint_holds_the_weights_and_both_moments():
+  policy = hf.load(doctored.CONFIG.policy)
+  held = jax.eval_shape(
+    lambda params: (params, optax.adamw(1e-3).init(params)), policy.params
+  )
+  arrays = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held))
+  takes = footprint.of(policy.architecture, doctored.CONFIG)
+  assert takes.checkpoint == pytest.approx(arrays, abs=100)
+  assert takes.checkpoints == 3 * takes.checkpoint
+
+
+def test_the_room_of_a_run_follows_from_its_sizes():
+  a, _ = hf.describe(doctored.CONFIG.policy)
+  plain = footprint.of(a, doctored.CONFIG)
+  policy = pathlib.Path(doctored.CONFIG.policy)
+  weights = sum(f.stat().st_size for f in policy.glob("*.safetensors"))
+  # The shipped policy is float16.
+  assert plain.export == pytest.approx(2 * weights, rel=0.05)
+  half = footprint.of(
+    a, doctored.with_(checkpoint={"export_dtype": "bfloat16"})
+  )
+  assert half.export == plain.export / 2
+  adapters = footprint.of(a, doctored.with_(lora={"rank": 4}))
+  assert adapters.checkpoint < plain.checkpoint / 4
+  assert adapters.export > plain.export
+  cut = footprint.of(a, doctored.with_(mesh={"fsdp": 2, "tensor": 2}))
+  assert cut.trained == plain.trained // 4
+  bare = footprint.of(a, doctored.with_(objective={"kl_coefficient": 0.0}))
+  assert plain.trained - bare.trained == plain.export
+  e = doctored.CONFIG.engine
+  cache = 2 * a.layers * a.kv_heads * a.head_dim * e.slots * e.max_context * 4
+  assert plain.sampled == cache
+  assert footprint.of(a, doctored.with_(engine={"kind": "sglang"})).sampled == 0
+
+
+def test_a_full_disk_and_little_memory_are_problems(tmp_path, monkeypatch):
+  a, _ = hf.describe(doctored.CONFIG.policy)
+  needs = footprint.of(a, doctored.CONFIG)
+  usage = shutil.disk_usage(tmp_path)
+  for free, level in ((needs.disk, checks.OK), (needs.disk - 1, "problem")):
+    full = usage._replace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _, full=full: full)
+    assert run_checks.disk(a, doctored.CONFIG, tmp_path / "run").level == level
+  # What an earlier start has written needs no more room.
+  (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+  (tmp_path / "run" / "checkpoints" / "x").write_bytes(b"x")
+  assert (
+    run_checks.disk(a, doctored.CONFIG, tmp_path / "run").level == checks.OK
+  )
+  least = needs.trained + needs.sampled
+  for has, level in ((least, checks.OK), (least - 1, checks.PROBLEM)):
+    monkeypatch.setattr(machine_checks, "device_memory", lambda has=has: has)
+    monkeypatch.setattr(machine_checks, "available_memory", lambda: 10**12)
+    (finding,) = run_checks.memory(a, doctored.CONFIG)
+    assert finding.level == level
+  sglang = doctored.with_(
+    engine={"kind": "sglang"}, sglang={"weights": str(tmp_path)}
+  )
+  for free, level in ((10**9, checks.OK), (1000, checks.PROBLEM)):
+    full = usage._replace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _, full=full: full)
+    finding = run_checks.handed_over(a, sglang)
+    assert finding.level == level
+    assert str(tmp_path) in finding.found
+  # In RAM they stay for the whole run, beside a checkpoint on its way.
+  in_ram = doctored.with_(engine={"kind": "sglang"})
+  takes = footprint.of(a, in_ram)
+  both = takes.checkpoint + takes.handed
+  monkeypatch.setattr(machine_checks, "device_memory", lambda: 10**12)
+  for config, free, count in (
+    (in_ram, both, 1),
+    (in_ram, both - 1, 2),
+    (sglang, both - 1, 1),
+  ):
+    monkeypatch.setattr(machine_checks, "available_memory", lambda x=free: x)
+    found = list(run_checks.memory(a, config))
+    assert len(found) == count
+    assert count == 1 or "for SGLang, of which" in found[-1].found
+
+
+def test_a_folder_that_is_written_to_or_cannot_be_is_a_problem(tmp_path):
+  assert run_checks.output(tmp_path / "run").level == checks.OK
+  with run_lock.hold(tmp_path / "run" / run_lock.NAME):
+    finding = run_checks.output(tmp_path / "run")
+    assert finding.level == checks.PROBLEM
+    assert "writes to it" in finding.found
+  assert run_checks.output(pathlib.Path("/proc/run")).level == checks.PROBLEM

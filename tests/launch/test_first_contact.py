@@ -1,0 +1,99 @@
+"""What a newcomer meets first: the wrong Python, folder or output."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import commands
+
+from launch import flags, shipped, warm_start
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def test_another_python_is_told_what_to_do(tmp_path):
+  """`-S` leaves the installed packages out, as another Python would."""
+  done = subprocess.run(
+    [sys.executable, "-S", "-m", "launch.train", "--config=x.py"],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 1
+  (said,) = done.stderr.splitlines()
+  assert "lacks the packages of requirements.txt" in said
+  assert "make setup" in said
+
+
+def train_dry(folder, *arguments):
+  return subprocess.run(
+    [sys.executable, "-m", "launch.train", "--dry_run", *arguments],
+    cwd=folder,
+    env=os.environ | {"PYTHONPATH": str(ROOT)},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+
+
+def test_missing_configuration_is_told_where_the_projects_are(tmp_path):
+  done = train_dry(tmp_path, "--config=configs/mine.py")
+  assert done.returncode == 2
+  assert f"no such file in {tmp_path}" in done.stderr
+  assert str(ROOT / "configs") in done.stderr
+
+
+def test_configuration_of_the_current_folder_comes_before_the_projects(
+  tmp_path,
+):
+  (tmp_path / "configs").mkdir()
+  shutil.copy(ROOT / "configs" / "quickstart.py", tmp_path / "configs")
+  path = tmp_path / "configs" / "quickstart.py"
+  path.write_text(path.read_text().replace('name="quickstart"', 'name="mine"'))
+  done = train_dry(tmp_path, "--config=configs/quickstart.py")
+  assert done.returncode == 0, done.stderr
+  assert '"name": "mine"' in done.stdout
+  # The policy beside it is still the shipped one.
+  assert str(ROOT / "configs" / "quickstart_policy") in done.stdout
+
+
+def test_path_that_exists_nowhere_or_here_is_unchanged(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for name in ("", "models/x", "configs/none", str(tmp_path), "../configs"):
+    assert shipped.find(name) == name
+  assert shipped.find("configs/paper.py") == str(ROOT / "configs/paper.py")
+  monkeypatch.chdir(ROOT)
+  assert shipped.find("configs/paper.py") == "configs/paper.py"
+
+
+def test_warm_start_never_writes_into_the_installation(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  said = commands.run(warm_start, "--config=configs/quickstart.py")
+  assert "belongs to the installation" in said
+
+
+def test_a_training_by_hand_keeps_out_of_the_quickstarts_folder():
+  config = flags.load_config(str(ROOT / "configs" / "quickstart.py"))
+  folder = flags.run_folder(config, None)
+  assert folder == pathlib.Path(f"runs/quickstart-{config.seed}")
+  assert flags.run_folder(config, "runs/x") == pathlib.Path("runs/x")
+
+
+def test_commands_do_not_mention_that_torch_is_missing():
+  """transformers warns at import; eight processes of a quickstart would."""
+  done = subprocess.run(
+    [
+      *(sys.executable, "-c"),
+      "import sys, launch; sys.modules['torch'] = None; import transformers",
+    ],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert "PyTorch" not in done.stdout + done.stderr

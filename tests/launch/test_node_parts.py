@@ -1,0 +1,216 @@
+"""The parts of a node: their commands, and which GPUs each of them has."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import subprocess
+
+import pytest
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.training import validation
+from launch import flags as launch_flags
+from launch import node
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def paper(preset="", **mesh):
+  """Without its retriever, which has tests of its own."""
+  config = launch_flags.load_config(f"configs/qwen2_5_7b.py{preset}")
+  return dataclasses.replace(
+    config,
+    mesh=dataclasses.replace(config.mesh, **mesh),
+    retrieval=config_lib.RetrievalConfig(),
+  )
+
+
+def resolved(config, part):
+  """What the trainer makes of the flags it was given."""
+  prefix = "--config."
+  return launch_flags.override(
+    config,
+    [w.removeprefix(prefix) for w in part.command if w.startswith(prefix)],
+  )
+
+
+def test_the_papers_node_is_two_servers_and_a_trainer():
+  config = paper()
+  services, trainer = node.parts_of(
+    config, ["python", "-m", "launch.train"], servers=node.Servers()
+  )
+  assert [part.name for part in services] == ["server-0", "server-1"]
+  assert [part.env for part in (*services, trainer)] == [
+    {"CUDA_VISIBLE_DEVICES": "4,5"},
+    {"CUDA_VISIBLE_DEVICES": "6,7"},
+    {"CUDA_VISIBLE_DEVICES": "0,1,2,3"},
+  ]
+  assert services[0].command == (
+    *("env", "HOST=127.0.0.1", "PYTHON=.venv-sglang/bin/python", "TP=2"),
+    *(
+      "STATIC=0.6",
+      "CONTEXT=8192",
+      "launch/serve_sglang.sh",
+      "models/Qwen2.5-7B-Instruct",
+    ),
+    *("30000", "--dtype", "bfloat16"),
+  )
+  assert [part.health for part in services] == [
+    "http://127.0.0.1:30000/health",
+    "http://127.0.0.1:30001/health",
+  ]
+  assert trainer.command[:3] == ("python", "-m", "launch.train")
+  assert resolved(config, trainer) == dataclasses.replace(
+    config,
+    engine=dataclasses.replace(config.engine, kind="sglang"),
+    sglang=config_lib.SglangConfig(
+      urls=("http://127.0.0.1:30000", "http://127.0.0.1:30001")
+    ),
+    mesh=dataclasses.replace(config.mesh, trainer=(0, 1, 2, 3), rollout=()),
+  )
+
+
+@pytest.mark.parametrize("servers", [node.Servers(count=1), None])
+def test_an_index_is_served_beside_the_trainer(servers):
+  config = dataclasses.replace(
+    paper(),
+    retrieval=config_lib.RetrievalConfig(
+      kind="index", index="indexes/e5", encoder="models/e5"
+    ),
+  )
+  services, trainer = node.parts_of(
+    config, [], servers=servers, retriever_port=8123
+  )
+  retriever = services[0]
+  assert retriever.command[1:] == (
+    *("-m", "launch.serve_retriever", "--index=indexes/e5", "--port=8123"),
+    "--encoder=models/e5",
+  )
+  assert retriever.health == "http://127.0.0.1:8123/health"
+  # It leaves the GPUs to the others.
+  assert retriever.env["CUDA_VISIBLE_DEVICES"] == ""
+  assert resolved(config, trainer).retrieval == config_lib.RetrievalConfig(
+    kind="http", url="http://127.0.0.1:8123"
+  )
+
+
+def test_the_script_starts_the_server_that_its_settings_say():
+  config = paper(rollout=(4, 5, 6, 7))
+  services, _ = node.parts_of(
+    config, [], servers=node.Servers(python="/bin/echo", memory=0.5, port=31000)
+  )
+  said = subprocess.run(
+    services[1].command, cwd=ROOT, check=True, capture_output=True, text=True
+  )
+  assert said.stdout.split() == [
+    *("-m", "sglang.launch_server", "--model-path", config.policy),
+    *("--host", "127.0.0.1", "--port", "31001", "--tp-size", "2"),
+    *("--mem-fraction-static", "0.5"),
+    # A few tokens of its context are the server's own.
+    *("--context-length", "8200", "--dtype", "bfloat16"),
+    *("--sampling-defaults", "openai", "--dtype", "bfloat16"),
+  ]
+
+
+@pytest.mark.parametrize(
+  ("mesh", "servers", "gpus"),
+  [
+    ({}, {"count": 1}, ["4,5,6,7", "0,1,2,3"]),
+    ({}, {"count": 4}, ["4", "5", "6", "7", "0,1,2,3"]),
+    ({"rollout": (7,)}, {}, ["7", "0,1,2,3"]),
+    ({"trainer": (6, 7), "rollout": (0, 3)}, {}, ["0,3", "6,7"]),
+    # Training takes the first ones where none are named.
+    ({"trainer": (), "fsdp": 1}, {}, ["4,5", "6,7", "0,1"]),
+    ({}, {"count": 0}, ["0,1,2,3"]),
+  ],
+)
+def test_every_gpu_has_one_part(mesh, servers, gpus):
+  config = paper(**mesh)
+  services, trainer = node.parts_of(config, [], servers=node.Servers(**servers))
+  parts = [*services, trainer]
+  assert [part.env["CUDA_VISIBLE_DEVICES"] for part in parts] == gpus
+  for part in services:
+    size = len(part.env["CUDA_VISIBLE_DEVICES"].split(","))
+    assert f"TP={size}" in part.command
+  seen = gpus[-1].split(",")
+  # The trainer counts what it sees from 0.
+  assert resolved(config, trainer).mesh.trainer == tuple(range(len(seen)))
+
+
+def test_servers_of_other_nodes_are_only_named():
+  config = dataclasses.replace(
+    paper(), sglang=config_lib.SglangConfig(urls=("http://a:1", "http://b:1"))
+  )
+  services, trainer = node.parts_of(
+    config, [], servers=node.Servers(0), processes=2
+  )
+  assert services == []
+  assert resolved(config, trainer).sglang.urls == config.sglang.urls
+  assert resolved(config, trainer).engine.kind == "sglang"
+
+
+def test_a_trainer_that_samples_by_itself_is_left_as_it_is():
+  services, trainer = node.parts_of(paper(), ["train", "--x=1"], servers=None)
+  assert services == []
+  assert (trainer.command, trainer.env) == (("train", "--x=1"), {})
+
+
+def test_the_papers_run_is_one_that_the_trainer_takes():
+  config = launch_flags.load_config("configs/qwen2_5_7b.py")
+  _, trainer = node.parts_of(config, [], servers=node.Servers())
+  assert resolved(config, trainer).pipeline.async_level == 1
+  validation.validate(resolved(config, trainer))
+
+
+@pytest.mark.parametrize(
+  ("config", "assignments", "expected"),
+  [
+    ("configs/qwen2_5_7b.py", [], True),
+    ("configs/qwen2_5_7b.py", ["engine.kind=jax"], False),
+    ("configs/qwen2_5_7b.py:lora80", [], False),
+    ("configs/qwen2_5_7b.py:lora80", ["engine.kind=sglang"], True),
+    ("configs/quickstart.py", [], False),
+    ("configs/quickstart.py", ["mesh.trainer=0", "mesh.rollout=0"], False),
+  ],
+)
+def test_servers_sample_where_they_have_gpus(config, assignments, expected):
+  config = launch_flags.override(launch_flags.load_config(config), assignments)
+  assert node.samples_by_servers(config, assignments) is expected
+
+
+def test_a_containers_command_is_a_template():
+  services, _ = node.parts_of(
+    dataclasses.replace(paper(), policy="models/a b"),
+    [],
+    servers=node.Servers(
+      memory=0.5,
+      port=40000,
+      command="docker run --gpus 'device={gpus}' image serve {model} {port} "
+      "{tp} {memory} {context}",
+    ),
+  )
+  assert services[1].command == (
+    *("docker", "run", "--gpus", "device=6,7", "image", "serve"),
+    *("models/a b", "40001", "2", "0.5", "8192"),
+  )
+
+
+@pytest.mark.parametrize(
+  ("mesh", "servers", "processes", "sentence"),
+  [
+    ({}, {"count": 3}, 1, "found 3 for the 4 GPUs of mesh.rollout"),
+    ({"rollout": ()}, {}, 1, "mesh.rollout: found no GPUs for the servers"),
+    ({"rollout": (3, 4)}, {}, 1, "expected GPUs that are not the trainer's"),
+    ({}, {}, 2, "--processes: found 2 with servers on this node"),
+    ({}, {"command": "serve {ports}"}, 1, "--server_command: found 'serve"),
+    ({}, {"command": "serve 'x"}, 1, "No closing quotation"),
+    ({}, {"command": " "}, 1, "it is empty"),
+    ({}, {"command": "serve {"}, 1, "no other names in braces than python"),
+  ],
+)
+def test_parts_that_cannot_be_are_refused(mesh, servers, processes, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    node.parts_of(
+      paper(**mesh), [], servers=node.Servers(**servers), processes=processes
+    )

@@ -1,0 +1,143 @@
+"""What a run folder notes of its run, and what it resumes with."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.config import changes
+from launch import flags, run_history
+
+CONFIG = config_lib.ExperimentConfig()
+SOURCES = {
+  "policy": {"folder": "models/start", "sha256": "p"},
+  "questions": {"source": "world", "count": 8, "sha256": "q"},
+  "retriever": {"kind": "http", "url": "http://127.0.0.1:8000"},
+  "packages": {"jax": "1"},
+}
+ELSEWHERE = SOURCES | {"policy": {"folder": "/moved", "sha256": "p"}}
+ANOTHER = SOURCES | {"retriever": {"kind": "http", "url": "http://10.0.0.1"}}
+
+
+def changed(*assignments):
+  return flags.override(CONFIG, list(assignments))
+
+
+def noted(folder):
+  return [
+    json.loads((folder / name).read_text())
+    for name in ("config.json", "provenance.json")
+  ]
+
+
+def start(folder, config=CONFIG, sources=SOURCES, *, allow=False, **kwargs):
+  """A start that resumes from a checkpoint of `CONFIG`, like the one before."""
+  run_history.begin(folder, config, sources, allow=allow)
+  stored, _ = noted(folder)
+  resumed = {"rollout": 0, "changes": changes.changes(stored, config)}
+  return run_history.resumed(folder, config, sources, **(resumed | kwargs))
+
+
+def test_the_first_start_is_noted_without_changes(tmp_path):
+  assert start(tmp_path) == []
+  config, provenance = noted(tmp_path)
+  assert changes.changes(config, CONFIG) == []
+  assert provenance == SOURCES
+
+
+def test_placement_changes_freely_and_is_noted(tmp_path):
+  start(tmp_path)
+  moved = changed("mesh.data=2", "engine.slots=4", "pipeline.async_level=1")
+  assert len(start(tmp_path, moved, ELSEWHERE, rollout=20)) == 3
+  config, provenance = noted(tmp_path)
+  assert changes.changes(config, moved) == []
+  assert provenance == ELSEWHERE | {
+    "changes": [
+      {
+        "rollout": 20,
+        "settings": {
+          "engine.slots": [80, 4],
+          "pipeline.async_level": [0, 1],
+          "mesh.data": [1, 2],
+        },
+      }
+    ]
+  }
+
+
+def test_learning_changes_only_where_that_is_allowed(tmp_path):
+  start(tmp_path)
+  before = noted(tmp_path)
+  faster = changed("optimizer.learning_rate=1e-5", "mesh.data=2")
+  sentence = "found optimizer.learning_rate 1e-06 -> 1e-05: .*--allow_changes"
+  with pytest.raises(ValueError, match=sentence):
+    start(tmp_path, faster)
+  assert noted(tmp_path) == before
+  start(tmp_path, faster, allow=True, rollout=20)
+  start(tmp_path, faster, rollout=40)  # That is now the run's own.
+  _, provenance = noted(tmp_path)
+  (change,) = provenance["changes"]
+  assert change["rollout"] == 20
+  assert change["settings"]["optimizer.learning_rate"] == [1e-6, 1e-5]
+
+
+@pytest.mark.parametrize("allow", [False, True])
+def test_identity_never_changes(allow, tmp_path):
+  start(tmp_path)
+  before = noted(tmp_path)
+  for setting, sentence in (
+    ("seed=7", "seed 42 -> 7"),
+    ("method.name=otc", 'method.name "anysearch" -> "otc"'),
+  ):
+    with pytest.raises(ValueError, match=f"config.json: found {sentence}: "):
+      start(tmp_path, changed(setting), allow=allow)
+  for name in ("policy", "questions"):
+    other = SOURCES | {name: SOURCES[name] | {"sha256": "x"}}
+    sentence = f"provenance.json: found {name}.sha256 .* never change"
+    with pytest.raises(ValueError, match=sentence):
+      start(tmp_path, sources=other, allow=allow)
+  assert noted(tmp_path) == before
+
+
+def test_another_retriever_is_a_change_of_learning(tmp_path):
+  start(tmp_path)
+  with pytest.raises(ValueError, match="retriever.url .* --allow_changes"):
+    start(tmp_path, sources=ANOTHER)
+  start(tmp_path, sources=ANOTHER, allow=True, rollout=3)
+  _, provenance = noted(tmp_path)
+  assert provenance["retriever"] == ANOTHER["retriever"]
+  old, new = (s["retriever"]["url"] for s in (SOURCES, ANOTHER))
+  assert provenance["changes"] == [
+    {"rollout": 3, "settings": {"retriever.url": [old, new]}}
+  ]
+
+
+def test_a_change_is_noted_once_if_the_run_dies_before_it_saves(tmp_path):
+  start(tmp_path)
+  slower = changed("optimizer.learning_rate=1e-7")
+  differs = changes.changes(noted(tmp_path)[0], slower)
+  for _ in range(2):
+    start(tmp_path, slower, allow=True, rollout=20, changes=differs)
+  assert len(noted(tmp_path)[1]["changes"]) == 1
+
+
+def test_a_change_that_only_the_checkpoint_shows_is_noted(tmp_path):
+  """Somebody has edited config.json."""
+  slower = changed("optimizer.learning_rate=1e-7")
+  differs = changes.changes(
+    json.loads(json.dumps({"optimizer": {"learning_rate": 1e-6}})), slower
+  )
+  start(tmp_path, slower)
+  start(tmp_path, slower, allow=True, rollout=20, changes=differs)
+  settings = {"optimizer.learning_rate": [1e-6, 1e-7]}
+  assert noted(tmp_path)[1]["changes"] == [
+    {"rollout": 20, "settings": settings}
+  ]
+
+
+def test_the_packages_are_those_of_the_first_start(tmp_path):
+  start(tmp_path)
+  start(tmp_path, sources=SOURCES | {"packages": {"jax": "2"}})
+  assert noted(tmp_path)[1] == SOURCES

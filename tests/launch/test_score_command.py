@@ -1,0 +1,386 @@
+"""`launch.score`: recorded groups in, scores out, all or nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import chex
+import jax
+import numpy as np
+import pytest
+from format_table import A, I, S, T
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anysearch_jax import config as config_lib
+from launch import score
+
+CONFIG = config_lib.ExperimentConfig()
+KEYS = [
+  "answer", "em", "format", "length", "r_abs", "r_rel", "tool", "gamma",
+  "total", "advantage",
+]  # fmt: skip
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+def trajectory(searches=0, *, answer="a", tokens=100, **extra):
+  """A well-formed trajectory without the scaffold."""
+  spans = []
+  for _ in range(searches):
+    spans.append({"author": "model", "text": T + S})
+    spans.append({"author": "environment", "text": I})
+  text = f"{T}<answer>{answer}</answer>"
+  spans.append({"author": "model", "text": text})
+  return {
+    "spans": spans,
+    "searches": searches,
+    "generated_tokens": tokens,
+    **extra,
+  }
+
+
+def group(*trajectories, **changes):
+  return {
+    "question": "q?",
+    "golden_answers": ["a1", "gold"],
+    "budget": 4,
+    "scaffold": False,
+    "trajectories": list(trajectories),
+    **changes,
+  }
+
+
+def run(folder, *groups, config=CONFIG):
+  """Scores groups through files."""
+  source, target = folder / "in.jsonl", folder / "out.jsonl"
+  source.write_text("".join(json.dumps(line) + "\n" for line in groups))
+  score.score_file(source, target, config)
+  return [json.loads(line) for line in target.read_text().splitlines()]
+
+
+def oracle(trajectories, budget):
+  """The paper's equations in float64, one valid trajectory a row.
+
+  Args:
+    trajectories: (em, format, generated tokens, searches) rows.
+    budget: searches assigned.
+  """
+  em, form, tokens, used = np.array(trajectories, np.float64).T
+  length = np.where(
+    tokens <= 2048, 0.0, np.where(tokens <= 3072, (2048 - tokens) / 1024, -1.0)
+  )
+  r_abs = em * (budget - used) / budget if budget else np.zeros_like(em)
+  r_rel = np.zeros_like(em)
+  if em.any():
+    low, high = used[em == 1].min(), used[em == 1].max()
+    r_rel = em * (1 - (used - low) / (high - low + 1e-6))
+  gamma = np.full_like(em, 0.3 * em.mean())
+  tool = r_abs * r_rel
+  total = 0.5 * em + 0.15 * form + 0.05 * length + gamma * tool
+  spread = total - total.mean()
+  same = total.max() == total.min()
+  advantage = np.zeros_like(em) if same else spread / (total.std() + 1e-6)
+  names = ("em", "format", "length", "r_abs", "r_rel", "tool", "gamma")
+  columns = (em, form, length, r_abs, r_rel, tool, gamma, total, advantage)
+  return dict(zip((*names, "total", "advantage"), columns))
+
+
+def assert_scores(scored, expected):
+  for key, column in expected.items():
+    found = [row[key] for row in scored]
+    np.testing.assert_allclose(found, column, atol=1e-5, rtol=0, err_msg=key)
+
+
+def test_a_group_by_hand(tmp_path):
+  (line,) = run(
+    tmp_path,
+    group(
+      trajectory(1, answer="Gold"),
+      trajectory(3, answer="the gold!", tokens=2560),
+      trajectory(0, answer="lead", tokens=9999),
+    ),
+  )
+  first, second, third = line["trajectories"]
+  assert list(first) == KEYS
+  assert first["answer"] == "Gold"
+  # gamma = .3 * 2/3; the two correct ones used 1 and 3 of 4.
+  assert [row["em"] for row in line["trajectories"]] == [1, 1, 0]
+  assert [row["format"] for row in line["trajectories"]] == [1, 1, 1]
+  assert [row["gamma"] for row in line["trajectories"]] == [
+    pytest.approx(0.2)
+  ] * 3
+  assert first["r_abs"] == pytest.approx(0.75)
+  assert first["r_rel"] == pytest.approx(1.0)
+  assert first["total"] == pytest.approx(0.5 + 0.15 + 0.2 * 0.75)
+  assert second["length"] == pytest.approx(-0.5)
+  assert second["tool"] == pytest.approx(0.0, abs=1e-5)
+  assert second["total"] == pytest.approx(0.5 + 0.15 - 0.025, abs=1e-5)
+  assert third["length"] == -1.0
+  assert third["r_abs"] == third["r_rel"] == third["tool"] == 0.0
+  assert third["total"] == pytest.approx(0.15 - 0.05)
+  assert all(isinstance(row["em"], int) for row in line["trajectories"])
+
+
+ROWS = st.lists(
+  st.tuples(
+    st.booleans(),
+    st.sampled_from([0, 1, 2047, 2048, 2049, 2600, 3072, 3073, 40000]),
+    st.integers(0, 6),
+    st.booleans(),
+  ),
+  min_size=1,
+  max_size=9,
+)
+
+
+@given(rows=ROWS, budget=st.integers(0, 5))
+@settings(max_examples=40, deadline=None)
+def test_scores_agree_with_float64(rows, budget):
+  lines = group(
+    *(
+      trajectory(
+        used, answer="gold" if right else "lead", tokens=tokens, failed=failed
+      )
+      for right, tokens, used, failed in rows
+    ),
+    budget=budget,
+  )
+  parsed = score.parse_group(json.dumps(lines).encode())
+  scored = score.score_group(parsed, CONFIG)
+  for (_, _, _, failed), row in zip(rows, scored, strict=True):
+    assert list(row) == KEYS
+    if failed:
+      assert set(row.values()) == {None}
+  valid = [
+    (right, used <= budget, tokens, used)
+    for right, tokens, used, failed in rows
+    if not failed
+  ]
+  if valid:
+    kept = [row for row in scored if row["total"] is not None]
+    assert_scores(kept, oracle(valid, budget))
+
+
+def test_a_difference_of_one_token_keeps_its_advantage():
+  tokens = [2048, 2049, 2050, 2051, 2052]
+  lines = group(*(trajectory(2, answer="gold", tokens=n) for n in tokens))
+  parsed = score.parse_group(json.dumps(lines).encode())
+  expected = oracle([(1, 1, n, 2) for n in tokens], 4)
+  assert_scores(score.score_group(parsed, CONFIG), expected)
+
+
+def test_legal_oddities(tmp_path):
+  odd = [
+    group(),
+    group(trajectory(0, answer="gold")),
+    group(trajectory(failed=True), trajectory(failed=True)),
+    group({"spans": [], "searches": 0, "generated_tokens": 0}),
+    group(trajectory(0, answer=" ")),
+    group(trajectory(0, answer=""), golden_answers=["", "the", "?"]),
+    group(trajectory(0, answer="gold"), golden_answers=[]),
+    group(trajectory(2, answer="gold") | {"searches": 1}, trajectory(0)),
+    group(trajectory(5, answer="gold")),
+    group(trajectory(0, answer="gold"), budget=0),
+    group(trajectory(0, answer="\ud800 \u2028")),
+    group(trajectory(0, logps=[0.5], note=None), id="extra", meta={"x": [1]}),
+  ]
+  lines = [line["trajectories"] for line in run(tmp_path, *odd)]
+  assert len(lines) == len(odd)
+  empty, one, failed, no_spans, space, nothing, no_alias = lines[:7]
+  disagrees, beyond, zero, surrogate, extra = lines[7:]
+  assert empty == []
+  assert one[0]["advantage"] == 0.0 and one[0]["em"] == 1
+  assert failed == [dict.fromkeys(KEYS)] * 2
+  assert no_spans[0]["answer"] is None
+  assert no_spans[0]["em"] == no_spans[0]["format"] == 0
+  assert space[0]["answer"] == "" and space[0]["format"] == 1
+  assert nothing[0]["answer"] == "" and nothing[0]["em"] == 0
+  assert no_alias[0]["answer"] == "gold" and no_alias[0]["em"] == 0
+  assert disagrees[0]["format"] == 0
+  assert disagrees[0]["r_abs"] == pytest.approx(0.75)
+  assert beyond[0]["format"] == 0
+  assert beyond[0]["r_abs"] == pytest.approx(-0.25)
+  assert zero[0]["r_abs"] == 0.0 and zero[0]["r_rel"] == 1.0
+  assert surrogate[0]["answer"] == "\ud800"
+  assert extra[0]["format"] == 1
+
+
+def test_a_failed_trajectory_leaves_the_statistics_alone(tmp_path):
+  alive = [trajectory(1, answer="gold"), trajectory(3), trajectory(2)]
+  dead = trajectory(0, answer="gold", failed=True)
+  with_dead, without = run(
+    tmp_path, group(alive[0], dead, *alive[1:]), group(*alive)
+  )
+  assert with_dead["trajectories"].pop(1) == dict.fromkeys(KEYS)
+  for row, alone in zip(with_dead["trajectories"], without["trajectories"]):
+    assert row == pytest.approx(alone, abs=1e-6)
+
+
+def test_scaffold_and_crlf_lines(tmp_path):
+  spans = [
+    {
+      "author": "environment",
+      "text": "<budget>remaining=4; used=0; total=4</budget>\n",
+    },
+    {"author": "model", "text": T + A},
+  ]
+  item = {"spans": spans, "searches": 0, "generated_tokens": 5}
+  source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+  line = json.dumps(group(item, scaffold=True))
+  source.write_bytes(f"{line}\r\n{line}".encode())
+  score.score_file(source, target, CONFIG)
+  lines = [json.loads(text) for text in target.read_text().splitlines()]
+  assert [line["trajectories"][0]["format"] for line in lines] == [1, 1]
+
+
+def test_the_reward_of_another_system_is_not_computed_here(tmp_path):
+  config = config_lib.ExperimentConfig(
+    method=config_lib.MethodConfig(name="otc")
+  )
+  with pytest.raises(ValueError, match="found 'otc', expected 'anysearch'"):
+    run(tmp_path, group(trajectory()), config=config)
+
+
+def test_an_empty_file_has_no_scores(tmp_path):
+  assert run(tmp_path) == []
+
+
+def test_the_configuration_changes_the_weights(tmp_path):
+  reward = config_lib.RewardConfig(alpha=2.0, gamma_mode="off")
+  config = config_lib.ExperimentConfig(reward=reward)
+  (line,) = run(tmp_path, group(trajectory(0, answer="gold")), config=config)
+  assert line["trajectories"][0]["gamma"] == 0.0
+  assert line["trajectories"][0]["total"] == pytest.approx(2.15)
+
+
+def test_group_sizes_share_compilations():
+  counted = chex.assert_max_traces(score._score.__wrapped__, n=4)
+  jitted = jax.jit(counted, static_argnames="config")
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(score, "_score", jitted)
+    for size in range(1, 9):
+      lines = group(*[trajectory()] * size)
+      parsed = score.parse_group(json.dumps(lines).encode())
+      assert len(score.score_group(parsed, CONFIG)) == size
+
+
+def _without(key):
+  return {name: value for name, value in group().items() if name != key}
+
+
+def _item(**changes):
+  return group(trajectory(), trajectory() | changes)
+
+
+@pytest.mark.parametrize(
+  ("line", "expected"),
+  [
+    ("", "no JSON"),
+    ("{", "no JSON"),
+    ("not json", "no JSON"),
+    ("[" * 100_000, "nested too deep"),
+    ('{"budget": NaN}', "NaN is not JSON"),
+    ('{"budget": Infinity}', "Infinity is not JSON"),
+    (b"\xff\xfe", "no JSON"),
+    ("[]", "the line: found [], expected an object"),
+    ("null", "the line: found None, expected an object"),
+    (_without("question"), "question: missing, expected a string"),
+    (_without("golden_answers"), "golden_answers: missing"),
+    (_without("budget"), "budget: missing, expected an integer"),
+    (_without("scaffold"), "scaffold: missing, expected true or false"),
+    (_without("trajectories"), "trajectories: missing, expected a list"),
+    (group(question=None), "question: found None"),
+    (
+      group(golden_answers="gold"),
+      "golden_answers: found 'gold'",
+    ),
+    (group(golden_answers=["a", 1]), "golden_answers[1]: found 1"),
+    (group(budget=True), "budget: found True, expected an integer"),
+    (group(budget=4.0), "budget: found 4.0, expected an integer"),
+    (group(budget="4"), "budget: found '4', expected an integer"),
+    (group(budget=-1), "budget: found -1, expected 0 to"),
+    (group(budget=2**31), "budget: found 2147483648, expected 0 to 2147483647"),
+    (group(scaffold=1), "scaffold: found 1, expected true or false"),
+    (group(trajectories={}), "trajectories: found {}, expected a list"),
+    (group("x"), "trajectories[0]: found 'x', expected an object"),
+    (_item(searches=-1), "trajectories[1].searches: found -1"),
+    (_item(searches=None), "trajectories[1].searches: found None"),
+    (
+      _item(generated_tokens=1.5),
+      "generated_tokens: found 1.5",
+    ),
+    (_item(generated_tokens=False), "generated_tokens: found False"),
+    (_item(failed=None), "trajectories[1].failed: found None"),
+    (_item(failed=0), "trajectories[1].failed: found 0"),
+    (_item(spans="x"), "trajectories[1].spans: found 'x', expected a list"),
+    (_item(spans=["x"]), "trajectories[1].spans[0]: found 'x'"),
+    (
+      _item(spans=[{"author": "prompt", "text": ""}]),
+      "spans[0].author: found 'prompt', expected 'model' or 'environment'",
+    ),
+    (_item(spans=[{"author": "model"}]), "spans[0].text: missing"),
+    (_item(spans=[{"text": ""}]), "spans[0].author: missing"),
+    (_item(spans=[{"author": "model", "text": 1}]), "spans[0].text: found 1"),
+    (group({"spans": []}), "trajectories[0].searches: missing"),
+  ],
+)
+def test_a_malformed_line_is_named(tmp_path, line, expected):
+  if isinstance(line, dict):
+    line = json.dumps(line)
+  raw = line if isinstance(line, bytes) else line.encode()
+  source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+  good = json.dumps(group(trajectory())).encode()
+  source.write_bytes(good + b"\n" + raw + b"\n" + good)
+  with pytest.raises(ValueError) as caught:
+    score.score_file(source, target, CONFIG)
+  message = str(caught.value)
+  assert "line 2: " in message and expected in message
+  assert message.endswith(".") and len(message) < 400
+  assert os.listdir(tmp_path) == ["in.jsonl"]
+
+
+def test_an_older_output_outlives_a_failure(tmp_path):
+  source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+  source.write_text("{}\n")
+  target.write_text("older\n")
+  with pytest.raises(ValueError, match="line 1"):
+    score.score_file(source, target, CONFIG)
+  assert target.read_text() == "older\n"
+  assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "out.jsonl"]
+
+
+def command(*arguments):
+  return subprocess.run(
+    [sys.executable, "-m", "launch.score", *map(str, arguments)],
+    cwd=ROOT,
+    env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+
+
+def test_the_command_scores_a_file(tmp_path):
+  source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+  source.write_text(json.dumps(group(trajectory(0, answer="gold"))) + "\n")
+  done = command(
+    f"--input={source}", f"--output={target}", "--config.reward.alpha=1.0"
+  )
+  assert done.returncode == 0, done.stderr
+  (line,) = target.read_text().splitlines()
+  (row,) = json.loads(line)["trajectories"]
+  assert row["total"] == pytest.approx(1.0 + 0.15 + 0.3)
+
+
+def test_the_command_exits_with_2_on_a_malformed_line(tmp_path):
+  source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+  source.write_text(json.dumps(group()) + "\n\n")
+  done = command(f"--input={source}", f"--output={target}")
+  assert done.returncode == 2
+  assert "line 2: found no JSON value" in done.stderr
+  assert "Traceback" not in done.stderr
+  assert not target.exists()

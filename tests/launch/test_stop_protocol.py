@@ -1,0 +1,197 @@
+"""One stop protocol of all commands, on real processes that take no time."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from launch import stopping
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEADLINE = 120
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Says that it runs, then does what a test asks for.
+COMMAND = r"""
+import asyncio, hashlib, os, sys, threading, time
+from launch import flags, stopping
+
+def prints():
+  for i in range(10**6):
+    print("line", i, flush=True)
+
+def prints_little():
+  for i in range(3):
+    print("line", i, flush=True)
+
+def computes():
+  # In C, where no handler of Python's runs.
+  hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+
+def plays():
+  async def play():
+    time.sleep(100)
+
+  async def play_all():
+    async with asyncio.TaskGroup() as tasks:
+      tasks.create_task(play())
+
+  asyncio.run(play_all())
+
+def saves(seconds=0.3, grace=60.0):
+  stop = threading.Event()
+  with stopping.saving(stop.set, lambda: grace):
+    os.write(2, b"runs\n")
+    stop.wait(100)
+    time.sleep(seconds)
+  stopping.say("saved")
+  sys.exit(stopping.RESUME)
+
+def main(argv):
+  if "saves" not in argv[1]:
+    os.write(2, b"runs\n")
+  exec(argv[1])
+
+flags.run(main, resumes="fresh" not in sys.argv)
+"""
+
+
+def start(code, *arguments, ignore=(), stdout=subprocess.DEVNULL):
+  # Signals as in a terminal, whatever the tests run in.
+  fates = [
+    f"--{'ignore' if number in ignore else 'default'}-signal={number.name[3:]}"
+    for number in SIGNALS
+  ]
+  process = subprocess.Popen(
+    ["env", *fates, sys.executable, "-c", COMMAND, code, *arguments],
+    cwd=ROOT,
+    stdout=stdout,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  assert process.stderr.readline() == "runs\n"
+  return process
+
+
+def end(process):
+  late = threading.Timer(DEADLINE, process.kill)
+  late.start()
+  said = process.stderr.read()
+  late.cancel()
+  assert "Traceback" not in said
+  return process.wait(DEADLINE), said.splitlines()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_a_command_that_resumes_with_75(number):
+  process = start("time.sleep(100)")
+  process.send_signal(number)
+  assert end(process) == (
+    75,
+    [f"stopping on {number.name}", "stopped; the same command resumes"],
+  )
+
+
+def test_a_command_whose_tasks_are_stopped_prints_no_traceback():
+  process = start("plays()")
+  time.sleep(0.3)
+  process.send_signal(signal.SIGINT)
+  assert end(process) == (
+    75,
+    ["stopping on SIGINT", "stopped; the same command resumes"],
+  )
+
+
+def test_a_command_that_does_not_resume_ends_as_a_shell_says():
+  process = start("time.sleep(100)", "fresh")
+  process.send_signal(signal.SIGTERM)
+  assert end(process) == (143, ["stopping on SIGTERM", "stopped"])
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_an_ignored_signal_stays_ignored(number):
+  process = start("time.sleep(0.5)", ignore=[number])
+  process.send_signal(number)
+  assert end(process) == (0, [])
+
+
+def test_a_stop_is_said_and_a_second_one_obeyed_while_c_code_runs():
+  process = start("computes()")
+  time.sleep(0.5)
+  process.send_signal(signal.SIGINT)
+  assert process.stderr.readline() == "stopping on SIGINT\n"
+  time.sleep(1.2 * stopping._SAME)
+  process.send_signal(signal.SIGINT)
+  assert end(process) == (130, ["ended at once on a second SIGINT"])
+
+
+def test_a_request_that_comes_twice_at_once_is_one():
+  process = start("saves()")
+  process.send_signal(signal.SIGTERM)
+  process.stderr.readline()
+  process.send_signal(signal.SIGTERM)
+  process.send_signal(signal.SIGHUP)
+  assert end(process) == (75, ["saved"])
+
+
+def test_a_command_that_saves_says_how_long_it_may_take():
+  process = start("saves()")
+  process.send_signal(signal.SIGHUP)
+  code, said = end(process)
+  assert (code, said[1:]) == (75, ["saved"])
+  assert stopping.patience(said) == 60 + stopping._MARGIN
+  assert stopping.patience(["rollout 7"]) > 60 + stopping._MARGIN
+
+
+def test_a_save_that_takes_too_long_is_given_up():
+  process = start("saves(seconds=1000, grace=0.2)")
+  process.send_signal(signal.SIGTERM)
+  code, said = end(process)
+  assert code == 75
+  assert said[1].startswith("no checkpoint within 0 s (--grace); the same")
+
+
+def test_an_output_that_nobody_reads_stops_a_command_without_a_traceback():
+  reading, writing = os.pipe()
+  process = start("prints()", stdout=writing)
+  os.close(writing)
+  os.close(reading)
+  code, said = end(process)
+  assert code == 75
+  assert said == [
+    "standard output: Broken pipe; nobody reads it any more",
+    "stopping on SIGHUP",
+    "stopped; the same command resumes",
+  ]
+
+
+def test_an_output_and_errors_that_nobody_reads_stop_a_command():
+  reading, writing = os.pipe()
+  process = subprocess.Popen(
+    [sys.executable, "-c", COMMAND, "prints()"],
+    cwd=ROOT,
+    stdout=writing,
+    stderr=writing,
+  )
+  os.close(writing)
+  with open(reading) as lines:
+    assert lines.readline() == "runs\n"
+  assert process.wait(DEADLINE) == 75
+
+
+def test_a_full_disk_behind_the_output_stops_nothing():
+  with open("/dev/full", "w") as full:
+    process = start("prints_little(); stopping.say('done')", stdout=full)
+  assert end(process) == (
+    0,
+    [
+      "standard output: No space left on device; its lines are dropped",
+      "done",
+    ],
+  )

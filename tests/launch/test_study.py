@@ -1,0 +1,180 @@
+"""The rows of the paper's ablations, and the command that runs them."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import small_run
+
+from anysearch_jax.policy import hf
+from anysearch_jax.training import validation
+from configs import ablations, study_rows
+from configs.methods import study as methods
+from launch import flags as launch_flags
+from launch import study
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BASES = ("configs/quickstart.py", "configs/qwen3_4b.py")
+# The paper's tables and figures, by hand: what each row changes.
+CHANGES = {
+  "anysearch": {},
+  "gamma_max": {"gamma_mode": "fixed", "gamma_fixed": 0.3},
+  "gamma_half": {"gamma_mode": "fixed", "gamma_fixed": 0.15},
+  "no_tool": {"gamma_mode": "off"},
+  "no_abs": {"use_abs": False},
+  "no_rel": {"use_rel": False},
+  "no_format": {"beta": 0.0},
+  "full_scaffold": {"phase2_scaffold": True},
+  "no_scaffold": {"phase1_scaffold": False},
+  "lambda_0": {"uniform_mix": 0.0},
+  "lambda_1": {"uniform_mix": 1.0},
+  "phase1_only": {"phase1_steps": None},  # All of them.
+  "phase2_only": {"phase1_steps": 0},
+}
+
+
+@pytest.mark.parametrize("path", BASES)
+def test_rows_change_what_the_paper_says_and_no_more(path):
+  base = launch_flags.load_config(path)
+  rows = {row.name: row for row in ablations.rows(base)}
+  trained = {name for name, row in rows.items() if not row.policy_of}
+  assert trained == set(CHANGES)
+  for name, changes in CHANGES.items():
+    config = launch_flags.override(base, rows[name].overrides)
+    validation.validate(config)
+    found = {
+      field: value
+      for part in ("reward", "curriculum")
+      for field, value in vars(getattr(config, part)).items()
+      if value != getattr(getattr(base, part), field)
+    }
+    # What a base has already is no change.
+    if changes.get("gamma_fixed") == base.reward.gamma_fixed:
+      changes = {"gamma_mode": "fixed"}
+    if name == "phase1_only":
+      changes = {"phase1_steps": base.curriculum.total_steps}
+    assert found == changes, name
+  assert {row.table for row in rows.values()} == set(ablations.TABLES)
+  assert rows["kept_scaffold"].policy_of == "anysearch"
+  assert rows["only_scaffold"].policy_of == study_rows.UNTRAINED
+
+
+@pytest.fixture
+def rows():
+  return ablations.rows(launch_flags.load_config(BASES[0]))
+
+
+def test_tables_and_rows_are_chosen_with_what_they_need(rows):
+  def names(**asked):
+    asked = {"tables": (), "names": ()} | asked
+    return [row.name for row in study.choose(rows, **asked)]
+
+  assert len(names()) == len(rows) == 15
+  assert names(tables=["sampling"]) == ["lambda_0", "lambda_1"]
+  assert names(names=["no_abs"]) == ["no_abs"]
+  # Its policy is another row's.
+  assert names(names=["kept_scaffold"]) == ["anysearch", "kept_scaffold"]
+  assert names(names=["only_scaffold"]) == ["only_scaffold"]
+  for asked in ({"tables": ["tools"]}, {"names": ["no_such"]}):
+    with pytest.raises(ValueError, match="expected some of"):
+      names(**asked)
+
+
+def test_the_first_seed_of_all_rows_comes_first(rows):
+  plan = study.Plan(
+    pathlib.Path("runs/s"),
+    config=BASES[0],
+    untrained="start",
+    evaluation=["--x"],
+    threads=1,
+  )
+  chosen = study.choose(
+    rows, tables=(), names=["no_abs", "kept_scaffold", "only_scaffold"]
+  )
+  jobs = plan.jobs(chosen, [42, 43])
+  names = [job.name for job in jobs]
+  assert names[:6] == [
+    "train anysearch 42",
+    "evaluate anysearch 42",
+    "train no_abs 42",
+    "evaluate no_abs 42",
+    "evaluate kept_scaffold 42",
+    "evaluate only_scaffold 42",
+  ]
+  assert [name.replace("42", "43") for name in names[:6]] == names[6:]
+  by_name = {job.name: job for job in jobs}
+  assert by_name["evaluate kept_scaffold 43"].after == ("train anysearch 43",)
+  assert by_name["evaluate only_scaffold 43"].after == ()
+  command = by_name["evaluate kept_scaffold 43"].command
+  assert "--policy=runs/s/anysearch-43/policy" in command
+  assert "--config.evaluation.scaffold=true" in command
+  assert "--policy=start" in by_name["evaluate only_scaffold 42"].command
+  assert "--config.reward.use_abs=false" in by_name["train no_abs 42"].command
+
+
+CONFIG = """
+import dataclasses, sys
+sys.path.insert(0, {tests!r})
+import small_run
+
+def get_config():
+  return dataclasses.replace(small_run.CONFIG, policy={policy!r})
+"""
+
+
+def test_a_study_runs_goes_on_and_reports_all_that_is_there(tmp_path):
+  hf.save(tmp_path / "start", small_run.parts()["policy"])
+  config = tmp_path / "small.py"
+  config.write_text(
+    CONFIG.format(tests=str(ROOT / "tests"), policy=str(tmp_path / "start"))
+  )
+  root = tmp_path / "study"
+
+  def run(*arguments):
+    done = subprocess.run(
+      [
+        *(sys.executable, "-m", "launch.study", f"--config={config}"),
+        *("--questions=3", "--budgets=0,1", "--seeds=1", f"--output={root}"),
+        *arguments,
+      ],
+      cwd=ROOT,
+      capture_output=True,
+      text=True,
+      timeout=600,
+      check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    return done.stdout
+
+  run("--rows=anysearch,only_scaffold")
+  said = run("--rows=kept_scaffold")
+  assert "not run again: train anysearch 42" in said
+  report = json.loads((root / "report.json").read_text())
+  assert [row["label"] for row in report["rows"]] == [
+    "AnySearch",
+    "AnySearch + scaffold",
+    "Only scaffold",
+  ]
+  page = (root / "report.html").read_text()
+  assert "launch.train" in page and "--config.evaluation.scaffold=true" in page
+  assert (root / "tables.md").is_file()
+
+
+def test_rows_of_the_compared_systems_can_be_played():
+  base = launch_flags.load_config("configs/quickstart.py")
+  steps = set()
+  for row in methods.rows(base):
+    config = launch_flags.load_config(row.config)
+    config = launch_flags.override(config, row.overrides)
+    played = launch_flags.override(config, row.evaluation)
+    validation.validate_playing(played)
+    assert not played.retrieval.simulated, row.name
+    if not row.policy_of:
+      validation.validate(config)
+      steps.add((config.curriculum.total_steps, config.questions, config.group))
+  # At equal steps and episodes.
+  assert steps == {(base.curriculum.total_steps, base.questions, base.group)}

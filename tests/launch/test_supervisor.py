@@ -1,0 +1,479 @@
+"""Several commands as one: readiness, failures, signals, and who is left."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launch import stopping, supervisor
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# A service: after `late` seconds it listens, after `late` more it is healthy.
+SERVICE = """
+import http.server, sys, time
+port, late = int(sys.argv[1]), float(sys.argv[2])
+class Handler(http.server.BaseHTTPRequestHandler):
+  def do_GET(self):
+    ready = self.path == "/health" and time.time() > started + late
+    self.send_response(200 if ready else 503)
+    self.end_headers()
+  def log_message(self, *args):
+    pass
+print("loading")
+time.sleep(late)
+started = time.time()
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+# Has a child of its own, tells both, then does not end.
+PARENT = """
+import os, pathlib, signal, subprocess, sys, time
+folder, stubborn = pathlib.Path(sys.argv[1]), sys.argv[2:]
+if "parent" in stubborn:
+  signal.signal(signal.SIGTERM, signal.SIG_IGN)
+ignore = "trap '' TERM; " if "child" in stubborn else ""
+code = ignore + "echo up; while :; do sleep 0.1; done"
+child = subprocess.Popen(["sh", "-c", code], stdout=subprocess.PIPE)
+child.stdout.readline()
+(folder / "new").write_text(f"{os.getpid()} {child.pid}")
+(folder / "new").rename(folder / "pids")
+time.sleep(1000)
+"""
+
+
+def python(name, code, *arguments, **settings):
+  command = (sys.executable, "-c", code, *map(str, arguments))
+  return supervisor.Part(name, command, **settings)
+
+
+@pytest.fixture
+def port():
+  with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    return free.getsockname()[1]
+
+
+def service(port, late=0.0):
+  url = f"http://127.0.0.1:{port}/health"
+  return python("service", SERVICE, port, late, health=url)
+
+
+@pytest.fixture
+def run(tmp_path):
+  """Runs parts; the exit code and what was said."""
+
+  def run(services, main, **settings):
+    said = []
+    settings = {"deadline": 30, "grace": 10, "every": 0.0} | settings
+    code = supervisor.run(
+      services, main, logs=tmp_path / "logs", say=said.append, **settings
+    )
+    return code, said
+
+  return run
+
+
+def wait_for(path):
+  """Code that waits until a file is there."""
+  return (
+    "import pathlib, time\n"
+    f"while not pathlib.Path({str(path)!r}).is_file(): time.sleep(0.02)\n"
+  )
+
+
+def state(pid):
+  """Of a process; Z is one that ended and that nobody asked about."""
+  try:
+    text = pathlib.Path(f"/proc/{pid}/stat").read_text()
+  except OSError:
+    return "gone"
+  return text.rpartition(")")[2].split()[0]
+
+
+def pids(folder, seconds=60.0):
+  """Those that `PARENT` tells."""
+  end = time.monotonic() + seconds
+  while not (folder / "pids").is_file():
+    assert time.monotonic() < end
+    time.sleep(0.02)
+  return [int(pid) for pid in (folder / "pids").read_text().split()]
+
+
+def assert_ended(folder):
+  """A moment may pass between a kill and its effect."""
+  end = time.monotonic() + 60
+  for pid in pids(folder):
+    while state(pid) not in ("gone", "Z", "X"):
+      assert time.monotonic() < end, f"{pid} still runs"
+      time.sleep(0.02)
+
+
+def test_the_main_command_starts_when_the_services_answer(run, port, tmp_path):
+  ask = (
+    "import urllib.request, os;"
+    f"print(urllib.request.urlopen('http://127.0.0.1:{port}/health').status,"
+    "os.environ['GPUS'])"
+  )
+  main = python("main", ask, env={"GPUS": "0,1"})
+  code, said = run([service(port, late=0.3)], main)
+  logs = tmp_path / "logs"
+  assert code == 0
+  assert [line.split(" after")[0] for line in said] == [
+    f"[service] starts; log: {logs / 'service.log'}",
+    "[service] ready",
+    f"[main] starts; log: {logs / 'main.log'}",
+    "[main] 200 0,1",
+    "[main] ended",
+  ]
+  assert (logs / "service.log").read_text().startswith("$ ")
+  with socket.socket() as free:  # Nothing listens any more.
+    assert free.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_all_services_are_waited_for(run, port):
+  with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    other = free.getsockname()[1]
+  code, said = run(
+    [service(port, late=0.4), service(other)], python("main", "")
+  )
+  assert code == 0
+  assert sum("ready" in line for line in said[: said.index(said[-2])]) == 2
+
+
+def test_the_exit_code_is_that_of_the_main_command(run):
+  code, said = run([], python("main", "print('so long'); raise SystemExit(7)"))
+  assert code == 7
+  assert "[main] failed with code 7" in said[-1]
+  assert said[-1].endswith("main.log:\n  so long")
+
+
+def test_a_main_command_that_is_killed_fails_as_in_a_shell(run):
+  code, _ = run([], python("main", "import os; os.kill(os.getpid(), 9)"))
+  assert code == 137
+
+
+def test_a_service_that_dies_at_its_start_ends_all(run, port, tmp_path):
+  broken = python(
+    "broken",
+    "import sys; print('\\n'.join(map(str, range(99)))); sys.exit('no GPU')",
+    health=f"http://127.0.0.1:{port}/health",
+  )
+  main = python("main", "print('never')")
+  code, said = run([broken], main)
+  assert code == 1
+  assert "[broken] ended with code 1" in said[-1]
+  # The end of the log tells why.
+  assert said[-1].splitlines()[-2:] == ["  98", "  no GPU"]
+  assert len(said[-1].splitlines()) == 21
+  assert not (tmp_path / "logs" / "main.log").exists()
+
+
+def test_a_service_that_dies_later_ends_all(run, tmp_path):
+  dies = python("dies", wait_for(tmp_path / "pids") + "raise SystemExit(3)")
+  code, said = run([dies], python("main", PARENT, tmp_path))
+  assert code == 1
+  assert "[dies] ended with code 3" in said[-1]
+  assert_ended(tmp_path)
+
+
+def test_a_service_is_started_again_as_often_as_it_may(run, port, tmp_path):
+  """It dies three times, while what it started has its port."""
+  dies = f"""
+import pathlib, subprocess, sys, time
+starts = pathlib.Path({str(tmp_path)!r}, "starts")
+count = len(starts.read_text()) if starts.exists() else 0
+starts.write_text("x" * (count + 1))
+subprocess.Popen([sys.executable, "-c", {SERVICE!r}, "{port}", "0"])
+if count < 3:
+  while not pathlib.Path({str(tmp_path)!r}, "main").exists():
+    time.sleep(0.02)
+  sys.exit(9)
+time.sleep(1000)
+"""
+  main = f"""
+import pathlib, time, urllib.request
+folder = pathlib.Path({str(tmp_path)!r})
+(folder / "main").touch()
+while len((folder / "starts").read_text()) < 4:
+  time.sleep(0.02)
+while True:
+  try:
+    urllib.request.urlopen("http://127.0.0.1:{port}/health").close()
+    break
+  except OSError:
+    time.sleep(0.02)
+"""
+  part = python(
+    "dies", dies, health=f"http://127.0.0.1:{port}/health", restarts=3
+  )
+  code, said = run([part], python("main", main))
+  assert code == 0, said
+  again = [line for line in said if "it is started again" in line]
+  assert [line.split(", ")[-1] for line in again] == [
+    f"{left} of that left" for left in (3, 2, 1)
+  ]
+  assert "[dies] ended with code 9" in again[0]
+  # One time more than it may, it ends all.
+  (tmp_path / "starts").unlink()
+  (tmp_path / "main").unlink()
+  code, said = run(
+    [dataclasses.replace(part, restarts=2)],
+    python("main", main + "time.sleep(1000)"),
+  )
+  assert code == 1
+  assert sum("it is started again" in line for line in said) == 2
+  assert "[dies] ended with code 9" in said[-1]
+  assert "expected it to serve until the end" in said[-1]
+
+
+def test_a_service_that_ends_well_too_early_is_a_failure(run):
+  code, said = run(
+    [python("early", "")], python("main", "import time; time.sleep(100)")
+  )
+  assert code == 1
+  assert "[early] ended with code 0" in said[-1]
+  assert "log: empty." in said[-1]
+
+
+def test_a_service_that_is_never_ready_ends_all(run, port, tmp_path):
+  code, said = run(
+    [service(port, late=60), python("other", PARENT, tmp_path)],
+    python("main", "print('never')"),
+    deadline=1.5,
+  )
+  assert code == 1
+  assert f"[service] did not answer http://127.0.0.1:{port}" in said[-1]
+  assert "within 1.5 seconds" in said[-1]
+  assert_ended(tmp_path)
+
+
+@pytest.mark.parametrize("stubborn", [(), ("child",), ("parent", "child")])
+def test_children_of_a_service_end_with_it(run, tmp_path, stubborn):
+  code, said = run(
+    [python("service", PARENT, tmp_path, *stubborn)],
+    python("main", wait_for(tmp_path / "pids")),
+    grace=0.5 if stubborn else 60.0,
+  )
+  assert code == 0
+  assert ("[service] did not end by itself; killed" in said) == bool(stubborn)
+  assert_ended(tmp_path)
+
+
+def test_a_service_may_end_its_children_itself(run, tmp_path):
+  orderly = """
+import pathlib, signal, subprocess, sys, time
+folder = pathlib.Path(sys.argv[1])
+child = subprocess.Popen(["sleep", "1000"])
+def end(number, frame):
+  time.sleep(0.5)  # Long enough for a signal to all of them to arrive.
+  (folder / "child").write_text(str(child.poll()))
+  child.kill()
+  sys.exit()
+signal.signal(signal.SIGTERM, end)
+(folder / "ready").touch()
+while True: time.sleep(1)
+"""
+  run(
+    [python("service", orderly, tmp_path)],
+    python("main", wait_for(tmp_path / "ready")),
+  )
+  assert (tmp_path / "child").read_text() == "None"
+
+
+def test_children_of_a_command_that_ended_end_too(run, tmp_path):
+  leaves = PARENT.replace("time.sleep(1000)", "")
+  assert run([], python("main", leaves, tmp_path))[0] == 0
+  assert_ended(tmp_path)
+
+
+def test_a_dead_process_that_nobody_reaps_is_not_waited_for(run, tmp_path):
+  """As in a container whose first process is no init."""
+  leaves_a_zombie = """
+import os, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+if os.fork() == 0:
+  if os.fork() == 0:
+    os._exit(0)  # Stays in the group; its parent leaves it and never asks.
+  os.setsid()
+  (folder / "left").touch()
+  while not (folder / "end").exists(): time.sleep(0.02)
+  os._exit(0)
+while not (folder / "left").exists(): time.sleep(0.02)
+"""
+  try:
+    code, said = run([], python("main", leaves_a_zombie, tmp_path), grace=3.0)
+  finally:
+    (tmp_path / "end").touch()
+  assert code == 0
+  assert "ended after" in said[-1]
+
+
+# Saves when it is told to stop, and asks for time; looks for the service then.
+SAVES = """
+import pathlib, signal, sys, time
+folder, asks = pathlib.Path(sys.argv[1]), sys.argv[2]
+def alive(pid):
+  text = pathlib.Path(f"/proc/{pid}/stat").read_text()
+  return text.rpartition(")")[2].split()[0] not in "ZX"
+def save(number, frame):
+  print(f"stopping on SIGTERM; it may take up to {asks} s", flush=True)
+  time.sleep(2.5)
+  served = map(int, (folder / "pids").read_text().split())
+  (folder / "saved").write_text(str(all(map(alive, served))))
+  sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+print("trains", flush=True)
+while True: time.sleep(1)
+"""
+SLEEPS = "import time; time.sleep(1000)"
+
+
+def supervise(tmp_path, *, grace, stubborn=(), main=SLEEPS):
+  """A supervisor of its own, with a service and its child beside a command."""
+  script = f"""
+import pathlib, signal, sys
+from launch import supervisor
+# As in a terminal, whatever the tests run in.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def python(name, *arguments):
+  return supervisor.Part(name, (sys.executable, "-c", *arguments))
+sys.exit(supervisor.run(
+  [python("service", {PARENT!r}, {str(tmp_path)!r}, *{stubborn!r})],
+  python("main", {main!r}, {str(tmp_path)!r}, "60"),
+  logs=pathlib.Path({str(tmp_path)!r}), deadline=30, grace={grace},
+))
+"""
+  return subprocess.Popen(
+    [sys.executable, "-c", script],
+    cwd=ROOT,
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+
+
+def until_started(process, name):
+  for line in process.stdout:
+    if line.startswith(f"[{name}] starts"):
+      return
+  raise AssertionError(f"{name} never started")
+
+
+@pytest.mark.parametrize(
+  "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+)
+def test_a_signal_stops_everything(tmp_path, number):
+  process = supervise(tmp_path, grace=60)
+  until_started(process, "main")
+  pids(tmp_path)
+  process.send_signal(number)
+  rest, _ = process.communicate(timeout=120)
+  # The main command was told by SIGTERM, and ended so.
+  assert process.returncode == 128 + signal.SIGTERM
+  assert f"stopping everything on {number.name}" in rest
+  assert_ended(tmp_path)
+
+
+def test_a_second_signal_kills_what_does_not_end(tmp_path):
+  process = supervise(tmp_path, grace=600, stubborn=("parent", "child"))
+  until_started(process, "main")
+  pids(tmp_path)
+  process.send_signal(signal.SIGINT)
+  for line in process.stdout:
+    if "stopping everything" in line:
+      break
+  with pytest.raises(subprocess.TimeoutExpired):
+    process.wait(1.2 * stopping._SAME)
+  process.send_signal(signal.SIGINT)
+  process.communicate(timeout=120)
+  assert process.returncode == 128 + signal.SIGTERM
+  assert_ended(tmp_path)
+
+
+def test_the_main_command_saves_as_long_as_it_says_before_services_end(
+  tmp_path,
+):
+  process = supervise(tmp_path, grace=0.1, main=SAVES)
+  until_started(process, "main")
+  pids(tmp_path)
+  for line in process.stdout:
+    if line == "[main] trains\n":
+      break
+  process.send_signal(signal.SIGINT)
+  rest, _ = process.communicate(timeout=120)
+  assert process.returncode == stopping.RESUME, rest
+  assert "[main] stopping on SIGTERM; it may take up to 60 s" in rest
+  assert "[main] ended with code 75" in rest
+  assert (tmp_path / "saved").read_text() == "True"
+  assert_ended(tmp_path)
+
+
+def test_a_main_command_that_takes_longer_than_it_says_is_killed(
+  run, monkeypatch, tmp_path
+):
+  monkeypatch.setattr(stopping, "_MARGIN", 0.1)
+  dies = python("dies", wait_for(tmp_path / "pids") + "raise SystemExit(3)")
+  says = PARENT.replace(
+    "time.sleep(1000)",
+    "print('stopping on SIGTERM; it may take up to 0 s', flush=True)\n"
+    "time.sleep(1000)",
+  )
+  code, said = run([dies], python("main", says, tmp_path, "parent"))
+  assert code == 1
+  assert "[main] did not end by itself; killed" in said
+  assert_ended(tmp_path)
+
+
+def test_signals_mean_what_they_did_afterwards(run):
+  before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+  run([], python("main", ""))
+  after = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+  assert after == before
+
+
+def test_a_port_that_another_process_has_is_refused(run, tmp_path):
+  with socket.create_server(("127.0.0.1", 0)) as taken:
+    code, said = run([service(taken.getsockname()[1])], python("main", ""))
+  assert code == 1
+  assert "expected a free port" in said[-1]
+  assert not (tmp_path / "logs" / "service.log").exists()
+
+
+def test_a_command_that_is_not_there_is_named(run, tmp_path):
+  missing = supervisor.Part("server", (str(tmp_path / "python"), "-m", "x"))
+  code, said = run([missing], python("main", ""))
+  assert code == 1
+  assert said[-1].startswith("[server] could not start: ")
+  assert str(tmp_path / "python") in said[-1]
+
+
+def test_what_is_shown_is_the_last_line_and_of_this_run(run):
+  bar = (
+    "import time; print('10%\\r50%', end='\\r', flush=True); time.sleep(0.5)"
+  )
+  code, said = run([], python("main", bar))
+  assert said[1:-1] == ["[main] 50%"]
+  _, again = run([], python("main", ""))
+  assert len(again) == 2 and "ended" in again[-1]
+
+
+def test_a_shown_command_is_what_the_shell_takes():
+  part = python(
+    "main",
+    "import os, sys; print(os.environ['GPUS'], sys.argv[1:])",
+    "--a=b c",
+    "--d=('e')",
+    env={"GPUS": "0 1"},
+  )
+  said = subprocess.run(
+    ["sh", "-c", part.shown()], capture_output=True, text=True, check=True
+  )
+  assert said.stdout == "0 1 ['--a=b c', \"--d=('e')\"]\n"
+  assert os.environ.get("GPUS") is None

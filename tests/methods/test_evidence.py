@@ -1,0 +1,213 @@
+"""What questions of every source know of the way to their answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+
+import pytest
+import question_rows
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.data import (
+  beside,
+  dataset_iterator,
+  evidence,
+  files,
+  formats,
+  gold_passages,
+  prepared,
+  preparing,
+)
+from anysearch_jax.world import world as world_lib
+from anysearch_jax.world import world_evidence
+from launch import train
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+WORLD = world_lib.World()
+
+
+def read(name: str) -> types.Question:
+  """A question as its source's row says it."""
+  row, format_, _ = question_rows.ROWS[name]
+  found = formats.read(row, format_)
+  return types.Question(
+    found.id, found.question, found.answers, metadata=found.metadata
+  )
+
+
+def test_musique_s_steps_name_the_answers_before_them():
+  assert evidence.gold(read("MuSiQue")) == (
+    ("Emma By J.",),
+    (("Emma >> author",), ("J >> born",)),
+  )
+
+
+def test_stepsearch_s_rows_have_several_queries_a_step():
+  assert evidence.gold(read("StepSearch")) == (
+    ("Emma By J.",),
+    (("Emma author", "who wrote Emma"), ("Austen born",)),
+  )
+
+
+def test_a_step_that_does_not_exist_stays_as_it_is_written():
+  steps = [{"question": "#0 and #2 >> x", "answer": "y"}]
+  question = types.Question("q", "?", (), metadata={"sub_questions": steps})
+  assert evidence.gold(question) == ((), (("#0 and #2 >> x",),))
+
+
+@pytest.mark.parametrize(
+  "name", ["FlashRAG with the evidence of HotpotQA", "HotpotQA"]
+)
+def test_hotpotqa_s_passages_are_evidence(name):
+  passages, keys = evidence.gold(read(name))
+  assert passages in (("B y", "A x"), ("A x y", "B z")) and keys == ()
+
+
+@pytest.mark.parametrize("name", ["FlashRAG", "2WikiMultihopQA"])
+def test_questions_with_titles_alone_or_nothing_are_refused(name):
+  with pytest.raises(ValueError, match="1 of 1 questions without evidence"):
+    evidence.gold(read(name))
+
+
+def test_every_question_is_checked_and_the_first_without_are_named():
+  good, bad = read("MuSiQue"), read("NQ-open")
+  evidence.check([good] * 3)
+  bad = [dataclasses.replace(bad, id=f"nq/{i}") for i in range(7)]
+  with pytest.raises(
+    ValueError,
+    match=r"7 of 9 .*\(nq/0, nq/1, nq/2, nq/3, nq/4, \.\.\.\); .*--evidence",
+  ):
+    evidence.check([good, *bad, good])
+
+
+def _lines(path, rows):
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  return path
+
+
+def _prepared(folder, *, only=False):
+  """MuSiQue mixed with NQ, where one question in four has evidence."""
+  mix = ("musique",) if only else ("musique", "nq")
+  settings = preparing.Settings(mix=mix, evidence=only)
+  musique = question_rows.ROWS["MuSiQue"][0]
+  nq = question_rows.ROWS["NQ-open"][0]
+  folder.mkdir()
+  rows = [{**musique, "id": f"2hop__{i}", "question": f"m{i}"} for i in "ab"]
+  others = [{**nq, "id": f"{i}", "question": f"n{i}"} for i in range(6)]
+  parts, listed = preparing.prepare(
+    [
+      preparing.Input(_lines(folder / "m.jsonl", rows), "musique", "train"),
+      preparing.Input(_lines(folder / "n.jsonl", others), "nq", "train"),
+    ],
+    settings,
+  )
+  mixed = preparing.mix(parts, settings)
+  prepared.write(folder / "qa", parts, mixed, {"inputs": listed})
+  return parts, str(folder / "qa")
+
+
+def _configured(path):
+  config = config_lib.ExperimentConfig()
+  return dataclasses.replace(
+    config,
+    policy=str(ROOT / "configs" / "quickstart_policy"),
+    method=dataclasses.replace(config.method, name="stepsearch"),
+    data=dataclasses.replace(config.data, source="prepared", path=path),
+    retrieval=dataclasses.replace(
+      config.retrieval, kind="http", url="http://127.0.0.1:9"
+    ),
+  )
+
+
+def test_training_checks_every_question_that_it_will_ask(tmp_path):
+  _, path = _prepared(tmp_path / "all")
+  config = _configured(path)
+  stream = prepared.Prepared(path).questions("train", 100, config.seed)
+  assert len(list(dataset_iterator.distinct(stream))) == 8
+  # Whatever the first question has.
+  for count in (8, 100):
+    with pytest.raises(ValueError, match="6 of 8 questions without evidence"):
+      train._begin(config, count)
+
+
+def test_questions_without_evidence_are_left_out_when_asked_for(tmp_path):
+  parts, path = _prepared(tmp_path / "some", only=True)
+  assert parts["nq_train"].dropped == {"no evidence": 6}
+  assert [e.id for e in parts["musique_train"].entries] == [
+    "musique/2hop__a",
+    "musique/2hop__b",
+  ]
+  evidence.check(prepared.Prepared(path).rows("train"))
+
+
+def test_a_corpus_is_read_once_for_all_training_sets(tmp_path, monkeypatch):
+  corpus = _lines(tmp_path / "c.jsonl", [{"id": "7", "contents": "T\ntext"}])
+  inputs = []
+  for dataset in ("nq", "hotpotqa"):
+    row = {
+      "id": "0",
+      "question": f"who {dataset}",
+      "golden_answers": ["x"],
+      "metadata": {"gold_doc_ids": ["7"]},
+    }
+    path = _lines(tmp_path / f"{dataset}.jsonl", [row])
+    inputs.append(preparing.Input(path, dataset, "train"))
+  opened = []
+  rows = files.rows
+  monkeypatch.setattr(
+    files, "rows", lambda path: opened.append(path) or rows(path)
+  )
+  parts, _ = preparing.prepare(
+    inputs, preparing.Settings(), beside.Beside(corpus=corpus)
+  )
+  assert opened.count(corpus) == 1
+  for part in parts.values():
+    (entry,) = part.entries
+    assert evidence.of_metadata(json.loads(entry.metadata))[0] == ("T text",)
+
+
+def test_named_passages_are_found_in_a_corpus(tmp_path):
+  rows = [{"id": i, "contents": f'"T{i}"\ntext {i}'} for i in ("7", "3", "5")]
+  corpus = _lines(tmp_path / "corpus.jsonl", rows)
+  known = {"gold_doc_ids": ["3", "7"], "level": "hard"}
+  own = {"gold_doc_ids": ["9"], "supporting": [{"title": "A", "text": "x"}]}
+  found = gold_passages.filled(
+    [json.dumps(known), json.dumps(own), "{}"], corpus
+  )
+  first, second, third = map(json.loads, found)
+  assert evidence.of_metadata(first) == (("T3 text 3", "T7 text 7"), ())
+  assert first["level"] == "hard" and second == own and third == {}
+  known["gold_doc_ids"].append("8")
+  with pytest.raises(ValueError, match=r"1 of 3 passages .*\(8\)"):
+    gold_passages.filled([json.dumps(known)], corpus)
+  with pytest.raises(ValueError, match="row 1: found no passage"):
+    gold_passages.filled([], _lines(corpus, [{"id": "1"}]))
+
+
+def test_the_world_s_evidence_is_what_its_passages_state():
+  questions = WORLD.questions("train", 200, 0)
+  for told, question in zip(
+    world_evidence.of_world(WORLD, questions), questions
+  ):
+    assert told.metadata.items() >= question.metadata.items()
+    passages, keys = evidence.gold(told)
+    facts = question.metadata["facts"]
+    assert len(passages) == len(keys)
+    assert len(keys) == len(facts) + sum(f["contradicted"] for f in facts)
+    corpus = {
+      f"{p.title} {p.text}": p.id for p in WORLD.corpus(question.corpus)
+    }
+    assert not any(corpus[passage].endswith("/twin") for passage in passages)
+    stated = [passage.split()[:3] for passage in passages]
+    verdicts = [e for e, word, _ in stated if word == world_lib.VERDICT]
+    assert verdicts == [f["entity"] for f in facts if f["contradicted"]]
+    facts_stated = [s for s in stated if s[1] != world_lib.VERDICT]
+    for fact, (entity, wording, value) in zip(facts, facts_stated, strict=True):
+      assert (entity, value) == (fact["entity"], fact["value"])
+      other = "alternative" if fact["misses"] else "relation"
+      assert wording == fact[other]
+    # The key of a passage is its subject and its wording.
+    assert [key for (key,) in keys] == [f"{s[0]} {s[1]}" for s in stated]

@@ -1,0 +1,287 @@
+"""Reason-in-documents: what of a search's passages goes into an episode."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+import scripted
+import small_run
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.evaluation import harness
+from anysearch_jax.generative_retrieval import refining, text_model
+from anysearch_jax.methods import search_o1, systems
+from anysearch_jax.rollout import driver, searching
+from anysearch_jax.rollout.jax_engine import engine as engine_lib
+from anysearch_jax.training import loop
+from anysearch_jax.world import expert_policy, world_retrieval
+from anysearch_jax.world import world as world_lib
+from launch import retrievers
+from retrieval import lexical
+
+QUESTION = types.Question("q", "who?", ("secret gold",))
+HITS = {
+  "q": (
+    types.Passage("7", "T7", "first"),
+    types.Passage("8", "T8", "x" * 4000),
+  ),
+  "bad": (types.Passage("9", "T9", "fail"),),
+}
+SEARCH = config_lib.SearchConfig()
+
+
+def asker(text="so far", question=QUESTION):
+  return types.Asker(types.Address(0, 1, 2), 3, question, text)
+
+
+def refine(engine, *, text="so far", query="q", retriever=None, **values):
+  """What a search shows, and the retriever."""
+  model = text_model.EngineModel(
+    config_lib.TextModelConfig(**values), stop=("</answer>",)
+  )
+  retriever = refining.RefiningRetriever(
+    retriever or scripted.Retriever(HITS),
+    refining.ModelRefiner(model, marks=("<search>", "<information>")),
+    config=SEARCH,
+  )
+  searcher = searching.Searcher(retriever, SEARCH)
+  text_model.attach(searcher, engine, scripted.CODEC)
+  return asyncio.run(
+    searcher.search(types.SearchRequest(query, 2, asker=asker(text)))
+  )
+
+
+def test_the_second_call_reads_query_documents_and_reasoning():
+  engine = scripted.Engine(
+    lambda request: "thus\n**Final Information**\n\nT7 is first.\n"
+  )
+  (passage,) = refine(engine, text="I wonder")
+  assert passage == types.Passage("7+8", "", "T7 is first.")
+  prompt = scripted.CODEC.decode(engine.requests[0].token_ids)
+  for part in ("I wonder", "Query: q", "Doc 1(Title: T7) first\n"):
+    assert part in prompt
+  # Cut at 3,000 characters, title and all.
+  head = "Doc 2(Title: T8) "
+  assert head + "x" * (3000 - len(head)) + "\n" in prompt
+  assert "secret gold" not in prompt
+
+
+@pytest.mark.parametrize(
+  ("reply", "text"),
+  [
+    ("**Final Information** a **Final Information**\n```\nb\n```", "b"),
+    ("It says a.", refining.NOTHING),
+    ("**Final Information**\n \n", refining.NOTHING),
+    ("**Final Information**\nNo helpful information found.", refining.NOTHING),
+  ],
+)
+def test_what_follows_the_last_mark_is_shown(reply, text):
+  (passage,) = refine(scripted.Engine(lambda request: reply))
+  assert passage.text == text
+
+
+def test_nothing_found_needs_no_second_call():
+  engine = scripted.Engine(lambda request: "never")
+  (passage,) = refine(engine, query="unknown")
+  assert (passage.text, engine.requests) == (refining.NOTHING, [])
+
+
+def test_the_reasoning_is_its_first_step_its_last_four_and_all_searches():
+  steps = [
+    "one",
+    "two",
+    "three",
+    "a <search>x</search>",
+    "five",
+    "<information>six",
+    "seven",
+    "eight",
+    *("nine", "ten", "eleven", "twelve"),
+  ]
+  shown = refining.reasoning(
+    "\n \n".join(steps) + "\n\n\n", ("<search>", "<information>")
+  )
+  assert shown.split("\n\n") == [
+    "one",
+    "...",
+    "a <search>x</search>",
+    "...",
+    "<information>six",
+    "...",
+    *("nine", "ten", "eleven", "twelve"),
+  ]
+  assert refining.reasoning("", ()) == ""
+
+
+@pytest.mark.parametrize(
+  ("engine", "retriever", "error"),
+  [
+    (
+      scripted.Engine(lambda request: "x", seconds=lambda: 30.0),
+      scripted.Retriever(HITS),
+      types.EngineError,
+    ),
+    (
+      scripted.Engine(lambda request: "x"),
+      scripted.Retriever(error=types.RetrievalError("gone")),
+      types.RetrievalError,
+    ),
+  ],
+)
+def test_failures_are_those_of_the_search(engine, retriever, error):
+  with pytest.raises(error):
+    refine(engine, retriever=retriever, deadline=0.01)
+
+
+def test_an_episode_of_search_o1_is_shown_what_was_refined():
+  """The policy's engine plays both parts; the second fails in one episode."""
+  first, last = search_o1.QUERY
+
+  def say(request):
+    context = scripted.CODEC.decode(request.token_ids)
+    if request.turn >= 1 << 20:
+      if "fail" in context:
+        raise types.EngineError("no room")
+      return "**Final Information** T7 came first." + last + "never"
+    if "came first" in context:
+      return r"\boxed{T7}"
+    return f"{first}{'bad' if 'is it' in context else 'q'}{last}"
+
+  config = dataclasses.replace(
+    small_run.CONFIG,
+    episode=config_lib.EpisodeConfig(prompts="search_o1"),
+    retrieval=config_lib.RetrievalConfig(refined="policy"),
+  )
+  engine = scripted.Engine(say)
+  real = scripted.Retriever(HITS)
+  retriever = searching.Searcher(retrievers.make(config, real), SEARCH)
+  text_model.attach(retriever, engine, scripted.CODEC)
+
+  def play(text):
+    return asyncio.run(
+      driver.run_episode(
+        types.Question("q", text, ("T7",)),
+        budget=2,
+        scaffold=False,
+        address=types.Address(0, len(text), 0),
+        engine=engine,
+        retriever=retriever,
+        config=config.episode,
+        codec=scripted.CODEC,
+      )
+    )
+
+  played = play("who?")
+  env = systems.environment("search_o1")
+  assert env.answer(played.spans) == "T7"
+  shown = played.spans[1].text
+  assert search_o1.RESULT[0] + "T7 came first." in shown
+  assert "first\n" not in shown and last not in shown
+  assert played.documents == ((types.Document("7+8", ""),),)
+  # The next turn has the whole context again: the cache was given up.
+  contexts = [r.token_ids for r in engine.requests if r.turn < 1 << 20]
+  assert contexts[1][: len(contexts[0])] == contexts[0]
+  failed = play("who is it?")
+  assert failed.outcome is types.Outcome.FAILED
+  assert "no room" in failed.reason
+
+
+def test_the_worlds_refiner_keeps_the_facts_that_were_asked_for():
+  world = world_lib.World()
+  real = lexical.LexicalRetriever(world.corpus)
+  retriever = refining.RefiningRetriever(
+    real, world_retrieval.WorldRefiner(), config=SEARCH
+  )
+  kept = emptied = 0
+  for question in world.questions("train", 40, 0):
+    nobody = dataclasses.replace(question, text="?", golden_answers=())
+    for fact in question.metadata["facts"]:
+      for asked in (fact["relation"], fact["alternative"], "verdict"):
+        query = f"{fact['entity']} {asked}"
+        found, unknowing = (
+          asyncio.run(
+            retriever.search(
+              types.SearchRequest(query, 5, question.corpus, asker("", who))
+            )
+          )
+          for who in (question, nobody)
+        )
+        # It looks at no answer.
+        assert found == unknowing
+        whole = real.lookup(query, 5, question.corpus)
+        for now, was in zip(found, whole, strict=True):
+          assert (now.id, now.title) == (was.id, was.title)
+          first, *rest = was.text.split()
+          if was.title == fact["entity"] and first == asked:
+            assert now.text == was.text
+            kept += 1
+          elif "filler" in was.id:
+            assert now.text == was.text
+          else:
+            # The subject's or another's value, and what says which.
+            assert now.text == " ".join(rest).split(maxsplit=1)[1].replace(
+              "confirmed ", ""
+            )
+            emptied += 1
+  assert kept > 100 and emptied > 100
+
+
+def test_an_evaluation_gives_the_policys_engine_to_the_second_call(tmp_path):
+  """And the world's expert is right as often with its script in between."""
+  world = world_lib.World()
+  real = lexical.LexicalRetriever(world.corpus)
+  player = harness.Player(*expert_policy.make(world))
+  asked = []
+
+  class Policy(scripted.Retriever):
+    def attach(self, engine, codec):
+      asked.append((engine, codec))
+
+  def right(retriever, folder):
+    config = dataclasses.replace(
+      small_run.CONFIG,
+      episode=config_lib.EpisodeConfig(
+        prompts="world", max_generated=300, max_context=544
+      ),
+      evaluation=config_lib.EvaluationConfig(budgets=(8,), seeds=(1,)),
+    )
+    folder.mkdir()
+    played = harness.evaluate(
+      config,
+      player=player,
+      questions=world.questions("held-out", 60, 0),
+      retriever=searching.Searcher(retriever, SEARCH),
+      folder=folder,
+    )
+    (cell,) = played["cells"]
+    assert cell["n"] == 60
+    return cell["em"]
+
+  refined = refining.RefiningRetriever(
+    real, world_retrieval.WorldRefiner(), config=SEARCH
+  )
+  em = right(real, tmp_path / "real")
+  assert right(refined, tmp_path / "refined") >= em > 30
+  right(Policy(), tmp_path / "policy")
+  assert asked == [tuple(player)]
+
+
+def test_a_training_gives_its_engine_to_the_second_call(tmp_path):
+  given = []
+
+  class Policy(scripted.Retriever):
+    def attach(self, engine, codec):
+      given.append((engine, codec))
+
+  parts = small_run.parts() | {
+    "retriever": searching.Searcher(Policy(), SEARCH)
+  }
+  folder = tmp_path / "run"
+  folder.mkdir()
+  loop.Trainer(small_run.CONFIG, folder=folder, **parts)
+  ((engine, codec),) = given
+  assert isinstance(engine, engine_lib.JaxEngine)
+  assert codec is parts["policy"].tokenizer

@@ -1,0 +1,355 @@
+"""The simulated search engine: what it shows, how often it is noisy."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+
+import pytest
+import scripted
+import small_run
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.config import methods as config_methods
+from anysearch_jax.generative_retrieval import simulation, text_model
+from anysearch_jax.methods import systems, zerosearch_reward
+from anysearch_jax.rollout import driver, searching
+from anysearch_jax.world import expert_policy, world_retrieval
+from anysearch_jax.world import world as world_lib
+from launch import parts as launch_parts
+from launch import policies, retrievers
+from retrieval import lexical
+
+WORLD = world_lib.World()
+REAL = lexical.LexicalRetriever(WORLD.corpus)
+QUESTIONS = WORLD.questions("train", 60, 0)
+NOISE = config_methods.ZeroSearchConfig()
+
+
+def asker(question, *, rollout=0, place=0, sample=0, turn=0):
+  return types.Asker(
+    types.Address(rollout, place, sample), turn, question, "so far"
+  )
+
+
+def request(query, asker, k=3):
+  return types.SearchRequest(query, k, asker.question.corpus, asker)
+
+
+def simulated(simulator, config=NOISE, *, rollouts=10, seed=0):
+  return simulation.SimulatedRetriever(
+    simulator, config, rollouts=rollouts, seed=seed
+  )
+
+
+def world_simulator(seed=0):
+  return world_retrieval.WorldSimulator(WORLD, REAL, seed=seed)
+
+
+def always(noise):
+  return dataclasses.replace(NOISE, noise_start=noise, noise_end=noise)
+
+
+def searches():
+  """Of every fact on the questions' ways, in its wording and by subject."""
+  for place, question in enumerate(QUESTIONS):
+    for turn, fact in enumerate(question.metadata["facts"]):
+      for query in (
+        f"{fact['entity']} {fact['relation']}",
+        f"{fact['entity']} verdict",
+        f"{fact['value']} {fact['relation']}",
+      ):
+        yield request(query, asker(question, place=place, turn=turn))
+
+
+def find(simulator, each, noisy):
+  return asyncio.run(simulator.find(each, noisy=noisy))
+
+
+@pytest.mark.parametrize("rollout", [0, 3, 7, 9, 25])
+def test_searches_are_noisy_as_often_as_the_schedule_says(rollout):
+  retriever = simulated(world_simulator())
+  drawn = [
+    retriever.noisy(
+      asker(
+        QUESTIONS[0], rollout=rollout, place=place, sample=sample, turn=turn
+      )
+    )
+    for place in range(100)
+    for sample in range(5)
+    for turn in range(4)
+  ]
+  # After the last rollout it stays as it is at the end.
+  expected = zerosearch_reward.noise(min(rollout / 10, 1.0), NOISE)
+  deviation = (expected * (1 - expected) / len(drawn)) ** 0.5
+  share = sum(drawn) / len(drawn)
+  assert abs(share - expected) <= 4 * deviation
+  assert rollout > 0 or not any(drawn)
+
+
+def test_the_draw_is_by_address_and_seed_alone():
+  at = asker(QUESTIONS[0], rollout=5, place=3, sample=2, turn=1)
+  other = dataclasses.replace(
+    at, address=at.address._replace(variant=5), text="else"
+  )
+  draws = {}
+  for seed in range(40):
+    retriever = simulated(world_simulator(), seed=seed)
+    draws[seed] = retriever.noisy(at)
+    assert draws[seed] == retriever.noisy(at) == retriever.noisy(other)
+  assert len(set(draws.values())) == 2
+
+
+def test_useful_passages_of_the_world_are_its_own():
+  for each in searches():
+    assert find(world_simulator(), each, False) == REAL.lookup(
+      each.query, each.k, each.corpus
+    )
+
+
+def test_noisy_passages_of_the_world_hold_no_right_answer():
+  changed = golds = 0
+  for each in searches():
+    (gold,) = each.asker.question.golden_answers
+    real = REAL.lookup(each.query, each.k, each.corpus)
+    noisy = find(world_simulator(), each, True)
+    assert len(noisy) == len(real)
+    for was, now in zip(real, noisy, strict=True):
+      assert gold not in f"{now.title} {now.text}".split()
+      golds += gold in f"{was.title} {was.text}".split()
+      before, after = was.text.split(), now.text.split()
+      assert len(before) == len(after)
+      for old, new in zip(before, after, strict=True):
+        if old not in WORLD.index:
+          assert new == old
+          continue
+        changed += 1
+        assert new != old
+        (kind,) = (
+          members
+          for members in WORLD.members.values()
+          if WORLD.index[old] in members
+        )
+        assert WORLD.index[new] in kind
+      assert now.title == was.title or was.title == gold
+  assert changed > 100 and golds > 50
+
+
+def test_one_search_misstates_an_entity_in_one_way():
+  """So a verdict goes with its fact, as in the world."""
+  each = next(
+    r
+    for r in searches()
+    for (f,) in [r.asker.question.metadata["facts"][:1]]
+    if f["contradicted"] and r.query == f"{f['entity']} {f['relation']}"
+  )
+  each = dataclasses.replace(each, k=8)
+  real = REAL.lookup(each.query, each.k, each.corpus)
+  noisy = find(world_simulator(), each, True)
+  became = {}
+  for was, now in zip(real, noisy, strict=True):
+    for old, new in zip(was.text.split(), now.text.split(), strict=True):
+      assert became.setdefault(old, new) == new
+  assert sum(old != new for old, new in became.items()) >= 2
+  later = dataclasses.replace(
+    each, asker=dataclasses.replace(each.asker, turn=each.asker.turn + 1)
+  )
+  assert find(world_simulator(), later, True) != noisy
+  assert find(world_simulator(seed=1), each, True) != noisy
+
+
+def test_answers_are_the_same_in_any_order():
+  asked = [
+    dataclasses.replace(
+      each,
+      asker=dataclasses.replace(
+        each.asker, address=each.asker.address._replace(sample=sample)
+      ),
+    )
+    for each in searches()
+    for sample in range(2)
+  ]
+
+  async def ask(order):
+    searcher = searching.Searcher(
+      simulated(world_simulator(), always(0.5)), config_lib.SearchConfig()
+    )
+    found = await asyncio.gather(*(searcher.search(asked[i]) for i in order))
+    return dict(zip(order, found, strict=True))
+
+  forward = asyncio.run(ask(range(len(asked))))
+  assert asyncio.run(ask(range(len(asked) - 1, -1, -1))) == forward
+  # Samples of one question do not get each other's answers.
+  assert any(
+    forward[i] != forward[i + 1] for i in range(0, len(asked), 2) if forward[i]
+  )
+
+
+def test_a_model_is_told_question_answer_and_what_is_wanted():
+  said = (
+    "<think>Doc 9: no</think>Noisy documents:\n"
+    'Doc 1(Title: "A (river)") it is\n long\n\n'
+    "**Doc 2**: (Title: B) short\nDoc 3: untitled\nDoc 4(Title: C) more"
+  )
+  engine = scripted.Engine(lambda request: said)
+  model = text_model.EngineModel(config_lib.TextModelConfig(), stop=())
+  retriever = simulated(simulation.ModelSimulator(model), always(1.0))
+  text_model.attach(
+    searching.Searcher(retriever, config_lib.SearchConfig()),
+    engine,
+    scripted.CODEC,
+  )
+  question = types.Question("q", "who {is} it?", ("Ann", "Anna"))
+  found = asyncio.run(retriever.search(request("it", asker(question))))
+  # Cut at k; the marks of the fourth document end the third.
+  assert [(p.id, p.title, p.text) for p in found] == [
+    ("simulated/noisy/1", '"A (river)"', "it is long"),
+    ("simulated/noisy/2", '"B"', "short"),
+    ("simulated/noisy/3", "", "untitled"),
+  ]
+  prompt = scripted.CODEC.decode(engine.requests[0].token_ids)
+  for part in ("who {is} it?", "Ann or Anna", "Query: it", "3 noisy documents"):
+    assert part in prompt
+
+
+@pytest.mark.parametrize(
+  ("reply", "texts"),
+  [
+    ("1. one\n\n- two\nthree", ["one", "two", "three"]),
+    ("document 1. one\nDOCUMENT 2: two", ["one", "two"]),
+    ("Doc 1: the Doc 7 of it\nDoc 2:\nDoc 3: x", ["the Doc 7 of it", "x"]),
+    (" \n", []),
+  ],
+)
+def test_replies_of_other_forms_are_read(reply, texts):
+  found = simulation.passages(reply, "useful")
+  assert [passage.text for passage in found] == texts
+
+
+def test_a_reply_without_a_passage_fails_the_search():
+  class Silent:
+    async def complete(self, prompt, *, address, turn):
+      return "<think>hm</think>"
+
+  retriever = simulated(simulation.ModelSimulator(Silent()))
+  with pytest.raises(types.RetrievalError, match="Found no passage"):
+    asyncio.run(retriever.search(request("x", asker(QUESTIONS[0]))))
+
+
+def test_a_search_of_nobody_is_refused():
+  retriever = simulated(world_simulator())
+  with pytest.raises(ValueError, match="without an asker"):
+    asyncio.run(retriever.search(types.SearchRequest("x", 3, "snapshot-0")))
+
+
+def config(**values):
+  return dataclasses.replace(
+    small_run.CONFIG, retrieval=config_lib.RetrievalConfig(**values)
+  )
+
+
+def test_a_run_of_the_world_searches_what_its_configuration_names():
+  """And its expert is right less often the noisier it is."""
+  engine, codec = expert_policy.make(WORLD)
+  episode = config_lib.EpisodeConfig(
+    prompts="world", max_generated=300, max_context=544
+  )
+
+  async def play(retriever):
+    return await asyncio.gather(
+      *(
+        driver.run_episode(
+          question,
+          budget=8,
+          scaffold=False,
+          address=types.Address(0, place, 0),
+          engine=engine,
+          retriever=retriever,
+          config=episode,
+          codec=codec,
+        )
+        for place, question in enumerate(QUESTIONS)
+      )
+    )
+
+  def right(noise):
+    named = dataclasses.replace(
+      config(simulated="world"),
+      method=config_methods.MethodConfig(zerosearch=always(noise)),
+    )
+    made = retrievers.make(named, REAL)
+    played = asyncio.run(play(searching.Searcher(made, named.search)))
+    env = systems.environment("world")
+    return sum(env.answer(t.spans) in t.question.golden_answers for t in played)
+
+  real = asyncio.run(play(REAL))
+  useful = right(0.0)
+  env = systems.environment("world")
+  assert useful == sum(
+    env.answer(t.spans) in t.question.golden_answers for t in real
+  )
+  assert useful > right(0.5) > right(1.0)
+
+
+def test_what_simulates_is_in_the_provenance():
+  def identity(**values):
+    made = retrievers.make(config(**values), REAL)
+    provenance = made.identity(["snapshot-0", "snapshot-1"])
+    assert json.loads(json.dumps(provenance)) == provenance
+    return provenance["sha256"]
+
+  remote = {
+    "simulated": "http://127.0.0.1:9/v1",
+    "model": config_lib.TextModelConfig(name="m"),
+  }
+  hashes = [
+    identity(simulated="world"),
+    identity(simulated="policy"),
+    identity(**remote),
+    identity(**remote, refined="world"),
+    identity(refined="world"),
+    identity(refined="policy"),
+    REAL.identity(["snapshot-0", "snapshot-1"])["sha256"],
+  ]
+  assert len(set(hashes)) == len(hashes)
+  assert identity(simulated="world") == hashes[0]
+
+
+@pytest.mark.parametrize(
+  ("values", "sentence"),
+  [
+    ({"simulated": "gpt"}, "retrieval.simulated: found 'gpt'"),
+    ({"refined": "ftp://a"}, "retrieval.refined: found 'ftp://a'"),
+    ({"simulated": "http://a/v1"}, "retrieval.model.name: found nothing"),
+    ({"simulated": "world", "log": "x.sqlite"}, "retrieval.log: found 'x"),
+    (
+      {"model": config_lib.TextModelConfig(max_tokens=0)},
+      "retrieval.model.max_tokens: found 0",
+    ),
+  ],
+)
+def test_what_does_not_belong_together_is_refused(values, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    retrievers.validate(config_lib.RetrievalConfig(**values))
+
+
+def test_the_worlds_script_is_for_the_world():
+  prepared = dataclasses.replace(
+    config(refined="world"),
+    data=config_lib.DataConfig(source="prepared", path="x"),
+  )
+  with pytest.raises(ValueError, match="data.source 'prepared'"):
+    retrievers.make(prepared, None)
+
+
+def test_nobody_is_measured_against_a_simulation():
+  source = launch_parts.Source(WORLD, REAL)
+  with pytest.raises(ValueError, match="against the real retriever"):
+    policies.check(
+      policies.Chosen("scripted", "expert"),
+      config(simulated="world"),
+      source,
+      QUESTIONS,
+    )

@@ -1,0 +1,313 @@
+"""StepSearch's rewards: the outcome, and a search's gain and redundancy."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import itertools
+import json
+import math
+import os
+import pathlib
+
+import chex
+import numpy as np
+import pytest
+import spoken
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.config import methods as config_methods
+from anysearch_jax.data import gold_passages
+from anysearch_jax.environment import protocol
+from anysearch_jax.methods import observations, stepsearch_reward
+from anysearch_jax.policy import tokenizer
+from anysearch_jax.world import demonstrations, world_evidence, world_tokenizer
+from anysearch_jax.world import world as world_lib
+from retrieval import lexical
+
+CONFIG = config_methods.StepSearchConfig()
+# Gain less redundancy, as they are.
+BARE = dataclasses.replace(CONFIG, step_scale=1.0)
+UNJITTED = stepsearch_reward.reward.__wrapped__
+DATA = pathlib.Path(
+  os.environ.get(
+    "ANYSEARCH_DATA", pathlib.Path(__file__).parents[3] / "shared" / "data"
+  )
+)
+QUESTION = types.Question(
+  "q",
+  "Where was the author of Emma born?",
+  ("Steventon",),
+  metadata={
+    "supporting": [
+      {"title": "Emma", "text": "Austen"},
+      {"title": "Austen", "text": "Steventon"},
+    ],
+    "search_keys": [["Emma author", "who wrote Emma"], ["Austen born"]],
+  },
+)
+EMMA = spoken.passage("1", "Emma", "Austen")
+BORN = spoken.passage("2", "Austen", "Steventon")
+BATH = spoken.passage("3", "Bath", "city")
+ANSWER = ("<answer>Steventon</answer>", None)
+
+
+def search(query, *found):
+  return f"<search>{query}</search>", found
+
+
+class OutcomeTest(chex.TestCase):
+  @chex.variants(with_jit=True, without_jit=True)
+  def test_the_outcome_is_f1_and_keys_or_the_missing_answer(self):
+    reward = self.variant(UNJITTED, static_argnames="config")
+    told = spoken.outcomes(
+      [1, 0, 0, 0, 0],
+      f1=[1, 0.5, 0, 0, 0],
+      answered=[True, True, True, False, False],
+      measures={"search_keys": np.array([0.5, 1, 0, 1, 0])},
+    )
+    out = reward(told, config=CONFIG)
+    np.testing.assert_allclose(
+      out["total"], [1.309, 1.118, 0, -1, -1], atol=1e-6
+    )
+    chex.assert_type(list(out.values()), np.float32)
+
+  @chex.variants(with_jit=True, without_jit=True)
+  def test_members_that_failed_are_worth_nothing_whatever_they_hold(self):
+    reward = self.variant(UNJITTED, static_argnames="config")
+    told = spoken.drawn(np.random.default_rng(0), 300, 5, "search_keys")
+    assert not told.valid.all()
+    out = reward(told, config=CONFIG)
+    keys = told.measures["search_keys"]
+    worth = np.where(told.answered, told.f1 + 0.618 * keys, -1)
+    np.testing.assert_allclose(
+      out["total"], np.where(told.valid, worth, 0), atol=1e-6
+    )
+    chex.assert_trees_all_equal(
+      out, reward(spoken.spoiled(told), config=CONFIG)
+    )
+
+
+def test_gain_and_redundancy_of_a_drawn_example():
+  """Three texts at a time: a passage, `emma austen`, `austen steventon`.
+
+  A word of all three weighs 1, of two 1 + ln(4/3), of one 1 + ln 2. Each gold
+  passage is like itself by 1 and like the other by
+      1 / (|1, 1 + ln(4/3)| |1, 1 + ln 2|) = 0.3119.
+  """
+  alike = (
+    1 / math.hypot(1, 1 + math.log(4 / 3)) / math.hypot(1, 1 + math.log(2))
+  )
+  assert alike == pytest.approx(0.3119, abs=1e-4)
+  played = spoken.trajectory(
+    QUESTION,
+    search("who wrote Emma", EMMA, BATH),
+    search("Austen born", EMMA, BORN),
+    search("nothing of the kind"),
+    search("Austen born", BORN, EMMA),
+    ANSWER,
+  )
+  gain = [(1 + alike) / 2, (1 - alike) / 2, 0, 0]
+  redundancy = [0, 1 / 2, 0, 1]
+  out = stepsearch_reward.steps(played, CONFIG)
+  np.testing.assert_allclose(
+    out, 0.6 * (np.array(gain) - redundancy), atol=1e-6
+  )
+  assert out.dtype == np.float32
+
+
+def test_a_passage_is_known_by_its_id_not_by_its_text():
+  played = spoken.trajectory(
+    QUESTION,
+    search("x", BATH),
+    search("y", dataclasses.replace(BATH, id="4")),
+    search("z", dataclasses.replace(EMMA, id="3")),
+    ANSWER,
+  )
+  out = stepsearch_reward.steps(played, BARE)
+  assert out[:2].tolist() == [0, 0]
+  # The text is new, so there is a gain, and the id is not.
+  assert out[2] == pytest.approx((1 + 0.3119) / 2 - 1, abs=1e-4)
+
+
+def test_no_answer_leaves_no_step_reward():
+  turns = [search("x", EMMA), search("y", EMMA)]
+  assert stepsearch_reward.steps(
+    spoken.trajectory(QUESTION, *turns), CONFIG
+  ).tolist() == [0, 0]
+  quoted = dataclasses.replace(EMMA, text="<answer>Steventon</answer>")
+  turns = [search("x", quoted), ("<think>?</think>", "Say something.\n")]
+  assert stepsearch_reward.steps(
+    spoken.trajectory(QUESTION, *turns), CONFIG
+  ).tolist() == [0]
+
+
+def test_refused_searches_are_no_steps():
+  played = spoken.trajectory(
+    QUESTION,
+    search("x", BATH),
+    ("<search>y</search>", "No search is left.\n"),
+    search("z", EMMA),
+    ("<search>y</search>", "No search is left.\n"),
+    ANSWER,
+  )
+  out = stepsearch_reward.steps(played, BARE)
+  assert out.shape == (2,)
+  assert out[0] == 0 < out[1]
+
+
+def test_the_layout_around_passages_does_not_matter():
+  def marked(passages):
+    layout = "Doc {rank}<## Title: {title} ##> {text}"
+    return protocol.observation(passages, layout=layout)
+
+  tricky = spoken.passage(
+    "5", '"Doc 7 (Title: x)"', "Austen: ##> (Emma)\nDoc 8"
+  )
+  turns = [search("x", tricky, BATH), search("y", EMMA), ANSWER]
+  plain = spoken.trajectory(QUESTION, *turns)
+  other = spoken.trajectory(QUESTION, *turns, observation=marked)
+  assert [len(texts) for texts in observations.shown(plain)] == [2, 1]
+  np.testing.assert_array_equal(
+    stepsearch_reward.steps(plain, CONFIG),
+    stepsearch_reward.steps(other, CONFIG),
+  )
+
+
+def keys(*queries):
+  played = spoken.trajectory(QUESTION, *(search(q) for q in queries), ANSWER)
+  return stepsearch_reward.measure(played)["search_keys"]
+
+
+def test_a_key_group_keeps_the_best_query():
+  assert keys() == 0
+  assert keys("who wrote emma?") == 0.5
+  assert keys("Austen born", "Emma author") == 1
+  # "emma" has 2/3 with the group's first key; "austen" likewise.
+  assert keys("Emma", "Austen") == pytest.approx(2 / 3)
+  assert keys("Emma author", "Emma") == keys("Emma", "Emma author") == 0.5
+
+
+def cosine(a, b, texts):
+  """By the definition, a word at a time."""
+  bags = [text.split() for text in texts]
+  weights = {}
+  for word in {word for bag in bags for word in bag}:
+    having = sum(word in bag for bag in bags)
+    weights[word] = math.log((1 + len(bags)) / (1 + having)) + 1
+
+  def dot(x, y):
+    return sum(w**2 * x.count(t) * y.count(t) for t, w in weights.items())
+
+  a, b = bags[a], bags[b]
+  norm = math.sqrt(dot(a, a) * dot(b, b))
+  return dot(a, b) / norm if norm else 0.0
+
+
+def test_similarities_follow_the_definition():
+  rng = np.random.default_rng(0)
+  words = ["ab", "cde", "42", "été", "zz"]
+  for _ in range(100):
+    texts = [" ".join(rng.choice(words, rng.integers(0, 7))) for _ in range(4)]
+    np.testing.assert_allclose(
+      stepsearch_reward.similarities(texts[0], texts[1:]),
+      [cosine(0, i, texts) for i in (1, 2, 3)],
+      atol=1e-12,
+    )
+
+
+def test_similarities_are_those_of_scikit_learn():
+  texts = ["the river tol, in Bath", "bath b 7 by river", "River-Tol tol", ""]
+  plain = ["river tol in bath", "bath b 7 by river", "rivertol tol", ""]
+  table = TfidfVectorizer().fit_transform(plain).toarray()
+  np.testing.assert_allclose(
+    stepsearch_reward.similarities(texts[0], texts[1:]),
+    table[1:] @ table[0],
+    atol=1e-12,
+  )
+
+
+def test_a_thorough_expert_of_the_world_gains_all_there_is():
+  world = world_lib.World()
+  questions = world_evidence.of_world(world, world.questions("train", 60, 0))
+  thorough = demonstrations.ExpertConfig(1, 1, 1, 1, 0, 0, 0)
+  setting = {
+    "world": world,
+    "retriever_search": lexical.LexicalRetriever(world.corpus).lookup,
+    "budget": 20,
+    "scaffold": False,
+    "codec": tokenizer.Tokenizer(world_tokenizer.build_tokenizer(world)),
+    "episode_config": config_lib.EpisodeConfig(prompts="world"),
+    "expert": thorough,
+    "rng": np.random.default_rng(0),
+  }
+  for question in questions:
+    played, _ = demonstrations.demonstrate(question, **setting)
+    assert stepsearch_reward.measure(played) == {"search_keys": 1}
+    out = stepsearch_reward.steps(played, BARE)
+    before = itertools.accumulate(
+      ({d.id for d in found} for found in played.documents),
+      set.union,
+      initial=set(),
+    )
+    again = [
+      len([d for d in found if d.id in seen]) / len(found)
+      for seen, found in zip(before, played.documents)
+    ]
+    assert out.shape == (played.searches,)
+    gains = out + again
+    assert (gains > -1e-6).all()
+    # Every gold passage was shown, word for word.
+    assert gains.sum() == pytest.approx(1, abs=1e-5)
+
+
+def test_a_question_without_evidence_is_refused():
+  bare = dataclasses.replace(QUESTION, metadata={})
+  played = spoken.trajectory(bare, ANSWER)
+  with pytest.raises(ValueError, match="questions without evidence"):
+    stepsearch_reward.steps(played, CONFIG)
+  with pytest.raises(ValueError, match="questions without evidence"):
+    stepsearch_reward.measure(played)
+
+
+def test_real_passages_gain_by_their_own_hop():
+  path = DATA / "questions" / "musique_train.jsonl"
+  if not path.is_file():
+    pytest.skip(
+      f"no {path}; set ANYSEARCH_DATA to the folder of real questions"
+    )
+  with gzip.open(DATA / "corpus.jsonl.gz", "rt", encoding="utf-8") as lines:
+    contents = [json.loads(line)["contents"] for line in lines]
+
+  def find(id_):
+    title, _, text = contents[int(id_)].partition("\n")
+    return types.Passage(id_, title, text)
+
+  rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+  rows = list(itertools.islice(rows, 20))
+  known = gold_passages.filled(
+    [json.dumps(row["metadata"]) for row in rows], DATA / "corpus.jsonl.gz"
+  )
+  for row, metadata in zip(rows, map(json.loads, known), strict=True):
+    question = types.Question(
+      row["id"],
+      row["question"],
+      tuple(row["golden_answers"]),
+      metadata=metadata,
+    )
+    gold = [find(id_) for id_ in row["metadata"]["gold_doc_ids"]]
+    others = [find(str(i)) for i in (0, 1, 2)]
+    played = spoken.trajectory(
+      question,
+      search("unlike", *others),
+      *(search(p.title, p, others[0]) for p in gold),
+      ("<answer>?</answer>", None),
+    )
+    out = stepsearch_reward.steps(played, BARE)
+    hops = len(gold)
+    assert 0 < out[0] < 0.3
+    gains = out + np.array([0] + [0.5] * hops)
+    assert gains.sum() == pytest.approx(1, abs=1e-5)
+    assert (gains[1:] > 0.4 / hops).all()

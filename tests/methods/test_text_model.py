@@ -1,0 +1,268 @@
+"""Language models behind retrievers: turns of an engine, calls of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import http.server
+import json
+import threading
+
+import pytest
+import scripted
+import small_run
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.generative_retrieval import text_model
+from anysearch_jax.rollout.jax_engine import engine as engine_lib
+
+ADDRESS = types.Address(3, 5, 1, variant=7)
+KEY = "s3cret-of-the-model"
+
+
+def model(engine, codec=scripted.CODEC, *, stop=("</answer>",), **values):
+  made = text_model.EngineModel(config_lib.TextModelConfig(**values), stop=stop)
+  made.attach(engine, codec)
+  return made
+
+
+def complete(asked, prompt="say", address=ADDRESS, turn=2):
+  return asyncio.run(asked.complete(prompt, address=address, turn=turn))
+
+
+def test_a_turn_of_an_engine_is_a_reply_at_an_address_of_nobody():
+  engine = scripted.Engine(lambda request: "said</answer>and more")
+  asked = model(engine, max_tokens=40)
+  assert complete(asked, "say <|end|>") == "said"
+  (request,) = engine.requests
+  # What a passage holds is no control token of the prompt.
+  _, ids = scripted.CODEC.render("say <\u200b|end|>")
+  assert request.token_ids == tuple(ids)
+  assert (request.max_tokens, request.stop) == (40, ("</answer>",))
+  episodes = {ADDRESS._replace(variant=v) for v in range(100)}
+  assert request.address not in episodes
+  assert request.turn not in range(1000)
+  # The episode first, so that it waits for a slot with none of its own.
+  assert engine.released == [ADDRESS, request.address]
+  assert asked.counters == {
+    "calls": 1,
+    "input_tokens": len(ids),
+    "output_tokens": len("said</answer>"),
+  }
+
+
+def test_an_engine_that_takes_too_long_is_a_failure_and_is_released():
+  engine = scripted.Engine(lambda request: "late", seconds=lambda: 30.0)
+  with pytest.raises(types.EngineError, match=r"within 0.01 seconds"):
+    complete(model(engine, deadline=0.01))
+  assert engine.released[-1] == engine.requests[0].address
+
+
+def test_an_engine_that_was_never_given_is_a_bug():
+  asked = text_model.EngineModel(config_lib.TextModelConfig(), stop=())
+  with pytest.raises(RuntimeError, match="text_model.attach"):
+    complete(asked)
+
+
+def test_no_second_call_waits_for_a_slot_that_those_who_wait_hold():
+  """Two slots, two episodes that search, and a second call of each."""
+  parts = small_run.parts()
+  policy, config = parts["policy"], small_run.CONFIG.engine
+  engine = engine_lib.JaxEngine(
+    policy.params,
+    policy.architecture,
+    policy.tokenizer,
+    config=dataclasses.replace(config, slots=2),
+    sampling=config_lib.SamplingConfig(),
+    seed=0,
+  )
+  asked = model(
+    engine,
+    policy.tokenizer,
+    stop=("</search>", "</answer>"),
+    max_tokens=8,
+    deadline=120.0,
+  )
+
+  async def episode(question):
+    address = types.Address(0, question, 0)
+    _, ids = policy.tokenizer.render(f"budget {question} question ?")
+    said = []
+    try:
+      for turn in range(3):
+        request = types.GenerateRequest(
+          address, turn, tuple(ids), 6, ("</search>", "</answer>")
+        )
+        ids += (await engine.generate(request)).token_ids
+        held.add(address)
+        while len(held) < 2:  # Both slots are taken before anybody searches.
+          await asyncio.sleep(0)
+        said.append(await asked.complete("found", address=address, turn=turn))
+    finally:
+      engine.release(address)
+    return ids, said
+
+  async def play(*questions):
+    return await asyncio.gather(*map(episode, questions))
+
+  held = set()
+  together = asyncio.run(play(1, 2))
+  # Nothing of it depends on what runs beside it.
+  assert together == asyncio.run(play(2, 1))[::-1]
+  assert together[0][1] != together[1][1]
+  engine.set_params(policy.params, 1)  # Refuses if anything is still held.
+
+
+class _Server(http.server.BaseHTTPRequestHandler):
+  def do_POST(self):
+    body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+    self.server.asked.append((self.path, dict(self.headers), body))
+    status, reply = self.server.reply
+    data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
+    self.send_response(status)
+    self.send_header("Content-Length", str(len(data)))
+    self.end_headers()
+    self.wfile.write(data)
+
+  def log_message(self, *args):
+    pass
+
+
+@contextlib.contextmanager
+def served(reply, status=200):
+  """A server that always says the same; `asked` is what it was asked."""
+  server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Server)
+  server.asked, server.reply = [], (status, reply)
+  server.url = f"http://127.0.0.1:{server.server_port}/v1"
+  thread = threading.Thread(target=server.serve_forever)
+  thread.start()
+  try:
+    yield server
+  finally:
+    server.shutdown()
+    thread.join(10)
+    server.server_close()
+
+
+@contextlib.contextmanager
+def endpoint(url, **values):
+  values = {"name": "m", "deadline": 20.0} | values
+  made = text_model.EndpointModel(url, config_lib.TextModelConfig(**values))
+  try:
+    yield made
+  finally:
+    made.close()
+
+
+def said(text, **more):
+  return {"choices": [{"message": {"role": "assistant", "content": text}}]} | (
+    more
+  )
+
+
+@pytest.mark.parametrize("path", ["", "/", "/chat/completions"])
+def test_a_server_is_asked_with_the_key_of_the_environment(path, monkeypatch):
+  monkeypatch.setenv("MODEL_KEY", KEY)
+  usage = {"prompt_tokens": 11, "completion_tokens": 4}
+  with (
+    served(said("hi \ud83d", usage=usage)) as server,
+    endpoint(
+      server.url + path,
+      key_variable="MODEL_KEY",
+      temperature=0.7,
+      top_p=0.9,
+      max_tokens=33,
+    ) as asked,
+  ):
+    # Half of a surrogate pair is in no reply: no tokenizer encodes it.
+    assert complete(asked, "say ü") == "hi ?"
+    complete(asked, "say ü")
+    complete(asked, "say ü", turn=3)
+    complete(asked, "say ü", address=ADDRESS._replace(variant=0))
+    where, headers, body = server.asked[0]
+    assert where == "/v1/chat/completions"
+    assert headers["Authorization"] == f"Bearer {KEY}"
+    seeds = [each[2].pop("seed") for each in server.asked]
+    assert body == {
+      "model": "m",
+      "messages": [{"role": "user", "content": "say ü"}],
+      "temperature": 0.7,
+      "top_p": 0.9,
+      "max_tokens": 33,
+    }
+    # By the address alone, without what only tells episodes apart.
+    assert seeds[0] == seeds[1] == seeds[3] != seeds[2]
+    assert asked.counters == {
+      "calls": 4,
+      "input_tokens": 44,
+      "output_tokens": 16,
+    }
+    assert KEY not in json.dumps(asked.identity())
+
+
+@pytest.mark.parametrize(
+  ("status", "reply", "sentence"),
+  [
+    (401, {"error": {"message": f"bad key {KEY}"}}, "HTTP 401: bad key ..."),
+    (500, b"oops", "HTTP 500"),
+    (200, b"<html>", "expected JSON"),
+    (200, {"choices": []}, "expected a text at choices"),
+    (200, said(None), "expected a text at choices"),
+    (200, [1], "expected a text at choices"),
+  ],
+)
+def test_what_is_no_reply_is_a_failure_in_words(
+  status, reply, sentence, monkeypatch
+):
+  monkeypatch.setenv("MODEL_KEY", KEY)
+  with (
+    served(reply, status) as server,
+    endpoint(server.url, key_variable="MODEL_KEY") as asked,
+    pytest.raises(types.RetrievalError) as raised,
+  ):
+    complete(asked)
+  assert sentence in str(raised.value)
+  assert KEY not in str(raised.value)
+
+
+def test_a_server_that_is_not_there_is_a_failure_in_time():
+  with (
+    endpoint("http://127.0.0.1:9/v1", deadline=1.0) as asked,
+    pytest.raises(types.RetrievalError, match="chat completions"),
+  ):
+    complete(asked)
+
+
+@pytest.mark.parametrize(
+  ("url", "values", "sentence"),
+  [
+    ("http://user:word@host/v1", {"name": "m"}, "url is not one"),
+    ("http://host/v1?key=1", {"name": "m"}, "url is not one"),
+    ("http://host/v1", {}, "retrieval.model.name"),
+    ("http://host/v1", {"name": "m", "key_variable": "NO_KEY"}, "not set"),
+  ],
+)
+def test_what_cannot_be_asked_is_refused(url, values, sentence, monkeypatch):
+  monkeypatch.delenv("NO_KEY", raising=False)
+  with pytest.raises(ValueError, match=sentence) as raised:
+    text_model.EndpointModel(url, config_lib.TextModelConfig(**values))
+  assert "word" not in str(raised.value)
+
+
+def test_draws_are_uniform_and_decided_by_the_address():
+  drawn = [
+    text_model.uniform(types.Address(r, q, s), t, "x")
+    for r in range(5)
+    for q in range(20)
+    for s in range(5)
+    for t in range(4)
+  ]
+  assert len(set(drawn)) == len(drawn)
+  for cut in (0.1, 0.5, 0.9):
+    share = sum(d < cut for d in drawn) / len(drawn)
+    # Four standard deviations.
+    assert abs(share - cut) < 4 * (cut * (1 - cut) / len(drawn)) ** 0.5
+  again = text_model.uniform(types.Address(0, 0, 0, variant=9), 0, "x")
+  assert again == drawn[0]

@@ -1,0 +1,55 @@
+"""ZeroSearch's reward, and the schedule of its noise."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import chex
+import numpy as np
+import pytest
+import spoken
+
+from anysearch_jax.config import methods as config_methods
+from anysearch_jax.methods import zerosearch_reward
+
+CONFIG = config_methods.ZeroSearchConfig()
+UNJITTED = zerosearch_reward.reward.__wrapped__
+
+
+class RewardTest(chex.TestCase):
+  @chex.variants(with_jit=True, without_jit=True)
+  def test_the_reward_is_the_f1_of_those_that_did_not_fail(self):
+    reward = self.variant(UNJITTED, static_argnames="config")
+    told = spoken.drawn(np.random.default_rng(0), 50, 5)
+    assert not told.valid.all()
+    out = reward(told, config=CONFIG)
+    f1 = np.where(told.valid, told.f1, 0)
+    chex.assert_trees_all_close(out, {"f1": f1, "total": f1}, atol=0)
+    chex.assert_trees_all_equal(
+      out, reward(spoken.spoiled(told), config=CONFIG)
+    )
+
+
+def test_the_noise_rises_late_from_start_to_end():
+  # (4^.5 - 1) / 3 = 1/3; (4^.25 - 1) / 3 = .1381.
+  table = {0: 0.0, 0.25: 0.5 * 0.138071, 0.5: 0.5 / 3, 1: 0.5}
+  for progress, expected in table.items():
+    assert zerosearch_reward.noise(progress, CONFIG) == pytest.approx(
+      expected, abs=1e-6
+    )
+
+
+def test_the_noise_can_start_above_nothing_fall_and_be_a_line():
+  c = dataclasses.replace(CONFIG, noise_start=0.75, noise_end=0.25)
+  assert zerosearch_reward.noise(0, c) == 0.75
+  assert zerosearch_reward.noise(0.5, c) == pytest.approx(0.75 - 0.5 / 3)
+  assert zerosearch_reward.noise(1, c) == 0.25
+  line = dataclasses.replace(c, noise_base=1.0)
+  assert zerosearch_reward.noise(0.5, line) == 0.5
+
+
+def test_what_is_no_share_of_training_is_refused():
+  with pytest.raises(ValueError, match="progress of 1.5"):
+    zerosearch_reward.noise(1.5, CONFIG)
+  with pytest.raises(ValueError, match="noise_base 0"):
+    zerosearch_reward.noise(0, dataclasses.replace(CONFIG, noise_base=0.0))

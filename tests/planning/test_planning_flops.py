@@ -1,0 +1,203 @@
+"""FLOPs of a jaxpr against counts by hand: 2 m n k for each product."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import planned
+import pytest
+from jax.experimental import pallas as pl
+
+from anysearch_jax.planning import flops
+from anysearch_jax.policy import deviceless
+from anysearch_jax.policy.attention import self_attention
+
+
+def count(function, *shapes, trips=1, dtype=jnp.float32):
+  args = [
+    s if hasattr(s, "dtype") else jax.ShapeDtypeStruct(s, dtype) for s in shapes
+  ]
+  return flops.count(jax.jit(function).trace(*args).jaxpr, trips=trips)
+
+
+def test_a_product():
+  assert count(jnp.dot, (3, 5), (5, 7)) == 2 * 3 * 5 * 7
+
+
+def test_a_batched_product_with_two_contracted_axes():
+  assert count(
+    lambda x, y: jnp.einsum("btnh,bnhd->btd", x, y), (2, 3, 4, 5), (2, 4, 5, 6)
+  ) == 2 * (2 * 3 * 6) * (4 * 5)
+
+
+def test_elementwise_work_is_none():
+  assert count(lambda x: jnp.sum(jnp.exp(x) * 2), (8, 8)) == 0
+
+
+def test_a_scan_counts_its_length():
+  def f(x, ws):
+    return jax.lax.scan(lambda x, w: (x @ w, None), x, ws)[0]
+
+  assert count(f, (4, 8), (6, 8, 8)) == 6 * 2 * 4 * 8 * 8
+
+
+def test_loops_in_loops_multiply():
+  def f(x, w, n):
+    def outer(i, x):
+      return jax.lax.fori_loop(0, 5, lambda j, x: x @ w, x)
+
+    return jax.lax.fori_loop(0, n, outer, x)
+
+  n = jax.ShapeDtypeStruct((), jnp.int32)
+  product = 2 * 4 * 8 * 8
+  assert count(f, (4, 8), (8, 8), n) == 5 * product
+  assert count(f, (4, 8), (8, 8), n, trips=3) == 3 * 5 * product
+
+
+def test_of_branches_the_dearest():
+  def f(flag, x, w):
+    return jax.lax.cond(flag, lambda: x @ w, lambda: x)
+
+  flag = jax.ShapeDtypeStruct((), jnp.bool_)
+  assert count(f, flag, (4, 8), (8, 8)) == 2 * 4 * 8 * 8
+
+
+def test_a_gradient_is_the_forward_pass_and_two_products():
+  def f(w, x):
+    return jnp.sum(jnp.sin(x @ w))
+
+  product = 2 * 4 * 8 * 8
+  # Of the weight alone: the gradient of x is not asked for.
+  assert count(jax.grad(f), (8, 8), (4, 8)) == 2 * product
+  assert count(jax.grad(f, (0, 1)), (8, 8), (4, 8)) == 3 * product
+
+
+def test_recomputation_counts():
+  def layer(x, w):
+    return jnp.sin(jnp.sin(x @ w[0]) @ w[1])
+
+  def f(x, ws, remat):
+    body = jax.checkpoint(layer) if remat else layer
+    return jnp.sum(jax.lax.scan(lambda x, w: (body(x, w), None), x, ws)[0])
+
+  def gradient(remat):
+    return count(
+      jax.grad(lambda x, ws: f(x, ws, remat), (0, 1)), (4, 8), (3, 2, 8, 8)
+    )
+
+  product = 2 * 4 * 8 * 8
+  assert gradient(remat=False) == 3 * (2 + 4) * product
+  assert gradient(remat=True) == 3 * (2 + 2 + 4) * product
+
+
+def test_the_body_of_shard_map_runs_on_every_device():
+  mesh = planned.mesh(jax.devices(), 4, 2)
+  # Rows are cut over `fsdp`; over `tensor` the same product runs twice.
+  cut = jax.shard_map(
+    jnp.dot,
+    mesh=mesh,
+    in_specs=(jax.P("fsdp"), jax.P()),
+    out_specs=jax.P("fsdp"),
+  )
+  whole = 2 * 8 * 5 * 7
+  assert count(cut, (8, 5), (5, 7)) == 2 * whole
+
+
+def test_axes_that_shard_map_leaves_to_the_compiler_do_not_count():
+  mesh = jax.make_mesh(
+    (4, 2), planned.AXES, axis_types=(jax.sharding.AxisType.Auto,) * 2
+  )
+  cut = jax.shard_map(
+    jnp.dot,
+    mesh=mesh,
+    in_specs=(jax.P("fsdp"), jax.P()),
+    out_specs=jax.P("fsdp"),
+    axis_names={"fsdp"},
+  )
+  assert count(cut, (8, 5), (5, 7)) == 2 * 8 * 5 * 7
+
+
+def test_a_custom_gradient_counts_what_it_computes():
+  @jax.custom_vjp
+  def f(x, w):
+    return x @ w
+
+  def backward(kept, g):
+    x, w = kept
+    return g @ w.T, x.T @ g + x.T @ g
+
+  f.defvjp(lambda x, w: (x @ w, (x, w)), backward)
+  product = 2 * 4 * 8 * 8
+  assert count(f, (4, 8), (8, 8)) == product
+  gradient = jax.grad(lambda x, w: jnp.sum(f(x, w)), (0, 1))
+  assert count(gradient, (4, 8), (8, 8)) == 4 * product
+
+
+def test_a_kernel_counts_its_body_for_each_block():
+  def kernel(x, w, out):
+    out[...] = x[...] @ w[...]
+
+  f = pl.pallas_call(
+    kernel,
+    grid=(4, 2),
+    in_specs=[
+      pl.BlockSpec((8, 16), lambda i, j: (i, 0)),
+      pl.BlockSpec((16, 8), lambda i, j: (0, j)),
+    ],
+    out_specs=pl.BlockSpec((8, 8), lambda i, j: (i, j)),
+    out_shape=jax.ShapeDtypeStruct((32, 16), jnp.float32),
+  )
+  assert count(f, (32, 16), (16, 16)) == 2 * 32 * 16 * 16
+
+
+B, T, N, K, H = 2, 256, 4, 2, 128
+PRODUCT = 2 * B * N * T * T * H
+
+
+def attention(implementation):
+  shapes = ((B, T, N, H), (B, T, K, H), (B, T, K, H))
+  args = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]
+  ids = jax.ShapeDtypeStruct((B, T), jnp.int32)
+
+  def f(q, k, v, ids):
+    return (
+      self_attention.self_attention(
+        q, k, v, ids, implementation=implementation, chunk=T
+      )
+      .astype(jnp.float32)
+      .sum()
+    )
+
+  return f, (*args, ids)
+
+
+@pytest.mark.parametrize(
+  ("implementation", "backward"),
+  [
+    # The gradients of two products.
+    ("xla", 4),
+    # The scores again, then these.
+    ("cudnn", 5),
+    # Scores and the values' gradient product in each of two kernels.
+    ("splash", 7),
+  ],
+)
+def test_attention_counts_its_products_in_full(implementation, backward):
+  f, args = attention(implementation)
+  with deviceless.cudnn(9.0):
+    assert count(f, *args) == 2 * PRODUCT
+    gradient = count(jax.grad(f, (0, 1, 2)), *args)
+  # Splash's rows of sums are a product of a width of its own: 1 %.
+  assert gradient == pytest.approx((2 + backward) * PRODUCT, rel=0.01)
+
+
+def test_a_toy_step_is_what_one_counts_by_hand():
+  train = planned.train_step(jax.devices(), 2, 2)
+  product = 2 * planned.ROWS * planned.WIDTH * planned.HIDDEN
+  # A layer: 2 of the reference, 2 forward, 4 backward; the batch's own
+  # gradient is not asked for.
+  first_layers = planned.LAYERS * (2 + 2 + 4)
+  traced = train.fn.trace(*train.args)
+  assert (
+    flops.count(traced.jaxpr, trips=train.trips) == 2 * first_layers * product
+  )

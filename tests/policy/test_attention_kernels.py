@@ -1,0 +1,204 @@
+"""cuDNN and splash attention, on machines without their devices.
+
+cuDNN is stood in for by a model of the memory that it reads and writes; splash
+attention is interpreted. Both are compiled for devices that are not there.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import packed_rows
+import pytest
+
+from anysearch_jax.planning import targets
+from anysearch_jax.policy import deviceless, sharding
+from anysearch_jax.policy.attention import self_attention
+
+
+def _as_cudnn(q, k, v, *, q_seqlen, kv_seqlen, q_offsets, kv_offsets, **kwargs):
+  """What cuDNN reads and writes, told by JAX's own conversion of the offsets.
+
+  Sequence s is `q_seqlen[s]` tokens from element `q_offsets[s]` on; memory that
+  belongs to no sequence is left as NaN.
+  """
+  assert kwargs.pop("scale") == q.shape[-1] ** -0.5
+  assert kwargs.pop("mask_type").name == "PADDING_CAUSAL" and not kwargs
+  assert q_seqlen.dtype == kv_seqlen.dtype == jnp.int32
+  assert q_offsets.dtype == kv_offsets.dtype == jnp.int32
+  assert q_offsets.shape[1] == q_seqlen.shape[1] + 1 > 2
+  fixed = self_attention.fused._fix_seqlen_offsets(
+    q_seqlen, kv_seqlen, q_offsets, kv_offsets, q, k
+  )
+
+  def on_host(fixed, q, k, v, g):
+    lengths_q, lengths_k, offsets_q, offsets_k = (
+      np.asarray(x).flatten() for x in fixed
+    )
+
+    def sequences(x, lengths, offsets):
+      """Views into the memory of `x`; the last sequences may be unused."""
+      for length, start in zip(lengths[lengths > 0], offsets):
+        end = start + length * math.prod(x.shape[2:])
+        assert end <= x.size
+        yield x.reshape(-1)[start:end].reshape(-1, *x.shape[2:])
+
+    of_q = functools.partial(sequences, lengths=lengths_q, offsets=offsets_q)
+    of_k = functools.partial(sequences, lengths=lengths_k, offsets=offsets_k)
+    q, k, v, g = (np.asarray(x) for x in (q, k, v, g))
+    out, dq, dk, dv = (np.full_like(x, np.nan) for x in (q, q, k, v))
+    inputs = zip(of_q(q), of_k(k), of_k(v), of_q(g))
+    outputs = zip(of_q(out), of_q(dq), of_k(dk), of_k(dv))
+    for known, unknown in zip(inputs, outputs):
+      for view, value in zip(unknown, packed_rows.written_out(*known)):
+        view[:] = value
+    return out, dq, dk, dv
+
+  def call(q, k, v, g):
+    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, q, k, v))
+    return jax.pure_callback(on_host, shapes, fixed, q, k, v, g)
+
+  @jax.custom_vjp
+  def attend(q, k, v):
+    return call(q, k, v, q)[0]
+
+  attend.defvjp(
+    lambda q, k, v: (attend(q, k, v), (q, k, v)),
+    lambda residuals, g: call(*residuals, g)[1:],
+  )
+  return attend(q, k, v)
+
+
+@pytest.fixture
+def cudnn_model(monkeypatch):
+  monkeypatch.setattr(self_attention.fused, "dot_product_attention", _as_cudnn)
+
+
+def test_cudnn_is_told_every_segment(cudnn_model):
+  inputs = packed_rows.inputs(*packed_rows.ROWS, length=37)
+  found = packed_rows.run(*inputs, implementation="cudnn", max_segments=4)
+  packed_rows.assert_equal(found, packed_rows.expected(*inputs))
+  padding = inputs[3] == 0
+  assert all((np.asarray(x)[padding] == 0).all() for x in found)
+
+
+def test_cudnn_takes_one_segment_a_row(cudnn_model):
+  inputs = packed_rows.inputs((37,), (30,), length=37)
+  found = packed_rows.run(*inputs, implementation="cudnn", max_segments=1)
+  packed_rows.assert_equal(found, packed_rows.expected(*inputs))
+
+
+def test_a_row_of_too_many_segments_is_not_a_number(cudnn_model):
+  inputs = packed_rows.inputs(
+    (8, 8, 8), (8, 8, 8, 8), (8, 8, 8, 7, 1), length=32
+  )
+  out = packed_rows.run(*inputs, implementation="cudnn", max_segments=3)[0]
+  expected = packed_rows.expected(*inputs)[0]
+  np.testing.assert_allclose(out[:2], expected[:2], atol=1e-5)
+  assert np.isnan(out[2]).all()
+
+
+def test_cudnn_refuses_more_elements_than_its_offsets_count():
+  q, ids = (
+    jax.ShapeDtypeStruct((64, 8192, 32, 128), jnp.bfloat16),
+    jax.ShapeDtypeStruct((64, 8192), jnp.int32),
+  )
+  with pytest.raises(ValueError, match="64 rows x 8192 tokens x 32 heads"):
+    jax.eval_shape(
+      functools.partial(
+        self_attention.self_attention, implementation="cudnn", chunk=512
+      ),
+      *(q, q, q, ids),
+    )
+
+
+@pytest.fixture
+def splash_interpreted(monkeypatch):
+  monkeypatch.setattr(
+    self_attention.splash_attention,
+    "make_splash_mha_single_device",
+    functools.partial(
+      self_attention.splash_attention.make_splash_mha_single_device,
+      interpret=True,
+    ),
+  )
+
+
+def test_splash_is_the_written_out_sum(splash_interpreted):
+  inputs = packed_rows.inputs((100, 120), (256,), length=256, n=2, k=1, h=16)
+  found = packed_rows.run(*inputs, implementation="splash")
+  packed_rows.assert_equal(found, packed_rows.expected(*inputs))
+  padding = inputs[3] == 0
+  assert all((np.asarray(x)[padding] == 0).all() for x in found)
+
+
+def test_splash_refuses_a_row_that_is_not_made_of_blocks():
+  inputs = packed_rows.inputs((130,), length=130)
+  with pytest.raises(ValueError, match="multiple of 128 tokens; found 130"):
+    packed_rows.run(*inputs, implementation="splash")
+
+
+@pytest.mark.parametrize(
+  "policy, kernels",
+  [
+    (self_attention.saves, 1),
+    (jax.checkpoint_policies.nothing_saveable, 2),
+  ],
+)
+def test_saved_attention_is_not_computed_again(policy, kernels):
+  inputs = packed_rows.inputs((128,), length=128, dtype=jnp.bfloat16)
+  with deviceless.cudnn(9.0):
+    jaxpr = packed_rows.traced(*inputs, implementation="cudnn", policy=policy)
+  found = [e.primitive.name for e in packed_rows.equations(jaxpr)]
+  assert found.count("dot_product_attention_fwd_wrapper") == kernels
+
+
+def _compiled(target: str, implementation: str) -> str:
+  """The program of attention and its gradients on four such devices."""
+  try:
+    devices = targets.devices(targets.parse(target))
+  except ModuleNotFoundError as missing:
+    pytest.skip(str(missing))
+  mesh = sharding.mesh(fsdp=2, tensor=2, devices=devices)
+  heads = jax.P(sharding.BATCH, None, "tensor", None)
+  specs = (heads, heads, heads, jax.P(sharding.BATCH, None), heads)
+  cut = jax.shard_map(
+    functools.partial(
+      packed_rows.attend,
+      implementation=implementation,
+      policy=self_attention.saves,
+    ),
+    mesh=mesh,
+    in_specs=specs,
+    out_specs=(heads,) * 4,
+    check_vma=False,
+  )
+  rows = packed_rows.inputs((512,), (512,), length=512, h=128, dtype="bfloat16")
+  inputs = [
+    jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=jax.sharding.NamedSharding(mesh, spec)
+    )
+    for x, spec in zip(rows, specs, strict=True)
+  ]
+  return jax.jit(cut).lower(*inputs).compile().as_text()
+
+
+def test_cudnn_compiles_for_an_nvidia_gpu_that_is_not_there():
+  with deviceless.cudnn(9.0):
+    program = _compiled("h100:4", "cudnn")
+  assert program.count('"__cudnn$fmhaSoftmax"') == 1
+  assert program.count('"__cudnn$fmhaSoftmaxBackward"') == 1
+  assert not packed_rows.COLLECTIVE.search(program)
+
+
+def test_splash_compiles_for_a_tpu_that_is_not_there(monkeypatch):
+  # Another process may have loaded the compiler as well.
+  monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+  program = _compiled("v5e:2x2", "splash")
+  # Forward, and two backward: the first is not computed again.
+  assert program.count('custom_call_target="tpu_custom_call"') == 3
+  assert not packed_rows.COLLECTIVE.search(program)

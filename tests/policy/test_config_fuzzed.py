@@ -1,0 +1,228 @@
+"""Mutated configurations: refused in a sentence, or as transformers reads them.
+
+ANYSEARCH_CONFIG_CASES is the number of cases a family; 20 unless it is set.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import functools
+import json
+import os
+
+import numpy as np
+import pytest
+import transformers
+
+from anysearch_jax.policy import decoder, hf
+from bench import random_models
+
+CASES = int(os.environ.get("ANYSEARCH_CONFIG_CASES", "20"))
+CONTEXT = 48  # Longer than the context that Llama's RoPE is scaled from.
+
+LLAMA3 = {
+  "rope_type": "llama3",
+  "rope_theta": 1e4,
+  "factor": 4.0,
+  "low_freq_factor": 1.0,
+  "high_freq_factor": 4.0,
+  "original_max_position_embeddings": 16,
+}
+ROPES = [
+  None,
+  {},
+  {"rope_type": "default"},
+  {"type": "default", "factor": 2.0},
+  {"rope_type": "default", "rope_theta": 1e3},
+  {"rope_type": "default", "partial_rotary_factor": 0.5},
+  {"rope_type": "default", "partial_rotary_factor": 1.0},
+  {"rope_type": "default", "mrope_section": [2, 1, 1]},
+  {"rope_type": "linear", "factor": 2.0},
+  {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16},
+  {"full_attention": {"rope_type": "default", "rope_theta": 1e3}},
+  LLAMA3,
+  {k: v for k, v in LLAMA3.items() if not k.startswith("original")},
+  {k: v for k, v in LLAMA3.items() if k != "rope_theta"},
+  LLAMA3 | {"low_freq_factor": 8.0},
+  LLAMA3 | {"low_freq_factor": 4.0},
+  LLAMA3 | {"factor": 0.5},
+  LLAMA3 | {"high_freq_factor": None},
+]
+LAYERS = [
+  ["full_attention"] * 2,
+  ["full_attention", "sliding_attention"],
+  ["sliding_attention"] * 2,
+  ["chunked_attention"] * 2,
+  ["full_attention"],
+  ["attention"] * 2,
+  [],
+]
+# Values that mean something under a key, or that nearly do.
+VALUES = {
+  "architectures": [
+    [],
+    ["Qwen2ForCausalLM"],
+    ["Qwen3ForCausalLM"],
+    ["LlamaForCausalLM"],
+    ["MistralForCausalLM"],
+    ["LlamaForCausalLM", "Qwen2ForCausalLM"],
+  ],
+  "model_type": ["qwen2", "qwen3", "llama", "mistral", "qwen2_moe", ""],
+  "hidden_act": ["swish", "gelu", "relu", "silu", "SiLU"],
+  "rms_norm_eps": [1e-2, 1e-5, 0.0, 1],
+  "rope_theta": [1e3, 1e4, 500000, 0, -1.0],
+  "rope_scaling": ROPES,
+  "rope_parameters": ROPES,
+  "layer_types": LAYERS,
+  "sliding_window": [1, 8, 0, -1, 4096],
+  "use_sliding_window": [True, False],
+  "max_window_layers": [0, 1, 2, 28, -1],
+  "num_attention_heads": [2, 8, 3],
+  "num_key_value_heads": [1, 4, 3],
+  "num_hidden_layers": [1, 3],
+  "head_dim": [8, 16, 4, 7],
+  "hidden_size": [16, 64],
+  "intermediate_size": [24],
+  "vocab_size": [61, 72, 60],
+  "max_position_embeddings": [8, 16, 4096],
+  "original_max_position_embeddings": [8, 512],
+  "partial_rotary_factor": [0.5, 1.0, 1],
+  "is_causal": [False, True, None],
+  "per_layer_config": [{}, {"0": {"rms_norm_eps": 0.5}}],
+  "attention_bias": [True],
+  "mlp_bias": [True],
+  "tie_word_embeddings": [True, False],
+  "attention_dropout": [0.5],
+  "attention_chunk_size": [4],
+  "transformers_weights": ["other.safetensors"],
+  "auto_map": [{}, {"AutoModelForCausalLM": "modeling_x.X"}],
+  "quantization_config": [{"quant_method": "fp8"}, {}],
+  "dtype": ["float16", "bfloat16"],
+  "torch_dtype": ["bfloat16"],
+  "pad_token_id": [0, -1, 60],
+  "eos_token_id": [3, [3, 4]],
+  "initializer_range": [0.5],
+  "pretraining_tp": [2],
+  "return_dict": [True],
+  "output_hidden_states": [True],
+  "chunk_size_feed_forward": [1],
+  "is_decoder": [True, False],
+  "is_encoder_decoder": [True, False],
+  "tie_encoder_decoder": [True],
+  "add_cross_attention": [True, False],
+  "kv_sharing_modes": [["shared", "shared"]],
+  "logit_scale": [0.5],
+  "final_logit_softcapping": [1.0],
+  "embedding_multiplier": [2.0],
+  "attn_implementation": ["eager"],
+  "use_mrope": [True, False],
+  "rope_interleaved": [True, False],
+  "num_experts": [4],
+  "text_config": [{"hidden_size": 8}],
+  "temperature": [0.5],
+  "top_k": [4],
+  "num_labels": [3],
+}
+# Each loaded once and was not what transformers computes. They come first.
+KNOWN = [
+  {"is_causal": False},
+  {"is_causal": None},
+  {"model_type": "qwen2"},
+  {"model_type": "qwen3"},
+  {"model_type": "llama"},
+  {"rope_scaling": LLAMA3 | {"low_freq_factor": 8.0}},
+]
+ANY = [None, True, False, 0, 1, -1, 2, 0.5, "", "x", [], {}, float("nan")]
+
+
+class Family:
+  """A small random model in a folder; its configuration can be replaced."""
+
+  def __init__(self, case, folder):
+    self.prefix, _ = random_models.CASES[case]
+    self.folder = folder
+    random_models.make(case, folder)
+    new = json.loads((folder / "config.json").read_text())
+    old = {k: v for k, v in new.items() if k != "rope_parameters"}
+    rope = dict(new["rope_parameters"])
+    old["rope_theta"] = rope.pop("rope_theta")
+    old["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    self.dialects = old, new
+    self.tokens = random_models.random_tokens((2, CONTEXT))
+    # Most configurations that load are one architecture.
+    self._logits = functools.lru_cache(maxsize=None)(self._of_architecture)
+
+  def case(self, number):
+    if number < len(KNOWN):
+      return self.dialects[0] | KNOWN[number]
+    return self._mutated(np.random.default_rng([1, number]))
+
+  def _mutated(self, rng):
+    config = copy.deepcopy(self.dialects[rng.integers(2)])
+    for _ in range(rng.integers(1, 4)):
+      key = str(rng.choice([*VALUES, *config]))
+      match rng.integers(8):
+        case 0:
+          config.pop(key, None)
+        case 1:
+          config[key] = None
+        case 2:
+          config[key] = ANY[rng.integers(len(ANY))]
+        case _:
+          values = VALUES.get(key, ANY)
+          config[key] = copy.deepcopy(values[rng.integers(len(values))])
+    return config
+
+  def write(self, config):
+    (self.folder / "config.json").write_text(json.dumps(config))
+
+  def ours(self):
+    """Logits; ValueError if the folder is refused."""
+    a, _ = hf.describe(self.folder)
+    return self._logits(a)
+
+  def _of_architecture(self, a):
+    params = hf.load(self.folder).params
+    hidden = decoder.forward(params, a, *random_models.one_segment(self.tokens))
+    return np.asarray(decoder.logits(params, hidden))
+
+  def theirs(self, torch, config):
+    """Logits as transformers reads the folder, or None if it does not."""
+    kind = transformers.AutoModelForCausalLM
+    if "model_type" not in config:
+      kind = getattr(transformers, f"{self.prefix}ForCausalLM")
+    try:
+      model = kind.from_pretrained(self.folder, dtype=torch.float32)
+      with torch.no_grad():
+        return model.eval()(torch.tensor(self.tokens)).logits.numpy()
+    except Exception:  # Whatever its many checks and layers raise.
+      return None
+
+
+@pytest.mark.parametrize("case", ["qwen2", "qwen3", "llama"])
+def test_a_mutated_configuration_is_refused_or_read_as_transformers_reads_it(
+  torch, tmp_path, case
+):
+  transformers.logging.set_verbosity_error()
+  family, found = Family(case, tmp_path), collections.Counter()
+  for number in range(len(KNOWN) + CASES):
+    config = family.case(number)
+    family.write(config)
+    try:
+      ours = family.ours()
+    except ValueError as refusal:
+      said = str(refusal)
+      assert said.startswith(str(tmp_path)) and said.endswith(".")
+      found["refused"] += 1
+      continue
+    theirs = family.theirs(torch, config)
+    if theirs is None:
+      found["refused by transformers alone"] += 1
+      continue
+    found["agree"] += 1
+    np.testing.assert_allclose(
+      ours, theirs, rtol=0, atol=1e-4, err_msg=f"case {number}: {config}"
+    )
+  print(case, dict(found))
+  assert found["agree"] >= CASES // 6 and found["refused"] >= CASES // 6

@@ -1,0 +1,95 @@
+"""The cached forward against the full one, for every kind of decoder."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import decoder
+from anysearch_jax.policy.attention import paged_attention
+from bench import random_models
+
+ADAPTED = dataclasses.replace(
+  random_models.architecture("qwen3"),
+  lora=architecture_lib.Lora(rank=3, alpha=6.0, targets=("q", "o", "down")),
+)
+# Hidden states are compared, so a tied head would be the same case again.
+ARCHITECTURES = {
+  case: random_models.architecture(case)
+  for case in random_models.CASES
+  if not case.endswith("-tied")
+} | {"qwen3-adapted": ADAPTED}
+
+
+@pytest.mark.parametrize("a", ARCHITECTURES.values(), ids=ARCHITECTURES)
+def test_cached_forward_is_the_full_forward(a):
+  params = random_models.params(a)
+  tokens = random_models.random_tokens((3, 40))
+  full = jax.jit(decoder.forward, static_argnums=1)(
+    params, a, *random_models.one_segment(tokens)
+  )
+  size, columns = 4, 12
+  table = 1 + np.arange(3 * columns).reshape(3, columns)
+  apart = decoder.apart(params, a)
+  paged = paged_attention.Paged(block=8)
+
+  @jax.jit
+  def extend(new, starts, counts, pages):
+    return decoder.extend(
+      apart, a, new, starts, counts, pages, table, paged=paged
+    )
+
+  prompts, chunk = np.array([19, 8, 26]), 8
+  pages = paged_attention.empty(a, 1 + table.size, size, jnp.float32)
+  done = np.zeros(3, np.int32)
+  garbage = np.random.default_rng(1)
+  seen = 0
+
+  def step(take, width):
+    """Appends `take` real tokens a row, padded with garbage to `width`."""
+    nonlocal pages, done, seen
+    new = garbage.integers(0, random_models.TOKENS, (3, width))
+    for row, count in enumerate(take):
+      new[row, :count] = tokens[row, done[row] : done[row] + count]
+    take = np.asarray(take, np.int32)
+    hidden, pages = extend(jnp.asarray(new), done, take, pages)
+    for row, count in enumerate(take):
+      np.testing.assert_allclose(
+        hidden[row, :count],
+        full[row, done[row] : done[row] + count],
+        rtol=0,
+        atol=1e-5,
+      )
+    done = done + take
+    seen += sum(take)
+
+  while (done < prompts).any():
+    step(np.minimum(prompts - done, chunk), chunk)
+  for turn in range(10):
+    # Rows pause and go on, as episodes do; a paused row writes garbage.
+    step([1, turn % 2, 1], 1)
+  np.testing.assert_array_equal(done, prompts + (10, 5, 10))
+  assert seen == done.sum()
+
+
+def test_stretches_of_one_sequence_may_be_rows_of_one_call():
+  a = random_models.architecture("qwen2")
+  params = random_models.params(a)
+  tokens = random_models.random_tokens((1, 24))
+  full = decoder.forward(params, a, *random_models.one_segment(tokens))
+  hidden, _ = decoder.extend(
+    decoder.apart(params, a),
+    a,
+    tokens.reshape(3, 8),
+    jnp.array([0, 8, 16]),
+    jnp.array([8, 8, 8]),
+    paged_attention.empty(a, 7, 4, jnp.float32),
+    jnp.tile(jnp.arange(1, 7), (3, 1)),
+    paged=paged_attention.Paged(),
+  )
+  np.testing.assert_allclose(hidden.reshape(full.shape), full, atol=1e-5)

@@ -1,0 +1,241 @@
+"""Hugging Face folders in: what loads, and what is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from anysearch_jax.policy import hf, table, tensor_files
+from anysearch_jax.policy import tokenizer as tokenizer_lib
+from bench import random_models
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def tiny(tmp_path):
+  """A policy born here, saved in `folder`; its head is its embedding."""
+  a = random_models.architecture("qwen2-tied")
+  tokenizer = tokenizer_lib.Tokenizer(
+    random_models.tokenizer(), end_of_turn_ids=[3]
+  )
+  policy = hf.Policy(random_models.params(a), a, tokenizer)
+  hf.save(tmp_path / "policy", policy)
+  return types.SimpleNamespace(folder=tmp_path / "policy", policy=policy)
+
+
+def change_config(folder, **values):
+  path = folder / "config.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def add_tensors(folder, **values):
+  path = folder / tensor_files.SINGLE_NAME
+  safetensors.numpy.save_file(safetensors.numpy.load_file(path) | values, path)
+
+
+def test_a_saved_folder_loads_as_it_was(tiny):
+  loaded = hf.load(tiny.folder)
+  jax.tree.map(np.testing.assert_array_equal, loaded.params, tiny.policy.params)
+  assert loaded.architecture == tiny.policy.architecture
+  assert loaded.tokenizer.end_of_turn_ids == {3, random_models.TOKENS - 2}
+  assert loaded.tokenizer.encode("w5 w9") == [5, 9]
+  assert loaded.source == tiny.folder
+
+
+@pytest.mark.parametrize("case", random_models.CASES)
+def test_every_kind_of_policy_is_saved_and_loaded(tmp_path, case):
+  a = random_models.architecture(case)
+  tokenizer = tokenizer_lib.Tokenizer(random_models.tokenizer())
+  policy = hf.Policy(random_models.params(a), a, tokenizer)
+  hf.save(tmp_path, policy)
+  loaded = hf.load(tmp_path)
+  assert loaded.architecture == a
+  jax.tree.map(np.testing.assert_array_equal, loaded.params, policy.params)
+
+
+def test_a_tied_folder_may_hold_its_head_again(tiny):
+  untied = dataclasses.replace(tiny.policy.architecture, tied=False)
+  params = tiny.policy.params
+  with_head = params | {"head": params["embed"]}
+  tensor_files.save(tiny.folder, with_head, table.base_rows(untied))
+  assert "head" not in hf.load(tiny.folder).params
+
+
+def test_a_tied_folder_with_another_head_is_refused(tiny, nothing_loads):
+  head = np.array(tiny.policy.params["embed"])
+  head[-1, -1] += 1e-5
+  add_tensors(tiny.folder, **{"lm_head.weight": head})
+  with pytest.raises(ValueError, match=r"'lm_head.weight' differs .*tie_word"):
+    hf.load(tiny.folder)
+
+
+@pytest.mark.parametrize("at", ["model", "model.layers.1.self_attn"])
+def test_buffers_of_old_checkpoints_are_not_read(tiny, at):
+  name = f"{at}.rotary_emb.inv_freq"
+  add_tensors(tiny.folder, **{name: np.ones(4, np.float32)})
+  loaded = hf.load(tiny.folder)
+  jax.tree.map(np.testing.assert_array_equal, loaded.params, tiny.policy.params)
+
+
+def test_the_embedding_may_have_more_rows_than_the_tokenizer(tmp_path):
+  a = random_models.architecture("qwen2")
+  assert a.vocab_size > random_models.TOKENS
+  tokenizer = tokenizer_lib.Tokenizer(random_models.tokenizer())
+  hf.save(tmp_path, hf.Policy(random_models.params(a), a, tokenizer))
+  loaded = hf.load(tmp_path)
+  assert loaded.params["embed"].shape[0] == a.vocab_size
+  assert loaded.tokenizer.vocab_size == random_models.TOKENS
+
+
+def test_the_embedding_may_not_have_fewer(tmp_path, nothing_loads):
+  a = random_models.architecture("qwen2", vocab_size=random_models.TOKENS - 1)
+  tokenizer = tokenizer_lib.Tokenizer(random_models.tokenizer())
+  hf.save(tmp_path, hf.Policy(random_models.params(a), a, tokenizer))
+  with pytest.raises(ValueError, match="has 61 tokens, the embedding 60 rows"):
+    hf.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("name", "sentence"),
+  [
+    ("config.json", "no config.json; expected a Hugging Face folder"),
+    ("tokenizer.json", "no tokenizer.json; expected a Hugging Face folder"),
+    ("model.safetensors", "model.safetensors: no such file"),
+  ],
+)
+def test_a_folder_without_a_part_is_refused(
+  tiny, nothing_loads, name, sentence
+):
+  (tiny.folder / name).unlink()
+  with pytest.raises(ValueError, match=sentence):
+    hf.load(tiny.folder)
+
+
+def test_a_folder_without_one_of_its_shards_is_refused(tiny, nothing_loads):
+  hf.save(tiny.folder, tiny.policy, shard_bytes=20_000)
+  shard = sorted(tiny.folder.glob("model-*.safetensors"))[1]
+  shard.unlink()
+  with pytest.raises(ValueError, match=f"{shard.name}: no such file"):
+    hf.load(tiny.folder)
+
+
+def test_a_folder_of_pickled_weights_is_refused(tiny, nothing_loads):
+  weights = tiny.folder / "model.safetensors"
+  weights.rename(tiny.folder / "pytorch_model.bin")
+  with pytest.raises(ValueError, match="Found pytorch_model.bin: load it once"):
+    hf.load(tiny.folder)
+
+
+@pytest.mark.parametrize(
+  ("change", "sentence"),
+  [
+    (
+      {"architectures": ["Qwen3MoeForCausalLM"]},
+      "'Qwen3MoeForCausalLM' is not",
+    ),
+    ({"use_sliding_window": True, "max_window_layers": 1}, "sliding-window"),
+    ({"rope_scaling": {"type": "yarn"}}, "RoPE type 'yarn' is not supported"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config .* is not"),
+    # Weights of another model than the config's.
+    ({"tie_word_embeddings": False}, "lacks tensor 'lm_head.weight'"),
+    ({"num_hidden_layers": 1}, "unknown tensor 'model.layers.1"),
+    ({"intermediate_size": 64}, r"has shape \(48, 32\), expected \(64, 32\)"),
+    (
+      {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+      "unknown tensor .*bias",
+    ),
+    ({"architectures": ["LlamaForCausalLM"]}, "model_type 'qwen2' contradicts"),
+  ],
+)
+def test_what_the_config_says_wrong_is_refused_with_the_folder_s_name(
+  tiny, nothing_loads, change, sentence
+):
+  change_config(tiny.folder, **change)
+  with pytest.raises(ValueError, match=f"policy: .*{sentence}"):
+    hf.load(tiny.folder)
+
+
+def test_an_adapter_beside_the_weights_is_refused(tiny, nothing_loads):
+  """transformers adds it to what the folder's weights give."""
+  (tiny.folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+  with pytest.raises(
+    ValueError, match="adapter_config.json, whose .* Merge it"
+  ):
+    hf.load(tiny.folder)
+
+
+@pytest.mark.parametrize(
+  ("change", "sentence"),
+  [
+    (
+      {"num_key_value_heads": "1"},
+      "num_key_value_heads is '1', expected",
+    ),
+    ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected a positive"),
+    (
+      {"rms_norm_eps": None},
+      "rms_norm_eps is None, expected a",
+    ),
+    ({"rope_parameters": []}, r"rope_parameters is \[\], expected an object"),
+  ],
+)
+def test_a_setting_of_the_wrong_kind_is_refused_with_the_file_s_name(
+  tiny, nothing_loads, change, sentence
+):
+  change_config(tiny.folder, **change)
+  with pytest.raises(ValueError, match=f"policy: config.json: {sentence}"):
+    hf.load(tiny.folder)
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+  ],
+)
+@pytest.mark.parametrize(
+  ("damage", "sentence"),
+  [
+    (lambda whole: whole[:-9], r"not a whole JSON file \(.*line \d+ column"),
+    (lambda whole: b"", r"not a whole JSON file \("),
+    (lambda whole: b'{"a": "\xff"}', r"not a whole JSON file \(.*utf-8"),
+    (lambda whole: b"[]", "found list, expected a JSON object"),
+    (lambda whole: b"null", "found NoneType, expected a JSON object"),
+  ],
+)
+def test_a_damaged_json_file_is_refused_by_name(
+  tiny, nothing_loads, name, damage, sentence
+):
+  path = tiny.folder / name
+  path.write_bytes(damage(path.read_bytes()))
+  with pytest.raises(ValueError, match=f"policy/{name}: {sentence}"):
+    hf.load(tiny.folder)
+
+
+@pytest.mark.parametrize("names", [{"a": 5}, {"a": ["b"]}, {"a": "b", "c": 5}])
+def test_an_index_of_what_are_no_file_names_is_refused(
+  tiny, nothing_loads, names
+):
+  (tiny.folder / "model.safetensors").unlink()
+  (tiny.folder / INDEX).write_text(json.dumps({"weight_map": names}))
+  with pytest.raises(ValueError, match=f"{INDEX}: no .* weight_map of file na"):
+    hf.load(tiny.folder)
+
+
+def test_a_turn_s_end_that_is_no_token_is_refused(tiny, nothing_loads):
+  path = tiny.folder / "generation_config.json"
+  path.write_text(json.dumps({"eos_token_id": [3, random_models.TOKENS - 1]}))
+  assert max(hf.describe(tiny.folder)[1].end_of_turn_ids) == 60
+  path.write_text(json.dumps({"eos_token_id": [3, random_models.TOKENS]}))
+  with pytest.raises(ValueError, match="policy: eos_token_id 61 .* 61 tokens"):
+    hf.load(tiny.folder)

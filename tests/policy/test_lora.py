@@ -1,0 +1,235 @@
+"""Low-rank adapters: what they compute, against PEFT, and how they leave."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+import transformers
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import decoder, hf, lora, sharding, table
+from anysearch_jax.policy import parameters as weights
+from anysearch_jax.policy import tokenizer as tokenizer_lib
+from bench import random_models
+
+ALL = architecture_lib.Lora(rank=4, alpha=6.0, targets=lora.TARGETS)
+SOME = architecture_lib.Lora(rank=3, alpha=1.0, targets=("v", "q", "down"))
+CASES = [("qwen2", ALL), ("qwen3-tied", SOME), ("llama-biased", ALL)]
+
+
+@pytest.fixture(scope="module")
+def peft(torch):
+  return pytest.importorskip(
+    "peft", reason="adapter tests need peft==0.21.2 (requirements-test.txt)"
+  )
+
+
+def adapted(policy, settings):
+  """The policy with adapters that change what it says."""
+  a = dataclasses.replace(policy.architecture, lora=settings)
+  rng = np.random.default_rng(1)
+  drawn = jax.tree.map(
+    lambda p: jnp.asarray(0.2 * rng.normal(size=p.shape), jnp.float32),
+    lora.initialize(a, 0),
+  )
+  params = lora.combine(policy.params, drawn)
+  return policy._replace(params=params, architecture=a)
+
+
+def born_here(case="llama-biased", settings=ALL):
+  a = random_models.architecture(case)
+  tokenizer = tokenizer_lib.Tokenizer(random_models.tokenizer())
+  return adapted(hf.Policy(random_models.params(a), a, tokenizer), settings)
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda c: c[0])
+def pair(request, peft, make_pair, tmp_path_factory):
+  """Our adapted policy, and PEFT's reading of its adapter folder."""
+  from bench import pairs
+
+  case, settings = request.param
+  base = make_pair(case).policy
+  policy = adapted(base, settings)
+  folder = tmp_path_factory.mktemp("adapter")
+  hf.save_adapter(folder, policy, base=str(base.source))
+  model = peft.AutoPeftModelForCausalLM.from_pretrained(
+    folder, is_trainable=True
+  )
+  return pairs.Pair(model, policy)
+
+
+def test_peft_reads_our_adapters_each_once(peft, pair):
+  read = peft.get_peft_model_state_dict(pair.model)
+  a = pair.policy.architecture
+  tensors = list(weights.tensors(table.adapter_rows(a)))
+  assert read.keys() == {name for name, _, _ in tensors}
+  assert len(tensors) == 2 * len(a.lora.targets) * a.layers
+  for name, row, layer in tensors:
+    ours = np.asarray(weights.get(pair.policy.params, row.path)[layer])
+    np.testing.assert_array_equal(read[name].numpy(), row.to_file(ours))
+
+
+def test_logits_with_adapters_are_those_of_peft(pair):
+  tokens = random_models.random_tokens((4, 96))
+  ours = pair.ours(tokens)
+  np.testing.assert_allclose(ours, pair.theirs(tokens), rtol=0, atol=1e-4)
+  with pair.model.disable_adapter():
+    without = pair.theirs(tokens)
+  assert np.abs(ours - without).max() > 0.5
+
+
+def test_gradients_of_adapters_are_those_of_peft(pair):
+  sequence = random_models.random_tokens((2, 49))
+  compared = 0
+  for name, ours, theirs in pair.gradients(sequence):
+    scale = np.abs(theirs).max()
+    assert scale > 0
+    np.testing.assert_allclose(
+      ours, theirs, rtol=0, atol=3e-5 * scale, err_msg=name
+    )
+    compared += 1
+  a = pair.policy.architecture
+  assert compared == 2 * len(a.lora.targets) * a.layers
+
+
+def test_a_merged_export_is_what_peft_merges(torch, pair, tmp_path):
+  tokens = random_models.random_tokens((4, 96))
+  hf.save(tmp_path / "merged", pair.policy)
+  reloaded = transformers.AutoModelForCausalLM.from_pretrained(
+    tmp_path / "merged"
+  )
+  with torch.no_grad():
+    theirs = reloaded(torch.tensor(tokens)).logits.numpy()
+  np.testing.assert_allclose(pair.ours(tokens), theirs, rtol=0, atol=1e-4)
+
+  ours = reloaded.state_dict()
+  merged = copy.deepcopy(pair.model).merge_and_unload().state_dict()
+  assert ours.keys() == merged.keys()
+  for name, value in merged.items():
+    torch.testing.assert_close(ours[name], value, rtol=0, atol=1e-6)
+  assert hf.load(tmp_path / "merged").architecture.lora is None
+
+
+def test_a_fresh_adapter_changes_nothing():
+  plain = random_models.architecture("llama-biased")
+  a = dataclasses.replace(plain, lora=ALL)
+  params = random_models.params(plain)
+  fresh = lora.combine(params, lora.initialize(a, 3))
+  run = jax.jit(decoder.forward, static_argnums=1)
+  row = random_models.one_segment(random_models.random_tokens((4, 96)))
+  np.testing.assert_array_equal(run(fresh, a, *row), run(params, plain, *row))
+
+
+def test_a_fresh_adapter_is_as_wide_as_peft_s(peft, make_pair):
+  wide = peft.LoraConfig(r=64, target_modules=["q_proj", "o_proj", "down_proj"])
+  model = peft.get_peft_model(
+    transformers.AutoModelForCausalLM.from_pretrained(
+      make_pair("llama").policy.source
+    ),
+    wide,
+  )
+  theirs = peft.get_peft_model_state_dict(model)
+  a = dataclasses.replace(
+    random_models.architecture("llama"),
+    lora=architecture_lib.Lora(64, 8.0, ("q", "o", "down")),
+  )
+  ours = lora.initialize(a, 0)
+  for name, row, layer in weights.tensors(table.adapter_rows(a)):
+    leaf = weights.get(ours, row.path)[layer]
+    if "lora_B" in name:
+      assert not leaf.any() and not theirs[name].any()
+    else:
+      assert leaf.std() == pytest.approx(theirs[name].std().item(), rel=0.1)
+
+
+def test_fresh_adapters_follow_the_seed():
+  a = dataclasses.replace(random_models.architecture("qwen3"), lora=SOME)
+  one, again, other = (lora.initialize(a, seed) for seed in (1, 1, 2))
+  assert set(one[table.LAYERS]) == {
+    f"{key}_lora_{side}" for key in SOME.targets for side in "ab"
+  }
+  jax.tree.map(np.testing.assert_array_equal, one, again)
+  assert (
+    one[table.LAYERS]["q_lora_a"] != other[table.LAYERS]["q_lora_a"]
+  ).all()
+
+
+def test_what_is_added_to_a_weight_is_its_scaled_product():
+  policy = born_here("qwen3", SOME)
+  a, before = policy.architecture, policy.params[table.LAYERS]
+  for _, row, layer in weights.tensors(table.base_rows(a)):
+    value = lora.merged(policy.params, a, row, layer)
+    held = weights.layer(policy.params, row, layer)
+    key = row.path[-1]
+    if key not in SOME.targets:
+      np.testing.assert_array_equal(value, held)
+      continue
+    low, high = (
+      np.asarray(before[f"{key}_lora_{side}"][layer], np.float64)
+      for side in "ab"
+    )
+    product = np.tensordot(low, high, 1)
+    if key == "down":  # Held with what it gives first.
+      product = product.T
+    expected = np.asarray(held, np.float64) + 1 / 3 * product
+    np.testing.assert_allclose(value, expected, rtol=0, atol=1e-6)
+
+
+def test_adapters_on_a_mesh_leave_as_from_one_device(tmp_path):
+  policy = born_here()
+  mesh = sharding.mesh(fsdp=4, tensor=2)
+  spread = jax.device_put(
+    policy.params, sharding.shardings(policy.architecture, mesh)
+  )
+  q, o = (spread[table.LAYERS][key] for key in ("q_lora_a", "o_lora_b"))
+  # Along the model axis: 32 over 4.
+  assert q.addressable_shards[0].data.shape == (2, 8, 4)
+  assert o.addressable_shards[0].data.shape == (2, 4, 8)
+  hf.save_adapter(tmp_path / "one", policy, base="b")
+  hf.save_adapter(tmp_path / "mesh", policy._replace(params=spread), base="b")
+  files = sorted(path.name for path in (tmp_path / "one").iterdir())
+  assert files == ["adapter_config.json", "adapter_model.safetensors"]
+  for name in files:
+    one, other = (tmp_path / side / name for side in ("one", "mesh"))
+    assert one.read_bytes() == other.read_bytes(), name
+  held = safetensors.numpy.load_file(tmp_path / "one" / files[1])
+  assert {value.dtype for value in held.values()} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize(
+  ("rank", "targets", "sentence"),
+  [
+    (-2, ("q",), "lora.rank: found -2, expected 0 or more"),
+    (4, (), "lora.targets: found none; expected some of q, k, v, o, gate"),
+    (4, ("q", "embed"), "lora.targets: found q, embed; expected"),
+    (4, ("q", "v", "q"), "found q, v, q; .*each once"),
+    (0, ("embed",), "lora.targets: found embed; expected"),
+  ],
+)
+def test_settings_that_make_no_adapter_are_refused(rank, targets, sentence):
+  a = random_models.architecture("qwen3")
+  with pytest.raises(ValueError, match=sentence):
+    lora.attach(a, config_lib.LoraConfig(rank, 8.0, targets))
+
+
+@pytest.mark.parametrize("targets", [("q",), ("down", "v"), lora.TARGETS])
+def test_a_configuration_s_adapters_become_the_architecture_s(targets):
+  a = random_models.architecture("qwen3")
+  with_adapters = lora.attach(a, config_lib.LoraConfig(4, 6.0, targets))
+  assert with_adapters == dataclasses.replace(
+    a, lora=architecture_lib.Lora(4, 6.0, targets)
+  )
+  assert with_adapters.lora.scale == 1.5
+  assert with_adapters.without_lora() == a
+
+
+def test_rank_zero_attaches_nothing():
+  a = random_models.architecture("qwen3")
+  assert lora.attach(a, config_lib.LoraConfig(rank=0)) is a

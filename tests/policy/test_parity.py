@@ -1,0 +1,139 @@
+"""The decoder against transformers: every family, every kind of weights."""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import transformers
+
+from anysearch_jax.policy import decoder, hf
+from bench import random_models
+
+pairs = pytest.importorskip(
+  "bench.pairs",
+  reason="oracle tests need torch==2.13.0 (requirements-test.txt)",
+)
+
+ROWS, TOKENS = 4, 288
+
+
+@pytest.fixture(params=random_models.CASES)
+def pair(request, make_pair):
+  return make_pair(request.param)
+
+
+@pytest.fixture
+def tokens():
+  return random_models.random_tokens((ROWS, TOKENS))
+
+
+def assert_parity(ours, theirs, *, positions):
+  """Within float32's rounding at no fewer than `positions` of them."""
+  assert ours.shape == theirs.shape
+  assert ours[..., 0].size >= positions
+  assert np.abs(theirs).max() > 1  # Else a tolerance in units says little.
+  np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+  np.testing.assert_allclose(
+    pairs.log_softmax(ours), pairs.log_softmax(theirs), rtol=0, atol=5e-5
+  )
+
+
+def test_logits_are_those_of_transformers(pair, tokens):
+  assert_parity(pair.ours(tokens), pair.theirs(tokens), positions=1000)
+
+
+def test_left_padded_rows_are_those_of_transformers(pair, tokens):
+  pads = np.array([0, 1, 40, 100])
+  positions = np.arange(TOKENS) - pads[:, None]
+  real = positions >= 0
+  positions = np.maximum(positions, 0)
+  ours = pair.ours(tokens, positions, real.astype(np.int32))
+  theirs = pair.theirs(
+    tokens, attention_mask=real.astype(np.int64), position_ids=positions
+  )
+  assert np.isfinite(ours).all()
+  assert_parity(ours[real], theirs[real], positions=1000)
+
+
+def test_packed_segments_are_those_of_separate_rows(pair, tokens):
+  positions, segments = np.zeros_like(tokens), np.zeros_like(tokens)
+  stretches = [
+    *((0, 0, 120), (0, 120, 288)),
+    *((1, 0, 1), (1, 1, 2), (1, 2, 288)),
+    (2, 0, 280),  # Padding behind it.
+    *((3, 0, 48), (3, 48, 96), (3, 100, 280)),  # And between.
+  ]
+  for segment, (row, start, end) in enumerate(stretches, start=1):
+    positions[row, start:end] = np.arange(end - start)
+    segments[row, start:end] = segment
+  ours = pair.ours(tokens, positions, segments)
+  assert np.isfinite(ours).all()
+  theirs = [
+    pair.theirs(tokens[row : row + 1, start:end])[0]
+    for row, start, end in stretches
+  ]
+  assert_parity(
+    np.concatenate([ours[row, a:b] for row, a, b in stretches]),
+    np.concatenate(theirs),
+    positions=1000,
+  )
+
+
+def test_in_bfloat16_log_probs_are_near_those_of_transformers(
+  torch, pair, tokens
+):
+  ours = pair.ours(tokens, dtype=jnp.bfloat16)
+  theirs = pair.theirs(tokens, dtype=torch.bfloat16)
+  assert (ours != pair.ours(tokens)).any()
+  difference = pairs.log_softmax(ours) - pairs.log_softmax(theirs)
+  assert difference[..., 0].size >= 1000
+  assert np.abs(difference).mean() <= 0.05
+
+
+def assert_same_gradients(pair, **options):
+  sequence = random_models.random_tokens((2, 49))
+  for name, ours, theirs in pair.gradients(sequence, **options):
+    scale = np.abs(theirs).max()
+    assert scale > 0
+    np.testing.assert_allclose(
+      ours, theirs, rtol=0, atol=3e-5 * scale, err_msg=name
+    )
+
+
+@pytest.mark.parametrize(
+  "case",
+  ["qwen2", "qwen3-tied", "qwen3-biased", "llama-tied", "llama-biased"],
+)
+def test_gradients_are_those_of_autograd(make_pair, case):
+  # Tied, the embedding has gradients from both its ends.
+  assert_same_gradients(make_pair(case))
+
+
+def test_gradients_are_those_of_autograd_through_recomputed_layers(make_pair):
+  # Deep enough that the layers are a loop and not unrolled.
+  deep = make_pair("qwen2-tied", num_hidden_layers=5)
+  compute = decoder.Compute(remat="full", logprob_chunk=16)
+  assert_same_gradients(deep, compute=compute)
+
+
+def test_the_llama_cases_reach_far_beyond_the_original_context(make_pair):
+  """Else their parity would not show that scaling is applied."""
+  a = make_pair("llama").policy.architecture
+  assert a.rope_scaling.original_context * 8 < TOKENS
+
+
+def test_the_shipped_policy_is_the_same_trained_model_in_transformers(torch):
+  folder = pathlib.Path(__file__).parents[3] / "configs/quickstart_policy"
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+    folder, dtype=torch.float32
+  ).eval()
+  shipped = pairs.Pair(model, hf.load(folder))
+  tokens = random_models.random_tokens(
+    (ROWS, TOKENS), shipped.policy.tokenizer.vocab_size
+  )
+  theirs = shipped.theirs(tokens)
+  assert np.abs(theirs).max() > 10  # Trained, unlike the others.
+  np.testing.assert_allclose(shipped.ours(tokens), theirs, rtol=0, atol=1e-4)

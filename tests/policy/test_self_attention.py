@@ -1,0 +1,165 @@
+"""Attention of packed rows against the written-out sums, and what runs it."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import packed_rows
+import pytest
+
+from anysearch_jax.planning import flops
+from anysearch_jax.policy import sharding
+from anysearch_jax.policy.attention import self_attention
+
+
+@pytest.mark.parametrize("chunk", [64, 36, 12, 5])
+def test_xla_in_chunks_is_the_written_out_sum(chunk):
+  inputs = packed_rows.inputs(*packed_rows.ROWS, length=37)
+  packed_rows.assert_equal(
+    packed_rows.run(*inputs, chunk=chunk), packed_rows.expected(*inputs)
+  )
+
+
+@pytest.mark.parametrize("n, k", [(3, 3), (6, 2)])
+def test_each_kv_head_serves_consecutive_query_heads(n, k):
+  inputs = packed_rows.inputs((20, 12), length=32, n=n, k=k)
+  packed_rows.assert_equal(
+    packed_rows.run(*inputs, chunk=8), packed_rows.expected(*inputs)
+  )
+
+
+def test_a_packed_segment_is_what_it_is_alone():
+  q, k, v, ids, g = packed_rows.inputs((7, 16, 5), length=32)
+  packed = packed_rows.run(q, k, v, ids, g, chunk=8)
+  for segment in (1, 2, 3):
+    here = np.s_[:, np.flatnonzero(ids[0] == segment)]
+    alone = packed_rows.run(
+      *(x[here] for x in (q, k, v)), np.ones_like(ids[here]), g[here]
+    )
+    packed_rows.assert_equal([x[here] for x in packed], alone)
+
+
+@pytest.mark.parametrize("chunk", [32, 8])
+def test_padding_gives_and_gets_exactly_nothing(chunk):
+  inputs = packed_rows.inputs((9, 11), (), length=32)
+  padding = inputs[3] == 0
+  for name, x in zip(packed_rows.NAMES, packed_rows.run(*inputs, chunk=chunk)):
+    assert np.isfinite(x).all(), name
+    assert (np.asarray(x)[padding] == 0).all(), name
+
+
+def test_chunks_never_hold_all_scores_at_a_time():
+  inputs = packed_rows.inputs(*[(200, 50)] * 2, length=256)
+  b, t, n, _ = inputs[0].shape
+
+  def largest(chunk: int) -> int:
+    equations = packed_rows.equations(packed_rows.traced(*inputs, chunk=chunk))
+    return max(math.prod(v.aval.shape) for e in equations for v in e.outvars)
+
+  assert largest(t) == b * n * t * t
+  assert largest(32) == b * n * 32 * t
+
+
+def test_chunks_skip_keys_after_theirs():
+  inputs = packed_rows.inputs((256,), length=256)
+
+  jaxpr = packed_rows.traced(*inputs, chunk=16)
+  # Two products forward; backward the scores again, and the gradients of the
+  # weights, values, queries and keys. Four parts see 1, 2, 3 and 4 quarters.
+  _, t, n, h = inputs[0].shape
+  share = (1 + 2 + 3 + 4) / 16
+  assert flops.count(jaxpr) == 7 * share * 2 * n * h * t * t
+
+
+def test_sums_over_chunks_are_not_rounded_to_bfloat16():
+  inputs = packed_rows.inputs((256,), length=256, dtype=jnp.bfloat16)
+  expected = packed_rows.expected(*inputs)
+
+  def errors(chunk: int) -> np.ndarray:
+    found = packed_rows.run(*inputs, chunk=chunk)
+    off = (np.asarray(x, np.float64) - y for x, y in zip(found, expected))
+    return np.array([np.sqrt(np.mean(x**2)) for x in off])
+
+  assert (errors(8) <= 1.4 * errors(256)).all()
+
+
+def test_rows_and_heads_may_be_cut_over_a_mesh():
+  inputs = packed_rows.inputs(*[(30, 20), (64,)] * 4, length=64)
+  mesh = sharding.mesh(data=2, fsdp=2, tensor=2)
+  heads = jax.P(sharding.BATCH, None, "tensor", None)
+  rows = jax.P(sharding.BATCH, None)
+
+  @jax.jit
+  @functools.partial(
+    jax.shard_map,
+    mesh=mesh,
+    in_specs=(heads, heads, heads, rows, heads),
+    out_specs=(heads,) * 4,
+  )
+  def cut(*local):
+    return packed_rows.attend(*local, chunk=32)
+
+  packed_rows.assert_equal(cut(*inputs), packed_rows.expected(*inputs))
+  program = cut.lower(*inputs).compile().as_text()
+  assert not packed_rows.COLLECTIVE.search(program)
+
+
+_GOOD = dict(
+  platform="cpu",
+  head_dim=128,
+  dtype=jnp.bfloat16,
+  length=8192,
+  compute_capability=None,
+)
+_HOPPER = dict(platform="gpu", compute_capability=9.0)
+
+
+@pytest.mark.parametrize(
+  "device, auto",
+  [
+    ({}, "xla"),
+    (_HOPPER, "cudnn"),
+    (_HOPPER | {"platform": "cuda", "compute_capability": 10.3}, "cudnn"),
+    (_HOPPER | {"head_dim": 256, "dtype": jnp.float16}, "cudnn"),
+    (_HOPPER | {"compute_capability": 8.0}, "xla"),
+    (_HOPPER | {"compute_capability": None}, "xla"),
+    (_HOPPER | {"dtype": jnp.float32}, "xla"),
+    (_HOPPER | {"head_dim": 264}, "xla"),
+    (_HOPPER | {"head_dim": 100}, "xla"),
+    (_HOPPER | {"length": 577}, "xla"),
+    ({"platform": "rocm", "compute_capability": 9.0}, "xla"),
+    ({"platform": "tpu"}, "splash"),
+    ({"platform": "tpu", "dtype": jnp.float32, "length": 384}, "splash"),
+    ({"platform": "tpu", "length": 576}, "xla"),
+  ],
+)
+def test_auto_is_the_best_that_can_run(device, auto):
+  device = _GOOD | device
+  assert self_attention.choose("auto", **device) == auto
+  for name in self_attention.IMPLEMENTATIONS:
+    if name in ("xla", auto):
+      assert self_attention.choose(name, **device) == name
+    else:
+      with pytest.raises(ValueError, match=f"batch.attention={name}.*found"):
+        self_attention.choose(name, **device)
+
+
+@pytest.mark.parametrize(
+  "asked, device, sentence",
+  [
+    ("cudnn", _HOPPER | {"compute_capability": 8.0}, "Hopper.*found 8.0"),
+    ("cudnn", _HOPPER | {"dtype": "float32"}, "bfloat16.*found float32"),
+    ("cudnn", _HOPPER | {"head_dim": 100}, "multiple of 8; found 100"),
+    ("cudnn", _HOPPER | {"length": 577}, "even length; found 577"),
+    ("splash", {"platform": "tpu", "length": 576}, "128 tokens; found 576"),
+    ("splash", {}, "TPUs; found platform cpu"),
+    ("flash", {}, "found 'flash', expected auto or one of xla, cudnn"),
+  ],
+)
+def test_what_cannot_run_is_refused_by_a_sentence(asked, device, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    self_attention.choose(asked, **_GOOD | device)

@@ -1,0 +1,203 @@
+"""Loading onto a mesh: each device its own blocks, and nothing read twice."""
+
+from __future__ import annotations
+
+import collections
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import packed_rows
+import pytest
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.policy import (
+  decoder,
+  hf,
+  lora,
+  sharding,
+  table,
+  tensor_files,
+)
+from anysearch_jax.policy import parameters as weights
+from anysearch_jax.policy import tokenizer as tokenizer_lib
+from bench import random_models
+
+# 61 rows of the embedding divide over no mesh axis.
+SIZES = {
+  "hidden_size": 64,
+  "num_attention_heads": 8,
+  "num_key_value_heads": 2,
+  "head_dim": 4,
+  "intermediate_size": 48,
+}
+CASES = ["qwen2-tied", "qwen3", "llama-biased"]
+MESHES = [
+  {"fsdp": 8},
+  {"fsdp": 4, "tensor": 2},
+  {"data": 2, "fsdp": 2, "tensor": 2},
+  {"fsdp": 2, "tensor": 4},
+  {"tensor": 8},
+  {"fsdp": 5},
+]
+
+
+def name(shape):
+  return "-".join(f"{axis}{size}" for axis, size in shape.items())
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+  """Each case as a folder of several shards, in bfloat16."""
+  tokenizer = tokenizer_lib.Tokenizer(random_models.tokenizer())
+  out = {}
+  for case in CASES:
+    out[case] = tmp_path_factory.mktemp(case)
+    a = random_models.architecture(case, **SIZES)
+    policy = hf.Policy(random_models.params(a), a, tokenizer)
+    hf.save(out[case], policy, dtype=jnp.bfloat16, shard_bytes=30_000)
+    assert len(list(out[case].glob("*.safetensors"))) > 1
+  return out
+
+
+@pytest.fixture
+def reads(monkeypatch):
+  """Sizes of what was read, and of the whole, by tensor."""
+  seen = collections.defaultdict(list)
+  read = tensor_files._read
+
+  def counting(tensor, block):
+    found = read(tensor, block)
+    seen[tensor.name].append((found.size, math.prod(tensor.shape)))
+    return found
+
+  monkeypatch.setattr(tensor_files, "_read", counting)
+  return seen
+
+
+@pytest.mark.parametrize("shape", MESHES, ids=name)
+@pytest.mark.parametrize("case", CASES)
+def test_a_mesh_holds_what_one_device_would(folders, reads, case, shape):
+  single = hf.load(folders[case])
+  assert all(len(parts) == 1 for parts in reads.values())
+  reads.clear()
+  mesh = sharding.mesh(**shape)
+  spread = hf.load(folders[case], mesh=mesh)
+  wanted = sharding.shardings(spread.architecture, mesh)
+
+  rows = table.base_rows(spread.architecture)
+  for row in rows:
+    found = weights.get(spread.params, row.path)
+    assert found.dtype == jnp.float32
+    assert found.sharding == weights.get(wanted, row.path), row.path
+    one = np.asarray(weights.get(single.params, row.path))
+    for shard in found.addressable_shards:
+      np.testing.assert_array_equal(shard.data, one[shard.index])
+  # Devices that hold the same block do not read it twice.
+  assert reads.keys() == {name for name, _, _ in weights.tensors(rows)}
+  for tensor, parts in reads.items():
+    assert sum(size for size, _ in parts) == parts[0][1], tensor
+
+
+def test_no_device_reads_more_of_a_matrix_than_it_holds(folders, reads):
+  hf.load(folders["qwen3"], mesh=sharding.mesh(fsdp=8))
+  matrices = {k: v for k, v in reads.items() if "norm" not in k}
+  assert len(matrices) == 2 + 2 * 7
+  for tensor, parts in matrices.items():
+    assert [size * 8 for size, _ in parts] == [parts[0][1]] * 8, tensor
+
+
+# Of two layers, 64 wide, with 8 heads and 2 kv heads of 4, 48 in the middle.
+HELD = {
+  "fsdp8": {
+    "embed": (61, 8),
+    "q": (2, 8, 8, 4),
+    "k": (2, 8, 2, 4),
+    "q_bias": (2, 8, 4),
+    "o": (2, 8, 8, 4),
+    "o_bias": (2, 8),
+    "gate": (2, 8, 48),
+    "down": (2, 8, 48),
+    "attention_norm": (2, 64),
+  },
+  "fsdp4-tensor2": {
+    "embed": (61, 16),
+    "q": (2, 16, 4, 4),
+    "k": (2, 16, 1, 4),
+    "q_bias": (2, 4, 4),
+    "o": (2, 16, 4, 4),
+    "o_bias": (2, 16),
+    "gate": (2, 16, 24),
+    "down": (2, 16, 24),
+    "attention_norm": (2, 64),
+  },
+  "data2-fsdp2-tensor2": {
+    "embed": (61, 32),
+    "q": (2, 32, 4, 4),
+    "k": (2, 32, 1, 4),
+    "k_bias": (2, 1, 4),
+    "down": (2, 32, 24),
+  },
+  # More ways than kv heads: those stay whole.
+  "tensor8": {
+    "embed": (61, 64),
+    "q": (2, 64, 1, 4),
+    "k": (2, 64, 2, 4),
+    "v_bias": (2, 2, 4),
+    "o": (2, 64, 1, 4),
+    "down": (2, 64, 6),
+    "down_bias": (2, 64),
+  },
+}
+
+
+@pytest.mark.parametrize("shape", [s for s in MESHES if name(s) in HELD])
+def test_a_device_holds_the_part_that_the_rules_name(folders, shape):
+  policy = hf.load(folders["llama-biased"], mesh=sharding.mesh(**shape))
+  params = policy.params | policy.params[table.LAYERS]
+  for key, held in HELD[name(shape)].items():
+    shards = params[key].addressable_shards
+    assert {shard.data.shape for shard in shards} == {held}, key
+    assert len(shards) == 8
+
+
+def test_a_sharded_policy_computes_what_one_device_does(folders):
+  single = hf.load(folders["qwen3"])
+  spread = hf.load(
+    folders["qwen3"], mesh=sharding.mesh(data=2, fsdp=2, tensor=2)
+  )
+  run = jax.jit(decoder.forward, static_argnums=1)
+  row = random_models.one_segment(random_models.random_tokens((2, 48)))
+  np.testing.assert_allclose(
+    run(spread.params, spread.architecture, *row),
+    run(single.params, single.architecture, *row),
+    rtol=0,
+    atol=1e-5,
+  )
+
+
+def test_a_mesh_of_more_devices_than_there_are_is_refused():
+  with pytest.raises(ValueError, match="data 1 x fsdp 4 x tensor 4 needs 16"):
+    sharding.mesh(fsdp=4, tensor=4)
+
+
+@pytest.mark.parametrize("shape", MESHES, ids=name)
+@pytest.mark.parametrize("rank", [0, 4])
+def test_what_is_saved_needs_no_exchange_between_devices(shape, rank):
+  """So SGLang servers can be handed weights beside a step of several devices.
+
+  Programs that exchange and start on two threads may wait for each other.
+  """
+  base = random_models.architecture("llama-biased", **SIZES)
+  a = lora.attach(base, config_lib.LoraConfig(rank=rank))
+  params = random_models.params(base)
+  if rank:
+    params = lora.combine(params, lora.initialize(a, 0))
+  mesh = sharding.mesh(**shape)
+  params = jax.device_put(params, sharding.shardings(a, mesh))
+  made = jax.jit(
+    lambda p: [lora.merged(p, a, row, 0) for row in table.base_rows(a)]
+  )
+  compiled = made.lower(params).compile().as_text()
+  assert not packed_rows.COLLECTIVE.search(compiled)

@@ -1,0 +1,291 @@
+"""Safetensors in and out: every tensor once, or a sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+import small_table
+from small_table import ROWS
+
+from anysearch_jax.policy import parameters as weights
+from anysearch_jax.policy import tensor_files
+
+EXTRA = {"extra": np.zeros(3, np.float32)}
+# A row of the embedding, and its copy under another name.
+HEAD = dataclasses.replace(
+  small_table.VECTOR,
+  path=("embed",),
+  shape=(5000, 3),
+  axes=("vocab", None),
+  name="embed.weight",
+  split=(5000, 3),
+  perm=(0, 1),
+  file_shape=(5000, 3),
+)
+
+
+def write_raw(folder, name, kind, shape, size):
+  """A whole file of one tensor of any type, by the format's own rules."""
+  header = {name: {"dtype": kind, "shape": shape, "data_offsets": [0, size]}}
+  text = json.dumps(header).encode()
+  (folder / tensor_files.SINGLE_NAME).write_bytes(
+    len(text).to_bytes(8, "little") + text + bytes(size)
+  )
+
+
+def test_a_file_is_read_into_the_nested_dict(tmp_path):
+  small_table.write(tmp_path, small_table.tensors())
+  small_table.assert_loaded(tensor_files.load(tmp_path, ROWS))
+
+
+def test_shards_are_read_through_their_index(tmp_path):
+  file = small_table.tensors()
+  norm = {"norm.weight": file.pop("norm.weight")}
+  small_table.write_shards(tmp_path, [file, norm])
+  small_table.assert_loaded(tensor_files.load(tmp_path, ROWS))
+
+
+@pytest.mark.parametrize(
+  ("values", "sentence"),
+  [
+    (
+      small_table.tensors(without="norm.weight"),
+      r"lacks tensor 'norm.weight' \(1 in all\)",
+    ),
+    (
+      small_table.tensors(without="model.layers.1.q.weight"),
+      r"lacks tensor 'model.layers.1.q.weight'",
+    ),
+    (
+      small_table.tensors()
+      | {"model.layers.2.q.weight": np.zeros((8, 6), np.float32)},
+      r"has unknown tensor 'model.layers.2.q.weight' \(1 in all\)",
+    ),
+    (
+      small_table.tensors() | {"norm.weight": np.zeros(7, np.float32)},
+      r"'norm.weight' has shape \(7,\), expected \(6,\)",
+    ),
+    (
+      small_table.tensors()
+      | {"model.layers.1.q.weight": np.zeros((6, 8), np.float32)},
+      r"'model.layers.1.q.weight' has shape \(6, 8\), expected \(8, 6\)",
+    ),
+    (
+      small_table.tensors() | {"norm.weight": np.zeros(6, np.int64)},
+      r"'norm.weight' is of type I64, expected one of F64, .*quantised",
+    ),
+  ],
+)
+def test_what_is_not_the_table_is_refused(
+  tmp_path, nothing_loads, values, sentence
+):
+  small_table.write(tmp_path, values)
+  with pytest.raises(ValueError, match=sentence):
+    tensor_files.load(tmp_path, ROWS)
+
+
+@pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2", "U8"])
+def test_types_of_quantised_weights_are_refused(tmp_path, nothing_loads, kind):
+  write_raw(tmp_path, "norm.weight", kind, [6], 6)
+  sentence = f"'norm.weight' is of type {kind}.*quantised weights are not"
+  with pytest.raises(ValueError, match=sentence):
+    tensor_files.load(tmp_path, [small_table.VECTOR])
+
+
+@pytest.mark.parametrize("kept", [0, 7, 40, -1])
+def test_a_damaged_file_is_refused(tmp_path, nothing_loads, kept):
+  small_table.write(tmp_path, small_table.tensors())
+  path = tmp_path / tensor_files.SINGLE_NAME
+  path.write_bytes(path.read_bytes()[:kept])
+  sentence = "model.safetensors: not a whole safetensors file .*copy it again"
+  with pytest.raises(ValueError, match=sentence):
+    tensor_files.load(tmp_path, ROWS)
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path, nothing_loads):
+  matrices = small_table.tensors(without="norm.weight")
+  rest = small_table.tensors(without="model.layers.1.q.weight")
+  small_table.write_shards(tmp_path, [matrices, rest])
+  sentence = "stands in shard-0.safetensors and in shard-1.safetensors"
+  with pytest.raises(ValueError, match=sentence):
+    tensor_files.load(tmp_path, ROWS)
+
+
+def test_a_missing_file_is_refused(tmp_path, nothing_loads):
+  with pytest.raises(ValueError, match="model.safetensors: no such file") as e:
+    tensor_files.load(tmp_path, ROWS)
+  assert "load it once" not in str(e.value)
+  (tmp_path / "pytorch_model.bin").write_text("pickled")
+  sentence = "Found pytorch_model.bin: load it once with transformers"
+  with pytest.raises(ValueError, match=sentence):
+    tensor_files.load(tmp_path, ROWS)
+  (tmp_path / "pytorch_model.bin").unlink()
+  small_table.write_shards(tmp_path, [small_table.tensors()])
+  (tmp_path / "shard-0.safetensors").unlink()
+  with pytest.raises(ValueError, match="shard-0.safetensors: no such file"):
+    tensor_files.load(tmp_path, ROWS)
+
+
+@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": []}'])
+def test_an_index_that_names_no_files_is_refused(
+  tmp_path, nothing_loads, index
+):
+  (tmp_path / tensor_files.INDEX_NAME).write_text(index)
+  with pytest.raises(ValueError, match="index.json: no JSON object with a w"):
+    tensor_files.load(tmp_path, ROWS)
+
+
+def test_an_ignored_tensor_may_be_there_and_may_be_absent(tmp_path):
+  small_table.write(tmp_path, small_table.tensors() | EXTRA)
+  small_table.assert_loaded(tensor_files.load(tmp_path, ROWS, ignored=r"ex\w+"))
+  small_table.write(tmp_path, small_table.tensors())
+  small_table.assert_loaded(tensor_files.load(tmp_path, ROWS, ignored="extra"))
+
+
+def test_a_name_is_ignored_as_a_whole_only(tmp_path, nothing_loads):
+  small_table.write(tmp_path, small_table.tensors() | EXTRA)
+  with pytest.raises(ValueError, match="unknown tensor 'extra'"):
+    tensor_files.load(tmp_path, ROWS, ignored="extr")
+
+
+@pytest.mark.parametrize("changed", [None, (0, 0), (4999, 2)])
+def test_a_copy_must_be_one(tmp_path, changed):
+  embed = np.random.default_rng(0).normal(size=(5000, 3)).astype(np.float32)
+  copy = embed.copy()
+  if changed:
+    copy[changed] += 1e-6
+  small_table.write(tmp_path, {"embed.weight": embed, "head.weight": copy})
+  copies = {"head.weight": "embed.weight", "absent": "embed.weight"}
+  if not changed:
+    loaded = tensor_files.load(tmp_path, [HEAD], copies=copies)
+    assert loaded.keys() == {"embed"}
+    return
+  with pytest.raises(ValueError, match="'head.weight' differs from 'embed.w"):
+    tensor_files.load(tmp_path, [HEAD], copies=copies)
+
+
+def test_a_copy_of_another_shape_is_none(tmp_path, nothing_loads):
+  embed = np.zeros((5000, 3), np.float32)
+  small_table.write(tmp_path, {"embed.weight": embed, "head.weight": embed[:4]})
+  with pytest.raises(ValueError, match="'head.weight' differs from"):
+    tensor_files.load(tmp_path, [HEAD], copies={"head.weight": "embed.weight"})
+
+
+@pytest.mark.parametrize(
+  "of_file", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16]
+)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_each_type_of_a_file_becomes_each_type_of_ours(
+  tmp_path, of_file, dtype
+):
+  file = {k: v.astype(of_file) for k, v in small_table.tensors().items()}
+  small_table.write(tmp_path, file)
+  loaded = tensor_files.load(tmp_path, ROWS, dtype=dtype)
+  q = loaded["layers"]["q"]
+  assert q.dtype == loaded["norm"].dtype == dtype
+  for layer in range(2):
+    expected = file[f"model.layers.{layer}.q.weight"].astype(dtype)
+    np.testing.assert_array_equal(
+      np.asarray(q[layer]).transpose(1, 2, 0).reshape(8, 6), expected
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("lives", [np.asarray, jnp.asarray])
+def test_saving_then_loading_rounds_once_to_the_file_type(
+  tmp_path, dtype, lives
+):
+  params = weights.initialize(ROWS, 3)
+  tensor_files.save(tmp_path, jax.tree.map(lives, params), ROWS, dtype=dtype)
+  path = tmp_path / tensor_files.SINGLE_NAME
+  assert [p.name for p in tmp_path.iterdir()] == [path.name]
+  assert all(
+    x.dtype == dtype for x in safetensors.numpy.load_file(path).values()
+  )
+  jax.tree.map(
+    lambda ours, back: np.testing.assert_array_equal(
+      ours.astype(dtype).astype(np.float32), back
+    ),
+    params,
+    tensor_files.load(tmp_path, ROWS),
+  )
+  # Readers map the file: its tensors start at multiples of 8 bytes.
+  assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int8, "float8_e4m3fn"])
+def test_types_that_no_export_has_are_refused(tmp_path, dtype):
+  params = weights.initialize(ROWS, 3)
+  with pytest.raises(ValueError, match="expected one of float32, float16, bfl"):
+    tensor_files.save(tmp_path, params, ROWS, dtype=dtype)
+  assert not list(tmp_path.iterdir())
+
+
+# A matrix has 192 bytes, the vector 24.
+@pytest.mark.parametrize(
+  ("shard_bytes", "held"),
+  [
+    (10**6, [3]),
+    (408, [3]),
+    (407, [2, 1]),
+    (384, [2, 1]),
+    (383, [1, 2]),
+    (215, [1, 1, 1]),
+    (1, [1, 1, 1]),
+  ],
+)
+def test_shards_hold_what_they_may_and_the_index_says_what(
+  tmp_path, shard_bytes, held
+):
+  params = weights.initialize(ROWS, 3)
+  tensor_files.save(tmp_path, params, ROWS, shard_bytes=shard_bytes)
+  names = ["model.safetensors"]
+  if len(held) > 1:
+    n = len(held)
+    names = [f"model-{i + 1:05d}-of-{n:05d}.safetensors" for i in range(n)]
+    index = json.loads((tmp_path / tensor_files.INDEX_NAME).read_text())
+    assert index["metadata"] == {"total_size": 2 * 192 + 24}
+    assert index["weight_map"] == {
+      tensor: name
+      for name in names
+      for tensor in safetensors.numpy.load_file(tmp_path / name)
+    }
+  files = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+  assert files == names
+  assert held == [
+    len(safetensors.numpy.load_file(tmp_path / name)) for name in names
+  ]
+  jax.tree.map(
+    np.testing.assert_array_equal, params, tensor_files.load(tmp_path, ROWS)
+  )
+
+
+def test_a_load_holds_one_layer_on_the_host_at_a_time(tmp_path):
+  """NumPy's share of it, that is; ten layers stand in the file."""
+  deep = dataclasses.replace(
+    small_table.MATRIX,
+    shape=(10, 600, 20, 40),
+    split=(20, 40, 600),
+    file_shape=(800, 600),
+  )
+  size = math.prod(deep.file_shape) * 4
+  small_table.write(
+    tmp_path, {n: np.zeros(deep.file_shape, np.float32) for n in deep.names()}
+  )
+  tracemalloc.start()
+  try:
+    loaded = tensor_files.load(tmp_path, [deep])
+    _, peak = tracemalloc.get_traced_memory()
+  finally:
+    tracemalloc.stop()
+  assert loaded["layers"]["q"].shape == deep.shape
+  assert size <= peak < 4 * size

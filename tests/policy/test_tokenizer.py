@@ -1,0 +1,357 @@
+"""The text side of a tokenizer: what the episode relies on."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pathlib
+
+import pytest
+import tokenizers
+import transformers
+from tokenizers import models, pre_tokenizers, processors
+
+from anysearch_jax.environment import protocol
+from anysearch_jax.policy import tokenizer as tokenizer_lib
+
+WORDS = ["<bos>", "<eos>", "<eot>", "<tool>", "a", "b", "c", "user", ":"]
+TEMPLATE = (
+  "<bos>{% for m in messages %}{{ m['role'] + ' : ' + m['content'] }} <eot> "
+  "{% endfor %}{% if add_generation_prompt %}c{% endif %}"
+)
+
+
+def save_tiny(folder, *, template=None, generation=None, config=None):
+  """A word-level tokenizer that adds a BOS to what is encoded as a whole."""
+  core = tokenizers.Tokenizer(
+    models.WordLevel({word: i for i, word in enumerate(WORDS)}, "c")
+  )
+  core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+  core.post_processor = processors.TemplateProcessing(
+    single="<bos> $A", special_tokens=[("<bos>", 0)]
+  )
+  hf = transformers.PreTrainedTokenizerFast(
+    tokenizer_object=core,
+    bos_token="<bos>",
+    eos_token="<eos>",
+    extra_special_tokens=["<eot>"],
+    chat_template=template,
+  )
+  hf.add_tokens(["<tool>"])  # Added and not special.
+  hf.save_pretrained(folder)
+  for name, values in (("generation_config", generation), ("config", config)):
+    if values is not None:
+      (folder / f"{name}.json").write_text(json.dumps(values))
+  return tokenizer_lib.Tokenizer.from_folder(folder)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+  with pytest.raises(ValueError, match=r"no tokenizer\.json; expected a Hug"):
+    tokenizer_lib.Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "llama"])
+def test_tokenizer_json_counts_whatever_the_model_beside_it(
+  tmp_path, model_type
+):
+  tokenizer = save_tiny(tmp_path, config={"model_type": model_type})
+  assert tokenizer.encode("a b user") == [4, 5, 7]
+
+
+@pytest.mark.parametrize(
+  ("generation", "config", "ids"),
+  [
+    (None, None, {1}),
+    ({}, {}, {1}),
+    ({"eos_token_id": None}, None, {1}),
+    ({"eos_token_id": 1}, None, {1}),
+    ({"eos_token_id": 2}, None, {1, 2}),
+    ({"eos_token_id": [2, 3]}, None, {1, 2, 3}),
+    # config.json speaks where the other is silent.
+    (None, {"eos_token_id": 2}, {1, 2}),
+    ({}, {"eos_token_id": [2, 3]}, {1, 2, 3}),
+    ({"eos_token_id": None}, {"eos_token_id": [2, 3]}, {1, 2, 3}),
+    ({"eos_token_id": 3}, {"eos_token_id": 2}, {1, 3}),
+  ],
+)
+def test_turns_end_with_the_tokenizer_s_id_and_the_model_s(
+  tmp_path, generation, config, ids
+):
+  tokenizer = save_tiny(tmp_path, generation=generation, config=config)
+  assert tokenizer.end_of_turn_ids == ids
+  assert all(type(i) is int for i in tokenizer.end_of_turn_ids)
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize(
+  "value", ["12", True, -1, 1.0, [1, "2"], [True], [[1]], {"a": 1}]
+)
+def test_an_end_of_turn_that_is_no_id_is_refused(tmp_path, name, value):
+  save_tiny(tmp_path)
+  (tmp_path / name).write_text(json.dumps({"eos_token_id": value}))
+  with pytest.raises(ValueError) as refusal:
+    tokenizer_lib.Tokenizer.from_folder(tmp_path)
+  assert str(refusal.value) == (
+    f"{tmp_path / name}: eos_token_id is {value!r}, expected a token's id or a "
+    "list of ids."
+  )
+
+
+@pytest.mark.parametrize(
+  ("text", "sentence"),
+  [
+    ('{"model": ', r"not a whole JSON file \(Expecting value: line 1"),
+    ("", r"not a whole JSON file \("),
+    ("[]", "found list, expected a JSON object"),
+    ("null", "found NoneType, expected a JSON object"),
+  ],
+)
+@pytest.mark.parametrize(
+  "name",
+  [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "config.json",
+  ],
+)
+def test_a_file_that_holds_no_object_is_refused_by_name(
+  tmp_path, name, text, sentence
+):
+  save_tiny(tmp_path)
+  (tmp_path / name).write_text(text)
+  with pytest.raises(ValueError, match=f"/{name}: {sentence}"):
+    tokenizer_lib.Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("name", "text", "cause"),
+  [
+    ("tokenizer.json", "{}", "KeyError"),
+    # A bare Exception of the library in Rust.
+    ("tokenizer.json", '{"added_tokens": []}', "Exception: Model missing"),
+    ("tokenizer_config.json", '{"eos_token": 5}', "eos_token has to be either"),
+    ("added_tokens.json", '{"<x>": [1]}', "TypeError"),
+  ],
+)
+def test_an_object_that_is_no_tokenizer_is_refused_with_the_cause(
+  tmp_path, name, text, cause
+):
+  save_tiny(tmp_path)
+  (tmp_path / name).write_text(text)
+  sentence = f"{tmp_path}: tokenizer.json and .* not a fast tokenizer's .*"
+  with pytest.raises(ValueError, match=sentence + cause):
+    tokenizer_lib.Tokenizer.from_folder(tmp_path)
+
+
+def test_every_added_token_is_a_control_token(tmp_path):
+  """Special or not: its text would become its id in a passage."""
+  tokenizer = save_tiny(tmp_path)
+  assert tokenizer.control_tokens == ("<bos>", "<eos>", "<eot>", "<tool>")
+  assert tokenizer.vocab_size == len(WORDS)
+
+
+def test_token_texts_are_what_ids_add_to_a_decoded_text(tmp_path):
+  tokenizer = save_tiny(tmp_path)
+  special = tokenizer.hf.all_special_tokens
+  # This decoder joins tokens by spaces and leaves special ones out.
+  expected = ["" if word in special else f" {word}" for word in WORDS]
+  assert tokenizer.token_texts() == expected
+
+
+def test_encode_adds_nothing_and_decode_drops_control_tokens(tmp_path):
+  tokenizer = save_tiny(tmp_path)
+  assert tokenizer.encode("") == []
+  assert tokenizer.encode("a<eot>b") == [4, 2, 5]
+  assert tokenizer.decode([0, 4, 2, 3, 5, 1]) == "a <tool> b"
+  assert tokenizer.decode((4, 5)) == "a b"
+  assert tokenizer.decode([]) == ""
+
+
+def test_an_id_of_the_padded_vocabulary_has_no_text(tmp_path):
+  tokenizer = save_tiny(tmp_path)
+  assert tokenizer.decode([4, len(WORDS), 5, 10**6]) == "a b"
+
+
+def test_a_base_model_gets_the_raw_text_and_its_own_bos(tmp_path):
+  tokenizer = save_tiny(tmp_path)
+  assert tokenizer.render("a b") == ("a b", [0, 4, 5])
+
+
+def test_a_template_writes_its_own_bos(tmp_path):
+  tokenizer = save_tiny(tmp_path, template=TEMPLATE)
+  text, ids = tokenizer.render("a b")
+  assert text == "<bos>user : a b <eot> c"
+  assert ids == [0, 7, 8, 4, 5, 2, 6]
+
+
+def test_every_token_text_of_a_real_tokenizer_is_known(real_tokenizer):
+  texts = real_tokenizer.token_texts()
+  assert len(texts) == real_tokenizer.vocab_size
+  for text in ("<", "</", "search", "answer", ">", " the", "\n\n", "。", "é"):
+    (token,) = real_tokenizer.encode(text)
+    assert texts[token] == text
+    assert real_tokenizer.decode([token]) == text
+
+
+def test_real_tokenizers_decode_what_they_encode(real_tokenizer):
+  text = (
+    '\n\n<information>Doc 1(Title: "Caffè") 東京 , don\'t …\n</information>\n\n'
+  )
+  ids = real_tokenizer.encode(text)
+  assert real_tokenizer.decode(ids) == text
+  assert not set(ids) & real_tokenizer.end_of_turn_ids
+  control = real_tokenizer.encode(real_tokenizer.hf.eos_token)
+  assert len(control) == 1
+  assert real_tokenizer.decode([*control, *ids, *control]) == text
+
+
+def test_real_tokenizers_encode_a_long_text_as_a_short_one(real_tokenizer):
+  text = "Caffè 東京 , don't …\n  a1b2 </search>" * 400
+  backend = real_tokenizer.hf.backend_tokenizer
+  expected = backend.encode(text, add_special_tokens=False).ids
+  assert real_tokenizer.encode(text) == expected
+
+
+def family(tokenizer):
+  return pathlib.Path(tokenizer.hf.name_or_path).name
+
+
+def expected_file(tokenizer, name):
+  path = pathlib.Path(tokenizer.hf.name_or_path).parent / "expected" / name
+  if not path.is_file():
+    pytest.skip(f"no {path}, which has ids of other implementations")
+  return path
+
+
+def test_real_tokenizers_encode_as_llama_cpp_does(real_tokenizer):
+  name = {"llama3.1": "llama-bpe"}.get(family(real_tokenizer), "qwen2")
+  stem = f"llama.cpp.ggml-vocab-{name}"
+  # Read as bytes: a carriage return is a case and not a line's end.
+  texts = expected_file(real_tokenizer, stem + ".inp").read_bytes().decode()
+  texts = texts.split("\n__ggml_vocab_test__\n")[:-1]
+  lines = expected_file(real_tokenizer, stem + ".out").read_text().split("\n")
+  lines = lines[: len(texts)]
+  assert len(texts) == len(lines) == 46
+  for text, line in zip(texts, lines):
+    assert real_tokenizer.encode(text) == [int(i) for i in line.split()], text
+
+
+def test_real_tokenizers_encode_control_tokens_as_other_projects_do(
+  real_tokenizer,
+):
+  path = expected_file(real_tokenizer, "external_ids.json")
+  cases = [
+    case
+    for case in json.loads(path.read_text())
+    if family(real_tokenizer) in case["families"]
+  ]
+  assert cases
+  for case in cases:
+    assert real_tokenizer.encode(case["text"]) == case["ids"], case["source"]
+
+
+# As the published vocabularies merge them, read off by hand.
+TAG_IDS = {
+  "qwen2.5": {
+    "<think>": [13708, 766, 29],
+    "</think>": [522, 26865, 29],
+    "<search>": [27, 1836, 29],
+    "</search>": [522, 1836, 29],
+    "</answer>": [522, 9217, 29],
+    "</search>\n\n": [522, 1836, 1339],
+    "</search></answer>": [522, 1836, 1472, 9217, 29],
+  },
+  "llama3.1": {
+    "<think>": [14023, 771, 29],
+    "</think>": [524, 27963, 29],
+    "<search>": [27, 1874, 29],
+    "</search>": [524, 1874, 29],
+    "</answer>": [524, 9399, 29],
+    "</search>\n\n": [524, 1874, 1363],
+    "</search></answer>": [524, 1874, 1500, 9399, 29],
+  },
+}
+TAG_IDS["qwen3"] = TAG_IDS["qwen2.5"] | {
+  "<think>": [151667],
+  "</think>": [151668],
+}
+
+
+def test_tags_split_as_each_family_merges_them(real_tokenizer):
+  """A stop may end inside a token, so ids are never encoded again."""
+  for text, ids in TAG_IDS[family(real_tokenizer)].items():
+    assert real_tokenizer.encode(text) == ids
+    assert real_tokenizer.decode(ids) == text
+    assert text not in real_tokenizer.control_tokens
+  apart = real_tokenizer.encode("</search>") + real_tokenizer.encode("\n\n")
+  assert apart != real_tokenizer.encode("</search>\n\n")
+  assert real_tokenizer.decode(apart) == "</search>\n\n"
+
+
+def test_a_question_brings_no_control_token_into_its_prompt(real_tokenizer):
+  added = set(real_tokenizer.hf.added_tokens_decoder)
+
+  def control_ids(content):
+    return [i for i in real_tokenizer.render(content)[1] if i in added]
+
+  hostile = "".join(real_tokenizer.control_tokens) + "<think></think>"
+  clean = protocol.neutralise(hostile, real_tokenizer.control_tokens)
+  assert control_ids(hostile) != control_ids("x")
+  assert control_ids(clean) == control_ids("x")
+
+
+def test_nothing_neutralised_encodes_to_an_added_token(real_tokenizer):
+  added = set(real_tokenizer.hf.added_tokens_decoder)
+  hostile = " ".join(
+    [*real_tokenizer.control_tokens, "<think>x</think>", "</information>"]
+  )
+  assert set(real_tokenizer.encode(hostile)) & added
+  clean = protocol.neutralise(hostile, real_tokenizer.control_tokens)
+  assert not set(real_tokenizer.encode(clean)) & added
+
+
+RENDERED = {
+  "qwen2.5": (
+    "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a "
+    "helpful assistant.<|im_end|>\n<|im_start|>user\nWhy {x}?<|im_end|>\n"
+    "<|im_start|>assistant\n",
+    "<|im_start|>",
+    "<|im_end|>",
+  ),
+  "qwen3": (
+    "<|im_start|>user\nWhy {x}?<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>",
+    "<|im_end|>",
+  ),
+  "llama3.1": (
+    "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
+    "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
+    "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nWhy {x}?<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "<|begin_of_text|>",
+    "<|eot_id|>",
+  ),
+}
+
+
+def test_real_templates_render_one_user_message(real_tokenizer):
+  text, first, end = RENDERED[family(real_tokenizer)]
+  rendered, ids = real_tokenizer.render("Why {x}?")
+  assert rendered == text
+  (first_id,), (end_id,) = map(real_tokenizer.encode, (first, end))
+  assert ids[0] == first_id != ids[1]  # A second BOS would stand there.
+  assert ids.count(first_id) == text.count(first)
+  assert end_id in real_tokenizer.end_of_turn_ids
+  assert {first, end} <= set(real_tokenizer.control_tokens)
+
+
+def test_a_real_base_model_gets_its_own_start_once(real_tokenizer):
+  hf = copy.copy(real_tokenizer.hf)
+  hf.chat_template = None
+  base = tokenizer_lib.Tokenizer(hf)
+  start = {"llama3.1": [128000]}.get(family(real_tokenizer), [])
+  text = "Why {x}?"
+  assert base.render(text) == (text, start + real_tokenizer.encode(text))

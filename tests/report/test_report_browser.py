@@ -1,0 +1,143 @@
+"""The trajectory browser's data: what is shown, of what size, as what text."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+import study
+import tokenizers
+
+from anysearch_jax.evaluation import metrics
+from anysearch_jax.report import browser, trajectories
+
+_TOKENIZERS = pathlib.Path("../shared/tokenizers")
+
+
+def _samples(**options):
+  options = {"questions": 30, "budgets": (0, 1, 5)} | options
+  return [
+    trajectories.Sample(
+      label, study.row(label, **options).episodes, study.decode
+    )
+    for label in ("A", "B")
+  ]
+
+
+def _keys(data, row):
+  return [
+    (e["question_id"], e["budget"], e["seed"])
+    for e in data["entries"]
+    if e["row"] == row
+  ]
+
+
+def test_every_row_shows_the_same_episodes_of_every_budget():
+  data = browser.build(_samples(), most=24)
+  assert data["rows"] == ["A", "B"]
+  assert len(data["entries"]) == 24
+  assert _keys(data, 0) == _keys(data, 1)
+  budgets = [budget for _, budget, _ in _keys(data, 0)]
+  assert [budgets.count(b) for b in (0, 1, 5)] == [4, 4, 4]
+
+
+def test_the_order_of_episodes_is_no_matter():
+  samples = _samples()
+  turned = [
+    trajectories.Sample(s.label, s.episodes[::-1], s.decode) for s in samples
+  ]
+  known = browser.build(samples, most=24)
+  again = browser.build(turned, most=24)
+  assert json.dumps(known) == json.dumps(again)
+
+
+def test_a_page_is_bounded_and_rows_lose_alike():
+  samples = _samples(questions=60)
+  whole = browser.build(samples, most=300)
+  small = browser.build(samples, most=300, most_bytes=40_000)
+  assert len(json.dumps(small)) < 45_000 < len(json.dumps(whole))
+  assert _keys(small, 0) == _keys(small, 1)
+  assert _keys(small, 0) == _keys(whole, 0)[: len(_keys(small, 0))]
+
+
+def test_tokens_are_those_of_the_episode():
+  (sample, _) = _samples()
+  data = browser.build([sample], most=30)
+  episodes = {metrics.key_of(e): e for e in sample.episodes}
+  for entry in data["entries"]:
+    episode = episodes[metrics.key_of(entry)]
+    told = entry["tokens"]
+    text = "".join(data["vocabulary"][i] for i in told["texts"])
+    assert text == "".join(span["text"] for span in episode["spans"])
+    assert entry["prompt"] == "a prompt "
+    written = sum(n for author, n in told["authors"] if author == "model")
+    assert len(told["logps"]) == written
+    assert told["logps"] == pytest.approx(
+      episode["tokens"]["logps"], abs=0.00051
+    )
+    assert told["versions"] == [[3, written]]
+
+
+def test_without_a_tokenizer_the_spans_are_shown():
+  (sample, _) = _samples()
+  blind = trajectories.Sample(sample.label, sample.episodes)
+  data = browser.build([blind], most=3)
+  assert data["vocabulary"] == []
+  episodes = {metrics.key_of(e): e for e in sample.episodes}
+  for entry in data["entries"]:
+    assert "tokens" not in entry
+    spans = episodes[metrics.key_of(entry)]["spans"]
+    assert [author for author, _ in entry["pieces"]] == [
+      span["author"] for span in spans
+    ]
+
+
+def test_nothing_in_the_json_ends_its_script():
+  row = study.row("A", questions=2, budgets=(1,))
+  hostile = [
+    e
+    | {
+      "question": f"</script>{study.HOSTILE}",
+      "spans": [{"author": "model", "text": "<!--<script>"}],
+      "tokens": None,
+    }
+    for e in row.episodes
+  ]
+  data = browser.build([trajectories.Sample("A", hostile)])
+  text = browser.script(data)
+  assert not set("<>&") & set(text)
+  assert json.loads(text) == json.loads(json.dumps(data))
+
+
+def _pieces(*ids):
+  """Ids decoded as UTF-8 bytes."""
+  return browser.token_texts(
+    ids, lambda some: bytes(some).decode("utf-8", "replace")
+  )
+
+
+def test_a_character_over_several_tokens_belongs_to_the_last():
+  euro = "€".encode()
+  assert _pieces(65, *euro, 66) == ["A", "", "", "€", "B"]
+
+
+def test_a_character_that_never_ends_is_told_at_the_end():
+  assert _pieces(65, 0xE2, 0x82)[:2] == ["A", ""]
+  assert "".join(_pieces(65, 0xE2, 0x82)) == "A\ufffd"
+  assert "".join(_pieces(0xE2, 66, 67)) == "\ufffdBC"
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "llama3.1"])
+def test_pieces_of_real_tokenizers_are_the_whole_text(family):
+  path = _TOKENIZERS / family / "tokenizer.json"
+  if not path.is_file():
+    pytest.skip(f"{path} is not there.")
+  core = tokenizers.Tokenizer.from_file(str(path))
+  text = "<think> où est 東京🗼? </think>\n\n<search>Ürümqi — naïve</search>  x"
+  ids = core.encode(text, add_special_tokens=False).ids
+  texts = browser.token_texts(
+    ids, lambda some: core.decode(list(some), skip_special_tokens=False)
+  )
+  assert len(texts) == len(ids)
+  assert "".join(texts) == text

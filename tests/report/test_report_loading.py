@@ -1,0 +1,244 @@
+"""Folders that a report takes: runs, evaluations, seeds, training groups."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+import study
+from absl import app, flags
+from absl.testing import flagsaver
+
+from anysearch_jax.report import loading
+from launch import report as command
+
+_POLICY = pathlib.Path("configs/quickstart_policy")
+
+
+def _run(folder, *names, label="A", seed=42):
+  """A run with evaluations of these names."""
+  study.save_training(study.training(label, rollouts=12), folder)
+  for name in names:
+    row = study.row(label, questions=4, budgets=(0, 2), seeds=(seed,))
+    study.save_row(row, folder / "evaluation" / name)
+  return folder
+
+
+def test_a_run_gives_a_row_for_each_of_its_evaluations(tmp_path):
+  run = _run(tmp_path / "any-42", "plain", "scaffold")
+  found = loading.sources(str(run))
+  assert [s.label for s in found] == ["any-42", "any-42, scaffold"]
+  assert [s.run for s in found] == [run, run]
+  assert found[1].folders == (run / "evaluation" / "scaffold",)
+
+
+def test_an_evaluation_is_called_after_its_run(tmp_path):
+  run = _run(tmp_path / "any-42", "scaffold")
+  folder = run / "evaluation" / "scaffold"
+  assert [s.label for s in loading.sources(str(folder))] == ["any-42, scaffold"]
+  assert [s.label for s in loading.sources(f"B={folder}")] == ["B"]
+
+
+def test_an_evaluation_outside_a_run_is_called_after_its_folder(tmp_path):
+  study.save_row(study.row("x", questions=1, budgets=(1,)), tmp_path / "mine")
+  (found,) = loading.sources(str(tmp_path / "mine"))
+  assert (found.label, found.run) == ("mine", None)
+
+
+def test_runs_of_several_seeds_make_one_row_of_each_evaluation(tmp_path):
+  runs = [
+    _run(tmp_path / f"any-{seed}", "plain", "scaffold", seed=seed)
+    for seed in (42, 43)
+  ]
+  plain, scaffold = loading.sources(f"A = b={'+'.join(map(str, runs))}")
+  assert (plain.label, scaffold.label) == ("A = b", "A = b, scaffold")
+  row = loading.load_row(plain.label, *plain.folders)
+  assert len(row.columns) == 2 * 2 * 4
+  assert set(row.columns.seed) == {42, 43}
+
+
+def test_one_seed_twice_is_refused(tmp_path):
+  runs = [_run(tmp_path / name, "plain") for name in "ab"]
+  (source,) = loading.sources(f"A={runs[0]}+{runs[1]}")
+  with pytest.raises(ValueError, match="Row 'A': .* occurs twice .* own eval"):
+    loading.load_row(source.label, *source.folders)
+
+
+def test_a_folder_without_an_evaluation_is_refused(tmp_path):
+  _run(tmp_path / "run")
+  with pytest.raises(ValueError, match="found neither episodes.jsonl nor eval"):
+    loading.sources(str(tmp_path / "run"))
+
+
+def test_the_tokenizer_is_that_of_the_policy_that_played(tmp_path):
+  folder = tmp_path / "run" / "evaluation" / "plain"
+  folder.mkdir(parents=True)
+  assert loading.decoder(folder) is None
+  (folder / "config.json").write_text(json.dumps({"policy": "gone/policy"}))
+  assert loading.decoder(folder) is None
+  (folder / "config.json").write_text(json.dumps({"policy": str(_POLICY)}))
+  decode = loading.decoder(folder)
+  # The world's words stand apart; a control token is written out.
+  assert decode([7, 56]) == "<think> need"
+
+
+def test_a_run_that_moved_has_its_tokenizer_inside(tmp_path):
+  folder = tmp_path / "run" / "evaluation" / "plain"
+  folder.mkdir(parents=True)
+  (tmp_path / "run" / "policy").mkdir()
+  (tmp_path / "run" / "policy" / "tokenizer.json").write_bytes(
+    (_POLICY / "tokenizer.json").read_bytes()
+  )
+  assert loading.decoder(folder)([7]) == "<think>"
+
+
+def test_the_worth_of_searches_lies_in_the_evaluation(tmp_path):
+  (tmp_path / "b" / "branches").mkdir(parents=True)
+  path = tmp_path / "b" / "branches" / "summary.json"
+  path.write_text(json.dumps({"stop": {"ends": 1}}))
+  folders = tmp_path / "a", tmp_path / "b"
+  assert loading.load_worth(*folders) == {"stop": {"ends": 1}}
+  assert loading.load_worth(folders[0]) == {}
+
+
+def test_training_groups_come_with_reward_and_advantage(tmp_path):
+  run = tmp_path / "run"
+  (run / "trajectories").mkdir(parents=True)
+  worth = {"answer": "y", "em": 0, "format": None, "reward": 0.3}
+  group = {
+    "question_id": "q",
+    "budget": 2,
+    "trajectories": [
+      {"searches": 1, "failed": False, **worth, "advantage": -1.0},
+      {"searches": 0, "failed": True},
+    ],
+  }
+  (run / "trajectories" / "rollout-00007.jsonl").write_text(
+    json.dumps(group) + "\n"
+  )
+  (sample,) = command.groups_of({"A": run})
+  assert sample.label == "A, training"
+  (episode,) = sample.episodes
+  assert episode == {
+    "question_id": "q",
+    "budget": 2,
+    "searches": 1,
+    "failed": False,
+    **worth,
+    "advantage": -1.0,
+    "seed": 7,
+    "training": True,
+  }
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize(
+  ("item", "label", "folders"),
+  [
+    ("A=lr=1+b=2", "A", ["lr=1+b=2"]),  # One folder that is called so.
+    ("A = b=lr=1+b=2", "A = b", ["lr=1+b=2"]),
+    ("A=lr=1+b", "A", ["lr=1", "b"]),  # Two folders.
+    ("A=b+lr=1+b=2+a+b", "A", ["b", "lr=1+b=2", "a+b"]),
+    ("A + s=a+b", "A + s", ["a+b"]),
+    ("a+b=b", "a+b", ["b"]),
+    ("γ=0=lr=1", "γ=0", ["lr=1"]),
+  ],
+)
+def test_folders_of_any_name_are_read_rightly(
+  tmp_path, monkeypatch, item, label, folders, labelled
+):
+  for name in ("lr=1+b=2", "lr=1", "a+b", "b", "1"):
+    (tmp_path / name).mkdir()
+  monkeypatch.chdir(tmp_path)
+  found = loading.named(item, labelled=labelled)
+  assert found == (label, tuple(map(pathlib.Path, folders)))
+
+
+def test_folders_of_any_name_need_no_label(tmp_path, monkeypatch):
+  names = "lr=1+b=2", "lr=1", "lr=2"
+  for name in names:
+    (tmp_path / name).mkdir()
+  monkeypatch.chdir(tmp_path)
+  for name in names:
+    assert loading.named(name) == ("", (pathlib.Path(name),))
+  seeds = pathlib.Path("lr=1"), pathlib.Path("lr=2")
+  assert loading.named("lr=1+lr=2") == ("", seeds)
+  for item in ("", "A=", "A=+lr=1", "lr=1+", "lr=3", "A=lr=1+lr=3"):
+    with pytest.raises(ValueError, match="found no such folder; expected fo"):
+      loading.named(item)
+
+
+def test_the_command_writes_a_row_whose_folder_has_both_signs(tmp_path):
+  run = _run(tmp_path / "lr=1e-6+kl=0", "plain")
+  _command(str(run), training=[f"B={run}"])
+  data = json.loads((run / "report" / "report.json").read_text("utf-8"))
+  assert [row["label"] for row in data["rows"]] == ["lr=1e-6+kl=0"]
+
+
+def test_a_report_without_an_output_is_written_into_the_first_run(
+  tmp_path, monkeypatch, capsys
+):
+  here = tmp_path / "here"
+  here.mkdir()
+  monkeypatch.chdir(here)
+  runs = [_run(tmp_path / name, "plain", label=name) for name in "ab"]
+  _command(*map(str, runs))
+  assert list(here.iterdir()) == []
+  assert not (runs[1] / "report").exists()
+  page = runs[0] / "report" / "report.html"
+  assert page.is_file()
+  assert capsys.readouterr().out.strip().endswith(str(page))
+  study.save_row(study.row("x", questions=1, budgets=(1,)), tmp_path / "mine")
+  _command(rows=[f"x={tmp_path / 'mine'}"])
+  assert (tmp_path / "mine" / "report" / "report.html").is_file()
+
+
+def test_a_report_that_cannot_be_written_ends_with_a_sentence(tmp_path):
+  run = _run(tmp_path / "a", "plain")
+  (run / "report").write_text("a file where the folder would be")
+  with pytest.raises(SystemExit, match="could not be written .* --output"):
+    _command(str(run))
+
+
+def _command(*arguments, **given):
+  flags.FLAGS.mark_as_parsed()
+  with flagsaver.flagsaver(**given):
+    command.main(["report", *arguments])
+
+
+def test_a_run_without_recorded_groups_has_none_to_show(tmp_path):
+  _run(tmp_path / "run")
+  assert command.groups_of({"A": tmp_path / "run"}) == []
+
+
+def test_the_command_takes_run_folders(tmp_path, capsys):
+  runs = [_run(tmp_path / name, "plain", label=name) for name in "ab"]
+  flags.FLAGS.mark_as_parsed()
+  with flagsaver.flagsaver(
+    output=str(tmp_path / "out" / "r.html"), controls=["other"]
+  ):
+    command.main(["report", str(runs[0]), f"other={runs[1]}"])
+  data = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+  assert [row["label"] for row in data["rows"]] == ["a", "other"]
+  assert [run["label"] for run in data["training"]] == ["a", "other"]
+  assert data["controls"] == ["other"]
+  assert "other" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ("given", "sentence"),
+  [
+    ({"prices": ["1", "2"]}, "--prices: found '1,2', expected three numbers"),
+    ({"tables": ["tool"]}, "--tables: found 'tool', expected label=ablation"),
+    ({"training": ["a=nowhere"]}, "a=nowhere: found no such folder"),
+  ],
+)
+def test_the_command_refuses_flags_with_a_sentence(tmp_path, given, sentence):
+  run = _run(tmp_path / "a", "plain")
+  flags.FLAGS.mark_as_parsed()
+  with (
+    flagsaver.flagsaver(output=str(tmp_path / "r.html"), **given),
+    pytest.raises(app.UsageError, match=sentence),
+  ):
+    command.main(["report", str(run)])

@@ -1,0 +1,534 @@
+"""Tables of the report: their numbers are those of the metrics, in the paper's
+layout, the same on the page, in JSON and in CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import pytest
+import study
+
+from anysearch_jax.environment import official_scoring
+from anysearch_jax.evaluation import intervals, metrics
+from anysearch_jax.report import build as report
+from anysearch_jax.report import figures, page, tables
+
+
+def _of_sets(label, **options):
+  """A row over two of the paper's sets and one of its own."""
+  names = ("musique", "nq", "own")
+  row = study.row(label, questions=18, **options)
+  return metrics.Row(
+    label,
+    tuple(
+      e | {"dataset": names[int(e["question_id"][1:]) % 3]}
+      for e in row.episodes
+    ),
+  )
+
+
+@pytest.fixture(scope="module")
+def rows():
+  options = {"budgets": (0, 2, 5), "seeds": (1, 2)}
+  return [
+    _of_sets("A", **options),
+    _of_sets("no R_abs", thrift=0.9, **options),
+    _of_sets("lambda = 0", skill=0.2, **options),
+  ]
+
+
+@pytest.fixture(scope="module")
+def built(rows, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("report")
+  data = report.write(
+    folder / "report.html",
+    rows,
+    training=[study.training("A")],
+    groups={"A": "tool", "no R_abs": "tool", "lambda = 0": "sampling"},
+    resamples=200,
+  )
+  return folder, data
+
+
+def _lines(folder, name):
+  text = (folder / f"{name}.csv").read_text("utf-8")
+  return list(csv.DictReader(io.StringIO(text)))
+
+
+def _part(row, dataset, budget):
+  return [
+    e
+    for e in row.episodes
+    if e["dataset"] == dataset
+    and e["budget"] == budget
+    and e["outcome"] != "failed"
+  ]
+
+
+def test_the_main_table_has_the_papers_columns_and_the_metrics_numbers(
+  rows, built
+):
+  folder, data = built
+  table = data["tables"]["main"]
+  assert [c["full_name"] for c in table["columns"]] == [
+    "General QA NQ†", "Multi-hop QA MuSiQue*", "own", "Avg.",
+  ]  # fmt: skip
+  lines = {(line["B"], line["row"]): line for line in _lines(folder, "main")}
+  assert len(lines) == 9
+  for row in rows:
+    for budget in (0, 2, 5):
+      line = lines[str(budget), row.label]
+      means = []
+      for dataset, column in (
+        ("nq", "General QA NQ†"),
+        ("musique", "Multi-hop QA MuSiQue*"),
+        ("own", "own"),
+      ):
+        part = _part(row, dataset, budget)
+        means.append(sum(e["em"] for e in part) / len(part))
+        assert float(line[column]) == pytest.approx(means[-1])
+        assert int(line[f"{column} n"]) == len(part)
+        low, high = (float(line[f"{column} {end}"]) for end in ("low", "high"))
+        assert low <= means[-1] <= high
+      assert float(line["Avg."]) == pytest.approx(sum(means) / 3)
+
+
+def test_an_average_stands_only_where_a_row_has_all_sets(rows):
+  less = metrics.Row(
+    "less", tuple(e for e in rows[0].episodes if e["dataset"] != "own")
+  )
+  data = report.build([rows[0], less], resamples=20).data
+  by_row = {
+    line["keys"][1]: line["cells"]
+    for line in data["tables"]["main"]["lines"]
+    if line["keys"][0] == "2"
+  }
+  assert by_row["A"][-1] is not None
+  assert by_row["less"][-1] is None
+  assert by_row["less"][-2] is None
+
+
+def _by_row(table, *keys):
+  """The lines of a table that begin with these keys, by their last key."""
+  return {
+    line["keys"][-1]: line["cells"]
+    for line in table["lines"]
+    if line["keys"][: len(keys)] == keys
+  }
+
+
+def test_the_overview_has_every_row_at_every_budget(rows, built):
+  table = built[1]["tables"]["overview"]
+  heads = [column["name"] for column in table["columns"]]
+  assert heads == ["B = 0", "B = 2", "B = 5", "mean"]
+  for row in rows:
+    means = []
+    for dataset in ("nq", "musique", "own"):
+      part = _part(row, dataset, 5)
+      means.append(sum(e["em"] for e in part) / len(part))
+    cells = _by_row(table, "EM")[row.label]
+    assert cells[2]["value"] == pytest.approx(sum(means) / 3)
+    assert cells[3]["low"] < cells[3]["value"] < cells[3]["high"]
+    assert _by_row(table, "TP")[row.label][0]["value"] is None
+    assert _by_row(table, "searches")[row.label][0]["value"] == 0
+
+
+@pytest.mark.parametrize(
+  ("kept", "lacks"),
+  [
+    (lambda e: e["budget"] != 5, "B = 5"),
+    (lambda e: e["dataset"] != "nq", "nq"),
+    (
+      lambda e: e["dataset"] == "own" and e["budget"] < 5,
+      "B = 5 and the sets nq, musique",
+    ),
+    (lambda e: (e["dataset"], e["budget"]) != ("nq", 5), "some sets at some"),
+  ],
+)
+def test_a_row_that_lacks_episodes_of_others_has_no_mean(rows, kept, lacks):
+  less = metrics.Row("less", tuple(filter(kept, rows[0].episodes)))
+  data = report.build([rows[0], less], resamples=20).data
+  whole, other = data["rows"]
+  assert whole["average"]["accuracy"] is not None
+  assert whole["lacks"] == ""
+  assert other["average"] is None
+  assert other["lacks"].startswith(lacks)
+  cells = _by_row(data["tables"]["overview"], "EM")
+  assert cells["A"][-1]["value"] is not None
+  assert cells["less"][-1] is None
+  # At a budget that it was played with on all sets, it is compared.
+  for cell, budget in zip(cells["less"], data["budgets"]):
+    sets = {e["dataset"] for e in less.episodes if e["budget"] == budget}
+    assert (cell is None) == (len(sets) < 3)
+  (pooled,) = (
+    line["cells"][3:]
+    for line in data["tables"]["ablation_rows"]["lines"]
+    if line["keys"] == ("less",)
+  )
+  assert pooled == (None, None, None)
+  averages = [
+    line["keys"][-1]
+    for name in ("curves", "area")
+    for line in data["tables"][name]["lines"]
+    if line["keys"][0] == "average"
+  ]
+  assert "A" in averages
+  assert ("less" in averages) == (lacks == "B = 5")
+  assert report.summary_table(data).split("less")[1].split()[4] == "-"
+
+
+def test_the_page_says_what_a_row_lacks(rows, tmp_path):
+  less = metrics.Row(
+    "less", tuple(e for e in rows[0].episodes if e["budget"] != 5)
+  )
+  report.write(tmp_path / "r.html", [rows[0], less], resamples=20)
+  text = (tmp_path / "r.html").read_text("utf-8")
+  assert "less was not evaluated with B = 5. It has no mean" in text
+  assert text.count("(without B = 5)") >= 2  # In legends and of its knowledge.
+
+
+def test_published_scores_stand_beside_ours(rows, built):
+  table = built[1]["tables"]["scorers"]
+  assert [c["full_name"] for c in table["columns"]] == [
+    "ours EM", "ours F1", "official script EM", "official script F1",
+  ]  # fmt: skip
+  # The set of its own has no script, and with it the average.
+  assert {line["keys"][0] for line in table["lines"]} == {"nq", "musique"}
+  part = _part(rows[1], "musique", 5)
+  scores = [
+    official_scoring.score("musique", e["answer"], tuple(e["golden_answers"]))
+    for e in part
+  ]
+  cells = _by_row(table, "musique", "5")["no R_abs"]
+  assert cells[0]["n"] == len(part)
+  assert cells[0]["value"] == pytest.approx(
+    sum(e["em"] for e in part) / len(part)
+  )
+  for cell, values in zip(cells[2:], zip(*scores)):
+    assert cell["value"] == pytest.approx(sum(values) / len(part))
+
+
+def test_an_average_of_published_scores_is_over_sets_that_have_scripts(rows):
+  some = [
+    metrics.Row(
+      row.label, tuple(e for e in row.episodes if e["dataset"] != "own")
+    )
+    for row in rows[:2]
+  ]
+  table = report.build(some, resamples=20).data["tables"]["scorers"]
+  sets = [_by_row(table, name, "5")["A"] for name in ("nq", "musique")]
+  average = _by_row(table, "average", "5")["A"]
+  for i in range(4):
+    values = [cells[i]["value"] for cells in sets]
+    assert average[i]["value"] == pytest.approx(sum(values) / 2)
+
+
+@pytest.mark.parametrize(
+  ("groups", "widths"),
+  [("aaaaa", [5]), ("aabbbbbbbbbb", [2, 10]), ("a" * 23, [10, 10, 3])],
+)
+def test_a_wide_table_is_cut_between_its_groups(groups, widths):
+  heads = tuple(tables.Column(str(i), g) for i, g in enumerate(groups))
+  line = tables.Line(("k",), tuple(tables.Cell(i) for i in range(len(groups))))
+  table = tables.Table("t", "T", "", ("row",), heads, (line,))
+  parts = page.parts(table)
+  assert [len(part.columns) for part in parts] == widths
+  assert all(part.lines[0].keys == ("k",) for part in parts)
+  assert sum((part.columns for part in parts), ()) == heads
+  assert sum((part.lines[0].cells for part in parts), ()) == line.cells
+
+
+def test_the_efficiency_table_takes_the_budgets_that_were_evaluated(
+  rows, built
+):
+  lines = _lines(built[0], "efficiency")
+  assert {line["B"] for line in lines} == {"5"}
+  assert [line["set"] for line in lines[::3]] == ["nq", "musique", "own"]
+  part = _part(rows[1], "musique", 5)
+  (line,) = (
+    line
+    for line in lines
+    if (line["set"], line["row"]) == ("musique", "no R_abs")
+  )
+  searches = sum(e["searches"] for e in part)
+  assert float(line["searches"]) == pytest.approx(searches / len(part))
+  assert float(line["TP"]) == pytest.approx(
+    sum(e["em"] for e in part) / searches
+  )
+
+
+def test_each_ablation_is_a_table_led_by_the_system(built):
+  folder, data = built
+  names = [n for n in data["tables"] if n.startswith("ablation")]
+  assert names == ["ablation_tool", "ablation_sampling"]
+  rows = [line["row"] for line in _lines(folder, "ablation_sampling")]
+  assert rows == ["A", "lambda = 0"]
+  assert data["rows"][1]["index"] == data["rows"][2]["index"] == 1
+
+
+def test_pairs_are_compared_within_their_table(rows, built):
+  folder, _ = built
+  lines = _lines(folder, "pairwise_tool")
+  assert {line["pair"] for line in lines} == {"A − no R_abs"}
+  ours, theirs = (
+    {metrics.key_of(e): e for e in row.episodes} for row in rows[:2]
+  )
+  couples = [
+    (ours[key], theirs[key])
+    for key in ours
+    if key[1] == 5
+    and ours[key]["dataset"] == "own"
+    and "failed" not in (ours[key]["outcome"], theirs[key]["outcome"])
+  ]
+  (line,) = (line for line in lines if (line["set"], line["B"]) == ("own", "5"))
+  assert int(line["EM difference n"]) == len(couples)
+  assert float(line["EM difference"]) == pytest.approx(
+    sum(a["em"] - b["em"] for a, b in couples) / len(couples)
+  )
+  assert 0 < float(line["EM p"]) <= float(line["EM p, Holm"]) <= 1
+
+
+def test_many_pairs_can_be_told_apart_and_what_is_free_is_not_compared():
+  """12 pairs of cells take p below .05 / 12; 20 draws would not go there."""
+  rows = [
+    study.row(
+      label, questions=120, budgets=(1, 2, 3, 4), seeds=(1,), skill=skill
+    )
+    for label, skill in (("A", 0.9), ("B", 0.5), ("C", 0.1))
+  ]
+  data = report.build(rows, resamples=20).data
+  (table,) = (
+    value
+    for name, value in data["tables"].items()
+    if name.startswith("pairwise")
+  )
+  heads = [(column["group"], column["name"]) for column in table["columns"]]
+  assert "dollars" not in [group for group, _ in heads]
+  holm = heads.index(("EM", "p, Holm"))
+  lines = {line["keys"][1:]: line["cells"][holm] for line in table["lines"]}
+  assert lines["4", "A − C"]["value"] < 0.05
+
+
+def test_early_stopping_counts_losses_with_budget_left(rows, built):
+  (line,) = (
+    line
+    for line in _lines(built[0], "early_stopping")
+    if (line["other"], line["B"]) == ("no R_abs", "5")
+  )
+  theirs = {metrics.key_of(e): e for e in rows[1].episodes}
+  couples = [
+    (e, theirs[metrics.key_of(e)]) for e in rows[0].episodes if e["budget"] == 5
+  ]
+  couples = [
+    c for c in couples if "failed" not in (c[0]["outcome"], c[1]["outcome"])
+  ]
+  losses = [a for a, b in couples if a["em"] < b["em"]]
+  unused = [e for e in losses if e["searches"] < 5]
+  wins = [a for a, b in couples if a["em"] > b["em"]]
+  assert losses and wins
+  assert float(line["count π wrong, other right"]) == len(losses)
+  assert float(line["count of these, π left budget unused"]) == len(unused)
+  assert float(line["count net gain"]) == len(wins) - len(losses)
+  assert float(line["rate π right, other wrong"]) == pytest.approx(
+    len(wins) / len(couples)
+  )
+
+
+def test_the_use_of_the_budget_sums_to_one(rows, built):
+  for line in _lines(built[0], "budget_use"):
+    shares = [
+      float(value)
+      for key, value in line.items()
+      if re.fullmatch(r"searches made \d+", key) and value
+    ]
+    assert len(shares) == int(line["B"]) + 1
+    assert sum(shares) == pytest.approx(1)
+
+
+def _played(phase, counts, *, rollouts=4):
+  """A run whose every rollout played these budgets, and its probabilities."""
+  records = tuple(
+    {
+      "rollout": rollout,
+      "step": 5 * rollout,
+      "phase": phase,
+      **{f"curriculum/p{b}": 0.2 for b in range(1, 6)},
+      **{f"curriculum/count{b}": n for b, n in counts.items()},
+    }
+    for rollout in range(rollouts)
+  )
+  return metrics.Training("A", records)
+
+
+@pytest.mark.parametrize(
+  ("phase", "counts"),
+  [
+    (1, {1: 0, 2: 0, 3: 8, 4: 0, 5: 0}),  # Phase I plays one level.
+    (2, {1: 0, 2: 0, 3: 0, 4: 0, 5: 8}),  # A fixed budget of 5,
+    (2, {0: 8, 1: 0, 2: 0, 3: 0, 4: 0, 5: 0}),  # of 0,
+    (2, {1: 0, 2: 0, 7: 8}),  # and one above the curriculum's.
+    (2, {1: 3, 2: 5}),
+  ],
+)
+def test_the_budgets_shown_are_those_that_were_played(rows, phase, counts):
+  run = _played(phase, counts)
+  table = report.build(rows[:1], training=[run], resamples=20).data["tables"][
+    "sampling"
+  ]
+  played = {b: n for b, n in counts.items() if n}
+  assert [c["full_name"] for c in table["columns"]] == [
+    *(f"questions B = {b}" for b in played),
+    *(f"share B = {b}" for b in played),
+  ]
+  first, *rest = (
+    [cell["value"] for cell in line["cells"]] for line in table["lines"]
+  )
+  assert first == [*played.values(), *(n / 8 for n in played.values())]
+  assert len(rest) == 3 and all(cells == first for cells in rest)
+  phases = {line["keys"][1] for line in table["lines"]}
+  assert phases == {"I" if phase == 1 else "II"}
+  svg = figures.sampling(run, name="x")
+  for b in range(9):
+    assert (f">B = {b}<" in svg) == (b in played)
+
+
+def test_probabilities_are_not_shown_as_if_they_had_been_played(rows):
+  run = _played(2, {})
+  assert figures.sampling(run, name="x") is None
+  data = report.build(rows[:1], training=[run], resamples=20).data
+  assert data["tables"]["sampling"]["lines"] == ()
+
+
+def test_the_sampling_table_begins_each_phase_with_its_first_rollout(built):
+  lines = _lines(built[0], "sampling")
+  records = study.training("A").records
+  steps = [line["steps"] for line in lines if line["phase"] == "II"]
+  assert steps[0] == "60"  # The 13th of 60 rollouts, 5 steps each.
+  assert len(steps) == 6
+  for budget in range(1, 6):
+    assert sum(float(line[f"questions B = {budget}"]) for line in lines) == sum(
+      record[f"curriculum/count{budget}"] for record in records
+    )
+
+
+def test_json_and_markdown_hold_what_the_csv_files_hold(built):
+  folder, data = built
+  stored = json.loads((folder / "report.json").read_text("utf-8"))
+  assert stored == json.loads(json.dumps(data))
+  markdown = (folder / "tables.md").read_text("utf-8")
+  for name, table in stored["tables"].items():
+    if table["lines"]:
+      assert f"### {table['title']}" in markdown
+      assert len(_lines(folder, name)) == len(table["lines"])
+    else:
+      assert not (folder / f"{name}.csv").exists()
+
+
+def test_prices_given_to_the_report_replace_the_episodes_costs(rows):
+  from anysearch_jax.evaluation import costs
+
+  data = report.build(
+    rows[:1], prices=costs.Prices(search=5.0), resamples=20
+  ).data
+  (line,) = (
+    line
+    for line in data["tables"]["curves"]["lines"]
+    if line["keys"][:2] == ("own", "2")
+  )
+  part = _part(rows[0], "own", 2)
+  mean = sum(e["searches"] for e in part) / len(part)
+  assert line["cells"][4]["value"] == pytest.approx(mean * 5 / 1000)
+
+
+def _ends(worth, low, high, reached, **by):
+  estimate = {"value": worth, "low": low, "high": high}
+  counts = {"ends": 10, "failed": 2, "reached": reached, "tries": 1.0}
+  return counts | {"gained": 3, "lost": 1, "worth": estimate} | by
+
+
+def test_the_worth_of_a_search_is_shown_where_it_was_asked(rows):
+  part = _ends(None, None, None, 0)
+  summary = {"stop": _ends(0.25, 0.1, 0.4, 8, by_hops={"2": part})}
+  data = report.build(rows[:1], worth={"A": summary}, resamples=20).data
+  whole, of_two = data["tables"]["worth"]["lines"]
+  assert whole["keys"] == ("A", "searched, against no search", "all")
+  assert whole["cells"][0] == {"value": 0.25, "low": 0.1, "high": 0.4, "n": 8}
+  assert whole["cells"][3]["value"] == 1.0  # Of 8 that did not fail.
+  assert of_two["keys"][2] == "hops 2"
+  assert of_two["cells"][0]["value"] is None
+  unasked = report.build(rows[:1], worth={"A": {}}, resamples=20).data
+  assert unasked["tables"]["worth"]["lines"] == ()
+
+
+def _table(**cells):
+  return tables.Table(
+    "t",
+    "T",
+    "note",
+    ("k", "row"),
+    (tables.Column("x", "g", best=True), tables.Column("y")),
+    tuple(
+      tables.Line(tuple(key.split("_")), values)
+      for key, values in cells.items()
+    ),
+  )
+
+
+def test_the_best_and_the_second_of_a_block_are_marked():
+  table = _table(
+    a_1=(tables.Cell(0.5), tables.Cell(9.0)),
+    a_2=(tables.Cell(0.7), None),
+    a_3=(tables.Cell(0.7), None),
+    a_4=(tables.Cell(0.1), None),
+    b_1=(tables.Cell(0.9), None),
+  )
+  first, second = tables.blocks(table)
+  assert tables.ranks(first, table.columns) == [[2, 0], [1, 0], [1, 0], [0, 0]]
+  assert tables.ranks(second, table.columns) == [[0, 0]]
+
+
+@pytest.mark.parametrize(
+  ("text", "written"),
+  [
+    ("<img src=x onerror=a>", "&lt;img src=x onerror=a&gt;"),
+    ("a & b &lt;", "a &amp; b &amp;lt;"),
+    ("p|q\\", "p\\|q\\\\"),
+    ("[x](javascript:a)", "[x]\\(javascript:a)"),
+    ("two\nlines", "two lines"),
+    ("_x_ **y** `z` ~a~ $b$", "\\_x\\_ \\*\\*y\\*\\* \\`z\\` \\~a\\~ \\$b\\$"),
+    ("no R_abs, λ = 0 [0.1, 0.2]", "no R_abs, λ = 0 [0.1, 0.2]"),
+  ],
+)
+def test_markdown_shows_every_text_as_it_is(text, written):
+  assert tables.escaped(text) == written
+  column = tables.Column(text, text)
+  line = tables.Line((text,), (tables.Cell(1.0),))
+  table = tables.Table("t", text, text, (text,), (column,), (line,))
+  assert tables.to_markdown(table).splitlines() == [
+    f"### {written}",
+    "",
+    f"| {written} | {written} {written} |",
+    "| --- | --- |",
+    f"| {written} | 1.000 |",
+    "",
+    written,
+  ]
+
+
+def test_csv_and_markdown_by_hand():
+  found = tables.cell(intervals.Estimate(0.25, 0.125, 0.5), 8)
+  table = _table(**{"a_=1+1": (found, tables.Cell(2)), "b_p|q": (None, None)})
+  assert tables.to_csv(table) == (
+    "k,row,g x,g x low,g x high,g x n,y\n"
+    "a,'=1+1,0.25,0.125,0.5,8,2\n"
+    "b,p|q,,,,,\n"
+  )
+  assert tables.to_markdown(table).splitlines()[2:6] == [
+    "| k | row | g x | y |",
+    "| --- | --- | --- | --- |",
+    "| a | =1+1 | 0.250 [0.125, 0.500] n=8 | 2.000 |",
+    "| b | p\\|q | – | – |",
+  ]

@@ -1,0 +1,240 @@
+"""The file of a recorder: several writers, killed ones, damage, other files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import recorded
+
+from anysearch_jax import types
+from anysearch_jax.host.http import errors
+from retrieval.recording import recorder
+
+
+@pytest.fixture
+def path(tmp_path):
+  return tmp_path / "log" / "answers.sqlite"
+
+
+WRITER = textwrap.dedent("""
+  import asyncio, sys
+  from retrieval import passages, recorder
+
+  class Request:
+    corpus, k = "", 2
+    def __init__(self, query):
+      self.query = query
+
+  class Mine:
+    async def search_many(self, requests):
+      return [
+        [passages.Passage(r.query, me, "x" * 2000, 0.5)] for r in requests
+      ]
+
+  path, me, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+  tested = recorder.Recorder(Mine(), path, mode="record", identity="w")
+  for i in range(count):
+    answer = asyncio.run(tested.search(Request(f"query {i}")))
+    print(f"query {i}", answer[0].title, flush=True)
+  tested.close()
+""")
+
+
+def write(path, name, count):
+  return subprocess.Popen(
+    [sys.executable, "-c", WRITER, str(path), name, str(count)],
+    stdout=subprocess.PIPE,
+    text=True,
+    cwd=os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
+  )
+
+
+def test_writers_of_one_file_agree_on_every_answer(path):
+  """From its creation on: whoever is first is what all of them see."""
+  writers = [write(path, f"writer {i}", 60) for i in range(3)]
+  seen = [
+    dict(line.rsplit(" ", 2)[:1] + [line] for line in out.splitlines())
+    for out in (writer.communicate(timeout=120)[0] for writer in writers)
+  ]
+  assert [writer.returncode for writer in writers] == [0, 0, 0]
+  assert seen[0] == seen[1] == seen[2]
+  assert len(seen[0]) == 60
+  with recorded.recording(None, path, mode="strict", identity="w") as tested:
+    for line in seen[0].values():
+      query, name = line.rsplit(" writer ")
+      (passage,) = asyncio.run(tested.search(recorded.ask(query, 2)))
+      assert (passage.id, passage.title) == (query, f"writer {name}")
+
+
+def test_what_a_killed_writer_had_answered_is_there(path):
+  writer = write(path, "writer", 100_000)
+  seen = [writer.stdout.readline() for _ in range(40)]
+  writer.send_signal(signal.SIGKILL)
+  seen += writer.stdout.read().splitlines(keepends=True)
+  writer.wait()
+  done = [line.split(" writer")[0] for line in seen if line.endswith("\n")]
+  assert len(done) >= 40
+  with recorded.recording(None, path, mode="strict", identity="w") as tested:
+    found = recorded.search(tested, *(recorded.ask(query, 2) for query in done))
+    assert [answer[0].id for answer in found] == done
+  # The next one goes on.
+  with recorded.recording(
+    recorded.Source(), path, mode="replay", identity="w"
+  ) as tested:
+    recorded.search(tested, recorded.ask("after", 2))
+  with contextlib.closing(sqlite3.connect(path)) as database:
+    assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_log_that_another_makes_first_is_joined(path, monkeypatch):
+  """Whoever finds no file and is overtaken writes into the other's."""
+  link = os.link
+
+  def overtaken(*names):
+    monkeypatch.setattr(os, "link", link)
+    with recorded.recording(recorded.Source(), path) as other:
+      recorded.search(other, recorded.ask("a"))
+    link(*names)
+
+  monkeypatch.setattr(os, "link", overtaken)
+  with recorded.recording(recorded.Source(), path) as tested:
+    recorded.search(tested, recorded.ask("b"))
+  with recorded.recording(None, path, mode="strict") as tested:
+    assert recorded.search(tested, recorded.ask("a"), recorded.ask("b")) == [
+      recorded.truth(recorded.ask("a")),
+      recorded.truth(recorded.ask("b")),
+    ]
+  assert os.listdir(path.parent) == [path.name]
+
+
+def test_answers_that_cannot_be_written_leave_nothing_behind(path):
+  """A call is written whole or not at all, and the log goes on."""
+
+  class Broken:
+    async def search_many(self, requests):
+      good, *_ = passages_found = [list(recorded.truth(r)) for r in requests]
+      if requests[0].query == "a":
+        good.append(types.Passage("id", "title", None))
+        passages_found.reverse()
+      return passages_found
+
+  with recorded.recording(Broken(), path) as tested:
+    with pytest.raises(AttributeError):
+      recorded.search(tested, recorded.ask("a"), recorded.ask("b"))
+    assert recorded.search(tested, recorded.ask("c")) == [
+      recorded.truth(recorded.ask("c"))
+    ]
+  with recorded.recording(None, path, mode="strict") as tested:
+    found = recorded.search(
+      tested, recorded.ask("a"), recorded.ask("b"), recorded.ask("c")
+    )
+  assert [type(answer) for answer in found] == [
+    errors.MissError,
+    errors.MissError,
+    tuple,
+  ]
+
+
+@pytest.mark.parametrize(
+  ("content", "sentence"),
+  [
+    (b"", "found a database with application id"),
+    (b"{}\n" * 1000, "file is not a database"),
+    (None, "found a database with application id and version"),
+  ],
+  ids=["empty", "text", "another program's"],
+)
+@pytest.mark.parametrize("mode", ["record", "replay", "strict"])
+def test_another_file_is_refused_and_left_alone(
+  tmp_path, content, sentence, mode
+):
+  path = tmp_path / "other"
+  if content is None:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+      database.execute("CREATE TABLE answers (address)")
+  else:
+    path.write_bytes(content)
+  before = path.read_bytes()
+  with pytest.raises(errors.RetrievalError, match=sentence):
+    recorder.Recorder(recorded.Source(), path, mode=mode, identity=recorded.WHO)
+  assert path.read_bytes() == before
+  assert os.listdir(tmp_path) == ["other"]
+
+
+def test_a_log_of_another_version_is_refused(path):
+  with recorded.recording(recorded.Source(), path):
+    pass
+  with contextlib.closing(sqlite3.connect(path)) as database:
+    database.execute("PRAGMA user_version = 2")
+  with pytest.raises(errors.RetrievalError, match=r", 2\], expected .*, 1\]"):
+    recorder.Recorder(None, path, mode="strict", identity=recorded.WHO)
+
+
+def test_a_log_that_is_not_there_is_not_made_by_asking(path):
+  with pytest.raises(errors.RetrievalError, match="found no log of answers"):
+    recorder.Recorder(None, path, mode="strict", identity=recorded.WHO)
+  assert not path.exists()
+
+
+def test_a_log_can_be_read_where_nothing_can_be_written(path, monkeypatch):
+  with recorded.recording(recorded.Source(), path) as tested:
+    recorded.search(tested, recorded.ask("a"))
+  monkeypatch.setattr(os, "access", lambda *_: False)
+  with recorded.recording(None, path, mode="strict") as tested:
+    assert recorded.search(tested, recorded.ask("a")) == [
+      recorded.truth(recorded.ask("a"))
+    ]
+    # No file of SQLite's own stands beside it.
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_damaged_log_never_answers_otherwise(path, seed):
+  """Each answer is the one recorded, a miss, or a sentence."""
+  requests = [recorded.ask(f"query {i}") for i in range(40)]
+  with recorded.recording(recorded.Source(), path) as tested:
+    recorded.search(tested, *requests)
+  whole = path.read_bytes()
+  chance = random.Random(seed)
+  outcomes = {"answered": 0, "failed": 0}
+  for _ in range(25):
+    damaged = bytearray(whole)
+    for _ in range(20):
+      place = chance.randrange(len(whole))
+      damaged[place] ^= 1 << chance.randrange(8)
+    path.write_bytes(damaged)
+    try:
+      with recorded.recording(None, path, mode="strict") as tested:
+        for request in requests:
+          try:
+            assert asyncio.run(tested.search(request)) == recorded.truth(
+              request
+            )
+            outcomes["answered"] += 1
+          except errors.RetrievalError:
+            outcomes["failed"] += 1
+    except errors.RetrievalError:
+      outcomes["failed"] += 1
+  assert outcomes["answered"] > 0
+  assert outcomes["failed"] > 0
+
+
+def test_a_log_that_was_cut_off_is_a_sentence_or_a_miss(path):
+  requests = [recorded.ask(f"query {i}") for i in range(100)]
+  with recorded.recording(recorded.Source(), path) as tested:
+    recorded.search(tested, *requests)
+  path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+  with pytest.raises(errors.RetrievalError):
+    with recorded.recording(None, path, mode="strict") as tested:
+      for answer in recorded.search(tested, *requests):
+        if isinstance(answer, Exception):
+          raise answer

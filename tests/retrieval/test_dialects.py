@@ -1,0 +1,245 @@
+"""What goes over the wire, held to what other projects' clients read."""
+
+from __future__ import annotations
+
+import json
+
+import hypothesis
+import orjson
+import pytest
+from hypothesis import strategies as st
+
+from retrieval import passages
+from retrieval.service import dialects
+
+LIMA = passages.Passage("7", '"Lima"', "Lima is the capital.\nOf Peru.", 0.5)
+CUSCO = passages.Passage("9", '"Cusco"', "Cusco was.", 0.25)
+LIMA_DOCUMENT = {
+  "id": "7",
+  "contents": '"Lima"\nLima is the capital.\nOf Peru.',
+  "title": "Lima",
+  "text": "Lima is the capital.\nOf Peru.",
+}
+CUSCO_DOCUMENT = {
+  "id": "9",
+  "contents": '"Cusco"\nCusco was.',
+  "title": "Cusco",
+  "text": "Cusco was.",
+}
+FOUND = [(LIMA, CUSCO), ()]
+
+any_text = st.text(st.characters(exclude_categories=()))
+json_values = st.recursive(
+  st.none() | st.booleans() | st.integers() | st.floats() | any_text,
+  lambda inner: (
+    st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+  ),
+  max_leaves=6,
+)
+
+
+@pytest.mark.parametrize(
+  "read, body, k, response",
+  [
+    (
+      dialects.read_retrieve,
+      {"queries": ["a", "b"], "topk": 2, "return_scores": True},
+      2,
+      {
+        "result": [
+          [
+            {"document": LIMA_DOCUMENT, "score": 0.5},
+            {"document": CUSCO_DOCUMENT, "score": 0.25},
+          ],
+          [],
+        ]
+      },
+    ),
+    (
+      dialects.read_retrieve,
+      {"queries": ["a", "b"], "topk": 2},
+      2,
+      {"result": [[LIMA_DOCUMENT, CUSCO_DOCUMENT], []]},
+    ),
+    (
+      dialects.read_batch_search,
+      {"query": ["a", "b"], "top_n": 5},
+      5,
+      [[LIMA_DOCUMENT, CUSCO_DOCUMENT], []],
+    ),
+    (
+      dialects.read_batch_search,
+      {"query": ["a", "b"], "return_score": True},
+      None,
+      [[[LIMA_DOCUMENT, CUSCO_DOCUMENT], []], [[0.5, 0.25], []]],
+    ),
+  ],
+  ids=["Search-R1", "Search-R1 bare", "ReSearch", "ReSearch with scores"],
+)
+def test_requests_for_many_queries(read, body, k, response):
+  asked = read(body)
+  assert (asked.queries, asked.k) == (["a", "b"], k)
+  assert asked.respond(FOUND) == response
+
+
+@pytest.mark.parametrize(
+  "read, body, k, response",
+  [
+    (
+      dialects.read_retrieve,
+      {"query": "a", "top_k": 4},
+      4,
+      [LIMA_DOCUMENT, CUSCO_DOCUMENT],
+    ),
+    (
+      dialects.read_search,
+      {"query": "a", "top_n": 4},
+      4,
+      [LIMA_DOCUMENT, CUSCO_DOCUMENT],
+    ),
+    (
+      dialects.read_search,
+      {"query": "a", "return_score": True},
+      None,
+      [[LIMA_DOCUMENT, CUSCO_DOCUMENT], [0.5, 0.25]],
+    ),
+  ],
+  ids=["ZeroSearch", "ReSearch", "ReSearch with scores"],
+)
+def test_requests_for_one_query(read, body, k, response):
+  asked = read(body)
+  assert (asked.queries, asked.k) == (["a"], k)
+  assert asked.respond(FOUND[:1]) == response
+
+
+@pytest.mark.parametrize(
+  "value, k",
+  [
+    *[(None, None), (0, None), (0.0, None), ("0", None)],
+    *[(3.0, 3), (-1, -1), ("3", 3), (" 3 ", 3), ("3.0", 3), (True, 1)],
+  ],
+)
+def test_null_and_zero_leave_the_count_to_the_server(value, k):
+  assert dialects.read_retrieve({"queries": ["a"], "topk": value}).k == k
+
+
+@pytest.mark.parametrize(
+  "value, scored",
+  [("true", True), ("1", True), (1, True), ("False", False), ("no", False)],
+)
+def test_a_flag_may_be_text_or_a_number(value, scored):
+  asked = dialects.read_retrieve({"queries": ["a"], "return_scores": value})
+  assert ("document" in asked.respond([(LIMA,)])["result"][0][0]) == scored
+
+
+def test_unknown_keys_are_ignored_and_null_is_absent():
+  body = {"queries": [], "return_scores": None, "model": {"a": [1]}, "": 0}
+  asked = dialects.read_retrieve(body)
+  assert (asked.queries, asked.k) == ([], None)
+  assert asked.respond([]) == {"result": []}
+
+
+def test_queries_decide_where_a_request_has_both_keys():
+  asked = dialects.read_retrieve({"queries": ["a"], "query": "b", "top_k": 9})
+  assert (asked.queries, asked.k) == (["a"], None)
+
+
+@pytest.mark.parametrize(
+  "read, body, sentence",
+  [
+    (dialects.read_retrieve, {}, "queries: found nothing, expected a list"),
+    (dialects.read_retrieve, {"queries": "a"}, "queries: found text"),
+    (
+      dialects.read_retrieve,
+      {"queries": ["a", 7]},
+      "found a number",
+    ),
+    (
+      dialects.read_retrieve,
+      {"queries": ["a"], "topk": "three"},
+      "topk: found text, expected a whole number",
+    ),
+    (dialects.read_retrieve, {"queries": [], "topk": 2.5}, "found a number"),
+    (dialects.read_retrieve, {"queries": [], "topk": float("nan")}, "a number"),
+    (
+      dialects.read_retrieve,
+      {"queries": [], "return_scores": 2},
+      "return_scores: found a number, expected true or false",
+    ),
+    (dialects.read_retrieve, {"query": ["a"]}, "query: found a list"),
+    (dialects.read_search, {"query": ["a"]}, "query: found a list"),
+    (dialects.read_batch_search, {"query": "a"}, "query: found text"),
+  ],
+)
+def test_what_is_no_request_is_told_in_a_sentence(read, body, sentence):
+  with pytest.raises(dialects.RequestError, match=sentence):
+    read(body)
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.given(
+  st.dictionaries(
+    st.sampled_from(
+      ["queries", "query", "topk", "top_k", "top_n", "return_scores"]
+    ),
+    json_values,
+  ),
+  st.sampled_from([read for read, _ in dialects.ROUTES.values()]),
+)
+def test_any_object_is_a_request_or_a_short_sentence(body, read):
+  try:
+    asked = read(body)
+  except dialects.RequestError as error:
+    assert len(str(error)) < 100 and str(error).isascii()
+    return
+  assert asked.k is None or type(asked.k) is int
+  for query in asked.queries:
+    query.encode()  # No lone surrogate is left.
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.given(any_text, st.booleans())
+def test_any_text_is_written_as_strict_readers_take_it(text, escaped):
+  body = json.dumps({"text": text}, ensure_ascii=escaped)
+  body = body.encode("utf-8", "surrogatepass")
+  read = dialects.load(body)["text"]
+  assert read == json.loads(body)["text"]
+  written = orjson.loads(dialects.dump({"text": read}))["text"]
+  assert written == "".join(
+    "\ufffd" if "\ud800" <= each <= "\udfff" else each for each in read
+  )
+
+
+@pytest.mark.parametrize(
+  "body",
+  [
+    b"",
+    b"{",
+    b"[1]",
+    b'"text"',
+    b"null",
+    b"\xff\xfe",
+    b'{"a":' * 5000,
+    b"[" * 200_000,
+    b'{"a": 1' + b"0" * 6000 + b"}",
+    b"\xef\xbb\xbf",
+    b"{'a': 1}",
+  ],
+  ids=range(11),
+)
+def test_a_body_that_is_no_object_is_told_in_a_sentence(body):
+  with pytest.raises(dialects.RequestError, match="expected .* ?object"):
+    dialects.load(body)
+
+
+def test_lone_surrogates_of_queries_are_replaced_and_pairs_are_kept():
+  body = rb'{"queries": ["\ud83d\ude00 \ud83d \ude00"]}'
+  asked = dialects.read_retrieve(dialects.load(body))
+  assert asked.queries == ["\U0001f600 \ufffd \ufffd"]
+
+
+def test_numbers_that_json_has_not_are_refused():
+  # Beside a lone surrogate, so that the slower writer has it.
+  with pytest.raises(ValueError):
+    dialects.dump({"text": "\ud800", "score": float("inf")})

@@ -1,0 +1,352 @@
+"""The encoder: vectors of any texts, whatever comes with them."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from bench import random_encoders
+from retrieval.encoder import encoder as encoder_lib
+
+# Shapes of the real ones; names of folders, for prefixes follow from them.
+CASES = {
+  "bert-base": ("bert-base", {"num_hidden_layers": 2}, "", ""),
+  "e5-small-v2": ("e5-small", {"num_hidden_layers": 2}, "query: ", "passage: "),
+  "all-MiniLM": ("minilm", {"num_hidden_layers": 2}, "", ""),
+}
+TINY = {
+  "hidden_size": 64,
+  "num_attention_heads": 2,
+  "intermediate_size": 96,
+  "num_hidden_layers": 1,
+}
+# Of several lengths, one of them cut.
+TEXTS = [
+  "bada",
+  "",
+  "Hello, WORLD!  é 中文 ñ",
+  *random_encoders.texts(3, mean=12),
+  *random_encoders.texts(1, seed=1, mean=60),
+  *random_encoders.texts(1, seed=2, mean=300),
+]
+
+
+def make(folder: pathlib.Path, **sizes) -> pathlib.Path:
+  random_encoders.make("minilm", folder, **TINY | sizes)
+  return folder
+
+
+def write(path: pathlib.Path, values) -> None:
+  path.parent.mkdir(exist_ok=True)
+  path.write_text(json.dumps(values))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  return make(tmp_path_factory.mktemp("encoders") / "tiny")
+
+
+@pytest.fixture
+def own(tmp_path, folder):
+  """A folder that a test may change."""
+  return shutil.copytree(folder, tmp_path / "own")
+
+
+@pytest.fixture(scope="module")
+def encoder(folder):
+  return encoder_lib.Encoder.load(folder)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_vectors_are_those_of_torch_and_its_tokenizer(torch, tmp_path, name):
+  import transformers
+
+  case, sizes, query_prefix, passage_prefix = CASES[name]
+  folder = tmp_path / name
+  random_encoders.make(case, folder, **sizes)
+  encoder = encoder_lib.Encoder.load(folder)
+  tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+  model = transformers.AutoModel.from_pretrained(
+    folder, dtype=torch.float32, add_pooling_layer=False
+  ).eval()
+
+  def theirs(prefix):
+    out = []
+    for text in TEXTS:
+      row = tokenizer(
+        prefix + text, truncation=True, max_length=256, return_tensors="pt"
+      )
+      with torch.no_grad():
+        mean = model(**row).last_hidden_state[0].mean(0)
+      out.append((mean / mean.norm()).numpy())
+    return np.stack(out)
+
+  for ours, prefix in (
+    (encoder.queries(TEXTS), query_prefix),
+    (encoder.passages(TEXTS), passage_prefix),
+  ):
+    expected = theirs(prefix)
+    assert ours.dtype == np.float32
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(ours, axis=1), 1, atol=1e-6)
+    # They say something: no two are alike.
+    apart = np.abs(expected[:, None] - expected).max(-1)
+    assert apart[~np.eye(len(TEXTS), dtype=bool)].min() > 1e-3
+
+
+@pytest.mark.parametrize("side", ["queries", "passages"])
+def test_a_vector_depends_on_its_text_alone_to_the_last_bit(encoder, side):
+  vectors = getattr(encoder, side)
+  together = vectors(TEXTS)
+  alone = np.concatenate([vectors([text]) for text in TEXTS])
+  np.testing.assert_array_equal(together, alone)
+  rng = np.random.default_rng(0)
+  for _ in range(5):
+    order = rng.integers(0, len(TEXTS), 40)
+    some = vectors([TEXTS[i] for i in order])
+    np.testing.assert_array_equal(some, together[order])
+
+
+def test_each_shape_of_call_compiles_once(folder):
+  encoder = encoder_lib.Encoder.load(folder, batch_tokens=8192)
+  words = random_encoders.words()
+  texts = [" ".join(words[:n]) for n in (3, 29, 29, 30, 120, 500)]
+  encoder.passages(texts)
+  # 3 with two special tokens, 29 beside 30, 120, and what is cut.
+  assert encoder.programs() == 4
+  encoder.passages(texts[::-1] * 20)
+  encoder.passages(texts[:1])
+  assert encoder.programs() == 4
+  for text in texts:
+    encoder.queries([text])
+  assert encoder.programs() == 8
+  encoder.queries(texts * 9)
+  assert encoder.programs() == 8
+
+
+def test_threads_get_what_one_would(folder):
+  encoder = encoder_lib.Encoder.load(folder)
+  expected = encoder_lib.Encoder.load(folder).queries(TEXTS)
+  found = {}
+
+  def ask(name):
+    order = np.random.default_rng(name).permutation(len(TEXTS))
+    vectors = encoder.queries([TEXTS[i] for i in order])
+    found[name] = vectors[np.argsort(order)]
+
+  threads = [threading.Thread(target=ask, args=[i]) for i in range(6)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert len(found) == 6
+  for vectors in found.values():
+    np.testing.assert_array_equal(vectors, expected)
+
+
+def test_no_texts_have_no_vectors(encoder):
+  assert encoder.queries([]).shape == (0, 64)
+  assert encoder.passages([]).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    "",
+    " \n\t ",
+    "\x00",
+    "a\x00b",
+    "\ud800 half of a pair",
+    "\udfff",
+    "[CLS] [SEP] [PAD]",
+    "\U0001f600" * 300,
+    "a" * 1_000_000,
+    "ba " * 350_000,
+  ],
+  ids=lambda text: f"{text[:9]!a} x {len(text)}",
+)
+def test_any_text_has_a_unit_vector(encoder, text):
+  vectors = encoder.queries(["bada", text])
+  assert np.isfinite(vectors).all()
+  np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+  np.testing.assert_array_equal(vectors[:1], encoder.queries(["bada"]))
+
+
+def test_a_long_text_is_its_beginning(folder):
+  encoder = encoder_lib.Encoder.load(folder, max_tokens=20)
+  words = random_encoders.words()
+  cut, whole, shorter = encoder.passages(
+    [" ".join(words[:n]) for n in (18, 400, 17)]
+  )
+  np.testing.assert_array_equal(cut, whole)
+  assert np.abs(cut - shorter).max() > 1e-4
+
+
+def test_prefixes_are_put_before_texts(encoder, folder):
+  prefixed = encoder_lib.Encoder.load(
+    folder, query_prefix="bada: ", passage_prefix="lika "
+  )
+  np.testing.assert_array_equal(
+    prefixed.queries(["mona"]), encoder.queries(["bada: mona"])
+  )
+  np.testing.assert_array_equal(
+    prefixed.passages(["mona"]), encoder.passages(["lika mona"])
+  )
+
+
+def test_cls_pooling_takes_the_first_token(encoder, folder):
+  first = encoder_lib.Encoder.load(folder, pooling="cls")
+  # Only tokens before one reach it by their position, so both differ.
+  assert np.abs(first.queries(["bada"]) - encoder.queries(["bada"])).max() > 0.1
+
+
+def test_rows_over_eight_devices_are_those_of_one(encoder, folder):
+  spread = encoder_lib.Encoder.load(folder, devices=jax.devices())
+  np.testing.assert_allclose(
+    spread.passages(TEXTS), encoder.passages(TEXTS), atol=1e-6
+  )
+  np.testing.assert_allclose(
+    spread.queries(TEXTS[:1]), encoder.queries(TEXTS[:1]), atol=1e-6
+  )
+
+
+def test_tokens_of_a_call_change_no_more_than_rounding(encoder, folder):
+  small = encoder_lib.Encoder.load(folder, batch_tokens=1)
+  np.testing.assert_allclose(
+    small.passages(TEXTS), encoder.passages(TEXTS), atol=1e-6
+  )
+
+
+def test_bfloat16_is_near_and_of_another_identity(encoder, folder):
+  rough = encoder_lib.Encoder.load(folder, dtype=jnp.bfloat16)
+  ours, exact = rough.queries(TEXTS), encoder.queries(TEXTS)
+  assert ours.dtype == np.float32
+  assert 1e-5 < np.abs(ours - exact).max() < 0.02
+  assert rough.identity() != encoder.identity()
+
+
+def test_an_identity_is_json_and_says_what_changes_vectors(encoder, own):
+  identity = encoder.identity()
+  assert json.loads(json.dumps(identity)) == identity
+  assert identity["pooling"] == "mean" and identity["max_tokens"] == 256
+  moved = encoder_lib.Encoder.load(own).identity()
+  assert {k for k in moved if moved[k] != identity[k]} == {"folder"}
+  for setting, name in (
+    ({"pooling": "cls"}, "pooling"),
+    ({"query_prefix": "q "}, "query_prefix"),
+    ({"max_tokens": 100}, "max_tokens"),
+  ):
+    other = encoder_lib.Encoder.load(own, **setting).identity()
+    assert {k for k in moved if moved[k] != other[k]} == {name}
+  tensors = safetensors.numpy.load_file(own / "model.safetensors")
+  tensors["embeddings.word_embeddings.weight"][7, 7] += 1
+  safetensors.numpy.save_file(tensors, own / "model.safetensors")
+  other = encoder_lib.Encoder.load(own).identity()
+  assert {k for k in moved if moved[k] != other[k]} == {"weights_sha256"}
+
+
+def test_an_encoder_is_loaded_again_by_its_identity(folder, tmp_path):
+  first = encoder_lib.Encoder.load(
+    folder, pooling="cls", query_prefix="bada ", max_tokens=64
+  )
+  again = encoder_lib.Encoder.like(first.identity())
+  assert again.identity() == first.identity()
+  np.testing.assert_array_equal(again.queries(TEXTS), first.queries(TEXTS))
+  # Whatever its name would say now.
+  moved = shutil.copytree(folder, tmp_path / "e5-tiny")
+  again = encoder_lib.Encoder.like(first.identity(), moved)
+  assert again.settings == first.settings
+
+
+def test_numbers_that_are_not_finite_are_refused(own):
+  tensors = safetensors.numpy.load_file(own / "model.safetensors")
+  tensors["encoder.layer.0.output.dense.bias"][3] = np.nan
+  safetensors.numpy.save_file(tensors, own / "model.safetensors")
+  encoder = encoder_lib.Encoder.load(own)
+  with pytest.raises(ValueError, match="vectors that are not finite"):
+    encoder.queries(["bada"])
+
+
+@pytest.mark.parametrize(
+  ("options", "sentence"),
+  [
+    ({"pooling": "max"}, "pooling: found 'max', expected one of mean, cls"),
+    ({"max_tokens": 513}, "max_tokens: found 513, but .* has 512 positions"),
+    ({"max_tokens": 0}, "max_tokens: found 0, expected 1 or more"),
+    ({"max_tokens": 2}, "adds 2 special tokens .* fewer than max_tokens, 2"),
+  ],
+)
+def test_settings_that_cannot_be_are_refused(
+  folder, nothing_loads, options, sentence
+):
+  with pytest.raises(ValueError, match=sentence):
+    encoder_lib.Encoder.load(folder, **options)
+
+
+@pytest.mark.parametrize(
+  ("name", "sentence"),
+  [
+    ("config.json", "own: no config.json; expected a Hugging Face folder"),
+    ("tokenizer.json", "own: no tokenizer.json; load the tokenizer once"),
+    ("model.safetensors", "model.safetensors: no such file"),
+  ],
+)
+def test_a_folder_without_a_part_is_refused(own, nothing_loads, name, sentence):
+  (own / name).unlink()
+  with pytest.raises(ValueError, match=sentence):
+    encoder_lib.Encoder.load(own)
+
+
+@pytest.mark.parametrize(
+  "name", ["config.json", "tokenizer.json", "modules.json"]
+)
+def test_a_damaged_file_is_refused_by_name(own, nothing_loads, name):
+  (own / name).write_text('{"a": ')
+  with pytest.raises(ValueError, match=f"{name}: .*copy it again"):
+    encoder_lib.Encoder.load(own)
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path, nothing_loads):
+  few = make(tmp_path / "few", vocab_size=len(random_encoders.vocabulary()) - 1)
+  with pytest.raises(ValueError, match="the embedding .* not of one model"):
+    encoder_lib.Encoder.load(few)
+
+
+def test_a_tokenizer_without_special_tokens_is_refused(own, nothing_loads):
+  path = own / "tokenizer.json"
+  write(path, json.loads(path.read_text()) | {"post_processor": None})
+  with pytest.raises(ValueError, match="adds 0 special tokens to a text"):
+    encoder_lib.Encoder.load(own)
+
+
+def test_what_the_tokenizer_s_file_says_of_padding_and_cutting_is_left_out(
+  encoder, own
+):
+  path = own / "tokenizer.json"
+  said = {
+    "padding": {
+      "strategy": {"Fixed": 40},
+      "direction": "Right",
+      "pad_to_multiple_of": None,
+      "pad_id": 0,
+      "pad_type_id": 0,
+      "pad_token": "[PAD]",
+    },
+    "truncation": {
+      "direction": "Right",
+      "max_length": 12,
+      "strategy": "LongestFirst",
+      "stride": 0,
+    },
+  }
+  write(path, json.loads(path.read_text()) | said)
+  other = encoder_lib.Encoder.load(own)
+  np.testing.assert_array_equal(other.queries(TEXTS), encoder.queries(TEXTS))

@@ -1,0 +1,184 @@
+"""Corpora and logs of answers that hold anything, or were damaged."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pathlib
+import shutil
+
+import hostile
+import hypothesis
+import numpy as np
+import pytest
+
+from anysearch_jax.host.http import errors
+from retrieval import passages
+from retrieval.recording import answer_log
+
+CORPUS = b"".join(
+  hostile.as_json({"id": str(i), "contents": f'"T{i}"\n{"word " * i}{i}'})
+  + b"\n"
+  for i in range(6)
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  return tmp_path_factory.mktemp("hostile")
+
+
+def line(tape):
+  """Nearly a passage."""
+  contents = tape.pick((tape.text(), f"{tape.text(3)}\n{tape.text()}"))
+  values = {"id": tape.pick(("7", 7, tape.value())), "contents": contents}
+  if tape.below(6) == 0:
+    values[tape.pick(("id", "contents"))] = tape.value()
+  return hostile.as_json(tape.pick((values, values, values, tape.value())))
+
+
+def passage_of(line):
+  """The passage that a line should come to, as text; None for none."""
+  try:
+    values = json.loads(line)
+  except (ValueError, RecursionError):
+    return None
+  if not isinstance(values, dict):
+    return None
+  contents, name = values.get("contents"), values.get("id")
+  if type(contents) is not str or type(name) not in (str, int):
+    return None
+  title, end, text = hostile.halved(contents).partition("\n")
+  titled = end and title.strip().strip('"') and text.strip()
+  return (
+    passages.Passage(hostile.halved(str(name)), title, text) if titled else None
+  )
+
+
+@hostile.cases("a corpus")
+@hypothesis.given(hostile.tapes(150))
+def test_a_corpus_has_the_lines_that_are_passages(folder, tape):
+  zipped, skip = tape.pick(("", ".gz")), tape.pick((True, False))
+  source = folder / f"corpus.jsonl{zipped}"
+  lines = tape.some(lambda: line(tape), 5)
+  data = b"\n".join(lines) + b"\n" if lines else b""
+  packed = gzip.compress(data, 1) if zipped else data
+  whole = tape.below(4) > 0
+  source.write_bytes(packed if whole else tape.damage(packed))
+  expected = [passage_of(each) for each in lines]
+  # So soon after another the time of a file tells nothing.
+  (folder / "made" / "corpus.json").unlink(missing_ok=True)
+  try:
+    corpus = passages.prepare(source, folder / "made", skip_malformed=skip)
+  except passages.CorpusError as error:
+    assert str(source) in str(error) and len(str(error)) < 800
+    if whole:
+      kept = [each for each in expected if each is not None]
+      assert not kept or (not skip and None in expected)
+    return
+  found = [corpus[row] for row in range(len(corpus))]
+  assert list(corpus.contents(0, len(corpus))) == [p.contents for p in found]
+  if whole:
+    assert found == [each for each in expected if each is not None]
+
+
+@hostile.cases("a prepared corpus that was damaged")
+@hypothesis.given(hostile.tapes(60))
+def test_a_damaged_corpus_gives_its_own_passages_or_none(folder, tape):
+  source, made = folder / "plain.jsonl", folder / "plain"
+  source.write_bytes(CORPUS)
+  shutil.rmtree(made, ignore_errors=True)
+  corpus = passages.prepare(source, made)
+  expected = [corpus[row] for row in range(len(corpus))]
+  path = made / tape.pick(("corpus.json", "offsets.npy"))
+  if tape.below(4):
+    path.write_bytes(tape.damage(path.read_bytes()))
+  elif path.suffix == ".json":
+    info = json.loads(path.read_bytes())
+    info[tape.pick([*info])] = tape.value()
+    path.write_bytes(hostile.as_json(info))
+  else:
+    shape = tape.pick(((7,), (7, 1), (), (0,), (3,)))
+    kind = tape.pick(("<i8", "<f8", "<i4", "S3", "O"))
+    np.save(path, np.zeros(shape, kind), allow_pickle=True)
+  try:
+    found = passages.Corpus(made)
+    for row in range(len(found)):
+      assert found[row] in expected
+  except passages.CorpusError as error:
+    assert str(error)
+  # Another `prepare` makes again what cannot be opened.
+  again = passages.prepare(source, made)
+  assert len(again) == len(expected)
+  if path.suffix == ".json":
+    assert [again[row] for row in range(len(again))] == expected
+
+
+def logged(tape):
+  """A key and an answer of any texts."""
+  key = answer_log.Key(tape.text(4), 3, tape.text(1), json.dumps(tape.text(1)))
+  found = tape.some(
+    lambda: passages.Passage(tape.text(1), tape.text(2), tape.text(4), 0.5), 3
+  )
+  return key, tuple(found)
+
+
+@hostile.cases("a log of answers")
+@hypothesis.given(hostile.tapes(100))
+def test_a_log_gives_the_answers_that_it_was_given(folder, tape):
+  answers = dict(tape.some(lambda: logged(tape), 2, least=1))
+  log = answer_log.AnswerLog(folder / "any.sqlite", writable=True)
+  try:
+    held, _, _ = log.write([*answers.items()])
+    assert log.read([*answers]) == held
+    # The first answer to a key is the one that stays.
+    first = FIRST.setdefault
+    assert held == [first(key, answer) for key, answer in answers.items()]
+  finally:
+    log.close()
+
+
+FIRST: dict[answer_log.Key, answer_log.Answer] = {}
+
+
+@pytest.fixture(scope="module")
+def small(folder):
+  """The bytes of a log, and the answers in it."""
+  path = folder / "small.sqlite"
+  answers = {
+    answer_log.Key(f"query {i}", 2, "", '"who"'): (
+      passages.Passage(str(i), "title", "text " * 40, 0.5),
+    )
+    for i in range(20)
+  }
+  log = answer_log.AnswerLog(path, writable=True)
+  log.write([*answers.items()])
+  log.close()
+  return path.read_bytes(), answers
+
+
+@hostile.cases("a log that was damaged")
+@hypothesis.given(hostile.tapes(40))
+def test_a_damaged_log_gives_its_own_answers_or_none(folder, small, tape):
+  data, answers = small
+  for left in folder.glob("damaged.sqlite*"):
+    left.unlink(missing_ok=True)
+  path = folder / "damaged.sqlite"
+  path.write_bytes(tape.damage(data))
+  try:
+    log = answer_log.AnswerLog(path, writable=True)
+  except errors.RetrievalError as error:
+    assert str(path) in str(error)
+    opened = pathlib.Path("/proc/self/fd").glob("*")
+    assert str(path) not in map(os.path.realpath, opened)
+    return
+  try:
+    for key, answer in answers.items():
+      assert log.read([key]) in ([answer], [None])
+    assert set(log.identities()) <= {'"who"'}
+    assert len(log) <= len(answers)
+  except errors.RetrievalError as error:
+    assert str(path) in str(error)
+  finally:
+    log.close()

@@ -1,0 +1,180 @@
+"""Corpora in files: rows by their lines, or a sentence why not."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pathlib
+import tracemalloc
+
+import hypothesis
+import pytest
+import retrieval_cases as cases
+from hypothesis import strategies as st
+
+from retrieval import passages
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz"])
+def test_a_row_is_the_passage_of_its_line(tmp_path, name):
+  source = cases.write(tmp_path / name)
+  corpus = passages.prepare(source, tmp_path / "prepared")
+  assert len(corpus) == 20
+  assert corpus[7] == passages.Passage(
+    "7", '"Title 7"', "Passage number n7 is about fire."
+  )
+  found = list(corpus.contents(0, 20))
+  assert found == [json.loads(line)["contents"] for line in cases.lines(20)]
+  corpus.verify()
+  # Plain files stay where they are.
+  assert (tmp_path / "prepared" / "passages.jsonl").exists() == (
+    name.endswith("gz")
+  )
+  assert passages.Corpus(tmp_path / "prepared").sha256 == corpus.sha256
+
+
+@pytest.mark.parametrize("row", [-1, 20, 10**9])
+def test_rows_that_are_not_there_are_refused(tmp_path, row):
+  corpus = passages.prepare(cases.write(tmp_path / "c.jsonl"), tmp_path / "p")
+  with pytest.raises(IndexError, match=r"expected one in \[0, 20\)"):
+    corpus[row]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+@pytest.mark.parametrize("skip", [False, True])
+def test_the_last_line_may_end_in_any_way(tmp_path, end, skip):
+  source = tmp_path / "corpus.jsonl"
+  source.write_bytes("\n".join(cases.lines(3)).encode() + end)
+  corpus = passages.prepare(source, tmp_path / "p", skip_malformed=skip)
+  assert [corpus[i].id for i in range(3)] == ["0", "1", "2"]
+  corpus.verify()
+
+
+MALFORMED = [
+  "",
+  "{",
+  "[1]",
+  "null",
+  '{"id": "1"}',
+  '{"contents": "\\"T\\"\\nt"}',
+  '{"id": true, "contents": "\\"T\\"\\nt"}',
+  '{"id": "1", "contents": 3}',
+  '{"id": "1", "contents": "no title"}',
+  '{"id": "1", "contents": "\\"\\"\\ntext"}',
+  '{"id": "1", "contents": "\\"T\\"\\n  "}',
+  "[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("line", MALFORMED)
+def test_what_is_no_passage_is_named_by_its_line(tmp_path, line):
+  source = cases.write(tmp_path / "corpus.jsonl", extra=[line, *cases.lines(1)])
+  with pytest.raises(passages.CorpusError, match="line 21: .*expected") as e:
+    passages.prepare(source, tmp_path / "p")
+  assert "--skip_malformed" in str(e.value)
+  with pytest.raises(passages.CorpusError, match="no prepared corpus"):
+    passages.Corpus(tmp_path / "p")
+  corpus = passages.prepare(source, tmp_path / "p", skip_malformed=True)
+  assert (len(corpus), corpus.info["skipped"]) == (21, 1)
+  assert corpus[20].id == "0"
+  corpus.verify()
+
+
+def test_half_a_character_is_replaced(tmp_path):
+  source = tmp_path / "corpus.jsonl"
+  source.write_text(
+    '{"id": "1", "contents": "\\"T \\ud83d\\"\\nx \\ud83d\\ude00 y"}\n'
+  )
+  passage = passages.prepare(source, tmp_path / "p")[0]
+  assert passage.contents == '"T \ufffd"\nx \U0001f600 y'
+
+
+def test_a_corpus_that_is_cut_short_is_refused(tmp_path):
+  source = cases.write(tmp_path / "corpus.jsonl")
+  passages.prepare(source, tmp_path / "p")
+  os.truncate(source, source.stat().st_size - 5)
+  with pytest.raises(passages.CorpusError, match="is not the one that was ind"):
+    passages.Corpus(tmp_path / "p")
+
+
+def test_other_bytes_of_the_same_number_are_found_when_they_are_read(tmp_path):
+  source = cases.write(tmp_path / "corpus.jsonl")
+  corpus = passages.prepare(source, tmp_path / "p")
+  source.write_bytes(source.read_bytes().replace(b"n7 ", b"n8 "))
+  with pytest.raises(passages.CorpusError, match="SHA-256"):
+    corpus.verify()
+
+
+def test_a_compressed_file_that_is_cut_short_is_refused(tmp_path):
+  source = cases.write(tmp_path / "corpus.jsonl.gz", 500)
+  os.truncate(source, source.stat().st_size // 2)
+  with pytest.raises(passages.CorpusError, match="copy it again"):
+    passages.prepare(source, tmp_path / "p")
+
+
+def test_another_corpus_is_prepared_anew(tmp_path):
+  source = cases.write(tmp_path / "corpus.jsonl")
+  first = passages.prepare(source, tmp_path / "p").sha256
+  cases.write(source, 21)
+  second = passages.prepare(source, tmp_path / "p")
+  assert (len(second), second.sha256 == first) == (21, False)
+
+
+def test_no_passage_at_all_is_refused(tmp_path):
+  (tmp_path / "corpus.jsonl").write_text("")
+  with pytest.raises(passages.CorpusError, match="found no passage"):
+    passages.prepare(tmp_path / "corpus.jsonl", tmp_path / "p")
+  with pytest.raises(passages.CorpusError, match="found no file"):
+    passages.prepare(tmp_path / "other.jsonl", tmp_path / "p")
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path):
+  def peak(count):
+    source = cases.write(tmp_path / f"{count}.jsonl.gz", count)
+    tracemalloc.start()
+    corpus = passages.prepare(source, tmp_path / str(count))
+    assert corpus[count - 1].id == str(count - 1)
+    found = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return found
+
+  peak(10)
+  assert peak(20_000) < peak(2_000) + 1_000_000
+
+
+@hypothesis.given(
+  st.lists(
+    st.tuples(st.text(min_size=1), st.text(min_size=1)), min_size=1, max_size=5
+  )
+)
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_any_text_comes_back(tmp_path_factory, texts):
+  folder = tmp_path_factory.mktemp("any")
+  kept = [
+    {"id": i, "contents": f'"{t}"\n{x}'}
+    for i, (t, x) in enumerate(texts)
+    if f'"{t}"'.partition("\n")[0].strip().strip('"') and x.strip()
+  ]
+  hypothesis.assume(kept)
+  source = folder / "corpus.jsonl.gz"
+  with gzip.open(source, "wt") as file:
+    file.writelines(json.dumps(values) + "\n" for values in kept)
+  corpus = passages.prepare(source, folder / "p", skip_malformed=True)
+  assert [c for c in corpus.contents(0, len(corpus))] == [
+    v["contents"] for v in kept
+  ]
+
+
+def test_the_real_corpus_is_read_whole(tmp_path):
+  data = pathlib.Path(
+    os.environ.get(
+      "ANYSEARCH_DATA", pathlib.Path(__file__).parents[3] / "shared" / "data"
+    )
+  )
+  source = data / "corpus.jsonl.gz"
+  if not source.is_file():
+    pytest.skip(f"no corpus {source}; set ANYSEARCH_DATA to its folder")
+  corpus = passages.prepare(source, tmp_path)
+  assert len(corpus) == 32_641
+  assert [corpus[i].id for i in (0, 32_640)] == ["0", "32640"]

@@ -1,0 +1,366 @@
+"""Record and replay: what a run saw is what the log says, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import json
+import math
+import sqlite3
+import struct
+import uuid
+
+import hypothesis
+import pytest
+import recorded
+from hypothesis import strategies as st
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.environment import protocol
+from anysearch_jax.host.http import errors
+from anysearch_jax.rollout import searching
+from retrieval import lexical
+from retrieval.recording import recorder
+
+
+@pytest.fixture
+def path(tmp_path):
+  return tmp_path / "log" / "answers.sqlite"
+
+
+def bits(answers):
+  """Answers to the last bit."""
+  return [
+    [
+      [t.encode(errors="surrogatepass") for t in (p.id, p.title, p.text)]
+      + [struct.pack("<d", p.score)]
+      for p in answer
+    ]
+    for answer in answers
+  ]
+
+
+TEXT = st.text(
+  st.characters(codec=None) | st.sampled_from("\ud800\udfff\0\n\u2028"),
+  max_size=20,
+)
+
+
+class Given:
+  """Answers each query as it was told."""
+
+  def __init__(self, answers):
+    self.answers = answers
+
+  async def search_many(self, requests):
+    return [self.answers[r.query, r.k, r.corpus] for r in requests]
+
+
+@hypothesis.settings(
+  max_examples=40,
+  deadline=None,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+@hypothesis.given(
+  answers=st.dictionaries(
+    st.tuples(TEXT, st.integers(1, 5), TEXT),
+    st.lists(
+      st.builds(
+        types.Passage, TEXT, TEXT, TEXT, st.floats(width=32) | st.floats()
+      ),
+      max_size=4,
+    ),
+    max_size=6,
+  )
+)
+def test_what_was_recorded_is_replayed_to_the_last_bit(tmp_path, answers):
+  """Any text, lone surrogates too; NaN and minus zero; no passage at all."""
+  path = tmp_path / uuid.uuid4().hex
+  requests = [recorded.ask(*key) for key in answers]
+  with recorded.recording(Given(answers), path) as tested:
+    found = recorded.search(tested, *requests)
+    assert tested.counters["recorded"] == len(answers)
+  assert bits(found) == bits(answers.values())
+  with recorded.recording(None, path, mode="strict") as tested:
+    replayed = recorded.search(tested, *requests)
+    assert tested.counters["hits"] == len(answers)
+  assert bits(replayed) == bits(found)
+
+
+def test_an_episode_sees_the_same_bytes_without_retriever_or_corpus(path):
+  """Through the searcher of rollouts, as observations."""
+  corpus = {
+    "": [
+      types.Passage(str(i), f'"Title {i}"', f"river {i} delta" + " x" * i)
+      for i in range(20)
+    ]
+  }
+  retriever = lexical.LexicalRetriever(corpus)
+  queries = ["river", "delta 7", "title 3", "nothing known", "river"]
+
+  def observed(tested):
+    searcher = searching.Searcher(tested, config_lib.SearchConfig())
+
+    async def run():
+      return await asyncio.gather(
+        *(searcher.search(recorded.ask(q)) for q in queries)
+      )
+
+    return [protocol.observation(found) for found in asyncio.run(run())]
+
+  who = retriever.identity()
+  with recorded.recording(retriever, path, identity=who) as tested:
+    seen = observed(tested)
+  assert "river 0 delta" in seen[0]
+  with recorded.recording(None, path, mode="strict", identity=who) as tested:
+    assert observed(tested) == seen
+
+
+def test_modes_differ_in_whom_they_ask(path):
+  """The log first, the retriever first, or one of them only."""
+  source = recorded.Source()
+  with recorded.recording(source, path, mode="live") as tested:
+    assert recorded.search(tested, recorded.ask("a")) == [
+      recorded.truth(recorded.ask("a"))
+    ]
+  assert not path.exists()
+  for times in (1, 2):
+    with recorded.recording(source, path) as tested:
+      assert recorded.search(tested, recorded.ask("a")) == [
+        recorded.truth(recorded.ask("a"))
+      ]
+      assert tested.counters["recorded"] == (times == 1)
+      assert tested.counters["conflicts"] == 0
+  assert source.calls == [["a"]] * 3
+  source.calls.clear()
+  with recorded.recording(source, path, mode="replay") as tested:
+    asked = [recorded.ask(query) for query in ("b", "a", "c", "a")]
+    assert recorded.search(tested, *asked) == [
+      recorded.truth(request) for request in asked
+    ]
+    assert (tested.counters["hits"], tested.counters["misses"]) == (2, 2)
+  # What was missing went out as one call, and is there now.
+  assert source.calls == [["b", "c"]]
+  with recorded.recording(source, path, mode="strict") as tested:
+    assert recorded.search(tested, *asked) == [
+      recorded.truth(request) for request in asked
+    ]
+  assert source.calls == [["b", "c"]]
+
+
+def test_a_miss_names_what_was_asked(path):
+  with recorded.recording(recorded.Source(), path) as tested:
+    recorded.search(tested, recorded.ask("a"))
+  with recorded.recording(None, path, mode="strict") as tested:
+    hit, miss = recorded.search(
+      tested, recorded.ask("a"), recorded.ask("Who is it?", 7, "wiki")
+    )
+    assert hit == recorded.truth(recorded.ask("a"))
+    with pytest.raises(errors.MissError) as caught:
+      asyncio.run(tested.search(recorded.ask("Who is it?", 7, "wiki")))
+    assert str(caught.value) == str(miss)
+  for part in (
+    str(path),
+    "'Who is it?'",
+    "k=7",
+    "corpus 'wiki'",
+    'identity {"corpus":"abc","kind":"test"}',
+  ):
+    assert part in str(miss)
+
+
+@pytest.mark.parametrize(
+  "other",
+  [
+    recorded.ask("A"),
+    recorded.ask("a "),
+    recorded.ask("a", 2),
+    recorded.ask("a", corpus="x"),
+    recorded.ask(""),
+  ],
+  ids=str,
+)
+def test_every_part_of_a_question_counts(path, other):
+  with recorded.recording(recorded.Source(), path) as tested:
+    recorded.search(tested, recorded.ask("a"))
+  with recorded.recording(None, path, mode="strict") as tested:
+    (found,) = recorded.search(tested, other)
+    assert isinstance(found, errors.MissError)
+
+
+def test_answers_of_another_identity_are_not_found_and_named(path):
+  with recorded.recording(recorded.Source(), path) as tested:
+    recorded.search(tested, recorded.ask("a"))
+  other = recorded.WHO | {"corpus": "abd"}
+  with recorded.recording(None, path, mode="strict", identity=other) as tested:
+    (miss,) = recorded.search(tested, recorded.ask("a"))
+  assert '"corpus":"abd"' in str(miss)
+  assert 'It holds answers of {"corpus":"abc","kind":"test"} only' in str(miss)
+  # The order of keys is no difference.
+  same = dict(reversed(recorded.WHO.items()))
+  with recorded.recording(None, path, mode="strict", identity=same) as tested:
+    assert recorded.search(tested, recorded.ask("a")) == [
+      recorded.truth(recorded.ask("a"))
+    ]
+
+
+def test_without_a_retriever_the_only_identity_is_meant(path):
+  with recorded.recording(recorded.Source(), path) as tested:
+    recorded.search(tested, recorded.ask("a"))
+  with recorded.recording(None, path, mode="strict", identity=None) as tested:
+    assert tested.identity() == recorded.WHO
+    assert recorded.search(tested, recorded.ask("a")) == [
+      recorded.truth(recorded.ask("a"))
+    ]
+  with pytest.raises(ValueError, match="expected the retriever's"):
+    recorder.Recorder(recorded.Source(), path, mode="record")
+  with recorded.recording(
+    recorded.Source(), path, identity="another"
+  ) as tested:
+    recorded.search(tested, recorded.ask("a"))
+  with pytest.raises(ValueError, match='"kind":"test".*"another"'):
+    recorder.Recorder(None, path, mode="strict")
+
+
+def test_failures_are_answered_and_not_recorded(path):
+  source = recorded.Source()
+  with recorded.recording(source, path) as tested:
+    first, bad, last = recorded.search(
+      tested, recorded.ask("a"), recorded.ask("bad"), recorded.ask("b")
+    )
+    assert (first, last) == (
+      recorded.truth(recorded.ask("a")),
+      recorded.truth(recorded.ask("b")),
+    )
+    assert isinstance(bad, errors.RetrievalError)
+    assert tested.counters["failures"] == 1
+  with recorded.recording(None, path, mode="strict") as tested:
+    (miss,) = recorded.search(tested, recorded.ask("bad"))
+    assert isinstance(miss, errors.MissError)
+
+
+def test_a_retriever_that_raises_leaves_the_logs_answers(path):
+  with recorded.recording(recorded.Source(), path) as tested:
+    recorded.search(tested, recorded.ask("a"))
+
+  class Dead:
+    async def search_many(self, requests):
+      raise errors.RetrievalError("It is down.")
+
+  class Short:
+    async def search_many(self, requests):
+      return []
+
+  for retriever, sentence in ((Dead(), "down"), (Short(), "0 answers to 1")):
+    with recorded.recording(retriever, path, mode="replay") as tested:
+      hit, failed = recorded.search(
+        tested, recorded.ask("a"), recorded.ask("b")
+      )
+      assert hit == recorded.truth(recorded.ask("a"))
+      assert sentence in str(failed)
+
+
+def test_a_retriever_with_single_searches_is_recorded_too(path):
+  class One:
+    async def search(self, request):
+      if request.query == "bad":
+        raise errors.RetrievalError("No.")
+      return recorded.truth(request)
+
+  with recorded.recording(One(), path) as tested:
+    found = recorded.search(
+      tested, recorded.ask("a"), recorded.ask("bad"), recorded.ask("b")
+    )
+    assert isinstance(found[1], errors.RetrievalError)
+  with recorded.recording(None, path, mode="strict") as tested:
+    assert recorded.search(tested, recorded.ask("b"), recorded.ask("a")) == [
+      found[2],
+      found[0],
+    ]
+
+
+def test_the_first_answer_stays_and_another_is_counted(path):
+  """So that the log replays every run that was recorded with it."""
+  with recorded.recording(recorded.Source(), path) as tested:
+    recorded.search(tested, recorded.ask("a"), recorded.ask("b"))
+  with recorded.recording(recorded.Source("other text"), path) as tested:
+    assert recorded.search(tested, recorded.ask("a"), recorded.ask("c")) == [
+      recorded.truth(recorded.ask("a")),
+      recorded.truth(recorded.ask("c"), "other text"),
+    ]
+    assert tested.counters["conflicts"] == 1
+    assert tested.counters["recorded"] == 1
+  with recorded.recording(None, path, mode="strict") as tested:
+    assert recorded.search(tested, recorded.ask("a")) == [
+      recorded.truth(recorded.ask("a"))
+    ]
+
+
+def test_a_query_twice_in_one_call_has_one_answer(path):
+  class Fickle:
+    async def search_many(self, requests):
+      return [recorded.truth(r, f"take {i}") for i, r in enumerate(requests)]
+
+  with recorded.recording(Fickle(), path) as tested:
+    first, second = recorded.search(
+      tested, recorded.ask("a"), recorded.ask("a")
+    )
+    assert first == second == recorded.truth(recorded.ask("a"), "take 0")
+    assert tested.counters["conflicts"] == 1
+
+
+def test_a_passage_is_kept_once(path):
+  class Same:
+    async def search_many(self, requests):
+      return [recorded.truth(recorded.ask("always", 2))] * len(requests)
+
+  with recorded.recording(Same(), path) as tested:
+    recorded.search(tested, *(recorded.ask(str(i)) for i in range(50)))
+  with contextlib.closing(sqlite3.connect(path)) as database:
+    counts = [
+      database.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+      for table in ("answers", "passages", "identities")
+    ]
+  assert counts == [50, 2, 1]
+
+
+def test_loops_and_threads_share_a_recorder(path):
+  asked = [[recorded.ask(f"{i % 5}/{j}") for j in range(10)] for i in range(20)]
+  with recorded.recording(recorded.Source(), path, mode="replay") as tested:
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+      found = list(pool.map(lambda some: recorded.search(tested, *some), asked))
+    assert tested.counters["recorded"] == 50
+    assert tested.counters["hits"] + tested.counters["misses"] == 200
+    assert tested.counters["conflicts"] == 0
+  assert found == [[recorded.truth(r) for r in some] for some in asked]
+
+
+@pytest.mark.parametrize(
+  ("retriever", "mode", "sentence"),
+  [
+    (None, "record", "'record' needs a retriever; 'strict' needs none"),
+    (None, "live", "'live' needs a retriever"),
+    (recorded.Source(), "rewrite", "found 'rewrite', expected one of"),
+  ],
+)
+def test_settings_that_make_no_sense_are_refused(
+  path, retriever, mode, sentence
+):
+  with pytest.raises(ValueError, match=sentence):
+    recorder.Recorder(retriever, path, mode=mode, identity=recorded.WHO)
+  assert not path.exists()
+
+
+def test_an_identity_is_json(path):
+  with pytest.raises(ValueError):
+    recorder.Recorder(recorded.Source(), path, mode="record", identity=math.nan)
+  with recorded.recording(
+    recorded.Source(), path, identity={"ä": [1, None]}
+  ) as tested:
+    recorded.search(tested, recorded.ask("a"))
+    assert tested.identity() == {"ä": [1, None]}
+  with contextlib.closing(sqlite3.connect(path)) as database:
+    (row,) = database.execute("SELECT identity FROM identities")
+  assert json.loads(row[0]) == {"ä": [1, None]}

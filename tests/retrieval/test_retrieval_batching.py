@@ -1,0 +1,302 @@
+"""Queries of many requests in one search: who goes together, who fails alone.
+
+Searches are held where it matters what came while one ran; nothing waits for a
+clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import held_search
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from retrieval import passages
+from retrieval.service import batching
+
+
+def play(scenario, *, batch=8, queue=64, search=None):
+  """Runs `scenario(batcher, search)` in a loop; the search."""
+  search = search or held_search.HeldSearch()
+
+  async def main():
+    batcher = batching.Batcher(search.search, batch=batch, queue=queue)
+    try:
+      await asyncio.wait_for(scenario(batcher, search), 60)
+    finally:
+      search.free.set()
+      batcher.close()
+
+  asyncio.run(main())
+  return search
+
+
+async def hold(batcher, search):
+  """Has the thread busy with a search for "first"; its future."""
+  search.free.clear()
+  future = batcher.submit(["first"], 1)
+  await asyncio.to_thread(search.wait_for_call)
+  return future
+
+
+def test_a_request_alone_is_searched_at_once():
+  async def scenario(batcher, search):
+    future = batcher.submit(["a"], 2)
+    assert batcher.waiting == 1
+    await asyncio.sleep(0)
+    assert batcher.busy and batcher.waiting == 0
+    assert await future == [search.found("a", 2)]
+    assert not batcher.busy
+
+  assert play(scenario).calls == [(["a"], 2)]
+
+
+def test_what_comes_during_a_search_is_the_next_one():
+  async def scenario(batcher, search):
+    first = await hold(batcher, search)
+    futures = [batcher.submit([query], 1) for query in "bcd"]
+    await asyncio.sleep(0.02)
+    assert len(search.calls) == 1 and batcher.waiting == 3
+    search.free.set()
+    assert await first == [search.found("first", 1)]
+    assert await asyncio.gather(*futures) == [
+      [search.found(query, 1)] for query in "bcd"
+    ]
+
+  assert play(scenario).calls == [(["first"], 1), (["b", "c", "d"], 1)]
+
+
+def test_what_comes_in_one_round_of_the_loop_goes_together():
+  async def scenario(batcher, search):
+    await asyncio.gather(*(batcher.submit([query], 1) for query in "abc"))
+
+  assert play(scenario).calls == [(["a", "b", "c"], 1)]
+
+
+def test_a_request_larger_than_a_search_keeps_its_order():
+  async def scenario(batcher, search):
+    queries = list("abcdefgh")
+    large = batcher.submit(queries, 1)
+    small = batcher.submit(["z"], 1)
+    assert await large == [search.found(query, 1) for query in queries]
+    assert await small == [search.found("z", 1)]
+
+  assert [queries for queries, _ in play(scenario, batch=3).calls] == [
+    ["a", "b", "c"],
+    ["d", "e", "f"],
+    ["g", "h", "z"],
+  ]
+
+
+def test_equal_queries_are_asked_once_for_the_most_that_is_wanted():
+  async def scenario(batcher, search):
+    wants = [(["a", "a"], 2), (["a"], 5), (["b"], 1)]
+    futures = [batcher.submit(queries, k) for queries, k in wants]
+    for (queries, k), future in zip(wants, futures, strict=True):
+      assert await future == [search.found(query, k) for query in queries]
+
+  assert play(scenario).calls == [(["a", "b"], 5)]
+
+
+def test_equal_queries_take_one_place_in_a_search():
+  async def scenario(batcher, search):
+    await batcher.submit(["a", "b", "a", "b", "a", "c"], 1)
+
+  calls = play(scenario, batch=2).calls
+  assert [queries for queries, _ in calls] == [["a", "b"], ["c"]]
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+  st.lists(
+    st.tuples(
+      st.lists(st.sampled_from("abcdefg"), max_size=9), st.integers(1, 9)
+    ),
+    max_size=12,
+  ),
+  st.integers(1, 5),
+  st.data(),
+)
+def test_any_requests_get_what_each_alone_would(requests, batch, data):
+  async def scenario(batcher, search):
+    futures = []
+    for queries, k in requests:
+      futures.append(batcher.submit(queries, k))
+      if data.draw(st.booleans()):
+        await asyncio.sleep(0)
+    for (queries, k), future in zip(requests, futures, strict=True):
+      assert await future == [search.found(query, k) for query in queries]
+    assert batcher.waiting == 0
+
+  search = play(scenario, batch=batch, queue=200)
+  for queries, _ in search.calls:
+    assert 1 <= len(queries) <= batch and len(set(queries)) == len(queries)
+
+
+def test_a_full_queue_takes_nothing_and_says_how_long():
+  async def scenario(batcher, search):
+    first = await hold(batcher, search)
+    kept = batcher.submit(["a", "b", "c"], 1)
+    with pytest.raises(batching.FullError, match="3 queries wait") as error:
+      batcher.submit(["d", "e"], 1)
+    assert error.value.seconds >= 0 and batcher.waiting == 3
+    last = batcher.submit(["d"], 1)
+    search.free.set()
+    await asyncio.gather(first, kept, last)
+
+  calls = play(scenario, queue=4).calls
+  assert calls[1:] == [(["a", "b", "c", "d"], 1)]
+
+
+def test_a_full_queue_knows_its_searches_and_what_they_take():
+  async def scenario(batcher, search):
+    first = await hold(batcher, search)
+    await asyncio.sleep(0.05)
+    search.free.set()
+    await first
+    second = await hold(batcher, search)
+    waits = batcher.submit(["a", "b", "c"], 1)
+    with pytest.raises(batching.FullError) as error:
+      batcher.submit(["d"], 1)
+    # Two searches, each as long as the one that was measured.
+    assert error.value.seconds >= 2 * 0.05
+    search.free.set()
+    await asyncio.gather(second, waits)
+
+  play(scenario, batch=2, queue=3)
+
+
+def test_who_gives_up_gives_the_place_back_and_is_not_searched():
+  async def scenario(batcher, search):
+    first = await hold(batcher, search)
+    gone = batcher.submit(["a", "b"], 1)
+    with pytest.raises(batching.FullError):
+      batcher.submit(["c"], 1)
+    gone.cancel()
+    await asyncio.sleep(0)
+    assert batcher.waiting == 0
+    stays = batcher.submit(["c"], 1)
+    search.free.set()
+    await asyncio.gather(first, stays)
+
+  assert play(scenario, queue=2).calls == [(["first"], 1), (["c"], 1)]
+
+
+def test_the_rest_of_a_large_request_is_not_searched_for_nobody():
+  async def scenario(batcher, search):
+    search.free.clear()
+    large = batcher.submit(["a", "b", "c", "d"], 1)
+    await asyncio.to_thread(search.wait_for_call)
+    assert batcher.waiting == 2
+    large.cancel()
+    await asyncio.sleep(0)
+    assert batcher.waiting == 0
+    search.free.set()
+    await batcher.submit(["z"], 1)
+
+  calls = play(scenario, batch=2).calls
+  assert [queries for queries, _ in calls] == [["a", "b"], ["z"]]
+
+
+@pytest.mark.parametrize(
+  "wrong",
+  [
+    RuntimeError("index"),
+    MemoryError(),
+    StopIteration(),
+    SystemExit(3),
+    [],
+    None,
+    [[passages.Passage("0", "t", "x", math.nan)]] * 3,
+  ],
+  ids=repr,
+)
+def test_a_failing_query_fails_its_request_and_no_other(wrong):
+  async def scenario(batcher, search):
+    search.wrong["poison"] = wrong
+    futures = [batcher.submit([query], 1) for query in ("a", "poison", "b")]
+    found = await asyncio.gather(*futures, return_exceptions=True)
+    assert found[0] == [search.found("a", 1)]
+    assert found[2] == [search.found("b", 1)]
+    assert isinstance(found[1], batching.SearchError)
+    name = type(wrong).__name__
+    if isinstance(wrong, BaseException):
+      assert str(found[1]) == (
+        f"The search failed ({name}); the server's log says more."
+      )
+    assert await batcher.submit(["c"], 1) == [search.found("c", 1)]
+
+  play(scenario)
+
+
+def test_a_large_request_that_fails_ends_with_its_first_failing_search():
+  async def scenario(batcher, search):
+    search.wrong["b"] = ValueError()
+    with pytest.raises(batching.SearchError):
+      await batcher.submit(["a", "b", "c", "d", "e", "f"], 1)
+    assert batcher.waiting == 0
+    await batcher.submit(["z"], 1)
+
+  calls = [queries for queries, _ in play(scenario, batch=2).calls]
+  assert calls[0] == ["a", "b"] and calls[-1] == ["z"]
+  assert ["e", "f"] not in calls
+
+
+def test_those_that_nobody_waits_for_are_not_searched_again():
+  async def scenario(batcher, search):
+    search.wrong["poison"] = ValueError()
+    search.free.clear()
+    futures = [batcher.submit([query], 1) for query in ("a", "poison")]
+    await asyncio.to_thread(search.wait_for_call)
+    futures[0].cancel()
+    search.free.set()
+    with pytest.raises(batching.SearchError):
+      await futures[1]
+
+  calls = play(scenario).calls
+  assert calls == [(["a", "poison"], 1), (["poison"], 1)]
+
+
+def test_closing_ends_what_is_open_and_takes_no_more():
+  async def scenario(batcher, search):
+    running = await hold(batcher, search)
+    waiting = batcher.submit(["a"], 1)
+    batcher.close()
+    for future in (running, waiting):
+      with pytest.raises(batching.ClosedError):
+        await future
+    with pytest.raises(batching.ClosedError):
+      batcher.submit(["b"], 1)
+    await asyncio.sleep(0)
+    assert batcher.waiting == 0
+
+  assert play(scenario).calls == [(["first"], 1)]
+
+
+def test_a_request_without_queries_needs_no_search():
+  async def scenario(batcher, search):
+    assert await batcher.submit([], 3) == []
+
+  assert play(scenario).calls == []
+
+
+def test_searches_are_told_with_their_queries_and_seconds():
+  told = []
+  search = held_search.HeldSearch()
+
+  async def main():
+    batcher = batching.Batcher(
+      search.search,
+      batch=2,
+      queue=9,
+      on_search=lambda queries, seconds: told.append((queries, seconds)),
+    )
+    await batcher.submit(["a", "a", "b", "c"], 1)
+    batcher.close()
+
+  asyncio.run(main())
+  assert [queries for queries, _ in told] == [2, 1]
+  assert all(0 <= seconds < 60 for _, seconds in told)

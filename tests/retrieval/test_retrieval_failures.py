@@ -1,0 +1,303 @@
+"""The HTTP client of retrieval servers that are slow, busy, dying or dead."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import email.utils
+import json
+import threading
+import time
+
+import fake_retriever as fake
+import pytest
+
+from anysearch_jax.host.http import breaker, calls, errors, wire
+from retrieval.clients import client
+
+
+@pytest.fixture
+def connect():
+  with fake.clients() as start:
+    yield start
+
+
+@pytest.mark.parametrize(
+  "how", [fake.broken, *map(fake.status, (429, 502, 503, 504))]
+)
+def test_what_passes_is_tried_again_a_bounded_number_of_times(connect, how):
+  retriever = connect(fake.fails_first(2, how))
+  assert asyncio.run(retriever.search(fake.ask("a"))) == fake.truth(
+    fake.ask("a")
+  )
+  assert retriever.counters["retries"] == 2
+  assert retriever.counters["failures"] == 0
+  retriever = connect(fake.fails_first(3, how))
+  assert "tried 3 times" in fake.failure(retriever)
+  assert len(retriever.sent) == 3
+  assert retriever.counters["failures"] == 1
+
+
+@pytest.mark.parametrize("number", [301, 400, 401, 403, 404, 405, 422])
+def test_what_does_not_pass_is_asked_once(connect, number):
+  retriever = connect(
+    fake.status(number, '{"detail": "No."}', location="http://elsewhere.test")
+  )
+  assert fake.failure(retriever) == f"{fake.URL}/retrieve: HTTP {number}: No."
+  assert len(retriever.sent) == 1
+
+
+def test_a_busy_server_is_given_the_time_it_asks_for(connect):
+  retriever = connect(fake.fails_first(1, fake.status(429, retry_after="0.2")))
+  started = time.perf_counter()
+  asyncio.run(retriever.search(fake.ask("a")))
+  assert time.perf_counter() - started >= 0.2
+
+
+def test_nobody_waits_for_a_server_that_asks_for_more_than_there_is(connect):
+  retriever = connect(fake.status(503, "Later.", retry_after="3600"))
+  sentence = fake.failure(retriever)
+  assert "HTTP 503: Later. To wait for 3.6e+03 seconds more" in sentence
+  assert len(retriever.sent) == 1
+
+
+def test_the_time_to_wait_is_a_number_or_a_date():
+  assert wire.retry_after({"retry-after": "7"}) == 7
+  now = datetime.datetime.now(datetime.UTC)
+  later = email.utils.format_datetime(now + datetime.timedelta(minutes=1))
+  assert 50 < wire.retry_after({"retry-after": later}) <= 60
+  earlier = email.utils.format_datetime(now - datetime.timedelta(minutes=1))
+  for text in (earlier, "", "soon", "nan", "inf", "-3", "1e999"):
+    assert wire.retry_after({"retry-after": text}) == 0
+
+
+def test_a_slow_server_is_left_at_the_deadline(connect):
+  answered = []
+
+  async def handler(request):
+    await asyncio.sleep(30)
+    answered.append(request)
+
+  retriever = connect(
+    handler, patience=calls.Patience(deadline=0.1, concurrency=1), batch=1
+  )
+  first, second = fake.search(retriever, fake.ask("a"), fake.ask("b"))
+  assert "no whole answer within 0.1 seconds" in str(first)
+  assert "never its turn" in str(second)
+  assert not answered
+
+
+def test_who_stops_waiting_frees_the_server(connect):
+  cancelled = threading.Event()
+
+  async def handler(request):
+    if json.loads(request.content)["queries"] == ["slow"]:
+      try:
+        await asyncio.sleep(60)
+      except asyncio.CancelledError:
+        cancelled.set()
+        raise
+    return fake.search_r1(request)
+
+  retriever = connect(handler, patience=calls.Patience(concurrency=1))
+
+  async def give_up():
+    with pytest.raises(TimeoutError):
+      async with asyncio.timeout(0.05):
+        await retriever.search(fake.ask("slow"))
+    return await retriever.search(fake.ask("fast"))
+
+  assert asyncio.run(give_up()) == fake.truth(fake.ask("fast"))
+  assert cancelled.wait(60)
+  assert retriever.counters["failures"] == 0
+
+
+def test_closing_ends_searches_with_a_sentence(connect):
+  async def handler(request):
+    await asyncio.sleep(60)
+
+  retriever = connect(handler)
+
+  async def close():
+    waiting = asyncio.create_task(retriever.search(fake.ask("a")))
+    await asyncio.sleep(0.05)
+    await asyncio.to_thread(retriever.close)
+    return await waiting
+
+  with pytest.raises(errors.RetrievalError, match="was closed"):
+    asyncio.run(close())
+  assert "was closed" in fake.failure(retriever)
+
+
+async def _hang_in_the_body(writer):
+  writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+  await writer.drain()
+  await asyncio.sleep(60)
+
+
+async def _die_in_the_body(writer):
+  writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+  await writer.drain()
+
+
+async def _talk_nonsense(writer):
+  writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+  await writer.drain()
+
+
+async def _never_stop(writer):
+  writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+  with contextlib.suppress(ConnectionError):
+    while True:
+      writer.write(b"1000\r\n" + b"[" * 4096 + b"\r\n")
+      await writer.drain()
+
+
+@pytest.mark.parametrize(
+  ("talk", "tries", "sentence"),
+  [
+    (_hang_in_the_body, 1, "no whole answer within 0.5 seconds"),
+    (_die_in_the_body, 2, "tried 2 times, the last met RemoteProtocolError"),
+    (fake.die_at_once, 2, "tried 2 times, the last met RemoteProtocolError"),
+    (_talk_nonsense, 2, "tried 2 times, the last met RemoteProtocolError"),
+    (_never_stop, 1, "more than 100000 bytes"),
+  ],
+  ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_connection_that_goes_wrong_is_a_sentence(talk, tries, sentence):
+  with fake.listening(talk) as url:
+    retriever = client.HttpRetriever(
+      url,
+      largest=100_000,
+      patience=calls.Patience(deadline=0.5, retries=1, pause=0.001),
+    )
+    assert sentence in fake.failure(retriever)
+    assert retriever.counters["requests"] == tries
+    retriever.close()
+
+
+def test_a_server_that_is_not_there_is_named_with_what_to_do():
+  with fake.listening(fake.die_at_once) as url:
+    pass
+  retriever = client.HttpRetriever(url, patience=fake.QUICK)
+  sentence = fake.failure(retriever)
+  assert sentence.startswith(f"{url}/retrieve: tried 3 times")
+  assert "ConnectError" in sentence
+  assert sentence.endswith(
+    "Is a retriever running there (launch.serve_retriever)?"
+  )
+  retriever.close()
+
+
+class FineError(errors.RetrievalError):
+  pass
+
+
+def step(tested, error=None):
+  """Whether a call was let through; the call meets `error`."""
+  try:
+    with tested.call():
+      if error is not None:
+        raise error
+  except BaseException as met:
+    if met is not error:
+      assert isinstance(met, errors.RetrievalError)
+      return False
+  return True
+
+
+DOWN = errors.RetrievalError("It is down.")
+
+
+def test_a_breaker_lets_nobody_through_then_one():
+  clock = fake.Clock()
+  tested = breaker.Breaker(3, 10.0, unless=FineError, clock=clock)
+  for _ in range(3):
+    assert step(tested, DOWN)
+  assert not step(tested)
+  clock.now += 9.9
+  assert not step(tested)
+  clock.now += 0.2
+  with tested.call():
+    # The one that tries is still under way.
+    assert not step(tested)
+  assert step(tested)
+
+
+def test_a_breaker_waits_again_when_the_one_fails():
+  clock = fake.Clock()
+  tested = breaker.Breaker(2, 10.0, unless=FineError, clock=clock)
+  assert step(tested, DOWN)
+  assert step(tested, DOWN)
+  clock.now += 11
+  assert step(tested, DOWN)
+  assert not step(tested)
+  clock.now += 11
+  assert step(tested)
+  assert step(tested, DOWN)
+  assert step(tested)
+
+
+@pytest.mark.parametrize(
+  ("error", "is_alone"),
+  [
+    (None, False),
+    (FineError("Not this query."), False),
+    (asyncio.CancelledError(), True),
+    (KeyError("a bug"), True),
+  ],
+  ids=str,
+)
+def test_only_an_answer_counts_in_favour(error, is_alone):
+  """Who was cancelled learnt nothing, and the next may try."""
+  clock = fake.Clock()
+  tested = breaker.Breaker(1, 10.0, unless=FineError, clock=clock)
+  assert step(tested, DOWN)
+  clock.now += 11
+  assert step(tested, error)
+  with tested.call():
+    assert step(tested) is not is_alone
+
+
+def test_a_dead_server_is_left_alone_until_it_may_be_back(connect):
+  clock, alive = fake.Clock(), []
+
+  def handler(request):
+    return fake.search_r1(request) if alive else fake.broken(request)
+
+  patience = calls.Patience(retries=0, failures=3, cooldown=30.0)
+  retriever = connect(handler, patience=patience, clock=clock)
+  for _ in range(5):
+    sentence = fake.failure(retriever)
+  assert len(retriever.sent) == 3
+  assert sentence.startswith("3 calls in a row failed")
+  assert "in 30 seconds" in sentence
+  assert f"The last met: {fake.URL}/retrieve: tried 1 times" in sentence
+  alive.append(True)
+  assert "in a row" in fake.failure(retriever)
+  clock.now += 31
+  assert asyncio.run(retriever.search(fake.ask("a"))) == fake.truth(
+    fake.ask("a")
+  )
+
+
+@pytest.mark.parametrize(
+  ("handler", "tries"), [(fake.status(500), 2), (fake.status(200, "<html>"), 1)]
+)
+def test_a_server_that_fails_or_lies_is_left_alone_too(connect, handler, tries):
+  retriever = connect(
+    handler, patience=calls.Patience(retries=0, failures=2), clock=fake.Clock()
+  )
+  for _ in range(4):
+    fake.failure(retriever)
+  assert len(retriever.sent) == 2 * tries
+
+
+def test_a_server_that_refuses_queries_is_well(connect):
+  retriever = connect(
+    fake.status(422), patience=calls.Patience(failures=1), clock=fake.Clock()
+  )
+  for _ in range(3):
+    assert "HTTP 422" in fake.failure(retriever)
+  assert len(retriever.sent) == 3

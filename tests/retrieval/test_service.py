@@ -1,0 +1,245 @@
+"""The search service as clients meet it: answers, limits, faults, any bytes."""
+
+from __future__ import annotations
+
+import held_search
+import pytest
+import served
+
+from retrieval.service import dialects, limits
+
+ROUTES = list(dialects.ROUTES)
+
+
+def test_answers_come_in_the_order_of_the_queries_with_scores():
+  body = {"queries": ["b", "a", "b"], "topk": 2, "return_scores": True}
+  result = served.ask(body).json()["result"]
+  assert [[item["document"]["text"] for item in some] for some in result] == [
+    ["about b"] * 2,
+    ["about a"] * 2,
+    ["about b"] * 2,
+  ]
+  assert [item["score"] for item in result[0]] == [1.0, 0.5]
+
+
+def test_fewer_than_k_passages_are_not_padded():
+  search = held_search.HeldSearch(count=2)
+  response = served.ask({"queries": ["a"], "topk": 50}, search=search)
+  assert [each["id"] for each in response.json()["result"][0]] == ["0", "1"]
+
+
+@pytest.mark.parametrize("topk", [{}, {"topk": None}, {"topk": 0}])
+def test_the_server_says_how_many_where_the_request_does_not(topk):
+  response = served.ask({"queries": ["a"]} | topk, topk=4)
+  assert len(response.json()["result"][0]) == 4
+
+
+@pytest.mark.parametrize("topk", [-1, 6, 10**12])
+def test_counts_beyond_the_limit_are_refused(topk):
+  served.refused(
+    served.ask({"queries": ["a"], "topk": topk}, max_topk=5), 422, "1 to 5"
+  )
+
+
+def test_the_limit_itself_is_allowed():
+  response = served.ask(
+    {"queries": ["abc", "abc"], "topk": 5},
+    **{"max_topk": 5, "queries": 2, "characters": 3, "queue": 2},
+  )
+  assert response.status_code == 200
+
+
+def test_too_many_queries_and_too_long_ones_are_refused():
+  served.refused(
+    served.ask({"queries": ["a"] * 3}, queries=2), 422, "3 queries, expected"
+  )
+  served.refused(
+    served.ask({"queries": ["a", "b" * 9]}, characters=8, long="reject"),
+    422,
+    "Query 1 has 9",
+  )
+
+
+def test_the_beginning_of_a_long_query_is_searched_and_counted():
+  async def scenario(client, search):
+    body = {"queries": ["abcde", "abc", " " * 4 + "b"], "topk": 1}
+    result = (await client.post("/retrieve", json=body)).json()["result"]
+    assert [some and some[0]["text"] for some in result] == [
+      "about abc",
+      "about abc",
+      [],
+    ]
+    return (await client.get("/metrics")).text.splitlines()
+
+  lines = served.play(scenario, characters=3)
+  assert "retrieval_cut_queries_total 2.0" in lines
+  assert "retrieval_blank_queries_total 1.0" in lines
+
+
+def test_a_request_for_too_many_passages_in_all_is_refused():
+  settings = {"max_topk": 4, "passages": 8}
+  two = served.ask({"queries": ["a"] * 2, "topk": 4}, **settings)
+  assert two.status_code == 200
+  three = served.ask({"queries": ["a"] * 3, "topk": 4}, **settings)
+  served.refused(
+    three, 422, "3 queries for 4 passages each, expected at most 8"
+  )
+  served.refused(served.ask({"queries": ["a"] * 3}, **settings), 422, "3 pass")
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\n\t\u2003"])
+def test_a_blank_query_is_an_error_or_has_no_passages(blank):
+  body = {"queries": ["a", blank, "b"]}
+  refusing = served.ask(body, blank="reject")
+  served.refused(refusing, 422, "Query 1 is blank")
+  result = served.ask(body).json()["result"]
+  assert [len(some) for some in result] == [3, 0, 3]
+  alone = served.ask({"query": blank}, route="/search", blank="empty")
+  assert alone.json() == []
+
+
+def test_blank_queries_are_not_searched():
+  search = held_search.HeldSearch()
+  served.ask({"queries": [" ", "a", ""]}, blank="empty", search=search)
+  served.ask({"queries": [" "]}, blank="empty", search=search)
+  assert search.calls == [(["a"], 3)]
+
+
+def test_a_large_body_is_refused_before_it_is_read():
+  sent = []
+
+  async def scenario(client, search):
+    async def chunks():
+      for _ in range(1000):
+        sent.append(1)
+        yield b" " * 100
+
+    served.refused(
+      await client.post("/retrieve", content=chunks()), 413, "250 bytes"
+    )
+    assert len(sent) == 3
+    whole = b" " * 251
+    served.refused(
+      await client.post("/retrieve", content=whole), 413, "250 bytes"
+    )
+    # What the header says counts, without a byte of the body.
+    response = await client.post(
+      "/retrieve", content=chunks(), headers={"content-length": "251"}
+    )
+    served.refused(response, 413, "250 bytes")
+    assert len(sent) == 3
+
+  served.play(scenario, body=250)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"{}", b"NaN"])
+def test_what_is_no_request_is_refused(route, body):
+  served.refused(served.ask(body, route=route), 422, "xpected ")
+
+
+def test_only_who_has_the_token_searches_and_reads_metrics():
+  async def scenario(client, search):
+    for header in (
+      None,
+      "",
+      "secret",
+      "Bearer",
+      "Bearer wrong",
+      "Bearer secre",
+      "Bearer secret ",
+      "Basic secret",
+      "Bearer s\u00e9cret".encode("latin-1"),
+    ):
+      headers = {} if header is None else {"authorization": header}
+      for route in ROUTES:
+        # The body is not looked at before the token is.
+        response = await client.post(route, content=b"{", headers=headers)
+        served.refused(response, 401, "Found no token")
+        assert response.headers["www-authenticate"] == "Bearer"
+      response = await client.get("/metrics", headers=headers)
+      served.refused(response, 401, "Found no token")
+    assert (await client.get("/health")).status_code == 200
+    right = {"authorization": "Bearer secret"}
+    assert (await client.get("/metrics", headers=right)).status_code == 200
+    # The scheme is spelled either way.
+    right = {"authorization": "bearer secret"}
+    return await client.post(
+      "/retrieve", json={"queries": ["a"]}, headers=right
+    )
+
+  assert served.play(scenario, token="secret").status_code == 200
+
+
+def test_health_says_what_answers_come_from():
+  async def scenario(client, search):
+    return await client.get("/health")
+
+  response = served.play(scenario, topk=5, max_topk=20)
+  assert (response.status_code, response.json()) == (
+    200,
+    {
+      "status": "ok",
+      "passages": 7,
+      "identity": held_search.HeldSearch.identity,
+      "topk": 5,
+      "max_topk": 20,
+    },
+  )
+
+
+def test_metrics_count_requests_queries_and_searches():
+  async def scenario(client, search):
+    await client.post("/retrieve", json={"queries": ["a", "b", "a"]})
+    await client.post("/search", json={"query": "a"})
+    await client.post("/batch_search", content=b"{")
+    response = await client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    return response.text.splitlines()
+
+  lines = served.play(scenario)
+  for line in (
+    'retrieval_requests_total{route="/retrieve",status="200"} 1.0',
+    'retrieval_requests_total{route="/search",status="200"} 1.0',
+    'retrieval_requests_total{route="/batch_search",status="422"} 1.0',
+    'retrieval_request_seconds_count{route="/retrieve"} 1.0',
+    "retrieval_queries_total 4.0",
+    "retrieval_search_queries_sum 3.0",
+    "retrieval_search_queries_count 2.0",
+    "retrieval_search_seconds_count 2.0",
+    "retrieval_waiting_queries 0.0",
+  ):
+    assert line in lines
+
+
+def test_two_services_of_one_process_count_for_themselves():
+  async def scenario(client, search):
+    await client.post("/retrieve", json={"queries": ["a"]})
+    return (await client.get("/metrics")).text
+
+  for _ in range(2):
+    assert "retrieval_queries_total 1.0" in served.play(scenario)
+
+
+def test_the_schema_shows_the_routes():
+  async def scenario(client, search):
+    return (await client.get("/openapi.json")).json()["paths"]
+
+  assert set(served.play(scenario)) == {*ROUTES, "/health", "/metrics"}
+
+
+@pytest.mark.parametrize(
+  "values, sentence",
+  [
+    ({"topk": 0}, "topk: found 0, expected more"),
+    ({"topk": 9, "max_topk": 8}, "max_topk: found 8"),
+    ({"max_topk": 9, "passages": 8}, "passages: found 8, expected max_topk"),
+    ({"queries": 9, "queue": 8}, "queue: found 8, expected 9"),
+    ({"deadline": float("nan")}, "deadline: found nan"),
+    ({"blank": "drop"}, "blank: found 'drop'"),
+    ({"long": "drop"}, "long: found 'drop', expected 'reject' or 'cut'"),
+  ],
+)
+def test_limits_that_no_service_can_have(values, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    limits.Limits(**values)

@@ -1,0 +1,330 @@
+"""Live web search, over exchanges in the shapes that the services document.
+
+`data/web/*.json` holds them: invented texts, and what is to be made of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import pathlib
+
+import httpx2
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from anysearch_jax import types
+from anysearch_jax.host.http import calls, errors
+from retrieval import passages
+from retrieval.clients import web
+
+_DATA = pathlib.Path(__file__).parents[1] / "golden" / "web"
+_KEYS = {
+  "serper": ("SERPER_API_KEY", "x-api-key"),
+  "google": ("GOOGLE_API_KEY", "x-goog-api-key"),
+  "brave": ("BRAVE_API_KEY", "x-subscription-token"),
+}
+EXCHANGES = [
+  pytest.param(kind, exchange, id=f"{kind}: {exchange['name']}")
+  for kind in _KEYS
+  for exchange in json.loads((_DATA / f"{kind}.json").read_text())
+]
+QUICK = calls.Patience(deadline=10.0, retries=1, pause=0.001, failures=1000)
+KEY = "k3y-of-nobody"
+
+
+def ask(query, k=3, corpus=""):
+  return types.SearchRequest(query, k, corpus)
+
+
+@pytest.fixture
+def connect(monkeypatch):
+  """Retrievers of a handler; each has `.sent`."""
+  made = []
+
+  def start(kind, handler, *, patience=QUICK, **settings):
+    variable, _ = _KEYS[kind]
+    monkeypatch.setenv(settings.get("key_variable") or variable, KEY)
+    sent = []
+
+    def answer(request):
+      sent.append(request)
+      return handler(request)
+
+    engine = "0123456789abcdef0" if kind == "google" else ""
+    made.append(
+      web.WebRetriever(
+        kind,
+        price=0.005,
+        engine=engine,
+        patience=patience,
+        transport=httpx2.MockTransport(answer),
+        **settings,
+      )
+    )
+    made[-1].sent = sent
+    return made[-1]
+
+  yield start
+  for each in made:
+    each.close()
+
+
+def response(reply):
+  return httpx2.Response(
+    reply["status"],
+    headers=reply["headers"],
+    content=json.dumps(reply["body"]).encode(),
+  )
+
+
+def said(request):
+  """A request as the exchanges word it."""
+  return {
+    "method": request.method,
+    "url": str(request.url.copy_with(query=None)),
+    "params": dict(request.url.params),
+    "body": json.loads(request.content) if request.content else None,
+  }
+
+
+def body(value, status=200):
+  return lambda request: httpx2.Response(
+    status, content=json.dumps(value).encode()
+  )
+
+
+@pytest.mark.parametrize(("kind", "exchange"), EXCHANGES)
+def test_an_exchange_is_asked_and_understood(connect, kind, exchange):
+  retriever = connect(kind, lambda request: response(exchange["reply"]))
+  request = ask(exchange["query"], exchange["k"])
+  if "passages" in exchange:
+    found = asyncio.run(retriever.search(request))
+    assert found == tuple(
+      passages.Passage(*texts) for texts in exchange["passages"]
+    )
+    assert retriever.counters["cost"] == 0.005
+  else:
+    with pytest.raises(web.AccountError, match=exchange["account_error"]):
+      asyncio.run(retriever.search(request))
+    assert retriever.counters["cost"] == 0
+  assert said(retriever.sent[0]) == exchange["request"]
+  for sent in retriever.sent:
+    assert sent.headers[_KEYS[kind][1]] == KEY
+    assert KEY not in str(sent.url)
+
+
+@pytest.mark.parametrize("kind", _KEYS)
+def test_many_searches_are_a_call_each_and_fail_alone(connect, kind):
+  exchange = json.loads((_DATA / f"{kind}.json").read_text())[0]
+
+  def handler(request):
+    if b"broken" in request.content + request.url.query:
+      return httpx2.Response(500, text="Oops.")
+    return response(exchange["reply"])
+
+  retriever = connect(kind, handler)
+  found = asyncio.run(
+    retriever.search_many([ask("a"), ask("broken"), ask("b", 1)])
+  )
+  assert [len(answer) for answer in (found[0], found[2])] == [
+    len(exchange["passages"]),
+    1,
+  ]
+  assert isinstance(found[1], errors.RetrievalError)
+  assert "HTTP 500: Oops." in str(found[1])
+  assert retriever.counters["queries"] == 3
+  assert retriever.counters["requests"] == 4
+  assert retriever.counters["retries"] == 1
+  assert retriever.counters["failures"] == 1
+  assert retriever.counters["cost"] == pytest.approx(0.01)
+
+
+def test_a_blank_query_finds_nothing_and_costs_nothing(connect):
+  retriever = connect("serper", body({}))
+  assert asyncio.run(retriever.search(ask(" \n\0 "))) == ()
+  assert retriever.sent == []
+  assert asyncio.run(retriever.search_many([])) == []
+
+
+def test_a_query_is_cut_to_what_brave_takes(connect):
+  retriever = connect("brave", body({"type": "search"}))
+  asyncio.run(retriever.search(ask("w " * 60)))
+  asyncio.run(retriever.search(ask("x" * 500)))
+  words, letters = (request.url.params["q"] for request in retriever.sent)
+  assert words == " ".join(["w"] * 50)
+  assert letters == "x" * 400
+
+
+@pytest.mark.parametrize("kind", _KEYS)
+def test_half_a_surrogate_pair_does_not_stop_a_search(connect, kind):
+  retriever = connect(kind, body({}))
+  with pytest.raises(errors.RetrievalError, match="expected a list at"):
+    asyncio.run(retriever.search(ask("a\ud83db")))
+  sent = said(retriever.sent[0])
+  assert (sent["body"] or sent["params"])["q"] == "ab"
+
+
+@pytest.mark.parametrize("kind", _KEYS)
+@pytest.mark.parametrize(
+  ("reply", "sentence"),
+  [
+    ([], r"found \[\], expected a list at (organic|items|web.results)"),
+    ({"results": []}, "expected a list at"),
+    ({"organic": {}, "items": 3, "web": {"results": "x"}}, "expected a list"),
+    (
+      {"organic": [{"t": 1}], "items": [None], "web": {"results": [{}]}},
+      "none of 1 results has the texts",
+    ),
+  ],
+  ids=str,
+)
+def test_another_shape_is_an_error_and_not_nothing_found(
+  connect, kind, reply, sentence
+):
+  retriever = connect(kind, body(reply))
+  with pytest.raises(errors.RetrievalError, match=sentence):
+    asyncio.run(retriever.search(ask("a")))
+  # It was answered, so it is paid for.
+  assert retriever.counters["cost"] == 0.005
+
+
+def test_a_redirect_is_not_followed(connect):
+  """Whoever answers cannot send requests, or the key, elsewhere."""
+  inside = "http://169.254.169.254/latest/meta-data"
+  retriever = connect(
+    "brave",
+    lambda request: httpx2.Response(302, headers={"location": inside}),
+  )
+  with pytest.raises(errors.RetrievalError, match="HTTP 302"):
+    asyncio.run(retriever.search(ask("a")))
+  assert [request.url.host for request in retriever.sent] == [
+    "api.search.brave.com"
+  ]
+
+
+def test_a_busy_service_is_tried_again(connect):
+  exchange = json.loads((_DATA / "brave.json").read_text())
+  replies = [exchange[2]["reply"], exchange[0]["reply"]]
+  retriever = connect("brave", lambda request: response(replies.pop(0)))
+  assert len(asyncio.run(retriever.search(ask("a")))) == 2
+  assert retriever.counters["retries"] == 1
+  # Who turns a search away takes nothing for it.
+  assert retriever.counters["cost"] == 0.005
+
+
+@pytest.mark.parametrize("kind", _KEYS)
+def test_the_key_is_shown_nowhere(connect, kind, caplog):
+  caplog.set_level(logging.DEBUG)
+  retriever = connect(kind, body({"message": f"Bad key {KEY}"}, status=403))
+  with pytest.raises(web.AccountError, match="Bad key") as caught:
+    asyncio.run(retriever.search(ask("a")))
+  assert caught.value.__cause__ is None
+  shown = str(caught.value) + repr(caught.value) + repr(retriever)
+  assert caplog.records
+  assert KEY not in shown + caplog.text + json.dumps(retriever.identity())
+
+
+@pytest.mark.parametrize("kind", _KEYS)
+def test_a_key_that_is_not_there_is_named(monkeypatch, kind):
+  variable, _ = _KEYS[kind]
+  monkeypatch.delenv(variable, raising=False)
+  with pytest.raises(ValueError, match=f"{variable} is not set"):
+    web.WebRetriever(kind, price=0, engine="x" if kind == "google" else "")
+
+
+def test_another_variable_may_hold_the_key(connect):
+  retriever = connect(
+    "serper", body({"organic": []}), key_variable="MY_OWN_KEY"
+  )
+  assert asyncio.run(retriever.search(ask("a"))) == ()
+
+
+@pytest.mark.parametrize(
+  ("kind", "settings", "sentence"),
+  [
+    ("bing", {"price": 0}, "found 'bing', expected one of serper, google"),
+    ("google", {"price": 0}, "expected the id of a search engine"),
+    ("brave", {"price": 0, "engine": "x"}, "and none for others"),
+    ("brave", {"price": -1}, "price: found -1"),
+    ("brave", {"price": float("nan")}, "price: found nan"),
+  ],
+)
+def test_settings_that_make_no_sense_are_refused(kind, settings, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    web.WebRetriever(kind, **settings)
+
+
+def test_the_web_is_one_corpus(connect):
+  retriever = connect("serper", body({"organic": []}), corpus="web")
+  asyncio.run(retriever.search(ask("a", corpus="web")))
+  with pytest.raises(ValueError, match="'wiki'"):
+    asyncio.run(retriever.search(ask("a", corpus="wiki")))
+
+
+def test_an_identity_tells_services_and_engines_apart(connect):
+  found = [connect(kind, body({})).identity() for kind in _KEYS]
+  assert found == [
+    {"kind": "web", "service": "serper"},
+    {"kind": "web", "service": "google", "engine": "0123456789abcdef0"},
+    {"kind": "web", "service": "brave"},
+  ]
+
+
+RESULTS = st.lists(
+  st.fixed_dictionaries(
+    {},
+    optional={
+      "title": st.text() | st.none() | st.sampled_from(["a\ud800", "<b>x</b>"]),
+      "url": st.just("https://a.example/") | st.text() | st.integers(),
+      "description": st.text() | st.lists(st.text()),
+    },
+  ),
+  max_size=4,
+)
+
+
+@hypothesis.settings(
+  max_examples=100,
+  deadline=None,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+@hypothesis.given(results=RESULTS)
+def test_no_results_whatever_yield_what_passages_are_not(connect, results):
+  """Lines of text that can be encoded, and addresses of pages."""
+  retriever = connect("brave", body({"web": {"results": results}}))
+  (found,) = asyncio.run(retriever.search_many([ask("a", 2)]))
+  retriever.close()
+  if isinstance(found, Exception):
+    assert isinstance(found, errors.RetrievalError)
+    return
+  assert len(found) <= 2
+  for passage in found:
+    assert passage.id.startswith(("http://", "https://"))
+    assert passage.title.startswith('"') and passage.title.endswith('"')
+    for text in (passage.id, passage.title, passage.text):
+      text.encode()
+      assert text == " ".join(text.split()) != ""
+
+
+def test_a_query_that_breaks_the_service_keeps_no_other_from_it(connect):
+  exchange = json.loads((_DATA / "serper.json").read_text())[0]
+
+  def handler(request):
+    if b"broken" in request.content:
+      return httpx2.Response(500, text="Oops.")
+    return response(exchange["reply"])
+
+  patience = calls.Patience(retries=0, failures=2, pause=0.001)
+  retriever = connect("serper", handler, patience=patience)
+  for _ in range(9):
+    with pytest.raises(errors.RetrievalError, match="HTTP 500: Oops."):
+      asyncio.run(retriever.search(ask("broken")))
+  assert asyncio.run(retriever.search(ask("a")))
+  # Different ones are the service's fault.
+  for i in range(3):
+    with pytest.raises(errors.RetrievalError) as caught:
+      asyncio.run(retriever.search(ask(f"broken {i}")))
+  assert "2 calls in a row failed" in str(caught.value)

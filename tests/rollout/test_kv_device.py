@@ -1,0 +1,45 @@
+"""Calls of an engine's devices: in order, and no hold on the process."""
+
+from __future__ import annotations
+
+import gc
+import pathlib
+import subprocess
+import sys
+import threading
+
+import small_engine
+
+_HANGS = """
+import queue, threading, time
+from anysearch_jax.rollout import kv_device
+calls = queue.SimpleQueue()
+threading.Thread(target=kv_device._serve, args=(calls,), daemon=True).start()
+import concurrent.futures
+future = concurrent.futures.Future()
+calls.put((future, lambda: time.sleep(3600)))
+while not future.running():
+  time.sleep(0.01)
+print("leaves")
+"""
+
+
+def test_a_call_that_hangs_does_not_hold_the_process():
+  done = subprocess.run(
+    [sys.executable, "-c", _HANGS],
+    cwd=pathlib.Path(__file__).parents[3],
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  assert (done.returncode, done.stdout) == (0, "leaves\n"), done.stderr
+
+
+def test_an_engine_that_is_gone_leaves_no_thread():
+  before = set(threading.enumerate())
+  engine = small_engine.engine(small_engine.params())
+  (thread,) = set(threading.enumerate()) - before
+  del engine
+  gc.collect()
+  thread.join(10)
+  assert not thread.is_alive()

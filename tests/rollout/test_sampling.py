@@ -1,0 +1,108 @@
+"""Sampling one token: frequencies, restrictions, log-probs, addresses."""
+
+from __future__ import annotations
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import parameterized
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.rollout.jax_engine import sampling
+
+P = np.array([0.4, 0.05, 0.3, 0.1, 0.15])
+LOGITS = jnp.log(jnp.asarray(P, jnp.float32)) + 3.0
+DRAWS = 20_000
+
+
+def draw(**kwargs):
+  """Counts of each token over many keys, and the log-prob of each draw."""
+  config = config_lib.SamplingConfig(**kwargs)
+  keys = jax.random.split(jax.random.key(0), DRAWS)
+  tokens, logps = jax.jit(
+    jax.vmap(functools.partial(sampling.sample, config=config), (None, 0))
+  )(LOGITS, keys)
+  return np.bincount(tokens, minlength=len(P)), np.asarray(tokens), logps
+
+
+def assert_frequencies(counts, p):
+  """Each count within five standard deviations of its expectation."""
+  deviation = np.sqrt(DRAWS * p * (1 - p))
+  assert (np.abs(counts - DRAWS * p) <= 5 * deviation).all(), counts
+
+
+def powered(p, exponent):
+  p = p**exponent
+  return p / p.sum()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_frequencies_and_logps_are_those_of_the_tempered_softmax(temperature):
+  counts, tokens, logps = draw(temperature=temperature)
+  p = powered(P, 1 / temperature)
+  assert_frequencies(counts, p)
+  np.testing.assert_allclose(logps, np.log(p)[tokens], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("kwargs", "kept"),
+  [
+    ({"top_k": 2}, [0, 2]),
+    ({"top_p": 0.6}, [0, 2]),  # 0.4 < 0.6, so the next one is needed too.
+    ({"top_p": 0.8}, [0, 2, 4]),
+    ({"top_k": 3, "top_p": 0.5}, [0, 2]),  # 0.4 / 0.85 < 0.5.
+  ],
+)
+def test_restrictions_keep_the_likeliest_and_logps_ignore_them(kwargs, kept):
+  counts, tokens, logps = draw(**kwargs)
+  p = np.zeros_like(P)
+  p[kept] = P[kept] / P[kept].sum()
+  assert_frequencies(counts, p)
+  np.testing.assert_allclose(logps, np.log(P)[tokens], atol=1e-6)
+
+
+def test_temperature_zero_is_greedy_with_logps_at_temperature_one():
+  counts, _, logps = draw(temperature=0.0)
+  assert counts[0] == DRAWS
+  np.testing.assert_allclose(logps, np.log(P[0]), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  "kwargs",
+  [{"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 5}, {"temperature": -1.0}],
+)
+def test_training_refuses_what_changes_the_distribution(kwargs):
+  with pytest.raises(ValueError, match="training needs temperature > 0"):
+    sampling.validate_training(config_lib.SamplingConfig(**kwargs))
+
+
+def test_training_takes_any_positive_temperature():
+  sampling.validate_training(config_lib.SamplingConfig(temperature=0.7))
+
+
+class AddressKeyTest(chex.TestCase, parameterized.TestCase):
+  @chex.variants(with_jit=True, without_jit=True)
+  @parameterized.parameters(((),), ((5,),), ((3, 1, 4, 1, 5),))
+  def test_is_successive_fold_ins(self, address):
+    seed = jax.random.key(7)
+    expected = seed
+    for part in address:
+      expected = jax.random.fold_in(expected, part)
+    found = self.variant(sampling.address_key)(
+      seed, jnp.asarray(address, jnp.uint32)
+    )
+    np.testing.assert_array_equal(
+      jax.random.key_data(found), jax.random.key_data(expected)
+    )
+
+  def test_order_matters(self):
+    def key(*address):
+      seed = jax.random.key(7)
+      out = sampling.address_key(seed, jnp.asarray(address, jnp.uint32))
+      return tuple(np.asarray(jax.random.key_data(out)).tolist())
+
+    assert len({key(1, 2), key(2, 1), key(1, 2, 0), key(1)}) == 4

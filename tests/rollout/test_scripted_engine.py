@@ -1,0 +1,46 @@
+"""Turns that a function writes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import scripted as peer
+
+from anysearch_jax import types
+from anysearch_jax.environment import protocol
+from anysearch_jax.rollout import scripted
+
+
+@pytest.mark.parametrize(
+  ("said", "most", "text", "finish"),
+  [
+    ("<search>q</search> more", 99, "<search>q</search>", types.Finish.STOP),
+    ("no tag", 99, "no tag", types.Finish.END_OF_TURN),
+    ("<search>q</search>", 4, "<sea", types.Finish.LENGTH),
+    ("no tag", 6, "no tag", types.Finish.LENGTH),
+  ],
+)
+def test_a_turn_ends_as_an_engine_ends_it(said, most, text, finish):
+  asked = []
+
+  def say(request, context):
+    asked.append((request, context))
+    return said
+
+  engine = scripted.ScriptedEngine(say, peer.CODEC)
+  request = types.GenerateRequest(
+    types.Address(0, 1, 2),
+    0,
+    tuple(peer.CODEC.encode("the context")),
+    most,
+    protocol.STOPS,
+  )
+  found = asyncio.run(engine.generate(request))
+  assert asked == [(request, "the context")]
+  assert (found.text, found.finish) == (text, finish)
+  assert peer.CODEC.decode(found.token_ids) == text
+  ended = found.token_ids[-1] == peer.END_ID
+  assert ended == (finish is types.Finish.END_OF_TURN)
+  assert len(found.token_ids) == len(found.logps) == len(found.versions)
+  assert engine.counters["sampled_tokens"] == len(found.token_ids)

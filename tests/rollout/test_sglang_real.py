@@ -1,0 +1,380 @@
+"""The SGLang engine against a server that runs; skips where there is none.
+
+A server on a small model does, on a CPU too, with float32 weights:
+
+    python -m tests.sglang_chains MODEL_DIR TOKENIZER_DIR
+    python -m sglang.launch_server --model-path MODEL_DIR --dtype float32 ...
+    ANYSEARCH_SGLANG_URL=http://127.0.0.1:30000 pytest \\
+        tests/rollout/test_sglang_real.py
+
+The first command makes the model, of random weights and a real tokenizer. The
+server is this process's own meanwhile. With ANYSEARCH_SGLANG_RECORD=1 the
+exchanges in `tests/golden/sglang` are written anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import pathlib
+import socket
+
+import httpx2
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sglang_chains
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.policy import decoder, hf
+from anysearch_jax.rollout.sglang import engine as sglang
+from anysearch_jax.rollout.sglang import server as sglang_server
+from anysearch_jax.rollout.sglang import weights as sglang_weights
+
+_URL = os.environ.get("ANYSEARCH_SGLANG_URL", "")
+_DATA = pathlib.Path(__file__).parents[1] / "golden" / "sglang"
+_KEPT = ("version", "weight_version", "context_length", "max_req_input_len")
+if not _URL:
+  pytest.skip(
+    "no SGLang server; set ANYSEARCH_SGLANG_URL to one that was started as "
+    "tests/rollout/test_sglang_real.py says",
+    allow_module_level=True,
+  )
+
+
+@pytest.fixture(scope="module")
+def policy():
+  """The server's model, as its folder has it."""
+  info = httpx2.get(f"{_URL}/model_info", trust_env=False).json()
+  return hf.load(info["tokenizer_path"])
+
+
+@pytest.fixture(scope="module")
+def random_params(policy):
+  """Two sets of weights that differ, far from a flat distribution."""
+
+  def make(seed):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+      lambda p: p + 0.1 * jnp.asarray(rng.normal(size=p.shape), p.dtype),
+      policy.params,
+    )
+
+  return make(1), make(2)
+
+
+@pytest.fixture
+def make_engine(policy):
+  engines = []
+
+  def make(params, *, temperature=1.0, dtype=jnp.float32, **config):
+    engines.append(
+      sglang.SglangEngine(
+        policy._replace(params=params),
+        config=config_lib.SglangConfig(**{"urls": (_URL,)} | config),
+        sampling=config_lib.SamplingConfig(temperature=temperature),
+        dtype=dtype,
+      )
+    )
+    return engines[-1]
+
+  yield make
+  for engine in engines:
+    engine.close()
+
+
+@pytest.fixture
+def recorded(monkeypatch, request):
+  """Writes what goes over the wire into a file."""
+  exchanges = []
+  ask = sglang_server.Server._ask
+
+  async def record(self, method, path, body, deadline):
+    sent = []
+
+    def noted():
+      sent.append(body())
+      return sent[-1]
+
+    response = await ask(self, method, path, body and noted, deadline)
+    exchanges.append(
+      _exchange(method, path, sent[-1] if sent else None, response)
+    )
+    return response
+
+  monkeypatch.setattr(sglang_server.Server, "_ask", record)
+  monkeypatch.setattr(
+    sglang_weights.secrets, "token_hex", lambda size: "recorded"
+  )
+  yield exchanges
+  if os.environ.get("ANYSEARCH_SGLANG_RECORD"):
+    _DATA.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(exchanges, indent=1, ensure_ascii=False)
+    (_DATA / f"{request.param}.json").write_text(text + "\n")
+
+
+@pytest.mark.parametrize("recorded", ["turns"], indirect=True)
+def test_turns_end_where_the_text_ends_them(policy, make_engine, recorded):
+  engine = make_engine(sglang_chains.params(policy))
+  sglang_chains.check_turns(
+    sglang_chains.turns(engine, policy.tokenizer),
+    policy.tokenizer,
+    width=policy.architecture.d_model,
+    vocab_size=policy.architecture.vocab_size,
+  )
+
+
+def test_log_probs_are_ours_at_the_sampling_temperature(
+  policy, make_engine, random_params
+):
+  context = _context(policy)
+  for temperature in (1.0, 0.7):
+    engine = make_engine(random_params[0], temperature=temperature)
+    for generation in _sample(engine, context, samples=4, most=20):
+      row = (*context, *generation.token_ids)
+      ours = _ours(policy, random_params[0], row, temperature)
+      np.testing.assert_allclose(
+        generation.logps, ours[len(context) - 1 :], atol=1e-3
+      )
+      assert set(generation.versions) == {0}
+
+
+def test_new_weights_are_those_that_score_from_then_on(
+  policy, make_engine, random_params
+):
+  first, second = random_params
+  engine, context = make_engine(first), _context(policy)
+  before = engine.score(context)
+  engine.set_params(second, 3)
+  after = engine.score(context)
+  assert np.abs(np.subtract(before, after)).max() > 0.1
+  np.testing.assert_allclose(before, _ours(policy, first, context), atol=1e-3)
+  np.testing.assert_allclose(after, _ours(policy, second, context), atol=1e-3)
+  (generation,) = _sample(engine, context, samples=1, most=3)
+  assert generation.versions == (3, 3, 3)
+
+
+def test_weights_are_handed_over_in_bfloat16_by_default(
+  policy, make_engine, random_params
+):
+  engine, context = make_engine(random_params[0], dtype=jnp.bfloat16), (5, 6, 7)
+  rounded = jax.tree.map(
+    lambda p: p.astype(jnp.bfloat16).astype(jnp.float32), random_params[0]
+  )
+  np.testing.assert_allclose(
+    engine.score(context), _ours(policy, rounded, context), atol=1e-3
+  )
+  # They stay for a server that comes back, until the run ends.
+  folder = sglang_weights.folder("", [_URL])
+  assert len(list(folder.iterdir())) == 1
+  engine.close()
+  assert not folder.exists()
+
+
+@pytest.mark.parametrize("recorded", ["update"], indirect=True)
+def test_a_turn_that_outlives_an_update_has_the_versions_of_both(
+  policy, make_engine, random_params, recorded
+):
+  first, second = random_params
+  engine, context = make_engine(first), _context(policy)
+  generation = _update_meanwhile(engine, second, context)
+  assert sorted(generation.versions) == list(generation.versions)
+  assert set(generation.versions) == {0, 1}
+  of_first = generation.versions.count(0)
+  row = (*context, *generation.token_ids)
+  ours = _ours(policy, first, row)[len(context) - 1 :]
+  np.testing.assert_allclose(
+    generation.logps[:of_first], ours[:of_first], atol=1e-3
+  )
+  # What the old weights left in the cache is not found with the new ones.
+  engine.counters.clear()
+  (next_turn,) = _sample(engine, row, samples=1, most=5)
+  assert engine.counters["shared_tokens"] == 0
+  ours = _ours(policy, second, (*row, *next_turn.token_ids))
+  np.testing.assert_allclose(next_turn.logps, ours[len(row) - 1 :], atol=1e-3)
+
+
+@pytest.mark.parametrize("recorded", ["abort"], indirect=True)
+def test_a_turn_is_sampled_again_where_replies_name_one_version(
+  policy, make_engine, random_params, recorded
+):
+  first, second = random_params
+  engine, context = make_engine(first), _context(policy)
+  engine.supports_spans = False  # As with a server before 0.5.23.
+  generation = _update_meanwhile(engine, second, context)
+  assert engine.counters["aborted"] == 1
+  assert set(generation.versions) == {1}
+  ours = _ours(policy, second, (*context, *generation.token_ids))
+  np.testing.assert_allclose(
+    generation.logps, ours[len(context) - 1 :], atol=1e-3
+  )
+
+
+def test_the_samples_of_a_question_share_its_prompt(
+  policy, make_engine, random_params
+):
+  engine, context = make_engine(random_params[0]), _context(policy)
+  _sample(engine, context, samples=1, most=2)
+  _sample(engine, context, samples=7, most=2)
+  assert engine.counters["shared_tokens"] == 7 * (len(context) - 1)
+  assert engine.counters["prefilled_tokens"] == len(context) + 7
+
+
+def test_a_server_that_hangs_is_given_up_and_works_again(
+  policy, make_engine, random_params
+):
+  engine = make_engine(random_params[0], deadline=2.0)
+  _post("/pause_generation", {"mode": "in_place"})
+  with pytest.raises(types.EngineError, match="no turn within 2 seconds"):
+    _sample(engine, _context(policy), samples=1, most=4)
+  _post("/continue_generation", {})
+  assert _sample(engine, _context(policy), samples=1, most=4)
+
+
+def test_a_turn_that_nobody_waits_for_is_aborted(policy, make_engine):
+  engine = make_engine(sglang_chains.params(policy))
+  start = policy.tokenizer.encode(sglang_chains.CHAINS["endless"][0])
+
+  async def give_up():
+    turn = asyncio.create_task(
+      engine.generate(sglang_chains.request(start, 900))
+    )
+    await asyncio.sleep(0.5)
+    turn.cancel()
+    await asyncio.wait([turn])
+
+  asyncio.run(give_up())
+  # Long before 900 tokens, or the server's own look for clients that left.
+  _post("/flush_cache?timeout=1.5", {})
+
+
+@pytest.mark.parametrize("recorded", ["refusals"], indirect=True)
+def test_refusals_say_what_the_server_said(policy, make_engine, recorded):
+  engine = make_engine(sglang_chains.params(policy))
+  (server,) = engine._servers
+  for body, message in sglang_chains.REFUSED:
+    with pytest.raises(types.EngineError, match=message):
+      engine._background.run(server.generate(body))
+  with pytest.raises(
+    types.EngineError, match="did not reach.*iterator.*serves"
+  ):
+    engine._background.run(
+      sglang_weights.hand_over(
+        [server],
+        pathlib.Path("/nowhere"),
+        "other",
+        in_place=True,
+        deadline=30,
+      )
+    )
+  assert len(sglang_chains.turns(engine, policy.tokenizer)) == len(
+    sglang_chains.CHAINS
+  )
+
+
+@pytest.mark.parametrize("recorded", ["restart"], indirect=True)
+def test_a_server_with_other_weights_gets_the_present_ones(
+  policy, make_engine, recorded
+):
+  engine = make_engine(sglang_chains.params(policy))
+  _post("/update_weight_version", {"new_version": "default"})
+  sglang_chains.check_turns(
+    sglang_chains.turns(engine, policy.tokenizer),
+    policy.tokenizer,
+    width=policy.architecture.d_model,
+    vocab_size=policy.architecture.vocab_size,
+  )
+  assert engine.counters["server_catching_up"] == 1
+  _post("/update_weight_version", {"new_version": "default"})
+  with pytest.raises(types.EngineError, match="'default'"):
+    engine.score((5, 6, 7))
+
+
+def test_no_server_is_a_sentence(policy, make_engine):
+  with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(types.EngineError, match=r"tried 2 times.*Is an SGLang"):
+      make_engine({}, urls=(url,), retries=1)
+
+
+def _sample(engine, context, *, samples, most):
+  async def run():
+    return await asyncio.gather(
+      *(
+        engine.generate(sglang_chains.request(context, most, sample=i))
+        for i in range(samples)
+      )
+    )
+
+  return asyncio.run(run())
+
+
+def _update_meanwhile(engine, params, context):
+  """A turn that version 1 of the weights comes into."""
+
+  async def run():
+    turn = asyncio.create_task(
+      engine.generate(sglang_chains.request(context, 120))
+    )
+    await asyncio.sleep(0.5)
+    await asyncio.to_thread(engine.set_params, params, 1)
+    return await turn
+
+  return asyncio.run(run())
+
+
+def _context(policy):
+  return tuple(policy.tokenizer.encode("Who wrote the song of the sea, and?"))
+
+
+def _ours(policy, params, row, temperature=1.0):
+  """Log-probabilities of all tokens but the first, by our own decoder."""
+  tokens = np.asarray([row])
+  positions = np.arange(len(row))[None]
+  row_of = _compiled(policy.architecture)
+  logits = row_of(params, tokens, positions, np.ones_like(tokens))[0]
+  logps = jax.nn.log_softmax(logits / temperature)
+  return np.asarray(logps[np.arange(len(row) - 1), tokens[0, 1:]])
+
+
+@functools.cache
+def _compiled(architecture):
+  def run(params, *row):
+    hidden = decoder.forward(
+      params, architecture, *row, compute=decoder.Compute(jnp.float32)
+    )
+    return decoder.logits(params, hidden)
+
+  return jax.jit(run)
+
+
+def _post(path, body):
+  response = httpx2.post(_URL + path, json=body, trust_env=False, timeout=120)
+  assert response.status_code == 200, response.text
+
+
+def _exchange(method, path, body, response):
+  """What a test can be played from, without what is of one machine."""
+  try:
+    reply = response.json()
+  except ValueError:
+    reply = response.text
+  if path in ("/model_info", "/server_info"):
+    reply = {key: reply[key] for key in _KEPT if key in reply}
+  body = {
+    key: value
+    for key, value in (body or {}).items()
+    if key not in ("rid", "model_path")
+  }
+  return {
+    "method": method,
+    "path": path,
+    "body": body,
+    "status": response.status_code,
+    "reply": reply,
+  }

@@ -1,0 +1,217 @@
+"""Replies that are no answers, and those of a real server."""
+
+from __future__ import annotations
+
+import math
+
+import fake_sglang
+import hypothesis
+import pytest
+import sglang_engines as engines
+from hypothesis import strategies as st
+
+from anysearch_jax import types
+from anysearch_jax.rollout.sglang import reply as sglang_reply
+
+serve = engines.serve
+
+
+def _without(name):
+  return lambda reply: {
+    "meta_info": {k: v for k, v in reply["meta_info"].items() if k != name}
+  }
+
+
+def _logprobs(*values):
+  pairs = [[value, engines.SPACE, None] for value in values]
+  return engines.changed(output_token_logprobs=pairs)
+
+
+_MESSAGE = '{"error": {"message": "too long"}}'
+
+
+@pytest.mark.parametrize(
+  ("fault", "message"),
+  [
+    ((200, "<html>"), "'<html>', expected a JSON object"),
+    ((200, "[1]"), "expected a JSON object"),
+    ((200, "{}"), "meta_info None, expected one of type dict"),
+    ((200, "\x00\xff"), "expected a JSON object"),
+    ((400, _MESSAGE), "/generate: HTTP 400: too long"),
+    ((400, '{"error": "invalid type"}'), "HTTP 400: invalid type"),
+    ((500, "Internal Server Error"), "HTTP 500: Internal Server Error"),
+    ((401, ""), "HTTP 401: no reason given"),
+    ((307, ""), "HTTP 307"),
+    (
+      engines.changed(finish_reason=None),
+      "finish_reason None, expected one of type dict",
+    ),
+    (
+      engines.changed(
+        finish_reason={"type": "abort", "message": "out of memory"}
+      ),
+      "was aborted: out of memory",
+    ),
+    (
+      engines.changed(
+        finish_reason={"type": "stop", "matched": 3}, completion_tokens=2
+      ),
+      "log-probabilities, expected 2",
+    ),
+    (
+      engines.changed(completion_tokens="4"),
+      "completion_tokens '4', expected one of type int",
+    ),
+    (
+      engines.changed(completion_tokens=5),
+      "5 sampled tokens, expected 1 to 4",
+    ),
+    (
+      engines.changed(completion_tokens=0),
+      "0 sampled tokens, expected 1 to 4",
+    ),
+    (
+      engines.changed(prompt_tokens=6),
+      "prompt of 6 tokens, expected the 5 sent",
+    ),
+    (_without("output_token_logprobs"), "output_token_logprobs None"),
+    (_without("prompt_tokens"), "prompt_tokens None"),
+    (_logprobs(-1.0, -1.0, -1.0), "3 log-probabilities, expected 4"),
+    (_logprobs(-1.0, math.nan, -1.0, -1.0), "log-probability nan of token"),
+    (_logprobs(-1.0, -math.inf, -1.0, -1.0), "log-probability -inf"),
+    (_logprobs(-1.0, 0.5, -1.0, -1.0), "log-probability 0.5"),
+    (_logprobs(None, -1.0, -1.0, -1.0), "log-probability None"),
+    (_logprobs("-1", -1.0, -1.0, -1.0), "log-probability '-1'"),
+    (
+      engines.changed(output_token_logprobs=[-1.0] * 4),
+      "-1.0 for a token",
+    ),
+    (
+      engines.changed(output_token_logprobs=[[-1.0, 20]] * 4),
+      "ids below 20",
+    ),
+    (
+      engines.changed(output_token_logprobs=[[-1.0, 1.5]] * 4),
+      "1.5. for a token",
+    ),
+    (
+      engines.changed(output_token_logprobs=[[-1.0, 1]] * 4),
+      "output_ids that differ",
+    ),
+    (
+      engines.changed(weight_versions=None, weight_version=None),
+      "weight_version None",
+    ),
+    (engines.spans(("", 0, 3)), "expected spans in order over 4 tokens"),
+    (engines.spans(("", 0, 2), ("", 3, 4)), "expected spans in order"),
+    (engines.spans(("", 0, 5)), "expected spans in order"),
+    (engines.spans(), "expected spans in order"),
+    (
+      engines.changed(weight_versions={}),
+      "weight_versions {}, expected one of type list",
+    ),
+    (engines.changed(weight_versions=[1]), "version None"),
+  ],
+)
+def test_what_is_no_answer_is_an_error(serve, fault, message):
+  engine, server = serve()
+  server.faults["/generate"] = [fault]
+  with pytest.raises(types.EngineError, match=message) as raised:
+    engines.turn(engine, most=4)
+  assert server.url in str(raised.value)
+  assert engine.counters["sampled_tokens"] == 0
+  # It was asked once, and is none the worse for it.
+  assert len(server.bodies("/generate")) == 1
+  assert len(engines.turn(engine, most=4).token_ids) == 4
+
+
+def test_a_turn_cut_short_for_no_known_reason_is_an_error(serve):
+  said = fake_sglang.ids("b", "b", "b")
+  engine, server = serve(said)
+  meta = {"finish_reason": {"type": "stop", "matched": 12}}
+
+  def shorten(reply):
+    sampled = reply["meta_info"]["output_token_logprobs"][:3]
+    name = reply["meta_info"]["weight_version"]
+    short = {
+      "completion_tokens": 3,
+      "output_token_logprobs": sampled,
+      "weight_versions": [{"version": name, "start": 0, "end": 3}],
+    }
+    return engines.changed(**meta, **short)(reply | {"output_ids": list(said)})
+
+  server.faults["/generate"] = [shorten]
+  with pytest.raises(
+    types.EngineError, match="3 of 4 tokens for .*12.*expected a stop text"
+  ):
+    engines.turn(engine, most=4)
+
+
+def _meta(*spans):
+  """Of two tokens that followed three."""
+  return {
+    "finish_reason": {"type": "length"},
+    "completion_tokens": 2,
+    "prompt_tokens": 3,
+    "cached_tokens": 0,
+    "weight_version": "w",
+    "weight_versions": [
+      {"version": name, "start": start, "end": end}
+      for name, start, end in spans
+    ],
+    "output_token_logprobs": [[-1.0, 4, None], [-2.0, 5, None]],
+  }
+
+
+_READ = {"prompt": 3, "most": 2, "vocab_size": 6}
+
+
+def test_weights_that_come_back_are_an_error():
+  known = {"first": 3, "second": 4}
+  spans = ("first", 0, 1), ("second", 1, 2)
+  found = sglang_reply.read(
+    {"meta_info": _meta(*spans)}, versions=known, **_READ
+  )
+  assert found.versions == (3, 4)
+  spans = ("second", 0, 1), ("first", 1, 2)
+  with pytest.raises(types.EngineError, match="spans in order"):
+    sglang_reply.read({"meta_info": _meta(*spans)}, versions=known, **_READ)
+
+
+_scalars = st.one_of(
+  st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3)
+)
+
+
+_values = st.recursive(
+  _scalars,
+  lambda inner: st.one_of(
+    st.lists(inner, max_size=4), st.dictionaries(st.text(), inner, max_size=2)
+  ),
+  max_leaves=6,
+)
+
+
+@hypothesis.given(
+  st.sampled_from(
+    [
+      "output_token_logprobs",
+      "completion_tokens",
+      "prompt_tokens",
+      "cached_tokens",
+      "weight_versions",
+      "weight_version",
+      "finish_reason",
+    ]
+  ),
+  _values,
+)
+def test_any_other_value_is_an_error_or_changes_nothing(name, value):
+  meta = _meta(("w", 0, 2)) | {name: value}
+  try:
+    found = sglang_reply.read({"meta_info": meta}, versions={"w": 9}, **_READ)
+  except types.EngineError:
+    return
+  assert found.versions == (9, 9)
+  if name != "output_token_logprobs":
+    assert (found.ids, found.logps) == ((4, 5), (-1.0, -2.0))

@@ -1,0 +1,201 @@
+"""Weights of SGLang servers: handed over, verified, named by every token."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import pathlib
+
+import fake_sglang
+import jax
+import numpy as np
+import pytest
+import sglang_engines as engines
+
+from anysearch_jax import types
+from anysearch_jax.policy import hf
+from anysearch_jax.rollout.sglang import weights as sglang_weights
+
+serve = engines.serve
+
+
+def test_weights_reach_every_server_and_the_last_ones_stay(serve):
+  engine, *servers = serve(fake_sglang.ids("<end>"), count=2)
+  before = [engine.score(engines.PROMPT, server=i) for i in range(2)]
+  changed = jax.tree.map(lambda p: p + 1, engines.policy().params)
+  engine.set_params(changed, 7)
+  after = [engine.score(engines.PROMPT, server=i) for i in range(2)]
+  assert before[0] == before[1] != after[0] == after[1]
+  assert engines.turn(engine).versions == (7,)
+  for server in servers:
+    assert server.version.endswith("-7")
+    assert server.last_paused == "in_place"
+  # For servers that come back; those before them are gone.
+  folder = sglang_weights.folder("", [s.url for s in servers])
+  assert [str(path) for path in folder.iterdir()] == [
+    servers[0].bodies("/update_weights_from_disk")[-1]["model_path"]
+  ]
+  engine.close()
+  assert not folder.exists()
+
+
+def test_the_folder_is_a_policy_that_loads(serve, monkeypatch, tmp_path):
+  engine, server = serve(weights=str(tmp_path))
+  kept = tmp_path / "kept"
+  right = server._update_weights_from_disk
+
+  def keep(body):
+    pathlib.Path(body["model_path"]).rename(kept)
+    return right(body | {"model_path": str(kept)})
+
+  server._update_weights_from_disk = keep
+  policy = engines.policy()
+  engine.set_params(policy.params, 1)
+  loaded = hf.load(kept)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=2**-8),
+    loaded.params,
+    policy.params,
+  )
+  assert loaded.architecture == policy.architecture
+  assert loaded.tokenizer.vocab_size == policy.tokenizer.vocab_size
+
+
+def test_a_dead_runs_weights_are_removed(serve):
+  engine, server = serve()
+  left = sglang_weights.folder("", [server.url]) / "left"
+  left.mkdir(parents=True)
+  engine.set_params(engines.policy().params, 1)
+  assert not left.exists()
+
+
+def _update_meanwhile(engine, server, version):
+  """A turn of 20 tokens, of which 5 were sampled before an update."""
+
+  async def run():
+    server.hold_at = 5
+    turn = asyncio.create_task(engine.generate(engines.request(most=20)))
+    await asyncio.to_thread(
+      server.wait_until,
+      lambda: any(len(r.versions) == 5 for r in server.running.values()),
+    )
+    await asyncio.to_thread(engine.set_params, engines.policy().params, version)
+    return await turn
+
+  return asyncio.run(run())
+
+
+def test_a_turn_that_outlives_an_update_has_the_versions_of_both(serve):
+  engine, server = serve()
+  assert engine.supports_spans
+  assert engine.max_async_level > 100
+  generation = _update_meanwhile(engine, server, 4)
+  assert generation.versions == (0,) * 5 + (4,) * 15
+  assert engine.counters["aborted"] == 0
+  # Prefixes of the old weights could not be dropped; they are not used.
+  engines.turn(engine)
+  assert engine.counters["shared_tokens"] == 0
+
+
+def test_dropped_tokens_take_their_versions_with_them(serve):
+  said = fake_sglang.ids("b", "</search>")
+  engine, server = serve(said)
+  engines.overrun(server)
+  server.faults["/generate"] = [engines.spans(("", 0, 3), ("", 3, 6))]
+  assert engines.turn(engine, most=6).versions == (0, 0)
+
+
+def test_with_an_older_server_a_turn_is_sampled_again_as_a_whole(serve):
+  engine, server = serve(old=True)
+  assert not engine.supports_spans
+  assert engine.max_async_level == 1
+  generation = _update_meanwhile(engine, server, 4)
+  assert generation.versions == (4,) * 20
+  assert engine.counters["aborted"] == 1
+  assert engine.counters["sampled_tokens"] == 20
+  assert server.last_paused == "abort"
+  assert server.bodies("/update_weights_from_disk")[-1]["flush_cache"] is True
+
+
+def test_one_server_of_two_that_fails_is_named_with_what_each_serves(serve):
+  engine, good, bad = serve(fake_sglang.ids("<end>"), count=2)
+  old = bad.version
+  bad.faults["/update_weights_from_disk"] = [
+    (400, '{"success": false, "message": "No space left"}')
+  ]
+  with pytest.raises(types.EngineError) as raised:
+    engine.set_params(engines.policy().params, 1)
+  text = str(raised.value)
+  assert f"{bad.url}/update_weights_from_disk: HTTP 400: No space left" in text
+  assert f"{good.url} serves {good.version!r}" in text
+  assert f"{bad.url} serves {old!r}" in text
+  # Only what was known before counts, of the server that still has it.
+  for question in (0, 1):
+    assert engines.turn(engine, question=question).versions == (0,)
+  engine.set_params(engines.policy().params, 1)
+  assert engines.turn(engine, question=0).versions == (1,)
+  assert engines.turn(engine, question=1).versions == (1,)
+
+
+@pytest.mark.parametrize(
+  "path", ["/pause_generation", "/update_weights_from_disk"]
+)
+@pytest.mark.parametrize("fault", ["hang", "die", (500, "oops")])
+def test_a_server_is_continued_whatever_an_update_met(serve, path, fault):
+  engine, server = serve(fake_sglang.ids("<end>"), wait=60)
+  patient = engine._config
+  engine._config = dataclasses.replace(patient, deadline=0.3)
+  server.faults[path] = [fault] * 2
+  asked = len(server.bodies("/continue_generation"))
+  if isinstance(fault, str):  # It is asked again, as one that was away.
+    engine.set_params(engines.policy().params, 1)
+    assert engine.counters["server_down"] >= 1
+    version = 1
+  else:
+    with pytest.raises(types.EngineError, match="did not reach every server"):
+      engine.set_params(engines.policy().params, 1)
+    folder = sglang_weights.folder("", [server.url])
+    assert not folder.exists()
+    version = 0
+  assert len(server.bodies("/continue_generation")) > asked
+  engine._config = patient
+  assert engines.turn(engine).versions == (version,)
+
+
+def test_a_server_that_keeps_its_weights_is_found_out(serve):
+  engine, server = serve()
+  right = server._update_weights_from_disk
+
+  def pretend(body):
+    return right(body | {"weight_version": server.version})
+
+  server._update_weights_from_disk = pretend
+  with pytest.raises(
+    types.EngineError, match=r"serves '.*-0', expected '.*-1'"
+  ):
+    engine.set_params(engines.policy().params, 1)
+
+
+def test_a_server_that_was_started_again_scores_nothing(serve):
+  engine, server = serve()
+  server.version = "default"
+  with pytest.raises(types.EngineError, match="'default'"):
+    engine.score(engines.PROMPT)
+
+
+def test_other_weights_under_the_same_version_share_no_prefix(serve):
+  engine, server = serve(fake_sglang.ids("<end>"))
+  server.faults["/flush_cache"] = [(400, "Flush cache failed.")]
+  engines.turn(engine)
+  before = server.version
+  engine.set_params(engines.policy().params, 0)
+  assert engines.turn(engine).versions == (0,)
+  assert server.version != before
+  assert engine.counters["shared_tokens"] == 0
+
+
+def test_two_runs_do_not_take_each_others_weights_for_their_own(serve):
+  engine, server = serve(fake_sglang.ids("<end>"))
+  serve(urls=(server.url,))
+  with pytest.raises(types.EngineError, match="did another run hand weights"):
+    engines.turn(engine)

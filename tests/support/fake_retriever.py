@@ -1,0 +1,178 @@
+"""Retrieval servers in this process, and clients of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+
+import httpx2
+import pytest
+
+from anysearch_jax import types
+from anysearch_jax.host.http import calls, errors
+from retrieval import passages
+from retrieval.clients import client
+
+URL = "http://retriever.test:8000"
+QUICK = calls.Patience(
+  deadline=10.0, retries=2, pause=0.001, failures=1000, cooldown=60.0
+)
+
+
+def ask(query, k=3, corpus=""):
+  return types.SearchRequest(query, k, corpus)
+
+
+def hit(query, rank):
+  """A hit as Search-R1's server words it."""
+  contents = f'"{query}"\nText {rank}\nof {query}.'
+  document = {"id": f"{query}/{rank}", "contents": contents}
+  return {"document": document, "score": 1 / (rank + 1)}
+
+
+def truth(request):
+  """What the client is to make of the hits of `search_r1`."""
+  return tuple(
+    passages.Passage(
+      f"{request.query}/{rank}",
+      f'"{request.query}"',
+      f"Text {rank}\nof {request.query}.",
+      1 / (rank + 1),
+    )
+    for rank in range(request.k)
+  )
+
+
+def search_r1(request):
+  """Search-R1's server; without scores it fails, as theirs does."""
+  body = json.loads(request.content)
+  if not body["return_scores"]:
+    return httpx2.Response(500, text="Internal Server Error")
+  k = body["topk"] or 3
+  result = [[hit(query, i) for i in range(k)] for query in body["queries"]]
+  return httpx2.Response(200, json={"result": result})
+
+
+def search(retriever, *requests):
+  return asyncio.run(retriever.search_many(requests))
+
+
+def failure(retriever, request=None):
+  """The sentence of a search that fails."""
+  with pytest.raises(errors.RetrievalError) as caught:
+    asyncio.run(retriever.search(request or ask("q")))
+  return str(caught.value)
+
+
+def bodies(retriever):
+  return [json.loads(request.content) for request in retriever.sent]
+
+
+def fails_first(times, how):
+  """A handler that does `how` some times before it answers."""
+  left = [times]
+
+  def handler(request):
+    left[0] -= 1
+    if left[0] >= 0:
+      return how(request)
+    return search_r1(request)
+
+  return handler
+
+
+def broken(request):
+  raise httpx2.ConnectError("refused", request=request)
+
+
+def status(number, body="", **headers):
+  return lambda request: httpx2.Response(
+    number,
+    text=body,
+    headers={k.replace("_", "-"): v for k, v in headers.items()},
+  )
+
+
+class Clock:
+  """A clock that the test sets."""
+
+  def __init__(self):
+    self.now = 100.0
+
+  def __call__(self):
+    return self.now
+
+
+async def die_at_once(writer):
+  """Says nothing; for `listening`."""
+
+
+@contextlib.contextmanager
+def clients():
+  """Starts clients of a handler, closed at the end; each has `.sent`."""
+  made = []
+
+  def start(handler, *, patience=QUICK, **settings):
+    sent = []
+
+    def answer(request):
+      sent.append(request)
+      return handler(request)
+
+    async def answer_later(request):
+      sent.append(request)
+      return await handler(request)
+
+    is_async = asyncio.iscoroutinefunction(handler)
+    made.append(
+      client.HttpRetriever(
+        URL,
+        patience=patience,
+        transport=httpx2.MockTransport(answer_later if is_async else answer),
+        **settings,
+      )
+    )
+    made[-1].sent = sent
+    return made[-1]
+
+  try:
+    yield start
+  finally:
+    for each in made:
+      each.close()
+
+
+@contextlib.contextmanager
+def listening(talk):
+  """The address of a server that does `talk(writer)` after each request."""
+  loop = asyncio.new_event_loop()
+
+  async def serve(reader, writer):
+    head = await reader.readuntil(b"\r\n\r\n")
+    size = [
+      int(line.split(b":")[1])
+      for line in head.lower().split(b"\r\n")
+      if line.startswith(b"content-length:")
+    ]
+    await reader.readexactly(sum(size))
+    try:
+      await talk(writer)
+    finally:
+      writer.close()
+
+  server = loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0))
+  thread = threading.Thread(target=loop.run_forever)
+  thread.start()
+  try:
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+  finally:
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    server.close()
+    for task in asyncio.all_tasks(loop):
+      task.cancel()
+      with contextlib.suppress(asyncio.CancelledError):
+        loop.run_until_complete(task)
+    loop.close()

@@ -1,0 +1,396 @@
+"""An SGLang server in this process, as far as its client can tell.
+
+It says what a script says, token by token, and behaves as version 0.5.23 does:
+a stop text is looked for among as many last tokens as it has when encoded, and
+one more; ids go on to the token that completes it; an update of the weights
+waits for requests that run, unless the server is paused. Faults are put in by
+the test.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import http.server
+import json
+import os
+import pathlib
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import policy_scores
+import tokenizers
+import transformers
+from tokenizers import decoders, models, pre_tokenizers
+
+from anysearch_jax.policy import hf
+from anysearch_jax.policy import tokenizer as tokenizer_lib
+
+PIECES = ["</search>", "</answer>", "</", "<", "/", "se", "arch", "search"]
+PIECES += ["answer", ">", ">\n", "a", "b", "c", " ", "\n"]
+END, VOCAB = len(PIECES), len(PIECES) + 4  # Two rows have no token.
+CONTEXT = 64
+
+
+@functools.cache
+def tokenizer() -> tokenizer_lib.Tokenizer:
+  """`PIECES`, the longest first, then `<end>` and `<pad>`."""
+  inner = tokenizers.Tokenizer(
+    models.WordLevel(
+      {text: i for i, text in enumerate([*PIECES, "<end>", "<pad>"])}, "a"
+    )
+  )
+  longest = sorted(PIECES, key=len, reverse=True)
+  inner.pre_tokenizer = pre_tokenizers.Split(
+    tokenizers.Regex("|".join(map(re.escape, longest))), "isolated"
+  )
+  inner.decoder = decoders.Fuse()
+  return tokenizer_lib.Tokenizer(
+    transformers.PreTrainedTokenizerFast(
+      tokenizer_object=inner, eos_token="<end>", pad_token="<pad>"
+    )
+  )
+
+
+def ids(*texts: str) -> tuple[int, ...]:
+  """A piece each, as they are spelled here."""
+  return tuple(END if t == "<end>" else PIECES.index(t) for t in texts)
+
+
+def logp(place: int) -> float:
+  """Of the token sampled at a place."""
+  return -(place + 1) / 64
+
+
+class _Request:
+  def __init__(self, rid: str):
+    self.rid, self.aborted = rid, False
+    self.versions: list[str] = []
+
+
+class Server:
+  """A server on a port of its own; a context manager.
+
+  Args:
+    script: what is said to a context; " " follows without end.
+    seconds: between tokens.
+    old: a version that names one version a reply and always aborts.
+
+  Attributes:
+    url: where it listens.
+    asked: paths and bodies in order; `bodies(path)` are those of one.
+    faults: by path, what happens to the next requests instead of an answer:
+      a status and a text, "die", "hang", or a function of the right reply.
+    version: of the weights; may be set.
+    policy: the weights that were loaded last, which score; may be set.
+    hold_at: tokens after which the next request waits for other weights.
+    running: requests that are generated.
+    last_paused: the mode of the last pause.
+  """
+
+  def __init__(
+    self,
+    script: Callable[[Sequence[int]], Sequence[int]] | Sequence[int] = (),
+    *,
+    seconds: float = 0.0,
+    old: bool = False,
+  ):
+    self._script = script if callable(script) else lambda context: script
+    self._seconds, self._old = seconds, old
+    self._state = threading.Condition()
+    self._paused, self.policy = "", None
+    self._cache: list[tuple[str, tuple[int, ...]]] = []
+    self.version, self.last_paused, self.hold_at = "default", "", -1
+    self.running: dict[str, _Request] = {}
+    self.asked: list[tuple[str, dict]] = []
+    self.faults: dict[str, list] = collections.defaultdict(list)
+    self._bind(0)
+    self.url = f"http://127.0.0.1:{self._http.server_port}"
+
+  def _bind(self, port: int) -> None:
+    self._released = threading.Event()
+    self._connections: list[socket.socket] = []
+    handler = type(
+      "Handler", (_Handler,), {"fake": self, "released": self._released}
+    )
+    self._http = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
+    self._http.daemon_threads = True
+
+  def __enter__(self) -> Server:
+    threading.Thread(
+      target=self._http.serve_forever, args=(0.01,), daemon=True
+    ).start()
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    self._released.set()
+    self._http.shutdown()
+    self._http.server_close()
+
+  def kill(self) -> None:
+    """Ends it as `kill -9` does: what it was asked stays without an answer."""
+    self.__exit__()
+    for connection in self._connections:
+      with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    with self._state:
+      for request in self.running.values():
+        request.aborted = True
+      self._state.notify_all()
+
+  def restart(self) -> None:
+    """Starts it again at the same address, with the weights of its folder."""
+    self._bind(self._http.server_port)
+    with self._state:
+      self.version, self._paused, self.running = "default", "", {}
+      self._cache.clear()
+    self.__enter__()
+
+  def bodies(self, path: str) -> list[dict]:
+    return [body for asked, body in self.asked if asked == path]
+
+  def note(self, path: str, body: dict) -> None:
+    with self._state:
+      self.asked.append((path, body))
+      self._state.notify_all()
+
+  def wait_until(self, holds: Callable[[], bool], seconds: float = 10.0):
+    """For what other threads bring about."""
+    with self._state:
+      assert self._state.wait_for(holds, seconds)
+
+  def answer(self, path: str, body: dict) -> tuple[int, Any]:
+    """A status, and what is sent as JSON, or a text as it is."""
+    name = path.strip("/").split("?")[0].replace("/", "_")
+    if name == "model_info" and self._old:
+      return 404, {"detail": "Not Found"}
+    method = getattr(self, "_" + name, None)
+    return method(body) if method else (404, {"detail": "Not Found"})
+
+  def _health(self, body: dict) -> tuple[int, Any]:
+    return (503 if self._paused else 200), ""
+
+  def _model_info(self, body: dict) -> tuple[int, Any]:
+    return 200, {"model_path": "policy", "weight_version": self.version}
+
+  _get_model_info = _model_info
+
+  def _server_info(self, body: dict) -> tuple[int, Any]:
+    if self._old:
+      return 200, {"version": "0.5.3", "context_length": None}
+    return 200, {"version": "0.5.23", "max_req_input_len": CONTEXT - 6}
+
+  def _v1_models(self, body: dict) -> tuple[int, Any]:
+    return 200, {"object": "list", "data": [{"max_model_len": CONTEXT}]}
+
+  def _abort_request(self, body: dict) -> tuple[int, Any]:
+    with self._state:
+      if request := self.running.get(body["rid"]):
+        request.aborted = True
+      self._state.notify_all()
+    return 200, ""
+
+  def _pause_generation(self, body: dict) -> tuple[int, Any]:
+    with self._state:
+      mode = "abort" if self._old else body.get("mode", "abort")
+      self._paused = self.last_paused = mode
+      if mode == "abort":
+        for request in self.running.values():
+          request.aborted = True
+        self._state.notify_all()
+        assert self._state.wait_for(lambda: not self.running, 10)
+    return 200, {"message": "Generation paused successfully.", "status": "ok"}
+
+  def _continue_generation(self, body: dict) -> tuple[int, Any]:
+    with self._state:
+      self._paused = ""
+      self._state.notify_all()
+    return 200, {"message": "Generation continued.", "status": "ok"}
+
+  def _flush_cache(self, body: dict) -> tuple[int, Any]:
+    with self._state:
+      if self.running:
+        return 400, "Flush cache failed.\n"
+      self._cache.clear()
+    return 200, "Cache flushed.\n"
+
+  def _update_weights_from_disk(self, body: dict) -> tuple[int, Any]:
+    folder = pathlib.Path(body["model_path"])
+    try:
+      policy = hf.load(folder)
+    except (OSError, ValueError) as error:
+      message = f"Failed to get weights iterator: {error}."
+      return 400, {"success": False, "message": message}
+    with self._state:
+      if not self._paused:
+        assert self._state.wait_for(lambda: not self.running, 10)
+      self.policy = policy
+      if body["flush_cache"] and self.running:
+        message = "Weights were updated, but the cache was not flushed."
+        return 400, {"success": False, "message": message}
+      if body["flush_cache"]:
+        self._cache.clear()
+      self.version = body["weight_version"]
+    message = "Succeeded to update model weights."
+    return 200, {"success": True, "message": message, "num_paused_requests": 0}
+
+  def _generate(self, body: dict) -> tuple[int, Any]:
+    context, params = body["input_ids"], body["sampling_params"]
+    most = params.get("max_new_tokens", 128)
+    if type(most) is not int:
+      return 400, {"error": f"invalid type: {most!r}, expected i64"}
+    if not context or len(context) + most > CONTEXT:
+      message = "Requested token count exceeds the model's context length."
+      return 400, {"error": {"message": message}}
+    assert max(context) < VOCAB, "this token would have killed the server"
+    request = _Request(body["rid"])
+    with self._state:
+      self._state.wait_for(lambda: not self._paused)
+      if request.rid in self.running:
+        message = f"Duplicate request ID detected: {request.rid}"
+        return 400, {"error": {"message": message}}
+      self.running[request.rid] = request
+      self._state.notify_all()
+      cached = self._take_prefix(body.get("extra_key", ""), context)
+    try:
+      sampled, reason = self._sample(request, context, params, most)
+    finally:
+      with self._state:
+        self.running.pop(request.rid, None)
+        self._state.notify_all()
+    meta = {
+      "id": request.rid,
+      "finish_reason": reason,
+      "prompt_tokens": len(context),
+      "completion_tokens": len(sampled),
+      "cached_tokens": cached if "return_logprob" in body else 0,
+      "weight_version": self.version,
+      "weight_versions": _spans(request.versions or [self.version]),
+      "input_token_logprobs": [],
+      "output_token_logprobs": [
+        [logp(i), token, None] for i, token in enumerate(sampled)
+      ],
+    }
+    if body["logprob_start_len"] == 0:
+      # Of the weights that were loaded last, whatever they are called.
+      scores = [None, *policy_scores.log_probs(self.policy, context)]
+      meta["input_token_logprobs"] = [
+        [score, token, None]
+        for score, token in zip(scores, context, strict=True)
+      ]
+    if not sampled:
+      meta["weight_versions"][0]["end"] = 0
+    if self._old:
+      del meta["weight_versions"]
+    text = tokenizer().decode(sampled)
+    return 200, {"text": text, "output_ids": sampled, "meta_info": meta}
+
+  def _sample(
+    self, request: _Request, context: list[int], params: dict, most: int
+  ) -> tuple[list[int], dict]:
+    script = iter(self._script(context))
+    sampled: list[int] = []
+    while len(sampled) < most:
+      if self._seconds:
+        time.sleep(self._seconds)
+      with self._state:
+        self._state.notify_all()
+        self._state.wait_for(lambda: self._may_go_on(request))
+        if len(sampled) == self.hold_at:
+          self.hold_at = -1
+        if request.aborted:
+          return sampled, {"type": "abort", "message": "Aborted"}
+        sampled.append(next(script, PIECES.index(" ")))
+        request.versions.append(self.version)
+      if (matched := _stopped(sampled, params)) is not None:
+        return sampled, {"type": "stop", "matched": matched}
+    return sampled, {"type": "length", "length": most}
+
+  def _may_go_on(self, request: _Request) -> bool:
+    done = request.versions
+    held = len(done) == self.hold_at and done[-1] == self.version
+    return request.aborted or not (self._paused or held)
+
+  def _take_prefix(self, key: str, context: list[int]) -> int:
+    """Tokens of the context that are cached; then all of them are."""
+    found = 0
+    for cached_key, cached in self._cache:
+      if cached_key == key:
+        prefix = os.path.commonprefix([list(cached), context[:-1]])
+        found = max(found, len(prefix))
+    self._cache.append((key, tuple(context)))
+    return found
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+  protocol_version = "HTTP/1.1"
+  disable_nagle_algorithm = True
+  fake: Server
+  released: threading.Event
+
+  def setup(self) -> None:
+    super().setup()
+    self.fake._connections.append(self.connection)
+
+  def do_GET(self) -> None:
+    self._answer({})
+
+  def do_POST(self) -> None:
+    length = int(self.headers.get("Content-Length") or 0)
+    self._answer(json.loads(self.rfile.read(length) or b"{}"))
+
+  def log_message(self, *args: object) -> None:
+    pass
+
+  def _answer(self, body: dict) -> None:
+    self.fake.note(self.path, body)
+    faults = self.fake.faults[self.path]
+    fault = faults.pop(0) if faults else None
+    if fault == "die" or self.released.is_set():
+      self.close_connection = True
+      return
+    if fault == "hang":
+      self.released.wait()
+      return
+    if isinstance(fault, tuple):
+      status, value = fault
+    else:
+      status, value = self.fake.answer(self.path, body)
+      value = fault(value) if fault else value
+    content = value if isinstance(value, str) else json.dumps(value)
+    try:
+      self.send_response(status)
+      self.send_header("Content-Length", str(len(content.encode())))
+      self.end_headers()
+      self.wfile.write(content.encode())
+    except OSError:
+      pass  # The client has left.
+
+
+def _stopped(sampled: list[int], params: dict) -> int | str | None:
+  """What ends the request here: a token, a text or an expression."""
+  if sampled[-1] in params.get("stop_token_ids", ()) or sampled[-1] == END:
+    return sampled[-1]
+  decode, encode = tokenizer().decode, tokenizer().encode
+  for stop in params.get("stop", ()):
+    if stop in decode(sampled[-len(encode(stop)) - 1 :]):
+      return stop
+  for pattern in params.get("stop_regex", ()):
+    if re.search(pattern, decode(sampled[-len(pattern) - 1 :])):
+      return pattern
+  return None
+
+
+def _spans(versions: list[str]) -> list[dict]:
+  edges = [
+    i for i, v in enumerate(versions) if i == 0 or v != versions[i - 1]
+  ] + [len(versions)]
+  return [
+    {"version": versions[start], "start": start, "end": end}
+    for start, end in zip(edges, edges[1:], strict=False)
+  ]

@@ -1,0 +1,153 @@
+"""A retrieval server over HTTP with faults, and the client of production."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import socket
+import threading
+from collections.abc import Callable
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.host.http import calls
+from anysearch_jax.rollout import searching
+from launch import retrievers
+from retrieval.clients import client
+
+# What a run is told of each fault; "hangs" is met by a deadline.
+FAULTS = {
+  "broken": "/retrieve: HTTP 500: The index is broken.",
+  "dies": "the last met RemoteProtocolError",
+  "html": "found '<html>",
+  "shape": 'expected a hit such as {"document"',
+  "half": "answers', expected",
+  "hangs": "no answer within",
+}
+
+
+class Server:
+  """Answers as Search-R1's server does; a context manager.
+
+  Args:
+    lexical: finds the passages.
+    corpus: that is searched.
+
+  Attributes:
+    url: where it listens.
+    fault: what befalls calls with a query that `hits`: one of `FAULTS`, or
+      "empty", an answer without passages.
+    asked: queries in the order of their arrival.
+  """
+
+  def __init__(self, lexical, corpus: str):
+    self._lexical, self._corpus = lexical, corpus
+    self.fault = ""
+    self.hits: Callable[[str], bool] = lambda query: True
+    self.asked: list[str] = []
+    self._freed = threading.Event()
+    self.url = nobody()
+
+  def __enter__(self) -> Server:
+    self.start()
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    self._freed.set()
+    self.stop()
+
+  def start(self) -> None:
+    handler = type("Handler", (_Handler,), {"of": self})
+    address = "127.0.0.1", int(self.url.rpartition(":")[2])
+    self._http = http.server.ThreadingHTTPServer(address, handler)
+    self._http.daemon_threads = True
+    threading.Thread(
+      target=self._http.serve_forever, args=(0.01,), daemon=True
+    ).start()
+
+  def stop(self) -> None:
+    """Nobody listens at `url` any more."""
+    self._http.shutdown()
+    self._http.server_close()
+
+  def answer(self, body: dict) -> tuple[int, str] | None:
+    """A status and a text; None ends the connection."""
+    queries = body["queries"]
+    self.asked += queries
+    result = [self._found(query, body["topk"]) for query in queries]
+    fault = self.fault if any(map(self.hits, queries)) else ""
+    match fault:
+      case "broken":
+        return 500, json.dumps({"detail": "The index is broken."})
+      case "dies":
+        return None
+      case "html":
+        return 200, "<html>Bad gateway</html>"
+      case "shape":
+        result = [[{"document": {"text": "x"}, "score": 1.0}]] * len(queries)
+      case "half":
+        result = result[: len(queries) // 2]
+      case "hangs":
+        self._freed.wait(60)
+        return None
+      case "empty":
+        result = [[]] * len(queries)
+    return 200, json.dumps({"result": result})
+
+  def _found(self, query: str, k: int) -> list[dict]:
+    return [
+      {
+        "document": {"id": p.id, "contents": f"{p.title}\n{p.text}"},
+        "score": p.score,
+      }
+      for p in self._lexical.lookup(query, k, self._corpus)
+    ]
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+  of: Server
+
+  def do_POST(self) -> None:
+    body = self.rfile.read(int(self.headers["Content-Length"]))
+    if answered := self.of.answer(json.loads(body)):
+      status, text = answered
+      with contextlib.suppress(OSError):  # The client has left.
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+  def log_message(self, *args: object) -> None:
+    pass
+
+
+def nobody() -> str:
+  """An address that refuses connections."""
+  with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    return "http://{}:{}".format(*free.getsockname())
+
+
+@contextlib.contextmanager
+def connect(url: str, corpus: str, *, batch: int, **patience):
+  """The retriever of a run that names an address.
+
+  Args:
+    url: who is asked.
+    corpus: of the requests.
+    batch: queries of a call; with 1 a fault befalls nothing beside its query.
+    **patience: as `calls.Patience`.
+  """
+  asking = client.HttpRetriever(
+    url,
+    batch=batch,
+    corpus=corpus,
+    patience=calls.Patience(**{"retries": 1, "pause": 0.001} | patience),
+  )
+  try:
+    yield searching.Searcher(
+      retrievers.Named(asking, url),
+      config_lib.SearchConfig(batch=batch, concurrency=64),
+    )
+  finally:
+    asking.close()

@@ -1,0 +1,228 @@
+"""What the planner's tests share: small targets, programs and policies."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.host import hardware
+from anysearch_jax.planning import (
+  collectives,
+  compilation,
+  plan,
+  program,
+  roofline,
+  targets,
+)
+from anysearch_jax.policy import architecture as architecture_lib
+
+AXES = ("fsdp", "tensor")
+# Shards of whole tiles of a TPU, which pads what is narrower.
+WIDTH, HIDDEN, LAYERS, ROWS = 256, 512, 3, 16
+
+# A tenth of everything that a data sheet could say.
+CPU = hardware.Hardware(
+  name="cpu",
+  platform="cpu",
+  memory=100 * 2**20,
+  head_room=0.5,
+  flops=1e12,
+  memory_bandwidth=1e11,
+  link_bandwidth=1e10,
+  network_bandwidth=1e9,
+  source="No data sheet",
+)
+
+
+A = architecture_lib.Architecture(
+  family="qwen3",
+  vocab_size=512,
+  d_model=64,
+  layers=2,
+  heads=4,
+  kv_heads=2,
+  head_dim=16,
+  mlp_dim=128,
+  qk_norm=True,
+  tied=True,
+)
+CONFIG = config_lib.ExperimentConfig(
+  name="toy",
+  policy="some/toy",
+  mesh=config_lib.MeshConfig(fsdp=2, tensor=2),
+  engine=config_lib.EngineConfig(
+    slots=8, max_context=48, lanes=(4,), prefill_lanes=2, decode_steps=4
+  ),
+  batch=config_lib.BatchConfig(
+    row_lengths=(128,), micro_batch_tokens=512, max_micro_batches=4
+  ),
+)
+
+
+def target(count: int) -> targets.Target:
+  """Some of this process's own devices, as hardware to plan for."""
+  return targets.Target(CPU, (count,))
+
+
+def need(name: str) -> None:
+  """Skips where the compiler for a target is not installed."""
+  packages = (
+    ("libtpu",)
+    if name.startswith("v")
+    else ("jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12")
+  )
+  for package in packages:
+    try:
+      importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      pytest.skip(f"needs {package} of requirements-plan.txt")
+
+
+def mesh(devices, *shape: int) -> jax.sharding.Mesh:
+  count = int(np.prod(shape))
+  return jax.sharding.Mesh(np.array(devices[:count]).reshape(shape), AXES)
+
+
+def train_step(devices, fsdp: int, tensor: int) -> program.Program:
+  """Two products a layer, scanned; as many micro-batches as `used` says.
+
+  Weights are cut over both axes, rows over `fsdp`; Adam's two moments and a
+  bfloat16 reference stand beside them; the state is donated.
+  """
+  m = mesh(devices, fsdp, tensor)
+
+  def placed(*spec):
+    return jax.sharding.NamedSharding(m, jax.P(*spec))
+
+  def weights(dtype):
+    return {
+      "up": jax.ShapeDtypeStruct(
+        (LAYERS, WIDTH, HIDDEN), dtype, sharding=placed(None, "fsdp", "tensor")
+      ),
+      "down": jax.ShapeDtypeStruct(
+        (LAYERS, HIDDEN, WIDTH), dtype, sharding=placed(None, "tensor", "fsdp")
+      ),
+    }
+
+  def forward(params, x):
+    def layer(x, w):
+      hidden = jax.nn.relu(x @ w["up"].astype(x.dtype))
+      return x + hidden @ w["down"].astype(x.dtype), None
+
+    return jax.lax.scan(layer, x, params)[0]
+
+  def loss(params, reference, x):
+    return jnp.sum((forward(params, x) - forward(reference, x)) ** 2)
+
+  def step(state, reference, batch, used):
+    params, first, second = state
+
+    def add(i, grads):
+      new = jax.grad(loss)(params, reference, batch[i])
+      return jax.tree.map(jnp.add, grads, new)
+
+    grads = jax.tree.map(jnp.zeros_like, params)
+    grads = jax.lax.fori_loop(0, used, add, grads)
+    first = jax.tree.map(lambda m, g: 0.9 * m + g, first, grads)
+    second = jax.tree.map(lambda v, g: 0.9 * v + g * g, second, grads)
+    params = jax.tree.map(
+      lambda p, m, v: p - m / (1 + jnp.sqrt(v)), params, first, second
+    )
+    return params, first, second
+
+  state = tuple(weights(jnp.float32) for _ in range(3))
+  reference = weights(jnp.bfloat16)
+  batch = jax.ShapeDtypeStruct(
+    (4, ROWS, WIDTH), jnp.float32, sharding=placed(None, "fsdp")
+  )
+  used = jax.ShapeDtypeStruct((), jnp.int32, sharding=placed())
+  return program.Program(
+    name="train step",
+    fn=jax.jit(
+      step,
+      donate_argnums=0,
+      out_shardings=jax.tree.map(lambda x: x.sharding, state),
+    ),
+    args=(state, reference, batch, used),
+    kwargs={},
+    tokens=2 * ROWS,
+    trips=2,
+    kinds={
+      "masters": state[0],
+      "moments": state[1:],
+      "reference": reference,
+      "batch": (batch, used),
+    },
+  )
+
+
+def sampler(devices, fsdp: int, tensor: int) -> program.Program:
+  """A product with weights that stay, beside a cache that stays."""
+  m = mesh(devices, fsdp, tensor)
+
+  def placed(*spec):
+    return jax.sharding.NamedSharding(m, jax.P(*spec))
+
+  weights = jax.ShapeDtypeStruct(
+    (WIDTH, HIDDEN), jnp.bfloat16, sharding=placed(None, ("fsdp", "tensor"))
+  )
+  cache = jax.ShapeDtypeStruct((9, WIDTH), jnp.float32, sharding=placed())
+  return program.Program(
+    name="decode",
+    fn=jax.jit(lambda w, cache: cache @ w.astype(cache.dtype)),
+    args=(weights, cache),
+    kwargs={},
+    tokens=9,
+    trips=1,
+    kinds={"engine weights": weights, "KV cache": cache},
+  )
+
+
+def part(name="train step", *, total=0.0, **changes) -> plan.Part:
+  """A part by its GiB; what `kinds` do not explain is activations."""
+
+  def taken(name: str) -> dict[str, int]:
+    sizes = changes.pop(name, {})
+    return {kind: int(n * hardware.GIB) for kind, n in sizes.items()}
+
+  kinds, held = taken("kinds"), taken("held")
+  gradients = kinds.get("masters", 0) if "moments" in kinds else 0
+  peak = int(total * hardware.GIB) - sum(held.values())
+  arguments = sum(kinds.values())
+  compiled = compilation.Compilation(
+    flops=10**15,
+    traffic={"all-gather": collectives.Traffic(3, 2e9)},
+    arguments=arguments,
+    outputs=0,
+    temporary=peak - arguments,
+    peak=peak,
+    refused=False,
+    replications=0,
+    seconds=1.0,
+  )
+  whole = plan.Part(
+    name=name,
+    devices=4,
+    tokens=1000,
+    kinds=kinds,
+    gradients=gradients,
+    held=held,
+    compiled=compiled,
+    predicted=roofline.Prediction(0.4, 0.1, 0.1, 0.5),
+  )
+  return dataclasses.replace(whole, **changes)
+
+
+def on_cpu(monkeypatch, memory=10 * hardware.GIB) -> targets.Target:
+  """Plans compile for this process's own devices."""
+  cpu = dataclasses.replace(CPU, memory=memory)
+  monkeypatch.setattr(
+    targets, "devices", lambda target: jax.devices()[: target.count]
+  )
+  return targets.Target(cpu, (4,))

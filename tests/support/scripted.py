@@ -1,0 +1,195 @@
+"""A scripted engine and retriever, and a tiny tokenizer, for tests.
+
+The tokenizer has one id a character, save `>\\n\\n`, which is one id: as with
+real tokenizers a stop text may be completed by a token that overhangs it, and
+encoding a transcript again may differ from what was sampled. Control tokens
+are found in plain text, so that a text that was not neutralised shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from anysearch_jax import types
+from anysearch_jax.environment import protocol
+
+USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
+_PIECES = {USER: 1_200_001, ASSISTANT: 1_200_002, END: 1_200_003}
+OVERHANG = 1_200_004  # ">\n\n"
+END_ID = _PIECES[END]
+_IDS = {**_PIECES, ">\n\n": OVERHANG}
+_TEXTS = {OVERHANG: ">\n\n"} | dict.fromkeys(_PIECES.values(), "")
+_SPLIT = re.compile("|".join(map(re.escape, _IDS)) + "|.", re.S)
+
+
+class Codec:
+  """A character tokenizer (`types.TextCodec`)."""
+
+  end_of_turn_ids = frozenset({END_ID})
+  control_tokens = tuple(_PIECES)
+
+  def encode(self, text: str) -> list[int]:
+    return [_IDS.get(piece) or ord(piece) for piece in _SPLIT.findall(text)]
+
+  def decode(self, ids: Sequence[int]) -> str:
+    return "".join(_TEXTS[i] if i in _TEXTS else chr(i) for i in ids)
+
+  def render(self, content: str) -> tuple[str, list[int]]:
+    text = f"{USER}{content}{ASSISTANT}"
+    return text, self.encode(text)
+
+
+CODEC = Codec()
+
+
+def turn(request: types.GenerateRequest, text: str) -> types.Generation:
+  """Samples `text` as an engine would: until a stop, the end, or the limit."""
+  ids: list[int] = []
+  decoded = ""
+  finish = types.Finish.LENGTH
+  for token in [*CODEC.encode(text), END_ID][: request.max_tokens]:
+    ids.append(token)
+    decoded += CODEC.decode([token])
+    cuts = [
+      decoded.index(stop) + len(stop)
+      for stop in request.stop
+      if stop in decoded
+    ]
+    if cuts:
+      decoded, finish = decoded[: min(cuts)], types.Finish.STOP
+      break
+    if token == END_ID:
+      finish = types.Finish.END_OF_TURN
+      break
+  # Binary fractions, so that float32 keeps them exactly.
+  logps = tuple(-(request.turn + 1) - place / 8192 for place in range(len(ids)))
+  return types.Generation(
+    tuple(ids), logps, decoded, finish, (request.turn + 7,) * len(ids)
+  )
+
+
+class Engine:
+  """Says what `script` says; may fail, and may take its time.
+
+  Attributes:
+    requests, released: what was asked of it, in order.
+    most: the most turns that ran at a time.
+  """
+
+  def __init__(
+    self,
+    script: Callable[[types.GenerateRequest], str] | Sequence[str],
+    *,
+    seconds: Callable[[], float] | None = None,
+  ):
+    self._script = (
+      script if callable(script) else lambda request: script[request.turn]
+    )
+    self._seconds = seconds
+    self.requests: list[types.GenerateRequest] = []
+    self.released: list[types.Address] = []
+    self.running = self.most = 0
+
+  async def generate(self, request: types.GenerateRequest) -> types.Generation:
+    self.requests.append(request)
+    self.running += 1
+    self.most = max(self.most, self.running)
+    try:
+      if self._seconds is not None:
+        await asyncio.sleep(self._seconds())
+      return turn(request, self._script(request))
+    finally:
+      self.running -= 1
+
+  def release(self, address: types.Address) -> None:
+    self.released.append(address)
+
+
+class Retriever:
+  """Finds what `hits` holds for a query, the first `k` of it."""
+
+  def __init__(
+    self,
+    hits: Mapping[str, Sequence[types.Passage]] | None = None,
+    *,
+    error: Exception | None = None,
+    seconds: float = 0.0,
+  ):
+    self._hits = hits or {}
+    self._error = error
+    self._seconds = seconds
+    self.requests: list[types.SearchRequest] = []
+
+  async def search(
+    self, request: types.SearchRequest
+  ) -> Sequence[types.Passage]:
+    self.requests.append(request)
+    await asyncio.sleep(self._seconds)
+    if self._error is not None:
+      raise self._error
+    return self._hits.get(request.query, ())[: request.k]
+
+
+def shuffled_seconds(seed: int) -> Callable[[], float]:
+  """Short random delays, so that episodes finish in another order."""
+  draw = random.Random(seed)
+  return lambda: draw.random() * 0.01
+
+
+def search(query: str) -> str:
+  return f"<think>look</think><search>{query}</search>"
+
+
+def answer(text: str) -> str:
+  return f"<think>known</think><answer>{text}</answer>"
+
+
+def as_value(trajectory: types.Trajectory) -> tuple:
+  """The whole trajectory as a value that compares with `==`."""
+  return tuple(
+    value.tolist() if hasattr(value, "tolist") else value
+    for value in vars(trajectory).values()
+  )
+
+
+def check_alignment(trajectory: types.Trajectory) -> None:
+  """Every token position agrees with the span that it belongs to."""
+  ids = trajectory.token_ids.tolist()
+  authors = trajectory.authors.tolist()
+  assert (
+    len(ids)
+    == len(authors)
+    == len(trajectory.logps)
+    == len(trajectory.versions)
+  )
+  start = authors.count(types.Author.PROMPT)
+  assert authors[:start] == [types.Author.PROMPT] * start
+  for span in trajectory.spans:
+    end = start
+    text = ""
+    while end < len(ids) and len(text) < len(span.text):
+      text += CODEC.decode([ids[end]])
+      end += 1
+    if span.author is types.Author.MODEL:
+      # The completing token may overhang its tag, by white space here.
+      assert text.startswith(span.text) and not text[len(span.text) :].strip()
+      if end < len(ids) and ids[end] == END_ID:
+        end += 1
+    else:
+      assert text == span.text
+    assert authors[start:end] == [span.author] * (end - start)
+    start = end
+  assert start == len(ids)
+  of_model = trajectory.authors == types.Author.MODEL
+  assert (trajectory.logps[of_model] < 0).all()
+  assert (trajectory.logps[~of_model] == 0).all()
+  assert (trajectory.versions[of_model] >= 0).all()
+  assert (trajectory.versions[~of_model] == -1).all()
+  assert all(
+    not (span.author is types.Author.ENVIRONMENT and stop in span.text)
+    for span in trajectory.spans
+    for stop in protocol.STOPS
+  )

@@ -1,0 +1,56 @@
+"""A search service in this process, and requests to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import held_search
+import httpx2
+
+from retrieval.service import limits, service
+
+
+@contextlib.asynccontextmanager
+async def client_of(app, **settings):
+  """A client of an app in this process."""
+  transport = httpx2.ASGITransport(app)
+  async with httpx2.AsyncClient(
+    transport=transport, base_url="http://service", **settings
+  ) as client:
+    yield client
+
+
+def play(scenario, *, token="", headers=None, search=None, **values):
+  """Runs `scenario(client, search)` against a service with such limits."""
+  search = search or held_search.HeldSearch()
+
+  async def main():
+    app = service.create_app(
+      search, limits=limits.Limits(**values), token=token
+    )
+    try:
+      async with client_of(app, headers=headers) as client:
+        client.app = app
+        return await asyncio.wait_for(scenario(client, search), 60)
+    finally:
+      search.free.set()
+      app.state.service.close()
+
+  return asyncio.run(main())
+
+
+def ask(body=None, *, route="/retrieve", **settings):
+  """The response to one request."""
+  request = {"content": body} if isinstance(body, bytes) else {"json": body}
+
+  async def scenario(client, search):
+    return await client.post(route, **request)
+
+  return play(scenario, **settings)
+
+
+def refused(response, status, sentence):
+  assert response.status_code == status, response.text
+  assert response.headers["content-type"] == "application/json"
+  assert sentence in response.json()["detail"]

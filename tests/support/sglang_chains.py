@@ -1,0 +1,119 @@
+"""A model that says known texts, and what becomes of them, for two tests.
+
+As a command it makes a model to start a server on, of random weights and with
+the tokenizer of another folder: `python -m tests.sglang_chains MODEL TOKENIZER`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import pathlib
+import shutil
+import sys
+
+import jax
+import numpy as np
+
+from anysearch_jax import types
+from anysearch_jax.environment import protocol
+
+# What is said after the first text of each: stops in more tokens than they
+# encode to, with an end that overhangs, in one token more; the end of a turn.
+CHAINS = {
+  "spelled": ("x", "<", "/", "se", "arch", ">"),
+  "overhanging": ("y", "</", "answer", ">\n\n"),
+  "ended": ("z", " end", "<|im_end|>"),
+  "endless": ("q", "q"),
+}
+# Of the token that follows; a hidden state has one value, the root of its size.
+SURE = 2.5
+
+
+# What a server refuses, and how it says so; its errors have two shapes.
+REFUSED = [
+  ({"input_ids": [1], "sampling_params": {"max_new_tokens": 1e9}}, "HTTP 400"),
+  (
+    {"input_ids": [1], "sampling_params": {"max_new_tokens": 100_000}},
+    "exceeds the model's maximum context length",
+  ),
+  (
+    {"input_ids": [1], "sampling_params": {"max_new_tokens": "x"}},
+    "invalid type",
+  ),
+]
+
+
+def turns(engine, tokenizer):
+  """A turn of each chain."""
+  return [
+    asyncio.run(
+      engine.generate(
+        request(tokenizer.encode(chain[0]), 12, stop=protocol.STOPS)
+      )
+    )
+    for chain in CHAINS.values()
+  ]
+
+
+def check_turns(generations, tokenizer, *, width, vocab_size):
+  """Each is its chain, up to the end that the chain is named after."""
+  others = (vocab_size - 1) * math.exp(-SURE * math.sqrt(width))
+  ends = {
+    "spelled": (types.Finish.STOP, "</search>"),
+    "overhanging": (types.Finish.STOP, "</answer>"),
+    "ended": (types.Finish.END_OF_TURN, " end"),
+    "endless": (types.Finish.LENGTH, "q" * 12),
+  }
+  for chain, generation in zip(CHAINS, generations, strict=True):
+    said = [tokenizer.encode(text) for text in CHAINS[chain][1:]]
+    said *= 12 if chain == "endless" else 1
+    assert (generation.finish, generation.text) == ends[chain]
+    assert generation.token_ids == tuple(i for (i,) in said)
+    assert generation.versions == (0,) * len(said)
+    # Of so many small terms the server's float32 sum loses some.
+    np.testing.assert_allclose(generation.logps, -math.log1p(others), atol=1e-4)
+
+
+def request(context, most, *, sample=0, stop=("never said",)):
+  return types.GenerateRequest(
+    types.Address(0, 0, sample), 0, tuple(context), most, stop
+  )
+
+
+def params(policy):
+  """Weights that say a chain's next token for sure after each of its tokens."""
+  params = jax.tree.map(np.zeros_like, policy.params)
+  params["norm"] = np.ones_like(params["norm"])
+  for name in ("attention_norm", "mlp_norm"):
+    params["layers"][name] = np.ones_like(params["layers"][name])
+  place = 0
+  for chain in CHAINS.values():
+    tokens = [policy.tokenizer.encode(text) for text in chain]
+    for (token,), (after,) in zip(tokens, tokens[1:], strict=False):
+      params["embed"][token, place] = 1.0
+      params["head"][after, place] = SURE
+      place += 1
+  return params
+
+
+def _make(model, tokenizer):
+  from bench import random_models
+
+  random_models.make(
+    "qwen2",
+    model,
+    vocab_size=151_936,
+    hidden_size=64,
+    intermediate_size=96,
+    max_position_embeddings=1024,
+    eos_token_id=[151_645, 151_643],
+  )
+  for path in model.glob("*token*"):
+    path.unlink()
+  for path in tokenizer.glob("*token*.json"):
+    shutil.copy(path, model)
+
+
+if __name__ == "__main__":
+  _make(*map(pathlib.Path, sys.argv[1:]))

@@ -1,0 +1,112 @@
+"""Engines over fake SGLang servers, as the tests of the engine share them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import fake_sglang
+import pytest
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.environment import protocol
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import hf
+from anysearch_jax.rollout.sglang import engine as sglang
+from anysearch_jax.rollout.sglang import server as sglang_server
+from bench import random_models
+
+PROMPT = fake_sglang.ids("a", "b", "c", "a", "b")
+SPACE = fake_sglang.ids(" ")[0]
+
+
+def policy():
+  """A policy of the fake servers' tokenizer."""
+  a = architecture_lib.Architecture(
+    family="qwen2",
+    vocab_size=fake_sglang.VOCAB,
+    d_model=8,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    head_dim=4,
+    mlp_dim=8,
+    qkv_bias=True,
+  )
+  return hf.Policy(random_models.params(a), a, fake_sglang.tokenizer())
+
+
+def connect(*, sampling=None, **config):
+  """An engine; nothing is tried more than twice, or waited for for long."""
+  return sglang.SglangEngine(
+    policy(),
+    config=config_lib.SglangConfig(**{"retries": 1, "wait": 0.3} | config),
+    sampling=sampling or config_lib.SamplingConfig(),
+  )
+
+
+@pytest.fixture
+def serve(monkeypatch):
+  """Starts fake servers and an engine over them; ends both."""
+  monkeypatch.setattr(sglang_server, "_FIRST_PAUSE", 0.001)
+  servers, engines = [], []
+
+  def start(
+    script=(), *, count=1, seconds=0.0, old=False, faults=None, **config
+  ):
+    new = [
+      fake_sglang.Server(script, seconds=seconds, old=old).__enter__()
+      for _ in range(count)
+    ]
+    servers.extend(new)
+    new[-1].faults.update(faults or {})
+    engines.append(connect(**{"urls": tuple(s.url for s in new)} | config))
+    return (engines[-1], *new)
+
+  yield start
+  for engine in engines:
+    engine.close()
+  for server in servers:
+    server.__exit__()
+
+
+def request(*, question=0, sample=0, most=20, context=PROMPT, turn=0):
+  address = types.Address(0, question, sample)
+  return types.GenerateRequest(
+    address, turn, tuple(context), most, protocol.STOPS
+  )
+
+
+def turn(engine, **settings):
+  return asyncio.run(engine.generate(request(**settings)))
+
+
+def changed(**meta):
+  """Has a right reply say something else."""
+
+  def change(reply):
+    return reply | {"meta_info": reply["meta_info"] | meta}
+
+  return change
+
+
+def spans(*found):
+  """Has it name other weights; "" are the right ones."""
+
+  def change(reply):
+    right = reply["meta_info"]["weight_version"]
+    values = [
+      {"version": name or right, "start": start, "end": end}
+      for name, start, end in found
+    ]
+    return changed(weight_versions=values)(reply)
+
+  return change
+
+
+def overrun(server):
+  """Has a server miss every stop text."""
+  right, missed = server._generate, {"stop": [], "stop_regex": []}
+  server._generate = lambda body: right(
+    body | {"sampling_params": body["sampling_params"] | missed}
+  )

@@ -1,0 +1,94 @@
+"""A training run that takes seconds: its parts, and how it is played."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import decoder, hf
+from anysearch_jax.policy import tokenizer as tokenizer_lib
+from anysearch_jax.training import loop, validation
+from anysearch_jax.world import world as world_lib
+from anysearch_jax.world import world_tokenizer
+from retrieval import lexical
+
+CONFIG = config_lib.ExperimentConfig(
+  compute_dtype="float32",
+  questions=4,
+  group=2,
+  save_every=2,
+  curriculum=config_lib.CurriculumConfig(
+    max_budget=2,
+    phase1_steps=4,
+    total_steps=8,
+    steps_per_rollout=2,
+    window=4,
+  ),
+  # Random policies answer nothing; their lengths are what differs.
+  reward=config_lib.RewardConfig(length_limit=2, length_tolerance=40),
+  optimizer=config_lib.OptimizerConfig(learning_rate=1e-3),
+  episode=config_lib.EpisodeConfig(
+    prompts="world", max_generated=24, max_context=110
+  ),
+  engine=config_lib.EngineConfig(
+    slots=8,
+    max_context=112,
+    page=8,
+    lanes=(8,),
+    prefill_lanes=4,
+    prefill_chunk=16,
+    decode_steps=8,
+  ),
+  batch=config_lib.BatchConfig(
+    row_lengths=(128,), micro_batch_tokens=256, max_micro_batches=8
+  ),
+  # The tests read exact weights from `policy/`.
+  checkpoint=config_lib.CheckpointConfig(export_dtype="float32"),
+)
+
+
+def parts() -> dict[str, Any]:
+  world = world_lib.World()
+  inner = world_tokenizer.build_tokenizer(world)
+  # So many words end a turn that the episodes of a random policy differ.
+  codec = tokenizer_lib.Tokenizer(
+    inner, end_of_turn_ids=range(0, len(inner), 8)
+  )
+  a = architecture_lib.Architecture(
+    family="qwen3",
+    vocab_size=codec.vocab_size,
+    d_model=16,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    head_dim=8,
+    mlp_dim=16,
+    qk_norm=True,
+    tied=True,
+  )
+  return {
+    "policy": hf.Policy(decoder.initialize(a, 0), a, codec),
+    "questions": world.questions("train", 32, 0),
+    "retriever": lexical.LexicalRetriever(world.corpus),
+  }
+
+
+def train(folder: pathlib.Path, parts, config=CONFIG, *, rollouts=None):
+  """Trains; stops as a kill would after `rollouts` of them."""
+
+  class KilledError(Exception):
+    pass
+
+  def on_event(event):
+    if rollouts is not None and event.rollout + 1 == rollouts:
+      raise KilledError
+
+  folder.mkdir(exist_ok=True)
+  validation.validate(config)
+  trainer = loop.Trainer(config, folder=folder, **parts)
+  try:
+    trainer.run(on_event)
+  except KilledError:
+    pass

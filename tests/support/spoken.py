@@ -1,0 +1,108 @@
+"""Trajectories and outcomes of groups, written down by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from anysearch_jax import types
+from anysearch_jax.environment import protocol
+from anysearch_jax.methods import outcomes as outcomes_lib
+
+
+def passage(id_: str, title: str = "", text: str = "") -> types.Passage:
+  return types.Passage(id_, title, text)
+
+
+def trajectory(
+  question: types.Question,
+  *turns: tuple[str, tuple[types.Passage, ...] | str | None],
+  observation=protocol.observation,
+) -> types.Trajectory:
+  """A trajectory of turns and what came back.
+
+  A turn's text comes with passages where it was a charged search, with the
+  environment's line where it was refused, with None where nothing followed.
+  """
+  spans, queries, documents = [], [], []
+  for text, back in turns:
+    spans.append(types.Span(types.Author.MODEL, text))
+    if isinstance(back, tuple):
+      queries.append(protocol.last_content(text, "search"))
+      documents.append(tuple(types.Document(p.id, p.title) for p in back))
+      back = observation(back)
+    if back is not None:
+      spans.append(types.Span(types.Author.ENVIRONMENT, back))
+  empty = np.zeros(0, np.int32)
+  return types.Trajectory(
+    types.Address(0, 0, 0),
+    question,
+    budget=4,
+    scaffold=False,
+    token_ids=empty,
+    authors=empty.astype(np.int8),
+    logps=empty.astype(np.float32),
+    versions=empty,
+    spans=tuple(spans),
+    searches=len(queries),
+    queries=tuple(queries),
+    violation=False,
+    outcome=types.Outcome.ANSWERED,
+    documents=tuple(documents),
+  )
+
+
+def outcomes(em, *, measures=None, **changes) -> outcomes_lib.Outcomes:
+  """Outcomes of groups by their exact match; all else is plain.
+
+  `f1` is `em`, all are well formed, answered and valid, without a search.
+  """
+  em = np.asarray(em, np.float32)
+  ones = np.ones(em.shape)
+  values = {
+    "em": em,
+    "f1": em,
+    "format": ones,
+    "answered": ones == 1,
+    "generated_tokens": ones,
+    "searches": 0 * ones.astype(np.int32),
+    "violation": ones == 0,
+    "budget": np.full(em.shape[:-1], 4),
+    "valid": ones == 1,
+    "measures": measures or {},
+  }
+  for name, value in changes.items():
+    values[name] = np.asarray(value, values[name].dtype)
+  return outcomes_lib.Outcomes(**values)
+
+
+def drawn(rng, questions: int, group: int, *measures: str):
+  """Outcomes as they come, with gaps; measures are 0 or 1."""
+  shape = (questions, group)
+  em = rng.random(shape) < rng.random((questions, 1))
+  answered = em | (rng.random(shape) < 0.7)
+  return outcomes(
+    em,
+    f1=np.where(em, 1, rng.random(shape) * answered),
+    answered=answered,
+    format=answered & (rng.random(shape) < 0.6),
+    searches=rng.integers(0, 6, shape),
+    budget=np.full(questions, 5),
+    valid=rng.random(shape) < rng.choice([0.3, 0.9, 1.0], (questions, 1)),
+    measures={name: rng.integers(0, 2, shape) for name in measures},
+  )
+
+
+def spoiled(told: outcomes_lib.Outcomes) -> outcomes_lib.Outcomes:
+  """The same with other values where not valid, NaN and far-off ones."""
+
+  def spoil(values, by):
+    return np.where(told.valid, values, by)
+
+  return told._replace(
+    em=spoil(told.em, 1.0),
+    f1=spoil(told.f1, np.nan),
+    format=spoil(told.format, np.nan),
+    answered=spoil(told.answered, True),
+    searches=spoil(told.searches, -7),
+    measures={k: spoil(v, np.nan) for k, v in told.measures.items()},
+  )

@@ -1,0 +1,160 @@
+"""Training while sampling, with the real engine and the real step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scripted_runs as runs
+import small_run
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.policy import hf
+from anysearch_jax.policy import parameters as weights
+from anysearch_jax.training import learner, rewards_and_advantages
+
+
+@pytest.fixture(scope="module")
+def parts():
+  return small_run.parts()
+
+
+def _real(folder, parts, config=small_run.CONFIG, *, level=1, **kwargs):
+  small_run.train(
+    folder, parts, runs.at_level(level, config, save_every=2), **kwargs
+  )
+  return folder
+
+
+def _same_weights(folder, expected):
+  ours, theirs = (hf.load(f / "policy").params for f in (folder, expected))
+  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_published_weights_outlive_the_next_step(rank, parts):
+  """A step gives its state's arrays away, and they are those of the engine."""
+  lora = config_lib.LoraConfig(rank=rank, targets=("q",))
+  config = runs.at_level(1, small_run.CONFIG, lora=lora)
+  made = learner.Learner(config, parts["policy"])
+  published = made.published()
+  before = jax.tree.map(jnp.copy, made.state.params)
+  packed = made.pack(_scored(parts, config))
+  given_away = jax.tree.leaves(made.state.params)
+  assert [values["finite"] for values in made.steps(packed)] == [1, 1]
+  assert all(x.is_deleted() for x in given_away)
+  for path, leaf in jax.tree_util.tree_leaves_with_path(before):
+    held = weights.get(published, [key.key for key in path])
+    np.testing.assert_array_equal(held, leaf)
+  assert any(
+    (x != y).any()
+    for x, y in zip(jax.tree.leaves(made.state.params), jax.tree.leaves(before))
+  )
+
+
+def _scored(parts, config):
+  """A rollout of answers, half of them longer than liked."""
+  groups = []
+  for q in range(4):
+    question, members = parts["questions"][q], []
+    for g in range(2):
+      n = 4 + 40 * g
+      members.append(
+        types.Trajectory(
+          types.Address(0, q, g),
+          question,
+          budget=1,
+          scaffold=False,
+          token_ids=np.arange(1, n + 1, dtype=np.int32),
+          authors=np.asarray([0] + [1] * (n - 1), np.int8),
+          logps=np.full(n, -3, np.float32),
+          versions=np.zeros(n, np.int32),
+          spans=(),
+          searches=0,
+          queries=(),
+          violation=False,
+          outcome=types.Outcome.INVALID,
+        )
+      )
+    groups.append(types.Group(question, 1, False, tuple(members)))
+  return rewards_and_advantages.score(
+    groups,
+    np.ones(4, np.int32),
+    config=config,
+  )
+
+
+@pytest.fixture(scope="module")
+def real(parts, tmp_path_factory):
+  """A run of the real engine and learner, one rollout apart, on one device."""
+  return _real(tmp_path_factory.mktemp("real"), parts)
+
+
+def test_stale_tokens_are_told_from_fresh_ones(real):
+  records = runs.metrics(real)
+  assert [r["policy/staleness_max"] for r in records] == [0, 1, 1, 1]
+  # Only without drift does the gap tell engine and trainer apart.
+  assert records[0]["policy/engine_gap_max"] < 1e-5
+  assert all("policy/engine_gap_max" not in r for r in records[1:])
+  steps = [
+    json.loads(s) for s in (real / "steps.jsonl").read_text().splitlines()
+  ]
+  first = [s["loss/logp_difference_max"] for s in steps[::2]]
+  # The ratio of a rollout's first step is to the weights that sampled.
+  assert first[0] < 1e-5 and min(first[1:]) > 1e-4
+
+
+def test_a_killed_run_of_the_real_engine_resumes_to_the_same_bits(
+  real, parts, tmp_path
+):
+  _real(tmp_path, parts, rollouts=3)  # The checkpoint is of rollout 2.
+  assert (tmp_path / "checkpoints" / "2" / "tokens").is_dir()
+  _real(tmp_path, parts)
+  assert runs.left(tmp_path) == runs.left(real)
+  _same_weights(tmp_path, real)
+
+
+def test_devices_of_their_own_change_nothing(real, parts, tmp_path):
+  mesh = config_lib.MeshConfig(trainer=(0,), rollout=(1,))
+  _real(tmp_path, parts, dataclasses.replace(small_run.CONFIG, mesh=mesh))
+  assert runs.left(tmp_path) == runs.left(real)
+  _same_weights(tmp_path, real)
+
+
+def test_one_step_a_rollout_corrects_for_the_weights_that_sampled(
+  parts, tmp_path
+):
+  """The ratio to the trainer's own log-probs is 1; the cap holds the rest."""
+  config = dataclasses.replace(
+    small_run.CONFIG,
+    objective=config_lib.ObjectiveConfig(
+      old_logp="trainer", importance_cap=2.0
+    ),
+    curriculum=dataclasses.replace(
+      small_run.CONFIG.curriculum,
+      phase1_steps=2,
+      total_steps=3,
+      steps_per_rollout=1,
+    ),
+  )
+  fresh, *stale = runs.metrics(_real(tmp_path, parts, config))
+  assert abs(fresh["loss/importance"] - 1) < 1e-5
+  assert len(stale) == 2
+  for record in stale:
+    assert record["loss/ratio"] == pytest.approx(1)
+    assert record["loss/logp_difference_max"] > 1e-4
+    assert abs(record["loss/importance"] - 1) > 1e-6
+
+
+def test_adapters_are_trained_while_sampling(parts, tmp_path):
+  lora = config_lib.LoraConfig(rank=2, alpha=6.0, targets=("q", "down"))
+  config = dataclasses.replace(small_run.CONFIG, lora=lora)
+  records = runs.metrics(_real(tmp_path, parts, config))
+  assert [r["policy/staleness_max"] for r in records] == [0, 1, 1, 1]
+  assert records[0]["policy/engine_gap_max"] < 1e-5
+  assert all(r["finite"] == 1 for r in records)

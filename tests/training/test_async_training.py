@@ -1,0 +1,392 @@
+"""Training while sampling: order, staleness, failures, stragglers."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+import signal
+import threading
+import time
+import traceback
+
+import numpy as np
+import pytest
+import scripted_runs as runs
+import small_run
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.algorithms import curriculum
+from anysearch_jax.environment import scoring
+from anysearch_jax.rollout import searching
+from anysearch_jax.training import (
+  checkpoint,
+  health,
+  learner,
+  pipeline,
+  staleness,
+  timeline,
+  validation,
+)
+
+
+@pytest.fixture(scope="module")
+def parts():
+  return small_run.parts()
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+  """Trainers learn as `scripted_runs.Learner` does."""
+  monkeypatch.setattr(learner, "Learner", runs.Learner)
+  monkeypatch.setattr(runs.Learner, "on_step", lambda rollout, step: None)
+
+
+@pytest.fixture(scope="module")
+def finished(parts, tmp_path_factory):
+  return runs.finished(parts, tmp_path_factory)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+def test_every_rollout_is_sampled_exactly_so_many_versions_ago(level, finished):
+  folder, versions, trained = finished(level)
+  assert trained == [(k, max(0, k - level)) for k in range(runs.ROLLOUTS)]
+  # Each version is handed over once, and only if something is sampled with it.
+  assert versions == list(range(1, runs.ROLLOUTS - level))
+  told = [r["policy/staleness_max"] for r in runs.metrics(folder)]
+  assert told == [min(k, level) for k in range(runs.ROLLOUTS)]
+
+
+def test_sampling_goes_on_while_a_step_is_taken(
+  parts, tmp_path, scripted, monkeypatch
+):
+  """A step of rollout 0 and a turn of rollout 1 wait for each other."""
+  stepping, playing = threading.Event(), threading.Event()
+
+  def on_step(rollout, step):
+    if rollout == 0:
+      stepping.set()
+      assert playing.wait(60)
+
+  async def script(request):
+    if request.address.rollout == 1:
+      playing.set()
+      while not stepping.is_set():
+        await asyncio.sleep(0.01)
+
+  monkeypatch.setattr(runs.Learner, "on_step", on_step)
+  runs.run(tmp_path, parts, runs.at_level(1), engine=runs.Engine(parts, script))
+  assert len(runs.metrics(tmp_path)) == runs.ROLLOUTS
+
+
+def test_budgets_know_the_outcomes_of_all_earlier_rollouts(finished):
+  # Far enough ahead, all rollouts are of the first weights; the curriculum has
+  # seen as much before each of them as it has without running ahead.
+  folder, _, trained = finished(runs.ROLLOUTS)
+  assert {version for _, version in trained} == {0}
+  state = curriculum.init(runs.SCRIPTED.curriculum, runs.SCRIPTED.seed)
+  for record, groups in zip(
+    runs.metrics(folder), runs.played(folder), strict=True
+  ):
+    assigned = curriculum.assign(
+      state, num_groups=4, config=runs.SCRIPTED.curriculum
+    )
+    assert [g["budget"] for g in groups] == assigned.budgets.tolist()
+    p = curriculum.distribution(state, config=runs.SCRIPTED.curriculum)
+    assert [record["curriculum/p1"], record["curriculum/p2"]] == p.tolist()
+    answers = [
+      scoring.judge(
+        [types.Span(types.Author[s["author"].upper()], s["text"]) for s in t],
+        golden_answers=g["golden_answers"],
+        budget=g["budget"],
+        searches=0,
+        scaffold=g["scaffold"],
+      ).em
+      for g in groups
+      for t in (t["spans"] for t in g["trajectories"])
+    ]
+    state = curriculum.record(
+      state,
+      np.repeat(assigned.budgets, 2),
+      np.asarray(answers),
+      np.ones(8, bool),
+      config=runs.SCRIPTED.curriculum,
+    )
+  assert state.windows.any() and not state.windows.all()
+
+
+@pytest.mark.parametrize("lie", [-1, 1])
+def test_weights_that_should_not_have_sampled_stop_the_run(
+  lie, parts, tmp_path, scripted
+):
+  sentence = (
+    "Rollout 2 holds tokens of policy version 0, expected 1 to 2"
+    if lie < 0
+    else "Rollout 0 holds tokens of policy version 1, expected 0 to 0"
+  )
+  with pytest.raises(staleness.StaleError, match=sentence):
+    runs.run(
+      tmp_path, parts, runs.at_level(1), engine=runs.Engine(parts, lie=lie)
+    )
+  # Not even one optimizer step was taken on it.
+  assert runs.Learner.made.state.step == (4 if lie < 0 else 0)
+
+
+def test_searches_are_counted_by_the_rollout(parts, tmp_path, scripted):
+  searcher = searching.Searcher(parts["retriever"], config_lib.SearchConfig())
+  config = runs.at_level(1, save_every=1)
+  runs.run(tmp_path, parts | {"retriever": searcher}, config)
+  for record, groups in zip(
+    runs.metrics(tmp_path), runs.played(tmp_path), strict=True
+  ):
+    queries = [
+      q for g in groups for t in g["trajectories"] for q in t["queries"]
+    ]
+    assert record["search/searches"] == len(queries) > 0
+    # Only the question itself is asked for, and no question comes twice.
+    assert record["search/batches"] <= len(set(queries))
+    answered = record["search/cache_hits"] + record["search/deduplicated"]
+    assert answered == len(queries) - len(set(queries))
+
+
+@pytest.mark.parametrize(("level", "saved"), [(0, 4), (1, 4), (3, 2)])
+def test_a_bug_of_the_sampler_is_raised_with_its_traceback(
+  level, saved, parts, tmp_path, scripted
+):
+  engine = runs.Engine(
+    parts, runs.fails_in(5, ZeroDivisionError("in the engine"))
+  )
+  with pytest.raises(ExceptionGroup) as raised:
+    runs.run(tmp_path, parts, runs.at_level(level), engine=engine)
+  text = "".join(traceback.format_exception(raised.value))
+  assert "ZeroDivisionError: in the engine" in text
+  assert "in script" in text and "in generate" in text
+  # What was done until then is not lost.
+  assert checkpoint.sound(tmp_path / "checkpoints") == saved
+  runs.run(tmp_path, parts, runs.at_level(level))
+  assert len(runs.metrics(tmp_path)) == runs.ROLLOUTS
+
+
+def test_a_bug_of_the_sampler_is_raised_before_the_next_step(
+  parts, tmp_path, scripted, monkeypatch
+):
+  def wait_for_the_failure(rollout, step):
+    if (rollout, step) == (1, 0):
+      for thread in threading.enumerate():
+        if thread.name == "sampler":
+          thread.join(60)
+
+  monkeypatch.setattr(runs.Learner, "on_step", wait_for_the_failure)
+  engine = runs.Engine(parts, runs.fails_in(2, ZeroDivisionError()))
+  with pytest.raises(ExceptionGroup):
+    runs.run(tmp_path, parts, runs.at_level(1), engine=engine)
+  assert runs.Learner.made.state.step == 3  # One of the two of rollout 1.
+
+
+@pytest.fixture
+def interruptible():
+  """Ctrl-C raises here, even if whoever started the tests ignores it."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_an_interrupt_ends_a_sampler_that_would_take_for_ever(
+  level, parts, tmp_path, scripted, interruptible
+):
+  """Ctrl-C comes while rollout 2 is waited for."""
+  main = threading.main_thread().ident
+
+  async def script(request):
+    if request.address.rollout == 2:
+      if request.address.question == 0 and request.address.sample == 0:
+        signal.pthread_kill(main, signal.SIGINT)
+      await asyncio.sleep(3600)
+
+  engine = runs.Engine(parts, script)
+  with pytest.raises(KeyboardInterrupt):
+    runs.run(tmp_path, parts, runs.at_level(level), engine=engine)
+  assert "sampler" not in {thread.name for thread in threading.enumerate()}
+  assert not engine.open  # Its episodes were released.
+  runs.run(tmp_path, parts, runs.at_level(level))
+  assert len(runs.metrics(tmp_path)) == runs.ROLLOUTS
+
+
+def test_a_step_that_is_not_finite_stops_the_sampler(
+  parts, tmp_path, scripted, monkeypatch
+):
+  def steps(self, packed):
+    yield {"finite": 0.0, "loss/total": float("nan"), "grad_norm": 1.0}
+
+  config = dataclasses.replace(
+    runs.at_level(1), watch=config_lib.WatchConfig(bad_steps=1)
+  )
+
+  async def script(request):
+    if request.address.rollout == 1:
+      await asyncio.sleep(3600)
+
+  monkeypatch.setattr(runs.Learner, "steps", steps)
+  with pytest.raises(health.NotFiniteError, match="not-finite-0"):
+    runs.run(tmp_path, parts, config, engine=runs.Engine(parts, script))
+  assert "sampler" not in {thread.name for thread in threading.enumerate()}
+
+
+class _Stuck:
+  """A sampler in a call that does not come back."""
+
+  def __init__(self):
+    self.let_go = threading.Event()
+
+  def sample(self, rollout):
+    self.let_go.wait(60)
+
+  def stop(self):
+    pass
+
+
+def test_a_sampler_that_hangs_in_a_device_is_left_behind(caplog):
+  stuck = _Stuck()
+  clock = timeline.Timeline(time.monotonic)
+  ahead = pipeline.Pipeline(
+    stuck, first=0, rollouts=2, level=1, timeline=clock, patience=0.1
+  )
+  with pytest.raises(runs.KilledError), ahead:
+    ahead.fill(0, dict)
+    raise runs.KilledError
+  assert "still runs after 0.1 seconds; it is left behind" in caplog.text
+  stuck.let_go.set()
+
+
+def test_who_waits_for_a_rollout_says_which_and_for_how_long(
+  caplog, monkeypatch
+):
+  monkeypatch.setattr(pipeline, "_TELL", 0.2)
+  slow = _Stuck()
+  clock = timeline.Timeline(time.monotonic)
+  ahead = pipeline.Pipeline(slow, first=0, rollouts=1, level=0, timeline=clock)
+  threading.Timer(0.7, slow.let_go.set).start()
+  with ahead:
+    ahead.fill(0, dict)
+    assert ahead.take(threading.Event()) is None  # What it sampled.
+  said = [r.getMessage() for r in caplog.records]
+  assert 1 <= len(said) <= 3
+  assert all("waits for rollout 0 to be sampled, for" in line for line in said)
+  # The wait is time that the trainer was idle.
+  (idle,) = (s for s in clock.take(0) if s.track == timeline.TRAINER)
+  assert idle.name == "idle" and 0.5 < idle.end - idle.start < 30
+
+
+def test_a_wait_for_a_rollout_ends_with_whoever_samples_it():
+  clock = timeline.Timeline(time.monotonic)
+  ahead = pipeline.Pipeline(
+    _Stuck(), first=0, rollouts=2, level=0, timeline=clock
+  )
+  with pytest.raises(RuntimeError, match="Nobody samples rollout 0 any more"):
+    ahead.fill(0, dict)
+    ahead.take()  # Its thread was never started.
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_stragglers_are_given_up_and_their_questions_used_up(
+  level, parts, tmp_path, scripted
+):
+  config = runs.at_level(level, extra_groups=2, save_every=1)
+  engine = runs.Engine(parts, runs.slow(1, 4), questions=6)
+  runs.run(tmp_path, parts, config, engine=engine)
+  assert not engine.open
+  for number, groups in enumerate(runs.played(tmp_path)):
+    asked = [parts["questions"][(6 * number + i) % 32].id for i in (0, 2, 3, 5)]
+    assert [g["question_id"] for g in groups] == asked
+    assert all(len(g["trajectories"]) == 2 for g in groups)
+  records = runs.metrics(tmp_path)
+  assert [r["rollout/stragglers"] for r in records] == [2] * runs.ROLLOUTS
+  assert records[-1]["run/stragglers"] == 2 * runs.ROLLOUTS
+  assert records[-1]["run/trajectories"] == 8 * runs.ROLLOUTS
+  progress = checkpoint.read_json(
+    tmp_path / "checkpoints", runs.ROLLOUTS, "progress"
+  )
+  assert progress["questions"] == {"epoch": 1, "position": 4, "of": 32}
+
+
+def test_budgets_follow_the_groups_that_are_kept(parts, tmp_path, scripted):
+  """Phase II draws a budget a group; the kept ones keep theirs."""
+  config = runs.at_level(1, extra_groups=2, save_every=1)
+  config = dataclasses.replace(
+    config,
+    curriculum=dataclasses.replace(config.curriculum, phase1_steps=0),
+  )
+  runs.run(
+    tmp_path,
+    parts,
+    config,
+    engine=runs.Engine(parts, runs.slow(1, 3), questions=6),
+  )
+  state = curriculum.init(config.curriculum, config.seed)
+  drawn = curriculum.assign(state, num_groups=6, config=config.curriculum)
+  first = next(runs.played(tmp_path))
+  kept = drawn.budgets[np.asarray([0, 2, 4, 5])].tolist()
+  assert sorted(kept) != sorted(drawn.budgets[:4].tolist())
+  assert [g["budget"] for g in first] == kept
+  assert runs.metrics(tmp_path)[0]["curriculum/count2"] == kept.count(2)
+
+
+@pytest.mark.parametrize(
+  ("changes", "sentence"),
+  [
+    ({"level": -1}, "pipeline.async_level: found -1, expected at least 0."),
+    (
+      {"extra_groups": -1},
+      "pipeline.extra_groups: found -1, expected at least 0.",
+    ),
+    (
+      {"objective": config_lib.ObjectiveConfig(old_logp="trainer")},
+      "pipeline.async_level: found 1 with objective.old_logp 'trainer' and "
+      "importance_cap 0",
+    ),
+    (
+      {"mesh": config_lib.MeshConfig(fsdp=2)},
+      "found 1 with device 0 both in mesh.trainer and in mesh.rollout",
+    ),
+    (
+      {"mesh": config_lib.MeshConfig(fsdp=2, rollout=(3, 1))},
+      "found 1 with device 1 both in mesh.trainer and in mesh.rollout",
+    ),
+  ],
+)
+def test_what_cannot_run_at_the_same_time_is_refused(changes, sentence):
+  config = runs.at_level(**({"level": 1} | changes))
+  with pytest.raises(ValueError, match=re.escape(sentence)):
+    validation.validate(config)
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"objective": config_lib.ObjectiveConfig(old_logp="engine")},
+    {
+      "objective": config_lib.ObjectiveConfig(
+        old_logp="trainer", importance_cap=2.0
+      )
+    },
+    {"mesh": config_lib.MeshConfig(fsdp=2, rollout=(2, 3))},
+    {"mesh": config_lib.MeshConfig(trainer=(1,), rollout=(1,))},
+  ],
+)
+def test_what_can_run_at_the_same_time_is_let_through(changes):
+  validation.validate(runs.at_level(1, **changes))
+
+
+def test_several_processes_and_old_servers_are_refused():
+  with pytest.raises(ValueError, match="found 1 in 2 processes, expected 0"):
+    validation.validate_processes(runs.at_level(1), 2)
+  validation.validate_processes(runs.at_level(1), 1)
+  validation.validate_processes(runs.at_level(0), 2)
+  engine = runs.Engine(small_run.parts())
+  validation.validate_engine(runs.at_level(7), engine)
+  engine.max_async_level = 1
+  validation.validate_engine(runs.at_level(1), engine)
+  with pytest.raises(ValueError, match="found 2, expected at most 1"):
+    validation.validate_engine(runs.at_level(2), engine)

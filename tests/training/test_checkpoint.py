@@ -1,0 +1,179 @@
+"""Checkpoints: what comes back, on which mesh, and what is kept."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small_checkpoint as small
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.config import values
+from anysearch_jax.training import checkpoint, manifest
+
+pristine, folder = small.pristine, small.folder
+
+
+def test_what_is_saved_comes_back(folder, tmp_path):
+  assert small.restore(tmp_path / "new") is None
+  assert small.bits(small.restore(folder)) == small.bits(small.saved(4))
+  written = checkpoint.read_json(folder, 4, "config")
+  assert values.from_dict(config_lib.ExperimentConfig, written) == small.CONFIG
+
+
+def test_parameters_are_read_without_the_optimizer(folder):
+  shutil.rmtree(folder / "4" / "optimizer")
+  saved = small.saved(4)
+  params = checkpoint.read(
+    folder, 4, "params", small.abstract(saved.state.params)
+  )
+  state = saved.state._replace(params=params)
+  assert small.bits(saved._replace(state=state)) == small.bits(saved)
+
+
+def test_nothing_is_saved_twice(folder):
+  with (
+    small.opened(folder) as checkpoints,
+    pytest.raises(ValueError, match="exists"),
+  ):
+    checkpoints.save(small.saved(4), small.QUALITY)
+
+
+@pytest.mark.parametrize(
+  ("last", "best", "qualities", "expected"),
+  [
+    (1, 0, {2: 0.3, 4: 0.2, 6: 0.1}, [6]),
+    (2, 0, {2: 0.3, 4: 0.2, 6: 0.1}, [4, 6]),
+    (1, 1, {2: 0.9, 4: 0.1, 6: 0.2, 8: 0.3}, [2, 8]),
+    (1, 1, {2: 0.1, 4: 0.2, 6: 0.3}, [6]),
+    (2, 2, {2: 0.5, 4: 0.9, 6: 0.1, 8: 0.2, 10: 0.3}, [2, 4, 8, 10]),
+    # Of equal ones the later; the worst of all is no exception.
+    (1, 1, {2: 0.5, 4: 0.5, 6: 0.1}, [4, 6]),
+    (1, 1, {2: 0.5, 4: -math.inf, 6: 0.1}, [2, 6]),
+  ],
+)
+def test_the_last_and_the_best_are_kept(
+  tmp_path, last, best, qualities, expected
+):
+  keep = {"keep_last": last, "keep_best": best}
+  checkpoints = small.opened(tmp_path, **keep)
+  for rollout, quality in qualities.items():
+    # What was written before a restart counts as what was written after it.
+    if rollout == 6:
+      checkpoints.__exit__()
+      checkpoints = small.opened(tmp_path, **keep)
+    checkpoints.save(small.saved(rollout), quality)
+  checkpoints.__exit__()
+  assert checkpoint.rollouts(tmp_path) == expected
+  for rollout in expected:
+    assert manifest.damage(tmp_path / str(rollout)) == ""
+
+
+def test_the_last_one_stays_until_the_next_is_complete(tmp_path, monkeypatch):
+  seen = []
+  write = manifest.write
+
+  def watched(*args, **kwargs):
+    seen.append(checkpoint.rollouts(tmp_path))
+    return write(*args, **kwargs)
+
+  monkeypatch.setattr(manifest, "write", watched)
+  with small.opened(tmp_path, keep_last=1) as checkpoints:
+    checkpoints.save(small.saved(2), small.QUALITY)
+    checkpoints.save(small.saved(4), small.QUALITY)
+  # Before and after the rename of each.
+  assert seen == [[], [2], [2], [4]]
+
+
+def test_quality_is_a_metric_of_the_rollout():
+  config = config_lib.CheckpointConfig(best_metric="reward/total", keep_best=1)
+  metrics = {"reward/em": 0.5, "reward/total": 2}
+  assert checkpoint.quality(metrics, config=config) == 2.0
+  metrics["reward/total"] = float("nan")
+  assert checkpoint.quality(metrics, config=config) == -math.inf
+  assert checkpoint.quality({"step": 3}, config=config) == -math.inf
+  assert checkpoint.quality({}, config=config_lib.CheckpointConfig()) == 0.0
+
+
+def test_what_is_saved_are_the_values_at_the_call(tmp_path, monkeypatch):
+  write, overwritten = manifest.write, threading.Event()
+
+  def slow(*args, **kwargs):
+    assert overwritten.wait(60)
+    return write(*args, **kwargs)
+
+  monkeypatch.setattr(manifest, "write", slow)
+  # Large enough to be still on its way to the disk when it is overwritten.
+  big = {"w": jax.random.normal(jax.random.key(0), (4 << 20,))}
+  expected = np.asarray(big["w"]).copy()
+  overwrite = jax.jit(lambda w: w * 0 - 1, donate_argnums=0)
+  saved = small.saved(2)
+  saved = saved._replace(state=saved.state._replace(params=big))
+  with small.opened(tmp_path) as checkpoints:
+    checkpoints.save(saved, small.QUALITY)
+    saved.progress["counters"]["run"]["failed"] = -1
+    big["w"] = overwrite(big["w"]).block_until_ready()
+    assert checkpoint.rollouts(tmp_path) == []
+    overwritten.set()
+    checkpoints.save(small.saved(4), small.QUALITY)
+  params = checkpoint.read(tmp_path, 2, "params", small.abstract(big))
+  np.testing.assert_array_equal(params["w"], expected)
+  progress = checkpoint.read_json(tmp_path, 2, "progress")
+  assert progress["counters"]["run"]["failed"] == 2
+  assert small.bits(small.restore(tmp_path)) == small.bits(small.saved(4))
+  assert manifest.damage(tmp_path / "2") == ""
+
+
+def _on_mesh(*shape: int):
+  """Shards matrices over both axes of a mesh, vectors over the second."""
+  devices = np.asarray(jax.devices()[-math.prod(shape) :]).reshape(shape)
+  mesh = jax.sharding.Mesh(devices, ("fsdp", "tensor"))
+
+  def sharding(x) -> jax.sharding.Sharding:
+    divides = not any(size % 8 for size in x.shape)
+    axes = ("fsdp", "tensor")[-x.ndim :] if x.ndim and divides else ()
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+
+  return sharding
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (8, 1), (1, 1)])
+def test_another_mesh_restores_the_same_bits(tmp_path, shape):
+  saved, before, after = small.saved(2), _on_mesh(4, 2), _on_mesh(*shape)
+  placed = jax.device_put(saved.state, jax.tree.map(before, saved.state))
+  assert len(placed.params["layers"]["q"].addressable_shards[0].data) == 2
+  with small.opened(tmp_path) as checkpoints:
+    checkpoints.save(saved._replace(state=placed), small.QUALITY)
+  like = saved._replace(
+    state=small.abstract(saved.state, after),
+    curriculum=small.abstract(saved.curriculum, after),
+  )
+  with small.opened(tmp_path) as checkpoints:
+    restored = checkpoints.restore(like)
+  assert small.bits(restored) == small.bits(saved)
+  ours, asked = jax.tree.leaves(restored[1:3]), jax.tree.leaves(like[1:3])
+  assert [x.sharding for x in ours] == [x.sharding for x in asked]
+
+
+@pytest.mark.parametrize(
+  ("change", "sentence"),
+  [
+    ({"layers": {"q": jnp.zeros((8, 9))}}, "8, 16], expected float32[8, 9];"),
+    ({"norm": jnp.zeros(16)}, "norm is bfloat16[16], expected float32[16]"),
+    ({"head": jnp.zeros(2)}, "head is not there, expected float32[2]"),
+    ({"norm": None}, "norm is bfloat16[16], expected no such array"),
+  ],
+)
+def test_a_checkpoint_of_another_policy_is_refused(folder, change, sentence):
+  like = small.saved(0)
+  params = like.state.params | change
+  like = like._replace(state=like.state._replace(params=params))
+  with small.opened(folder) as checkpoints:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+      checkpoints.restore(like)

@@ -1,0 +1,185 @@
+"""Checkpoints that were damaged: every kind is found, and what follows."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import small_checkpoint as small
+
+from anysearch_jax.training import checkpoint, manifest
+
+pristine, folder = small.pristine, small.folder
+
+
+def _flip(path: pathlib.Path) -> None:
+  """One bit in the middle."""
+  content = bytearray(path.read_bytes())
+  content[len(content) // 2] ^= 1
+  path.write_bytes(content)
+
+
+def _truncate(path: pathlib.Path) -> None:
+  os.truncate(path, path.stat().st_size // 2)
+
+
+def _largest(folder: pathlib.Path) -> pathlib.Path:
+  files = (path for path in folder.rglob("*") if path.is_file())
+  return max(files, key=lambda path: path.stat().st_size)
+
+
+def _files(folder: pathlib.Path) -> dict[str, tuple[bytes, int]]:
+  return {
+    str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
+    for path in folder.rglob("*")
+    if path.is_file()
+  }
+
+
+def test_a_flipped_bit_is_found_in_every_file(folder):
+  files = sorted(p for p in (folder / "4").rglob("*") if p.is_file())
+  kinds = {path.relative_to(folder / "4").parts[0] for path in files}
+  items = {"params", "optimizer", "curriculum", "progress", "config", "metrics"}
+  assert kinds == items | {
+    "manifest.json",
+    "_CHECKPOINT_METADATA",
+    "commit_success.txt",
+  }
+  for path in files:
+    content = path.read_bytes()
+    _flip(path)
+    named = "" if path.name == "manifest.json" else f"{path} is "
+    assert (damage := manifest.damage(folder / "4")) and named in damage
+    path.write_bytes(content)
+    assert manifest.damage(folder / "4") == ""
+
+
+@pytest.mark.parametrize(
+  ("damage", "sentence"),
+  [
+    (lambda f: _flip(_largest(f / "params")), r"params/\S+ is {'bytes'"),
+    (lambda f: _flip(f / "progress/metadata"), r"progress/metadata is {"),
+    (lambda f: _truncate(_largest(f / "optimizer")), r"optimizer/\S+ is {"),
+    (lambda f: _largest(f / "curriculum").unlink(), "lacks curriculum/"),
+    (lambda f: shutil.rmtree(f / "optimizer"), "lacks optimizer/"),
+    (lambda f: _truncate(f / "manifest.json"), "cannot be read"),
+    (lambda f: (f / "manifest.json").unlink(), "has no manifest.json"),
+  ],
+)
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(
+  folder, caplog, damage, sentence
+):
+  damage(folder / "4")
+  broken = _files(folder / "4")
+  with small.opened(folder) as checkpoints:
+    assert small.bits(checkpoints.restore(small.saved(0))) == small.bits(
+      small.saved(2)
+    )
+    [record] = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert "damaged checkpoint" in record.getMessage()
+    assert re.search(sentence, record.getMessage())
+    # It is out of the way, as it was found, and the run can save it again.
+    assert _files(folder / "damaged" / "4") == broken
+    checkpoints.save(small.saved(4), small.QUALITY)
+  assert small.bits(small.restore(folder)) == small.bits(small.saved(4))
+
+
+def test_only_the_newest_damaged_checkpoint_is_kept(folder, caplog):
+  for number in range(4):
+    (folder / "4" / "manifest.json").unlink()
+    (folder / "4" / "params" / "number").write_text(str(number))
+    small.write(folder, 4)
+  [left] = (folder / "damaged").iterdir()
+  assert (left / "params" / "number").read_text() == "3"
+  assert caplog.text.count("Removed 1 damaged checkpoints") == 3
+
+
+def test_a_save_that_needs_room_removes_damaged_checkpoints(
+  folder, caplog, monkeypatch
+):
+  (folder / "4" / "manifest.json").unlink()
+  with small.opened(folder) as checkpoints:
+    assert os.listdir(folder / "damaged") == ["4"]
+    usage = shutil.disk_usage(folder)._replace(free=10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    checkpoints.save(small.saved(4), small.QUALITY)
+  assert os.listdir(folder / "damaged") == []
+  assert "Removed 1 damaged checkpoints" in caplog.text
+  assert small.bits(small.restore(folder)) == small.bits(small.saved(4))
+
+
+def test_an_older_damaged_checkpoint_does_not_stop_the_run(folder, caplog):
+  # Orbax reads the metrics of every checkpoint when it opens a folder.
+  (folder / "2" / "metrics" / "metrics").write_text("{")
+  assert small.bits(small.restore(folder)) == small.bits(small.saved(4))
+  assert "2/metrics/metrics" in caplog.text
+  assert checkpoint.rollouts(folder) == [4]
+
+
+def test_a_run_never_starts_over_in_silence(folder):
+  for rollout in ("2", "4"):
+    _flip(_largest(folder / rollout / "params"))
+  before = _files(folder)
+  with pytest.raises(checkpoint.DamagedError, match="is sound: .*/2/.*/4/"):
+    small.opened(folder)
+  assert _files(folder) == before
+
+
+def _die_while_saving(folder: str) -> None:
+  """Saves 2, then is killed when 4 is written but not yet complete."""
+  small.write(folder, 2)
+  with small.opened(folder) as checkpoints:
+    manifest.write = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    checkpoints.save(small.saved(4), small.QUALITY)
+
+
+def test_a_run_killed_while_it_saves_resumes_from_the_one_before(tmp_path):
+  tests = pathlib.Path(__file__).parents[1]
+  folder = tmp_path / "checkpoints"
+  process = subprocess.run(
+    [
+      sys.executable,
+      "-c",
+      "import sys, test_checkpoint_damage as tests; "
+      "tests._die_while_saving(sys.argv[1])",
+      str(folder),
+    ],
+    env=os.environ | {"PYTHONPATH": f"{tests}:{tests.parent}"},
+  )
+  assert process.returncode == -signal.SIGKILL
+  assert sorted(os.listdir(folder)) == [
+    "2",
+    "4.orbax-checkpoint-tmp",
+    "last_save.json",
+  ]
+  assert small.bits(small.restore(folder)) == small.bits(small.saved(2))
+  assert checkpoint.rollouts(folder) == [2]
+  assert not list(folder.glob("*tmp*"))
+  small.write(folder, 4)
+  assert small.bits(small.restore(folder)) == small.bits(small.saved(4))
+
+
+def test_whoever_only_reads_changes_nothing(folder, caplog):
+  _truncate(_largest(folder / "4" / "params"))
+  (folder / "6.orbax-checkpoint-tmp").mkdir()
+  before = _files(folder)
+  assert checkpoint.sound(folder) == 2
+  assert "4/params" in caplog.text
+  like = small.abstract(small.saved(0).state.params)
+  checkpoint.read(folder, 2, "params", like)
+  checkpoint.read_json(folder, 2, "progress")
+  with pytest.raises(checkpoint.DamagedError, match="4/params"):
+    checkpoint.sound(folder, 4)
+  with pytest.raises(FileNotFoundError, match=r"\[2, 4\], expected 7"):
+    checkpoint.sound(folder, 7)
+  assert _files(folder) == before
+  assert (folder / "6.orbax-checkpoint-tmp").is_dir()
+  _flip(_largest(folder / "2" / "params"))
+  with pytest.raises(checkpoint.DamagedError, match="4/params.* .*/2/"):
+    checkpoint.sound(folder)

@@ -1,0 +1,212 @@
+"""The fingerprint of weights: an engine with other ones trains nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import fake_sglang
+import jax
+import numpy as np
+import pytest
+import sglang_engines
+import small_engine
+import small_run
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.policy import hf
+from anysearch_jax.rollout.jax_engine import engine as engine_lib
+from anysearch_jax.training import fingerprint, health
+
+serve = sglang_engines.serve
+
+
+@pytest.fixture(scope="module")
+def parts():
+  return small_run.parts()
+
+
+@pytest.fixture(scope="module")
+def finished(parts, tmp_path_factory):
+  """A run of four rollouts that nobody disturbs."""
+  folder = tmp_path_factory.mktemp("run")
+  small_run.train(folder, parts)
+  return folder
+
+
+def _metrics(folder):
+  lines = (folder / "metrics.jsonl").read_text().splitlines()
+  return [
+    {
+      name: value
+      for name, value in json.loads(line).items()
+      if not name.startswith(("time/", "train/", "compile/"))
+    }
+    for line in lines
+  ]
+
+
+def _other(params):
+  """Weights of a policy that is far from `params`."""
+  return jax.tree.map(lambda p: -20 * p, params)
+
+
+def test_a_run_logs_the_fingerprint_of_every_rollout(finished):
+  records = _metrics(finished)
+  # Before a rollout is sampled, and after it.
+  assert [r["engine/fingerprints"] for r in records] == [2, 4, 6, 8]
+  for r in records:
+    assert 0 <= r["rollout/fingerprint"] <= r["rollout/fingerprint_max"] < 1e-5
+
+
+@pytest.mark.parametrize("when", ["handed over", "while it samples"])
+def test_an_engine_with_other_weights_stops_the_run_and_it_resumes(
+  when, parts, finished, tmp_path, monkeypatch
+):
+  folder = tmp_path / "run"
+  with monkeypatch.context() as patch:
+    if when == "handed over":
+      set_params = engine_lib.JaxEngine.set_params
+
+      def other(self, params, version):
+        params = _other(params) if version == 3 else params
+        set_params(self, params, version)
+
+      patch.setattr(engine_lib.JaxEngine, "set_params", other)
+    else:
+      generate = engine_lib.JaxEngine.generate
+
+      async def disturbed(self, request):
+        generation = await generate(self, request)
+        if request.address.rollout == 3:
+          # By somebody else, and without a version.
+          self._device.set_params(_other(parts["policy"].params))
+        return generation
+
+      patch.setattr(engine_lib.JaxEngine, "generate", disturbed)
+    with pytest.raises(
+      types.EngineError,
+      match="Rollout 3: part 0 of the engine .* nats a token .* of version 3, "
+      "expected 0.1 at most .* other weights .* the same command resumes",
+    ):
+      small_run.train(folder, parts)
+  assert _metrics(folder) == _metrics(finished)[:3]
+  small_run.train(folder, parts)
+  assert _metrics(folder) == _metrics(finished)
+  ours, theirs = (hf.load(f / "policy").params for f in (folder, finished))
+  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_where_no_fingerprint_looks_the_gap_stops_the_run(
+  parts, tmp_path, monkeypatch
+):
+  config = dataclasses.replace(
+    small_run.CONFIG,
+    watch=config_lib.WatchConfig(max_fingerprint_gap=1e9, gap_rollouts=2),
+  )
+  set_params = engine_lib.JaxEngine.set_params
+  monkeypatch.setattr(
+    engine_lib.JaxEngine,
+    "set_params",
+    lambda self, params, version: set_params(self, _other(params), version),
+  )
+  with pytest.raises(
+    health.WrongWeightsError, match="Rollout 2: .* in 2 rollouts in a row"
+  ):
+    small_run.train(tmp_path / "run", parts, config)
+
+
+def test_scoring_changes_nothing_that_an_engine_samples():
+  params = small_engine.params()
+  order = [(q, s) for q in range(2) for s in range(3)]
+  expected = small_engine.play(small_engine.engine(params), order)
+  engine = small_engine.engine(params)
+  prompt = small_engine.prompt(0)
+  first = engine.scores(prompt)
+  counted = dict(engine.counters)
+  played = small_engine.play(engine, order[:2])
+  assert engine.scores(prompt) == first
+  assert not counted
+  assert played | small_engine.play(engine, order[2:]) == expected
+
+
+@pytest.mark.parametrize("axes", [{}, {"data": 2, "tensor": 2}])
+def test_scores_are_those_of_one_forward(axes):
+  from anysearch_jax.policy import sharding
+
+  params, mesh = small_engine.params(), sharding.mesh(**axes)
+  placed = jax.device_put(params, sharding.shardings(small_engine.A, mesh))
+  prompt = small_engine.prompt(3)
+  scores = small_engine.engine(placed, mesh=mesh).scores(prompt)
+  expected = fingerprint._score(
+    placed, np.asarray(prompt, np.int32), a=small_engine.A, dtype=np.float32
+  )
+  assert len(scores) == axes.get("data", 1)
+  for found in scores.values():
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def _of_servers(engine, policy):
+  return fingerprint.Fingerprint(
+    dataclasses.replace(
+      small_run.CONFIG,
+      episode=config_lib.EpisodeConfig(prompts="world", max_context=60),
+    ),
+    engine=engine,
+    architecture=policy.architecture,
+    question=types.Question("q", "abc", ("a",)),
+    codec=policy.tokenizer,
+  )
+
+
+def test_a_server_that_was_given_other_weights_is_named(serve):
+  engine, *servers = serve(count=2)
+  policy = sglang_engines.policy()
+  prints = _of_servers(engine, policy)
+  prints.expect(policy.params, 0)
+  gap = prints.check(0)
+  assert gap.parts == 2
+  # The servers have them in bfloat16.
+  assert 0 < gap.mean < 0.02
+  # By somebody else, who gave no version.
+  servers[1].policy = policy._replace(params=_other(policy.params))
+  with pytest.raises(
+    types.EngineError, match=f"Rollout 1: {servers[1].url} of the engine scores"
+  ):
+    prints.check(1)
+  engine.set_params(policy.params, 1)
+  prints.expect(policy.params, 1)
+  assert prints.check(2).parts == 2
+
+
+def test_a_server_that_cannot_be_asked_is_left_out_and_counted(serve):
+  engine, *servers = serve(count=2)
+  policy = sglang_engines.policy()
+  prints = _of_servers(engine, policy)
+  prints.expect(policy.params, 0)
+  for fault in ("die", (500, "oops")):
+    servers[0].faults["/generate"] = [fault] * 2
+    assert prints.check(0).parts == 1
+  # Its turns are refused for the name of its weights.
+  servers[0].faults.clear()
+  servers[0].version = "default"
+  assert prints.check(0).parts == 1
+  assert engine.counters["unscored"] == 3
+
+
+def test_an_engine_without_scores_is_not_asked():
+  policy = sglang_engines.policy()
+  prints = _of_servers(object(), policy)
+  prints.expect({}, 0)
+  assert prints.check(0) == fingerprint.Gap(0, 0.0, 0.0)
+
+
+def test_fake_servers_score_the_weights_that_they_loaded(serve):
+  engine, server = serve()
+  context = fake_sglang.ids("a", "b", "</search>", "c")
+  before = engine.score(context)
+  changed = jax.tree.map(lambda p: 2 * p, sglang_engines.policy().params)
+  engine.set_params(changed, 1)
+  assert server.policy is not None
+  assert engine.score(context) != before

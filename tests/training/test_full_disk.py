@@ -1,0 +1,257 @@
+"""A full disk ends a command with a sentence, and the same one goes on.
+
+Where nobody may mount a small disk, a limit on the size of files is one.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import io
+import os
+import shutil
+import sys
+import types
+
+import commands
+import disks
+import pytest
+import scripted_runs as runs
+import small_run
+from absl import logging
+
+from anysearch_jax.host import disk
+from anysearch_jax.policy import hf
+from anysearch_jax.training import checkpoint, learner, loop
+from launch import evaluate, train
+
+CONFIG = """
+import scripted_runs
+
+def get_config():
+  return scripted_runs.at_level(0, policy={policy!r})
+"""
+
+
+@pytest.fixture(scope="module")
+def parts():
+  return small_run.parts()
+
+
+@pytest.fixture(scope="module")
+def file(parts, tmp_path_factory):
+  """A configuration's."""
+  root = tmp_path_factory.mktemp("policy")
+  hf.save(root / "policy", parts["policy"])
+  (root / "config.py").write_text(CONFIG.format(policy=str(root / "policy")))
+  return root / "config.py"
+
+
+@pytest.fixture
+def training(parts, file, monkeypatch):
+  """`launch.train` with the scripted engine and learner, in seconds."""
+  monkeypatch.setattr(learner, "Learner", runs.Learner)
+  trainer = functools.partial(loop.Trainer, engine=runs.Engine(parts))
+  monkeypatch.setattr(loop, "Trainer", trainer)
+
+  def train_in(folder, *changes):
+    trainer.keywords["engine"] = runs.Engine(parts)
+    return commands.run(
+      train, f"--config={file}", f"--output={folder}", "--cache=", *changes
+    )
+
+  return train_in
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+  with disks.mounted(tmp_path / "disk") as folder:
+    yield folder
+
+
+@pytest.fixture
+def whole(training, tmp_path):
+  assert training(tmp_path / "whole") == ""
+  return tmp_path / "whole"
+
+
+def left(folder):
+  """All that two equal runs have in common; batches of searches differ."""
+  metrics, *others = runs.left(folder)
+  plain = [
+    {name: x for name, x in each.items() if not name.startswith("search/")}
+    for each in metrics
+  ]
+  return plain, *others
+
+
+@pytest.fixture
+def printed(monkeypatch):
+  """What logs and threads print in a command."""
+  stream = io.StringIO()
+  handler = logging.get_absl_handler()
+  monkeypatch.setattr(handler, "filters", [])
+  monkeypatch.setattr(
+    handler.python_handler,
+    "emit",
+    lambda record: print(handler.python_handler.format(record), file=stream),
+  )
+  monkeypatch.setattr(
+    sys, "unraisablehook", lambda raised: print(raised.exc_value, file=stream)
+  )
+  disk.hide_tracebacks()
+  logging.get_absl_logger().addHandler(handler)
+  yield stream
+  logging.get_absl_logger().removeHandler(handler)
+
+
+def test_what_threads_print_of_a_disk_is_left_to_the_sentence(printed):
+  def log(error):
+    try:
+      raise error
+    except Exception:
+      logging.exception("%s failed", error)
+
+  def cannot_raise(error, in_object=None):
+    sys.unraisablehook(types.SimpleNamespace(exc_value=error, object=in_object))
+
+  log(OSError(errno.ENOSPC, "a save"))
+  log(_led_to(ValueError("what waits"), OSError(errno.ENOSPC, "a save")))
+  log(ValueError("something else"))
+  cannot_raise(RuntimeError("Event loop is closed"))
+  cannot_raise(ValueError("another thing"))
+  cannot_raise(RuntimeError("of an object"), in_object="x")
+  said = printed.getvalue()
+  for told in ("something else", "another thing", "of an object"):
+    assert told in said
+  for left in ("a save", "what waits", "Event loop"):
+    assert left not in said
+
+
+@pytest.mark.parametrize("share", [0.02, 0.15, 0.5, 0.8, 0.97])
+def test_training_says_what_was_not_written_and_goes_on_from_there(
+  share, training, whole, small_disk, printed
+):
+  needs = disks.needs(whole, small_disk)
+  run = small_disk / "run"
+  with disks.room(small_disk, int(share * needs)):
+    said = training(run)
+  assert said.startswith(f"launch.train: {run}")
+  assert "Traceback" not in printed.getvalue()
+  assert "Event loop" not in printed.getvalue()
+  assert " could not be written: No space left on device, " in said
+  assert "Free some space, and start the same command again. It " in said
+  saved = checkpoint.rollouts(run / "checkpoints")
+  assert said.endswith(
+    f"It goes on from checkpoint {saved[-1]}."
+    if saved
+    else "It begins anew: no rollout was saved yet."
+  )
+  for rollout in saved:
+    assert checkpoint.sound(run / "checkpoints", rollout) == rollout
+  assert training(run) == ""
+  assert left(run) == left(whole)
+
+
+@pytest.mark.parametrize(
+  ("most", "what", "change"),
+  [(1000, "config.json", "save_every=3"), (6000, "metrics.jsonl", "")],
+)
+def test_a_file_that_may_not_grow_is_named_and_what_was_there_stays(
+  most, what, change, training, whole, tmp_path
+):
+  run = shutil.copytree(whole, tmp_path / "run")
+  for made in ("checkpoints/6", "policy"):
+    shutil.rmtree(run / made)
+  text = (run / "config.json").read_text()
+  with disks.files_of_at_most(most):
+    said = training(run, *([f"--config.{change}"] if change else []))
+  assert said.startswith(f"launch.train: {run / what} could not be written: ")
+  assert "File too large, " in said
+  assert "(ulimit -f), and start the same command again. It goes on" in said
+  assert (run / "config.json").read_text() == text
+  assert training(run) == ""
+  assert left(run) == left(whole)
+
+
+def test_an_evaluation_says_so_and_plays_the_rest_later(tmp_path):
+  def play(folder):
+    return commands.run(
+      evaluate,
+      "--config=configs/quickstart.py",
+      "--config.evaluation.questions=20",
+      "--scripted=expert",
+      "--budgets=0,1",
+      "--seeds=1",
+      "--cache=",
+      f"--output={folder}",
+    )
+
+  assert play(tmp_path / "whole") == ""
+  with disks.files_of_at_most(9000):
+    said = play(tmp_path / "cut")
+  assert said.startswith(f"launch.evaluate: {tmp_path / 'cut'} could not be wr")
+  assert "and start the same command again." in said
+  left = (tmp_path / "cut" / "episodes.partial.jsonl").read_text()
+  assert 1 <= left.count("\n") < 40
+  assert play(tmp_path / "cut") == ""
+  name = "episodes.jsonl"
+  cut, undisturbed = tmp_path / "cut" / name, tmp_path / "whole" / name
+  assert cut.read_text() == undisturbed.read_text()
+
+
+def _led_to(error, cause):
+  error.__context__ = cause
+  return error
+
+
+@pytest.mark.parametrize(
+  ("error", "help_"),
+  [
+    (OSError(errno.ENOSPC, "x"), "Free some space,"),
+    (OSError(errno.EDQUOT, "x"), "Free some space, or have the quota raised,"),
+    (OSError(errno.EROFS, "x"), "Have it mounted to be written to,"),
+    (OSError(errno.EIO, "x"), "See to the disk,"),
+    (ValueError(f"x: {os.strerror(errno.ENOSPC)} [28]"), "Free some space,"),
+    (_led_to(KeyError("x"), OSError(errno.ENOSPC, "x")), "Free some space,"),
+    (ExceptionGroup("x", [OSError(errno.EIO, "x")]), "See to the disk,"),
+  ],
+)
+def test_an_error_of_the_disk_is_known_in_every_dress(error, help_, tmp_path):
+  with pytest.raises(disk.DiskError) as caught:
+    with disk.writing(tmp_path / "no" / "file"):
+      raise error
+  said = str(caught.value)
+  assert said.startswith(f"{tmp_path / 'no' / 'file'} could not be written: ")
+  assert f"{help_} and start the same command again." in said
+  assert caught.value.__cause__ is error
+  # Who waits for more than one thing names the first.
+  with pytest.raises(disk.DiskError) as outer, disk.writing(tmp_path):
+    raise caught.value
+  assert outer.value is caught.value
+
+
+@pytest.mark.parametrize(
+  "error", [KeyError("a"), FileNotFoundError(errno.ENOENT, "x"), OSError("x")]
+)
+def test_other_errors_stay_what_they_are(error, tmp_path):
+  with pytest.raises(type(error)) as caught, disk.writing(tmp_path):
+    raise error
+  assert caught.value is error
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+  path = tmp_path / "a.txt"
+  disk.write_whole(path, "old")
+  with pytest.raises(disk.DiskError), disks.files_of_at_most(100):
+    disk.write_whole(path, "new" * 100)
+  assert path.read_text() == "old"
+  disk.write_whole(path, "new" * 100)
+  assert path.read_text() == "new" * 100
+  assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_free_space_is_that_of_the_disk(tmp_path):
+  free = shutil.disk_usage(tmp_path).free / 1e6
+  said = disk._free(tmp_path / "not" / "there")
+  assert abs(float(said.removesuffix(" MB")) - free) < 1000

@@ -1,0 +1,134 @@
+"""Token log-probabilities: chunked or not, against the written-out softmax."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import decoder
+from anysearch_jax.training import logprobs
+
+A = architecture_lib.Architecture(
+  "qwen2",
+  vocab_size=37,
+  d_model=16,
+  layers=1,
+  heads=2,
+  kv_heads=1,
+  head_dim=8,
+  mlp_dim=24,
+)
+B, T = 2, 12
+
+
+@pytest.fixture(scope="module")
+def params():
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda p: jnp.asarray(p + 0.3 * rng.normal(size=p.shape), jnp.float32),
+    decoder.initialize(A, 0),
+  )
+
+
+@pytest.fixture(scope="module")
+def inputs():
+  """Two segments and padding in the first row, one segment in the second."""
+  rng = np.random.default_rng(1)
+  tokens, targets = rng.integers(0, 37, (2, B, T))
+  positions = np.stack([[*range(5), *range(4), 0, 0, 0], range(T)])
+  segment_ids = np.stack([[1] * 5 + [2] * 4 + [0] * 3, [1] * T])
+  return tokens, targets, positions, segment_ids
+
+
+@functools.partial(jax.jit, static_argnames=("chunk", "temperature"))
+def run(params, inputs, *, chunk=64, temperature=1.0):
+  compute = decoder.Compute(logprob_chunk=chunk)
+  return logprobs.token_logprobs(
+    params, A, *inputs, temperature=temperature, compute=compute
+  )
+
+
+def plain_logits(params, inputs):
+  tokens, _, positions, segment_ids = inputs
+  hidden = decoder.forward(params, A, tokens, positions, segment_ids)
+  return decoder.logits(params, hidden)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_values_are_those_of_the_whole_softmax(params, inputs, temperature):
+  logits = np.asarray(jax.jit(plain_logits)(params, inputs), np.float64)
+  logits /= temperature
+  logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  gathered = np.take_along_axis(logp, inputs[1][..., None], -1)[..., 0]
+  found, entropy = run(params, inputs, temperature=temperature)
+  assert found.dtype == entropy.dtype == jnp.float32
+  np.testing.assert_allclose(found, gathered, atol=2e-6)
+  # A difference of two sums of logits, which reach 10.
+  np.testing.assert_allclose(entropy, -(np.exp(logp) * logp).sum(-1), atol=1e-5)
+
+
+def test_chunks_change_nothing(params, inputs):
+  # 5 does not divide 12: the largest divisor below it, 4, is taken.
+  for found, whole in zip(run(params, inputs, chunk=5), run(params, inputs)):
+    np.testing.assert_allclose(found, whole, atol=1e-6)
+
+
+def test_gradients_are_those_of_the_whole_softmax(params, inputs):
+  weight = np.random.default_rng(2).normal(size=(B, T)) / (B * T)
+
+  def loss(params):
+    compute = decoder.Compute(logprob_chunk=4)
+    logp, entropy = logprobs.token_logprobs(params, A, *inputs, compute=compute)
+    # Entropy is reported and not trained on: it must add no gradient.
+    return jnp.sum(weight * logp) + jnp.sum(entropy)
+
+  def plain(params):
+    logp = jax.nn.log_softmax(plain_logits(params, inputs))
+    picked = jnp.take_along_axis(logp, inputs[1][..., None], -1)[..., 0]
+    return jnp.sum(weight * picked)
+
+  chunked, whole = (jax.jit(jax.grad(f))(params) for f in (loss, plain))
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
+    chunked,
+    whole,
+  )
+  assert all(np.abs(g).max() > 1e-4 for g in jax.tree.leaves(chunked))
+
+
+def test_what_stands_in_the_padding_is_inert(params, inputs):
+  tokens, targets, positions, segment_ids = (x.copy() for x in inputs)
+  padding = segment_ids == 0
+  tokens[padding], targets[padding], positions[padding] = 36, 7, 99
+  before = run(params, inputs)
+  after = run(params, (tokens, targets, positions, segment_ids))
+  for x, y in zip(before, after):
+    np.testing.assert_array_equal(x[~padding], y[~padding])
+
+
+def test_segments_do_not_see_each_other(params, inputs):
+  tokens = inputs[0].copy()
+  tokens[0, :5] = 3
+  before = run(params, inputs)
+  after = run(params, (tokens, *inputs[1:]))
+  for x, y in zip(before, after):
+    np.testing.assert_array_equal(x[0, 5:9], y[0, 5:9])
+    assert (np.abs(x[0, :5] - y[0, :5]) > 1e-4).any()
+
+
+def test_half_precision_compute_stays_near_and_answers_in_float32(
+  params, inputs
+):
+  logp, entropy = jax.jit(
+    lambda params: logprobs.token_logprobs(
+      params, A, *inputs, compute=decoder.Compute(jnp.bfloat16)
+    )
+  )(params)
+  whole, _ = run(params, inputs)
+  assert logp.dtype == entropy.dtype == jnp.float32
+  assert 1e-6 < np.abs(logp - whole).mean() < 0.05

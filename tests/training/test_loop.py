@@ -1,0 +1,386 @@
+"""The training loop end to end, small: metrics, resume, refusals, guards."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import safetensors.numpy
+import small_run
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.policy import hf
+from anysearch_jax.policy import parameters as weights
+from anysearch_jax.training import checkpoint, health, validation
+
+
+@pytest.fixture(scope="module")
+def parts():
+  return small_run.parts()
+
+
+def _metrics(folder):
+  lines = (folder / "metrics.jsonl").read_text().splitlines()
+  return [
+    {
+      name: value
+      for name, value in json.loads(line).items()
+      # Clocks never repeat; a resumed process compiles anew.
+      if not name.startswith(("time/", "compile/", "train/tokens_per_second"))
+    }
+    for line in lines
+  ]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, parts):
+  folder = tmp_path_factory.mktemp("run")
+  small_run.train(folder, parts)
+  return folder
+
+
+def test_every_optimizer_step_has_its_record(finished):
+  lines = (finished / "steps.jsonl").read_text().splitlines()
+  steps = [json.loads(line) for line in lines]
+  assert [s["step"] for s in steps] == list(range(1, 9))
+  assert [s["rollout"] for s in steps] == [0, 0, 1, 1, 2, 2, 3, 3]
+  for record in _metrics(finished):
+    of_rollout = [s for s in steps if s["rollout"] == record["rollout"]]
+    for name, reduced in (("grad_norm", np.mean), ("loss/ratio_max", np.max)):
+      values = [s[name] for s in of_rollout]
+      np.testing.assert_allclose(record[name], reduced(values), rtol=1e-6)
+
+
+def test_a_run_leaves_what_it_promises(finished):
+  records = _metrics(finished)
+  assert [r["rollout"] for r in records] == [0, 1, 2, 3]
+  assert [r["step"] for r in records] == [2, 4, 6, 8]
+  assert [r["phase"] for r in records] == [1, 1, 2, 2]
+  assert [r["scaffold"] for r in records] == [1, 1, 0, 0]
+  # Phase I: all four groups at budget 2, then at budget 1.
+  assert [r["curriculum/count2"] for r in records[:2]] == [4, 0]
+  assert [r["curriculum/count1"] for r in records[:2]] == [0, 4]
+  for r in records:
+    assert r["finite"] == 1
+    # One forward for sampling and scoring.
+    assert r["policy/engine_gap_max"] < 1e-5
+  assert (finished / "policy" / "model.safetensors").is_file()
+  prompts = json.loads((finished / "prompts.json").read_text())
+  assert prompts["plain"].startswith("<|user|> budget 2 question ")
+  assert prompts["scaffold"].startswith("<|user|> guide budget 2 question ")
+  assert list((finished / "tensorboard").iterdir())
+  lines = (finished / "trajectories" / "rollout-00001.jsonl").read_text()
+  assert len(lines.splitlines()) == 4
+
+
+@pytest.mark.parametrize("run", ["finished", "adapted", "loaded"])
+def test_it_compiles_once(run, request):
+  folder = request.getfixturevalue(run)
+  last = (folder / "metrics.jsonl").read_text().splitlines()[-1]
+  assert json.loads(last)["compile/train_step"] == 1
+
+
+def test_training_moves_the_policy(finished, parts):
+  trained = hf.load(finished / "policy").params
+  moved = jax.tree.map(
+    lambda a, b: float(np.abs(a - b).max()), trained, parts["policy"].params
+  )
+  assert min(jax.tree.leaves(moved)) > 0
+
+
+def test_a_killed_run_resumes_to_the_same_bits(finished, parts, tmp_path):
+  folder = tmp_path / "run"
+  small_run.train(folder, parts, rollouts=3)  # The checkpoint is of rollout 2.
+  assert len(_metrics(folder)) == 3
+  small_run.train(folder, parts)
+  assert _metrics(folder) == _metrics(finished)
+  ours, theirs = (hf.load(f / "policy").params for f in (folder, finished))
+  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_a_run_survives_a_flipped_bit_in_its_newest_checkpoint(
+  finished, parts, tmp_path, caplog
+):
+  folder = tmp_path / "run"
+  shutil.copytree(finished, folder)
+  shutil.rmtree(folder / "policy")
+  newest = folder / "checkpoints" / "4" / "params"
+  file = max(newest.rglob("*"), key=lambda path: path.stat().st_size)
+  content = bytearray(file.read_bytes())
+  content[len(content) // 2] ^= 1
+  file.write_bytes(content)
+  small_run.train(folder, parts)
+  assert str(file) in caplog.text
+  assert _metrics(folder) == _metrics(finished)
+  ours, theirs = (hf.load(f / "policy").params for f in (folder, finished))
+  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_counters_are_of_the_whole_run(finished):
+  records = _metrics(finished)
+  counters = checkpoint.read_json(finished / "checkpoints", 4, "progress")
+  # Four rollouts of two steps, of four questions sampled twice each.
+  assert counters["counters"]["run"] == {
+    "optimizer_steps": 8,
+    "trajectories": 32,
+    "failed": 0,
+    "dropped_groups": 0,
+    "resampled_groups": 0,
+    "stragglers": 0,
+    "stale_rollouts": 0,
+    "failed_rollouts": 0,
+  }
+  assert counters["questions"] == {"epoch": 0, "position": 16, "of": 32}
+  generated = sum(8 * r["rollout/generated_tokens"] for r in records)
+  assert counters["counters"]["engine"]["sampled_tokens"] == generated
+  assert records[-1]["engine/sampled_tokens"] == generated
+  assert [r["run/trajectories"] for r in records] == [8, 16, 24, 32]
+
+
+def test_a_finished_run_exports_again_in_the_type_that_is_asked_for(
+  finished, parts, tmp_path
+):
+  folder = tmp_path / "run"
+  shutil.copytree(finished, folder)
+  keep = config_lib.CheckpointConfig(export_dtype="bfloat16")
+  small_run.train(
+    folder, parts, dataclasses.replace(small_run.CONFIG, checkpoint=keep)
+  )
+  ours, theirs = (
+    safetensors.numpy.load_file(f / "policy" / "model.safetensors")
+    for f in (folder, finished)
+  )
+  assert ours.keys() == theirs.keys()
+  for name, tensor in theirs.items():
+    np.testing.assert_array_equal(
+      ours[name], tensor.astype(ml_dtypes.bfloat16), strict=True
+    )
+
+
+@pytest.mark.parametrize(
+  ("questions", "seed", "message"),
+  [
+    (31, 42, "'of': 32}, this run has .*'of': 31}"),
+    (32, 43, "found seed 42 -> 43: such settings say which run it is"),
+  ],
+)
+def test_a_run_does_not_resume_on_other_terms(
+  finished, parts, tmp_path, questions, seed, message
+):
+  folder = tmp_path / "run"
+  shutil.copytree(finished, folder)
+  parts = parts | {"questions": parts["questions"][:questions]}
+  with pytest.raises(ValueError, match=message):
+    small_run.train(
+      folder, parts, dataclasses.replace(small_run.CONFIG, seed=seed)
+    )
+
+
+@pytest.fixture
+def broken(parts):
+  """Parts whose policy gives no number."""
+  policy = parts["policy"]
+  params = jax.tree.map(np.copy, policy.params)
+  params["norm"][0] = np.nan
+  return parts | {"policy": policy._replace(params=params)}
+
+
+def test_steps_that_are_not_finite_stop_the_run(broken, tmp_path):
+  with pytest.raises(health.NotFiniteError, match="not-finite-1.*3 in a row"):
+    small_run.train(tmp_path, broken)
+  # Two steps a rollout; both rollouts are there to be looked at.
+  for rollout in range(2):
+    dumped = tmp_path / "trajectories" / f"not-finite-{rollout}.jsonl"
+    assert len(dumped.read_text().splitlines()) == 4
+
+
+def test_a_run_goes_on_after_fewer_and_says_so(broken, tmp_path, caplog):
+  config = dataclasses.replace(
+    small_run.CONFIG, watch=config_lib.WatchConfig(bad_steps=100)
+  )
+  small_run.train(tmp_path, broken, config, rollouts=2)
+  said = [r.message for r in caplog.records if "was not applied" in r.message]
+  assert len(said) == 4
+  records = [
+    json.loads(x) for x in (tmp_path / "metrics.jsonl").open(encoding="utf-8")
+  ]
+  assert [r["finite"] for r in records] == [0, 0]
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory, parts):
+  """A run whose start was read from a folder, killed after two rollouts."""
+  folder = tmp_path_factory.mktemp("loaded")
+  hf.save(folder / "base", parts["policy"])
+  small_run.train(
+    folder, parts | {"policy": hf.load(folder / "base")}, rollouts=2
+  )
+  return folder
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory, parts):
+  """A run that trains adapters on three of the projections."""
+  folder = tmp_path_factory.mktemp("adapted")
+  hf.save(folder / "base", parts["policy"])
+  parts = parts | {"policy": hf.load(folder / "base")}
+  small_run.train(folder, parts, ADAPTED)
+  return folder
+
+
+ADAPTED = dataclasses.replace(
+  small_run.CONFIG,
+  lora=config_lib.LoraConfig(rank=2, alpha=6.0, targets=("q", "o", "down")),
+)
+
+
+def _adapters(folder):
+  flat = safetensors.numpy.load_file(folder / "adapter_model.safetensors")
+  prefix = "base_model.model.model.layers.0."
+  return {name.removeprefix(prefix): x for name, x in flat.items()}
+
+
+def test_adapters_alone_are_trained(adapted, parts):
+  adapters = _adapters(adapted / "adapter")
+  assert sorted(adapters) == [
+    f"{module}.lora_{factor}.weight"
+    for module in ("mlp.down_proj", "self_attn.o_proj", "self_attn.q_proj")
+    for factor in "AB"
+  ]
+  assert all(np.abs(x).min() > 0 for x in adapters.values())
+  exported = safetensors.numpy.load_file(
+    adapted / "policy" / "model.safetensors"
+  )
+  began = parts["policy"].params
+  np.testing.assert_array_equal(
+    exported["model.embed_tokens.weight"], began["embed"]
+  )
+  layer = {k: np.asarray(v[0], np.float64) for k, v in began["layers"].items()}
+  files = {
+    "self_attn.q_proj": layer["q"].reshape(16, 16).T,
+    "self_attn.o_proj": layer["o"].reshape(16, 16),
+    "mlp.down_proj": layer["down"],
+    "self_attn.v_proj": layer["v"].reshape(16, 8).T,
+    "mlp.gate_proj": layer["gate"].T,
+  }
+  for module, weight in files.items():
+    if f"{module}.lora_A.weight" in adapters:
+      a, b = (
+        adapters[f"{module}.lora_{f}.weight"].astype(np.float64) for f in "AB"
+      )
+      weight = weight + 6.0 / 2 * b @ a
+    np.testing.assert_allclose(
+      exported[f"model.layers.0.{module}.weight"], weight, rtol=0, atol=1e-7
+    )
+
+
+def test_adapters_are_sampled_and_scored_by_one_forward(adapted):
+  records = _metrics(adapted)
+  assert len(records) == 4
+  assert all(r["policy/engine_gap_max"] < 1e-5 for r in records)
+  # The reference is the base without adapters, which they leave in time.
+  assert records[0]["loss/kl"] < records[-1]["loss/kl"]
+
+
+def test_a_checkpoint_holds_the_adapters_and_their_moments(adapted):
+  folder = adapted / "checkpoints" / "4"
+  shapes = [
+    leaf.shape
+    for item in ("params", "optimizer")
+    for leaf in jax.tree.leaves(
+      ocp.StandardCheckpointHandler().metadata(folder / item).tree
+    )
+  ]
+  assert shapes
+  assert all(2 in shape for shape in shapes if shape)
+
+
+def test_a_killed_run_of_adapters_resumes_to_the_same_bits(
+  adapted, parts, tmp_path
+):
+  folder = tmp_path / "run"
+  small_run.train(folder, parts, ADAPTED, rollouts=3)
+  small_run.train(folder, parts, ADAPTED)
+  assert _metrics(folder) == _metrics(adapted)
+  ours, theirs = (_adapters(f / "adapter") for f in (folder, adapted))
+  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_a_run_may_compute_in_bfloat16(parts, tmp_path):
+  config = dataclasses.replace(
+    ADAPTED,
+    compute_dtype="bfloat16",
+    lora=dataclasses.replace(ADAPTED.lora, base_dtype="bfloat16"),
+  )
+  base = jax.tree.map(
+    lambda p: jnp.asarray(p, jnp.bfloat16), parts["policy"].params
+  )
+  small_run.train(
+    tmp_path, parts | {"policy": parts["policy"]._replace(params=base)}, config
+  )
+  records = _metrics(tmp_path)
+  assert len(records) == 4
+  gaps = [r["policy/engine_gap_max"] for r in records]
+  # More than float32 would leave, and no more than bfloat16 explains.
+  assert 1e-5 < max(gaps) < 0.1
+  assert records[-1]["loss/kl"] > 0
+  for adapter in _adapters(tmp_path / "adapter").values():
+    assert adapter.dtype == np.float32
+    assert np.abs(adapter).min() > 0
+
+
+def test_a_bfloat16_base_is_kept_as_it_is(parts, tmp_path):
+  policy = parts["policy"]
+  base = jax.tree.map(lambda p: jnp.asarray(p, jnp.bfloat16), policy.params)
+  config = dataclasses.replace(
+    ADAPTED, lora=dataclasses.replace(ADAPTED.lora, base_dtype="bfloat16")
+  )
+  parts = parts | {"policy": policy._replace(params=base)}
+  small_run.train(tmp_path, parts, config)
+  assert all(r["policy/engine_gap_max"] < 1e-5 for r in _metrics(tmp_path))
+  exported = hf.load(tmp_path / "policy").params
+  for path in (("embed",), ("norm",), ("layers", "v"), ("layers", "gate")):
+    np.testing.assert_array_equal(
+      weights.get(exported, path), weights.get(base, path).astype(jnp.float32)
+    )
+  assert (exported["layers"]["q"] != base["layers"]["q"]).any()
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"lora": config_lib.LoraConfig(base_dtype="int8")}, "lora.base_dtype"),
+    ({"compute_dtype": "float16"}, "compute_dtype: found 'float16'"),
+    ({"lora": config_lib.LoraConfig(rank=1, alpha=0.0)}, "lora.alpha"),
+    ({"lora": config_lib.LoraConfig(rank=-1)}, "lora.rank: found -1"),
+    (
+      {"lora": config_lib.LoraConfig(rank=2, targets=("q", "embed"))},
+      "found q, embed; expected some of q, k, v",
+    ),
+    ({"questions": 3, "group": 3}, "do not divide"),
+    ({"sampling": config_lib.SamplingConfig(top_p=0.9)}, "top_p"),
+    ({"batch": config_lib.BatchConfig(row_lengths=(64,))}, "row_lengths"),
+    ({"batch": config_lib.BatchConfig(row_lengths=(256, 128))}, "ascending"),
+    (
+      {"engine": config_lib.EngineConfig(max_context=64)},
+      "engine.max_context",
+    ),
+    ({"curriculum": config_lib.CurriculumConfig(phase1_steps=7)}, "phase1"),
+    ({"checkpoint": config_lib.CheckpointConfig(keep_last=0)}, "keep_last"),
+    ({"checkpoint": config_lib.CheckpointConfig(keep_best=-1)}, "keep_best"),
+    (
+      {"checkpoint": config_lib.CheckpointConfig(export_dtype="int8")},
+      "found 'int8', expected one of float32",
+    ),
+  ],
+)
+def test_what_cannot_run_is_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    validation.validate(dataclasses.replace(small_run.CONFIG, **changes))

@@ -1,0 +1,178 @@
+"""PPO in whole runs: learning, a mesh, a plan, resuming, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import bandit
+import jax
+import numpy as np
+import pytest
+import small_run
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.planning import flops, memory, programs
+from anysearch_jax.policy import decoder, hf
+from anysearch_jax.training import learner, throughput, validation
+
+A, CONFIG, PPO = bandit.A, bandit.CONFIG, bandit.PPO
+
+
+@pytest.fixture(scope="module")
+def params():
+  return bandit.params()
+
+
+def test_ppo_learns_a_bandit(params):
+  rng = np.random.default_rng(1)
+  trained = learner.Learner(CONFIG, hf.Policy(params, A, None))
+  rewards, records = [], []
+  for _ in range(60):
+    episodes = bandit.play(trained.params(), rng)
+    rewards.append(episodes[2].sum(-1))
+    records += trained.steps(bandit.pack(episodes))
+  before, after = np.concatenate(rewards[:5]), np.concatenate(rewards[-5:])
+  noise = np.hypot(before.std(), after.std()) / np.sqrt(len(after))
+  assert after.mean() - before.mean() > 8 * noise
+  assert before.mean() < 0.3 and after.mean() > 0.9
+  # A fresh critic knows nothing; while some questions are answered and others
+  # are not, it learns which.
+  explained = [r["value/explained_variance"] for r in records]
+  assert explained[0] == 0 and max(explained) > 0.5
+  assert all(r["finite"] == 1 for r in records)
+  speed = trained.speed(bandit.pack(episodes), 1.0)
+  assert [speed[f"compile/{n}"] for n in ("train_step", "values")] == [1, 1]
+
+
+def test_a_mesh_trains_as_one_device_does(params):
+  """Passes, estimates and steps of a rollout."""
+  made = []
+  a = dataclasses.replace(A, kv_heads=2)
+  start = decoder.initialize(a, 1)
+  episodes = bandit.play(params, np.random.default_rng(6))
+  config = dataclasses.replace(
+    CONFIG,
+    critic=dataclasses.replace(CONFIG.critic, reward_kl=0.1, lam=0.9),
+    optimizer=dataclasses.replace(CONFIG.optimizer, learning_rate=1e-3),
+  )
+  for mesh in (
+    config_lib.MeshConfig(),
+    config_lib.MeshConfig(data=2, fsdp=2, tensor=2, sequence_parallel=True),
+  ):
+    trained = learner.Learner(
+      dataclasses.replace(config, mesh=mesh), hf.Policy(start, a, None)
+    )
+    batches = bandit.pack(episodes)
+    assert batches[0][0].tokens.shape[1] % trained.placement.row_multiple == 0
+    made.append(list(trained.steps(batches)))
+    speed = trained.speed(batches, 1.0)
+    assert speed["compile/train_step"] == speed["compile/values"] == 1
+  for one, cut in zip(*made, strict=True):
+    assert one["value/loss"] > 0
+    for name, value in one.items():
+      np.testing.assert_allclose(
+        cut[name], value, rtol=2e-4, atol=1e-5, err_msg=name
+      )
+
+
+def test_a_plan_has_the_critic_and_its_pass():
+  config = dataclasses.replace(
+    small_run.CONFIG, objective=PPO, mesh=config_lib.MeshConfig(fsdp=2)
+  )
+  a = dataclasses.replace(A, tied=False)
+  found = programs.programs(config, a, devices=jax.devices(), micro_batches=1)
+  step, values = found[:2]
+  assert (step.name, values.name) == ("train step", "value pass")
+  kinds = memory.kinds(step)
+  # All of the policy but its head, which fsdp cuts, and a head of 16 numbers.
+  assert kinds["critic"] == kinds["masters"] - 4 * 8 * 16 // 2 + 4 * 16
+  assert memory.gradients(kinds) == kinds["critic"] + kinds["masters"]
+  tokens = step.tokens
+  # Every score is computed, also those that are masked.
+  work = throughput.Work(tokens, tokens, pairs=tokens * 128)
+  counted = sum(
+    flops.count(p.fn.trace(*p.args).jaxpr, trips=p.trips) for p in found[:2]
+  )
+  # Backwards the head's logits are computed again.
+  again = 2 * tokens * 8 * 16
+  assert counted == throughput.model_flops(a, work, critic=True) + again
+
+
+SMALL = dataclasses.replace(
+  small_run.CONFIG,
+  group=1,
+  questions=8,
+  objective=dataclasses.replace(PPO, kl_coefficient=0.01),
+  critic=config_lib.CriticConfig(
+    lam=0.95, learning_rate=1e-2, warmup_steps=3, alone_steps=2, reward_kl=0.01
+  ),
+)
+
+
+def records(folder):
+  """What a run wrote, less what the clock says and what was compiled."""
+  passing = ("time/", "compile/", "train/tokens_per_second")
+  return [
+    {k: v for k, v in json.loads(x).items() if not k.startswith(passing)}
+    for name in ("metrics.jsonl", "steps.jsonl")
+    for x in (folder / name).open()
+  ]
+
+
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
+  parts = small_run.parts()
+  whole, killed = tmp_path / "whole", tmp_path / "killed"
+  small_run.train(whole, parts, SMALL)
+  small_run.train(killed, parts, SMALL, rollouts=3)
+  small_run.train(killed, parts, SMALL)
+  assert records(whole) == records(killed)
+  ours, theirs = (hf.load(f / "policy").params for f in (whole, killed))
+  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+  steps = [r for r in records(whole) if "rollout/searches" not in r]
+  assert len(steps) == 8
+  # While the critic learns alone the policy stands still.
+  stands = [abs(r["loss/kl"]) < 1e-12 for r in steps]
+  assert stands == [True] * 3 + [False] * 5
+  assert all(r["value/loss"] > 0 and r["value/grad_norm"] > 0 for r in steps)
+  assert (whole / "checkpoints" / "4" / "critic").is_dir()
+  moved = jax.tree.map(
+    lambda x, y: float(np.abs(x - y).max()), ours, parts["policy"].params
+  )
+  assert min(jax.tree.leaves(moved)) > 0
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    (
+      {"objective": dataclasses.replace(PPO, advantage="rloo")},
+      "objective.advantage: found 'rloo', expected one of group, gae.",
+    ),
+    ({"critic": config_lib.CriticConfig(lam=1.1)}, "critic.lam: found 1.1"),
+    ({"critic": config_lib.CriticConfig(gamma=-1)}, "critic.gamma: found -1"),
+    (
+      {"critic": config_lib.CriticConfig(alone_steps=8)},
+      "critic.alone_steps: found 8, expected below curriculum.total_steps, 8",
+    ),
+    (
+      {
+        "group": 2,
+        "objective": config_lib.ObjectiveConfig(),
+        "critic": config_lib.CriticConfig(reward_kl=0.1),
+      },
+      "critic.reward_kl: found 0.1 with objective.advantage 'group'",
+    ),
+    (
+      {
+        "objective": config_lib.ObjectiveConfig(),
+        "critic": config_lib.CriticConfig(),
+      },
+      "group: found 1, expected at least 2",
+    ),
+  ],
+)
+def test_what_cannot_run_is_refused(changes, message):
+  validation.validate(SMALL)
+  with pytest.raises(ValueError, match=message):
+    validation.validate(dataclasses.replace(SMALL, **changes))

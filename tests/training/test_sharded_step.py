@@ -1,0 +1,274 @@
+"""The step over a mesh against the same step on one device."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import decoder, lora, sharding
+from anysearch_jax.training import batching, train_step
+from bench import random_models
+
+FAMILIES = ("qwen2", "qwen3-tied", "llama")
+# (data, fsdp, tensor, sequence parallelism).
+MESHES = {
+  "fsdp8": (1, 8, 1, False),
+  "fsdp4-tensor2": (1, 4, 2, False),
+  "fsdp4-tensor2-sequence": (1, 4, 2, True),
+  "data2-fsdp2-tensor2": (2, 2, 2, False),
+  "data2-fsdp2-tensor2-sequence": (2, 2, 2, True),
+}
+BATCH = config_lib.BatchConfig(
+  row_lengths=(32,), micro_batch_tokens=256, max_micro_batches=3
+)
+OBJECTIVE = config_lib.ObjectiveConfig(kl_coefficient=0.05)
+# Deep enough that the layers are a loop and not unrolled.
+SIZES = {"vocab_size": 64, "num_hidden_layers": 5}
+# Keeps the gradient it was last given as its state.
+KEEP = optax.trace(0.0)
+
+
+def architecture(case, **sizes):
+  return random_models.architecture(case, **SIZES | sizes)
+
+
+def batch(seed=0, trajectories=44):
+  """Off-policy trajectories, several to a row, in two micro-batches."""
+  rng = np.random.default_rng(seed)
+  examples = []
+  for _ in range(trajectories):
+    size = int(rng.integers(4, 33))
+    mask = rng.random(size) < 0.7
+    mask[:2] = False, True
+    examples.append(
+      batching.Example(
+        token_ids=rng.integers(0, 61, size).astype(np.int32),
+        weights=(mask / mask.sum() / trajectories).astype(np.float32),
+        logps=(mask * rng.normal(-4, 0.5, size)).astype(np.float32),
+        advantage=float(rng.normal()),
+      )
+    )
+  return batching.pack(examples, config=BATCH, multiple=8)
+
+
+def layout_of(mesh):
+  *axes, sequence = mesh
+  mesh = sharding.mesh(**dict(zip(sharding.AXES, axes, strict=True)))
+  return sharding.Layout(mesh, sequence)
+
+
+def run(
+  a,
+  trained,
+  reference,
+  batches,
+  *,
+  layout=None,
+  objective=OBJECTIVE,
+  tx=KEEP,
+  **compute,
+):
+  """States and metrics after each batch, the last state and the jitted step."""
+  compute = decoder.Compute(
+    layout=layout, attention_chunk=8, logprob_chunk=8, **compute
+  )
+  shardings = None
+  if layout is not None:
+    shardings = train_step.shardings(a, tx, layout.mesh)
+    if reference is not None:
+      reference = jax.device_put(
+        reference, sharding.shardings(a.without_lora(), layout.mesh)
+      )
+    trained = jax.device_put(trained, shardings.params)
+  loss = train_step.grpo_loss(a, objective, temperature=0.8, compute=compute)
+  step = train_step.make(loss, tx, shardings)
+  state, out = train_step.init(trained, tx, shardings), []
+  for rows in batches:
+    state, metrics = step(state, reference, rows)
+    out.append((jax.device_get(state), jax.device_get(metrics)))
+  return out, state, step
+
+
+@functools.cache
+def params_of(case, **sizes):
+  a = architecture(case, **sizes)
+  trained = random_models.params(a)
+  reference = jax.tree.map(lambda p: 0.9 * p, trained)
+  return a, trained, reference
+
+
+@functools.cache
+def on_one_device(case, **sizes):
+  (result,), _, _ = run(*params_of(case, **sizes), [batch()])
+  return result
+
+
+def assert_same(found, expected):
+  (state, metrics), (expected_state, expected_metrics) = found, expected
+  for name, value in expected_metrics.items():
+    np.testing.assert_allclose(
+      metrics[name],
+      value,
+      rtol=1e-6 if "loss/total" in name else 1e-5,
+      atol=1e-6,
+      err_msg=name,
+    )
+  jax.tree_util.tree_map_with_path(
+    lambda path, g, whole: np.testing.assert_allclose(
+      g, whole, rtol=0, atol=1e-5 * np.abs(whole).max(), err_msg=str(path)
+    ),
+    state.opt_state.trace,
+    expected_state.opt_state.trace,
+  )
+  assert all(
+    np.abs(g).max() > 0 for g in jax.tree.leaves(expected_state.opt_state.trace)
+  )
+
+
+# Every mesh, and every family on a mesh with and without a tensor axis.
+@pytest.mark.parametrize(
+  ("case", "mesh"),
+  [("llama", mesh) for mesh in MESHES]
+  + [
+    (case, mesh)
+    for case in FAMILIES
+    if case != "llama"
+    for mesh in ("fsdp8", "data2-fsdp2-tensor2-sequence")
+  ],
+)
+def test_a_mesh_gives_the_loss_and_gradients_of_one_device(case, mesh, capfd):
+  layout = layout_of(MESHES[mesh])
+  a, trained, reference = params_of(case)
+  batches = [batch(), batch(seed=1, trajectories=30)]
+  results, state, step = run(a, trained, reference, batches, layout=layout)
+  assert_same(results[0], on_one_device(case))
+  assert step._cache_size() == 1
+  wanted = train_step.shardings(a, KEEP, layout.mesh)
+  for x, sharding_ in zip(jax.tree.leaves(state), jax.tree.leaves(wanted)):
+    assert x.sharding.is_equivalent_to(sharding_, x.ndim)
+  assert "full rematerialization" not in capfd.readouterr().err
+
+
+CASES = {
+  # An odd vocabulary stays whole, under sequence parallelism too.
+  "odd-vocabulary": ("qwen2", {"vocab_size": 61}, (1, 2, 2, True)),
+  "odd-vocabulary-untied": ("llama", {"vocab_size": 61}, (2, 2, 1, False)),
+  # More devices than kv heads: each head is copied to those that share it.
+  "tensor-above-kv-heads": ("qwen3", {}, (1, 2, 4, True)),
+  # A width that fsdp does not divide stays whole.
+  "odd-width": ("qwen3-tied", {"hidden_size": 36}, (1, 8, 1, False)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_does_not_divide_stays_whole_and_gives_the_same(name, capfd):
+  case, sizes, mesh = CASES[name]
+  sizes = SIZES | sizes
+  (result,), _, _ = run(
+    *params_of(case, **sizes), [batch()], layout=layout_of(mesh)
+  )
+  assert_same(result, on_one_device(case, **sizes))
+  assert "full rematerialization" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("remat", decoder.REMAT)
+def test_recomputation_changes_nothing(remat):
+  (result,), _, _ = run(
+    *params_of("qwen2"),
+    [batch()],
+    layout=layout_of((1, 2, 2, True)),
+    remat=remat,
+  )
+  assert_same(result, on_one_device("qwen2"))
+
+
+def test_adapters_on_a_mesh_are_those_of_one_device():
+  a = dataclasses.replace(
+    architecture("qwen2"),
+    lora=architecture_lib.Lora(4, 8.0, ("q", "v", "o", "down")),
+  )
+  rng = np.random.default_rng(1)
+  adapters = jax.tree.map(
+    lambda p: (p + 0.1 * rng.normal(size=p.shape)).astype(np.float32),
+    lora.initialize(a, 0),
+  )
+  base = params_of("qwen2")[1]
+  (one,), _, _ = run(a, adapters, base, [batch()])
+  (cut,), _, _ = run(
+    a, adapters, base, [batch()], layout=layout_of((2, 2, 2, True))
+  )
+  assert_same(cut, one)
+
+
+def test_a_step_without_a_kl_term_runs_without_a_reference_on_a_mesh():
+  a, trained, _ = params_of("qwen2")
+  objective = dataclasses.replace(OBJECTIVE, kl_coefficient=0.0)
+  (one,), _, _ = run(a, trained, None, [batch()], objective=objective)
+  (cut,), _, _ = run(
+    a,
+    trained,
+    None,
+    [batch()],
+    objective=objective,
+    layout=layout_of((2, 2, 2, False)),
+  )
+  assert_same(cut, one)
+
+
+def test_the_score_of_a_batch_is_what_the_step_sees():
+  """On a mesh, and placed like the batch, so that the step takes it as is."""
+  a, trained, reference = params_of("llama")
+  layout = layout_of((2, 2, 2, True))
+  rows = batch()
+  placed = jax.sharding.NamedSharding(
+    layout.mesh, jax.P(None, sharding.BATCH, None)
+  )
+  found, expected = (
+    train_step.make_scorer(
+      a,
+      temperature=0.8,
+      compute=decoder.Compute(layout=on, logprob_chunk=8),
+      sharding=where,
+    )(trained, None, rows)
+    for on, where in ((layout, placed), (None, None))
+  )
+  for of_rows, on_mesh, on_one in zip(rows, found, expected):
+    assert on_mesh.sharding.is_equivalent_to(placed, 3)
+    real = of_rows.segment_ids > 0
+    np.testing.assert_allclose(on_mesh[real], on_one[real], atol=1e-5)
+    assert (np.asarray(on_one)[int(of_rows.used) :] == 0).all()
+  old = tuple(r._replace(old_logp=x) for r, x in zip(rows, found))
+  objective = dataclasses.replace(OBJECTIVE, old_logp="trainer")
+  ((_, metrics),), _, _ = run(
+    a, trained, reference, [old], layout=layout, objective=objective
+  )
+  # Nothing has been stepped yet: every ratio is one.
+  np.testing.assert_allclose(metrics["loss/ratio_max"], 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("case", "tensor", "sentence"),
+  [
+    ("qwen2", 8, "found 8, expected a divisor of the policy's heads, 4"),
+    ("qwen3", 3, "found 3, expected a divisor of the policy's heads, 4"),
+  ],
+)
+def test_heads_that_do_not_divide_are_refused(case, tensor, sentence):
+  mesh = sharding.mesh(tensor=tensor)
+  with pytest.raises(ValueError, match=sentence):
+    sharding.validate(architecture(case), mesh)
+
+
+def test_kv_heads_that_neither_divide_nor_multiply_are_refused():
+  a = architecture(
+    "qwen2", hidden_size=48, num_attention_heads=6, num_key_value_heads=3
+  )
+  with pytest.raises(ValueError, match="kv_heads, 3"):
+    sharding.validate(a, sharding.mesh(tensor=2))

@@ -1,0 +1,170 @@
+"""A run that is told to stop goes on as if it had not been."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+import small_run
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.policy import hf
+from anysearch_jax.training import checkpoint, loop
+from launch import stopping
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEADLINE = 300
+
+
+def at_level(level):
+  return dataclasses.replace(
+    small_run.CONFIG, pipeline=config_lib.PipelineConfig(async_level=level)
+  )
+
+
+@pytest.fixture(scope="module")
+def parts():
+  return small_run.parts()
+
+
+@pytest.fixture(scope="module")
+def whole(parts, tmp_path_factory):
+  """The folder of a run that nothing stopped, by its level."""
+
+  @functools.cache
+  def run(level):
+    folder = tmp_path_factory.mktemp(f"level{level}")
+    small_run.train(folder, parts, at_level(level))
+    return folder
+
+  return run
+
+
+def stop_after(steps, folder, parts, config):
+  """Trains, and is told to stop after so many optimizer steps."""
+  folder.mkdir(exist_ok=True)
+  trainer = loop.Trainer(config, folder=folder, **parts)
+  learn, taken = trainer._learner.steps, 0
+
+  def counted(packed):
+    nonlocal taken
+    for values in learn(packed):
+      taken += 1
+      if taken == steps:
+        trainer.stop()
+      yield values
+
+  trainer._learner.steps = counted
+  return trainer.run()
+
+
+def records(folder):
+  """What a run wrote, less what the clock says and what was compiled."""
+  return [
+    {
+      k: v
+      for k, v in json.loads(line).items()
+      if not k.startswith(("time/", "compile/", "search/seconds"))
+      and "per_second" not in k
+      and "search/" not in k
+    }
+    for name in ("metrics.jsonl", "steps.jsonl")
+    for line in (folder / name).open()
+  ]
+
+
+def same(ours, theirs):
+  assert records(ours) == records(theirs)
+  found = (hf.load(folder / "policy").params for folder in (ours, theirs))
+  jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+# Two steps a rollout, a checkpoint every second rollout: of rollout 2 there is
+# one already.
+@pytest.mark.parametrize(
+  ("level", "steps", "saved"), [(0, 1, 0), (0, 2, 1), (0, 5, 2), (1, 3, 1)]
+)
+def test_a_stopped_run_ends_on_the_same_bits(
+  whole, parts, tmp_path, level, steps, saved
+):
+  assert not stop_after(steps, tmp_path, parts, at_level(level))
+  assert checkpoint.rollouts(tmp_path / "checkpoints") == [saved]
+  assert not (tmp_path / "policy").exists()
+  small_run.train(tmp_path, parts, at_level(level))
+  same(tmp_path, whole(level))
+
+
+def test_a_stop_at_the_last_step_is_no_stop(parts, tmp_path):
+  assert stop_after(8, tmp_path, parts, small_run.CONFIG)
+  assert (tmp_path / "policy").is_dir()
+
+
+CONFIG = """
+import dataclasses, pathlib, sys
+sys.path.insert(0, {tests!r})
+import small_run
+
+def get_config():
+  c = small_run.CONFIG
+  return dataclasses.replace(
+    c,
+    policy={policy!r},
+    save_every=1000,
+    curriculum=dataclasses.replace(c.curriculum, total_steps={steps}),
+  )
+"""
+
+
+def command(tmp_path, output, steps):
+  path = tmp_path / f"small{steps}.py"
+  path.write_text(
+    CONFIG.format(
+      tests=str(ROOT / "tests"), policy=str(tmp_path / "start"), steps=steps
+    )
+  )
+  arguments = [f"--config={path}", f"--output={output}", "--threads=1"]
+  return [sys.executable, "-m", "launch.train", *arguments]
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "pipe"])
+def test_a_command_that_is_stopped_saves_and_says_so(parts, tmp_path, how):
+  hf.save(tmp_path / "start", parts["policy"])
+  folder = tmp_path / "run"
+  reading, writing = os.pipe()
+  process = subprocess.Popen(
+    # As in a terminal, whatever the tests run in.
+    ["env", "--default-signal=INT", *command(tmp_path, folder, 4000)],
+    cwd=ROOT,
+    stdout=writing,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  os.close(writing)
+  end = time.monotonic() + DEADLINE
+  written = folder / "metrics.jsonl"
+  while not (written.is_file() and len(written.read_text().splitlines()) > 3):
+    assert process.poll() is None, process.stderr.read()
+    assert time.monotonic() < end
+    time.sleep(0.05)
+  if how != "pipe":
+    process.send_signal(signal.Signals[how])
+  else:
+    os.close(reading)
+  _, said = process.communicate(timeout=DEADLINE)
+  assert process.returncode == stopping.RESUME, said
+  (saved,) = checkpoint.rollouts(folder / "checkpoints")
+  assert f"saved checkpoint {saved}; the same command resumes from it" in said
+  assert "Traceback" not in said
+  assert 0 < stopping.patience(said.splitlines()) < DEADLINE
+  done = [json.loads(line)["rollout"] for line in written.open()]
+  assert saved == len(done) and done == list(range(saved))

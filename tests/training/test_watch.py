@@ -1,0 +1,203 @@
+"""What stops a run, and what it warns of."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.training import collection, health
+
+CONFIG = config_lib.ExperimentConfig(
+  questions=4,
+  group=5,
+  watch=config_lib.WatchConfig(
+    bad_steps=2,
+    max_failed=0.3,
+    min_entropy=0.1,
+    max_kl=0.5,
+    max_gap=0.2,
+    max_far=0.01,
+    max_largest_gap=5.0,
+    gap_rollouts=3,
+    max_stale=3,
+  ),
+)
+FINE = {
+  "rollout": 0,
+  "phase": 2,
+  "policy/entropy": 1.0,
+  "policy/advantage_share": 0.5,
+  "loss/kl": 0.01,
+  "loss/logp_difference": 0.001,
+  "loss/logp_difference_far": 0.0,
+  "loss/logp_difference_max": 0.5,
+  **{f"curriculum/count{budget}": 3 for budget in range(1, 6)},
+}
+
+
+def collected(**counts):
+  values = dict.fromkeys(collection.COUNTS, 0) | counts
+  return collection.Collected(
+    groups=[],
+    places=np.zeros(0, np.int64),
+    engine=Counter(),
+    search=Counter(),
+    reason="The search failed: no answer.",
+    **values,
+  )
+
+
+@pytest.fixture
+def said():
+  return []
+
+
+@pytest.fixture
+def watching(said):
+  return health.Watch(CONFIG, said.append)
+
+
+@pytest.mark.parametrize(
+  "counts",
+  [
+    {},
+    {"failed": 6},  # Of 20.
+    {"failed": 9, "resampled": 2},  # Of 30.
+  ],
+)
+def test_some_failures_are_borne(watching, counts):
+  watching.collected(0, collected(**counts))
+
+
+@pytest.mark.parametrize(
+  ("counts", "sentence"),
+  [
+    ({"failed": 7}, "Rollout 4: 7 of 20 episodes failed, more than .* 0.3"),
+    ({"failed": 5, "stragglers": 1}, "5 of 15 episodes failed"),
+    ({"failed": 40, "resampled": 4, "dropped": 4}, "40 of 40"),
+  ],
+)
+def test_too_many_failures_stop_the_run_with_their_reason(
+  watching, counts, sentence
+):
+  with pytest.raises(health.FailedEpisodesError, match=sentence) as raised:
+    watching.collected(4, collected(**counts))
+  assert "The search failed: no answer." in str(raised.value)
+
+
+def test_a_rollout_of_which_nothing_is_left_stops_the_run(said):
+  patient = dataclasses.replace(CONFIG.watch, max_failed=1.0)
+  watching = health.Watch(
+    dataclasses.replace(CONFIG, watch=patient), said.append
+  )
+  counts = {"failed": 33, "resampled": 4}
+  some = collected(**counts, dropped=3)._replace(groups=[None, "group"])
+  watching.collected(4, some)
+  none = collected(**counts, dropped=4)._replace(groups=[None, None])
+  sentence = "33 of 40 episodes failed, which leaves no group.* no answer."
+  with pytest.raises(health.FailedEpisodesError, match=sentence):
+    watching.collected(4, none)
+
+
+def test_only_steps_in_a_row_stop_the_run(watching, said):
+  dumps = []
+
+  def step(finite):
+    values = {"finite": finite, "loss/total": 1.5, "grad_norm": np.inf}
+    watching.step(7, values, lambda: dumps.append(1) or pathlib.Path("x.jsonl"))
+
+  for finite in (0, 1, 0, 1, 1, 0):
+    step(finite)
+  assert len(said) == len(dumps) == 3
+  assert "gradient norm inf. The step was not applied" in said[0]
+  with pytest.raises(health.NotFiniteError, match=r"x\.jsonl.*2 in a row"):
+    step(0)
+
+
+@pytest.mark.parametrize(
+  ("values", "sentence"),
+  [
+    ({"policy/entropy": 0.05}, "entropy is 0.05 nats a token, below 0.1"),
+    ({"loss/kl": 0.7}, "KL divergence from the start is 0.7, above 0.5"),
+    ({"loss/logp_difference": 0.3}, "differ by 0.3 a token, more than 0.2"),
+    ({"loss/logp_difference_far": 0.02}, "1 nat at 0.02 of the tokens, above"),
+    ({"loss/logp_difference_max": 6.0}, "differ by 6 at most, above 5: is it"),
+    ({"policy/advantage_share": 0.0}, "all advantages are zero"),
+  ],
+)
+def test_a_warning_is_given_when_something_begins(
+  watching, said, values, sentence
+):
+  watching.rollout(FINE)
+  assert not said
+  for _ in range(2):
+    watching.rollout(FINE | values | {"rollout": 5})
+  assert len(said) == 1 and sentence in said[0] and "Rollout 5" in said[0]
+  watching.rollout(FINE)
+  watching.rollout(FINE | values)
+  assert len(said) == 2
+
+
+@pytest.mark.parametrize(
+  "values",
+  [
+    {"loss/logp_difference": 0.3},
+    {"loss/logp_difference_far": 0.02},
+    {"loss/logp_difference_max": 6.0},
+  ],
+)
+def test_a_gap_in_rollouts_in_a_row_stops_the_run(watching, said, values):
+  apart = FINE | values | {"rollout": 7}
+  for rollout in (apart, apart, FINE, apart, apart):
+    watching.rollout(rollout)
+  with pytest.raises(
+    health.WrongWeightsError,
+    match="Rollout 7: .* 3 rollouts in a row .*The same command resumes",
+  ):
+    watching.rollout(apart)
+  assert len(said) == 2
+
+
+def test_training_since_then_is_no_gap_of_the_engine(watching, said):
+  engine = {"policy/engine_gap": 0.0, "policy/engine_gap_far": 0.0}
+  moved = {"loss/logp_difference_far": 0.5, "loss/logp_difference_max": 9.0}
+  values = FINE | moved | engine | {"policy/engine_gap_max": 0.1}
+  watching.rollout(values)
+  assert not said
+  watching.rollout(values | {"policy/engine_gap_max": 9.0})
+  assert len(said) == 1
+
+
+def test_what_is_not_a_number_is_no_sign(watching, said):
+  watching.rollout(FINE | {"policy/entropy": np.nan, "loss/kl": np.nan})
+  assert not said
+
+
+def play(watching, phases, counts):
+  for rollout, (phase, count) in enumerate(zip(phases, counts, strict=True)):
+    watching.rollout(
+      FINE | {"rollout": rollout, "phase": phase, "curriculum/count3": count}
+    )
+
+
+def test_a_window_that_nothing_enters_is_named(watching, said):
+  play(watching, [2] * 5, [1, 0, 0, 0, 0])
+  assert len(said) == 1
+  assert "Rollout 3: budget 3 had no episode for 3 rollouts" in said[0]
+
+
+def test_phase_one_leaves_no_window_stale(watching, said):
+  play(watching, [1] * 5 + [2] * 3, [0] * 7 + [1])
+  assert not said
+
+
+def test_a_fixed_budget_has_no_windows(said):
+  curriculum = dataclasses.replace(CONFIG.curriculum, fixed_budget=5)
+  config = dataclasses.replace(CONFIG, curriculum=curriculum)
+  play(health.Watch(config, said.append), [2] * 6, [0] * 6)
+  assert not said

@@ -1,0 +1,305 @@
+"""The generated world: facts, passages, questions, ranks, tokenizer."""
+
+from __future__ import annotations
+
+import collections
+import functools
+
+import numpy as np
+import pytest
+
+from anysearch_jax import types
+from anysearch_jax.environment import protocol
+from anysearch_jax.policy import tokenizer
+from anysearch_jax.world import world as world_lib
+from anysearch_jax.world import world_tokenizer
+from retrieval import lexical
+
+WORLD = world_lib.World()
+CODEC = tokenizer.Tokenizer(world_tokenizer.build_tokenizer(WORLD))
+FACTS = 590
+
+
+@functools.cache
+def stated(corpus: str) -> dict[tuple[str, str], str]:
+  """The right facts, read from the passages alone."""
+  names = {
+    wording: relation.name
+    for relation in world_lib.RELATIONS
+    for wording in (relation.name, relation.alternative)
+  }
+  facts = {}
+  for passage in WORLD.corpus(corpus):
+    wording, value, *_ = passage.text.split()
+    if wording in names and not passage.id.endswith("/twin"):
+      assert (passage.title, names[wording]) not in facts
+      facts[passage.title, names[wording]] = value
+  return facts
+
+
+def test_equal_seeds_make_equal_worlds():
+  again = world_lib.World()
+  assert again.entities == WORLD.entities
+  np.testing.assert_array_equal(again.memory, WORLD.memory)
+  # A snapshot does not depend on those drawn before it.
+  assert again.corpus("snapshot-5") == WORLD.corpus("snapshot-5")
+  assert again.questions("dev", 60, 3) == WORLD.questions("dev", 60, 3)
+  assert again.questions("dev", 60, 3) != WORLD.questions("dev", 60, 4)
+  other = world_lib.World(world_lib.WorldConfig(seed=1))
+  assert other.entities != WORLD.entities
+
+
+def test_the_default_world_is_the_one_that_weights_were_trained_in():
+  (question,) = WORLD.questions("held-out", 1, 0)
+  passage = WORLD.corpus("snapshot-0")[0]
+  assert WORLD.entities[:3] == ("gasur", "nires", "sanil")
+  assert passage.id == "snapshot-0/gasur/birthplace"
+  assert (passage.title, passage.text) == (
+    "gasur",
+    "birthplace duger quite there",
+  )
+  assert question.id == "held-out/34/bedur/river-mouth-mayor"
+
+
+def test_parametric_facts_hold_everywhere_and_others_do_not():
+  values = np.stack([WORLD.snapshot(i).values for i in range(38)])
+  assert (values[:, WORLD.known] == WORLD.facts[WORLD.known]).all()
+  others = values[:, (values[0] >= 0) & ~WORLD.known]
+  assert others.shape[1] + WORLD.known.sum() == FACTS
+  assert (others[0] == others[1]).mean() < 0.1
+  assert 0.3 < WORLD.known.sum() / FACTS < 0.4
+
+
+def test_memory_is_right_but_for_a_stale_tenth():
+  assert ((WORLD.memory >= 0) == WORLD.known).all()
+  stale = WORLD.memory != WORLD.facts
+  assert stale.sum() == round(0.1 * WORLD.known.sum())
+  for e, r in np.argwhere(WORLD.known):
+    name = world_lib.RELATIONS[r].name
+    value = WORLD.recall(WORLD.entities[e], name)
+    assert value in WORLD.objects(name)
+    assert value != WORLD.entities[e]
+    assert (value == WORLD.entities[WORLD.facts[e, r]]) != stale[e, r]
+  assert WORLD.recall(WORLD.entities[0], "capital") is None
+
+
+def test_twins_are_other_values_of_facts_that_memory_lacks():
+  first = []
+  for index in range(20):
+    snapshot = WORLD.snapshot(index)
+    contradicted = snapshot.twins >= 0
+    unknown = (snapshot.values >= 0) & ~WORLD.known
+    assert contradicted.sum() == round(0.2 * unknown.sum())
+    assert contradicted.sum(1).max() == 1
+    assert not (contradicted & ~unknown).any()
+    for e, r in np.argwhere(contradicted):
+      twin = snapshot.twins[e, r]
+      assert twin not in (e, snapshot.values[e, r])
+      name = world_lib.RELATIONS[r].name
+      assert WORLD.entities[twin] in WORLD.objects(name)
+    first += snapshot.twin_first[contradicted].tolist()
+  # Order says nothing about truth.
+  assert 0.45 < np.mean(first) < 0.55
+
+
+@pytest.mark.parametrize("split", world_lib.SPLITS)
+def test_golden_answers_follow_the_passages(split):
+  for question in WORLD.questions(split, 300, 0):
+    entity, *relations, mark = question.text.split()
+    assert mark == "?"
+    path = [entity]
+    for relation in relations:
+      path.append(stated(question.corpus)[path[-1], relation])
+    assert question.golden_answers == (path[-1],)
+    assert len(set(path)) == len(path)
+    assert len(set(relations)) == len(relations)
+    facts = question.metadata["facts"]
+    assert [fact["entity"] for fact in facts] == path[:-1]
+    assert [fact["relation"] for fact in facts] == relations
+    assert [fact["value"] for fact in facts] == path[1:]
+    index = question.corpus.removeprefix("snapshot-")
+    assert question.id == f"{split}/{index}/{entity}/{'-'.join(relations)}"
+
+
+def test_metadata_says_what_memory_and_passages_say():
+  for question in WORLD.questions("train", 300, 1):
+    texts = collections.defaultdict(list)
+    for passage in WORLD.corpus(question.corpus):
+      texts[passage.title].append(passage.text.split())
+    needed = 0
+    for fact in question.metadata["facts"]:
+      relation = world_lib.RELATIONS[world_lib.RELATION[fact["relation"]]]
+      memory = WORLD.recall(fact["entity"], relation.name)
+      about = texts[fact["entity"]]
+      usual = [t for t in about if t[0] == relation.name]
+      other = [t for t in about if t[0] == relation.alternative]
+      assert fact["known"] == (memory is not None)
+      assert fact["stale"] == (memory not in (None, fact["value"]))
+      assert fact["alternative"] == relation.alternative
+      assert fact["misses"] == bool(other) == (not usual)
+      assert fact["contradicted"] == (len(usual + other) == 2)
+      if memory != fact["value"]:
+        needed += 1 + bool(other) + (len(usual + other) == 2)
+    assert question.metadata["min_searches"] == needed
+
+
+def test_splits_share_no_chain_and_no_snapshot():
+  chains, corpora = {}, {}
+  for split in world_lib.SPLITS:
+    questions = WORLD.questions(split, 600, 0)
+    chains[split] = {question.text for question in questions}
+    corpora[split] = {question.corpus for question in questions}
+    assert len({(q.corpus, q.text) for q in questions}) == 600
+  for one, other in (
+    ("train", "dev"),
+    ("train", "held-out"),
+    ("dev", "held-out"),
+  ):
+    assert not chains[one] & chains[other]
+    assert not corpora[one] & corpora[other]
+  assert corpora["held-out"] == {f"snapshot-{i}" for i in range(34, 38)}
+
+
+def test_questions_are_stratified_by_hops():
+  questions = WORLD.questions("train", 1000, 0)
+  hops = collections.Counter(q.metadata["hops"] for q in questions)
+  assert hops == {1: 260, 2: 200, 3: 170, 4: 150, 5: 120, 6: 100}
+
+
+def test_every_budget_up_to_eight_matters():
+  questions = WORLD.questions("held-out", 1500, 0)
+  needed = np.array([q.metadata["min_searches"] for q in questions])
+  ceiling = [(needed <= budget).mean() for budget in range(9)]
+  assert 0.1 < ceiling[0] < 0.2
+  assert 0.25 < ceiling[1] < 0.4
+  assert 0.7 < ceiling[4] < 0.82
+  assert 0.84 < ceiling[5] < 0.9
+  assert 0.96 < ceiling[8] < 1
+
+
+@pytest.mark.parametrize(
+  ("call", "sentence"),
+  [
+    (lambda: WORLD.questions("test", 1, 0), "Found split 'test'"),
+    (lambda: WORLD.questions("dev", 5000, 0), "1300 were asked for"),
+    (lambda: WORLD.snapshot(38), "Found snapshot 38"),
+    (lambda: WORLD.corpus("wiki"), "Found corpus 'wiki'"),
+    (lambda: WORLD.corpus("snapshot-99"), "Found snapshot 99"),
+  ],
+)
+def test_errors_are_sentences(call, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    call()
+
+
+@pytest.mark.parametrize("index", [0, 17, 33, 36])
+def test_bm25_ranks_facts_then_fillers(index):
+  """What a search meets, over every fact of a snapshot."""
+  search = lexical.LexicalRetriever(WORLD.corpus).lookup
+  snapshot = WORLD.snapshot(index)
+
+  def labels(query):
+    found = search(query, 3, snapshot.name)
+    assert all(passage.title == query.split()[0] for passage in found)
+    return [passage.id.split("/", 2)[2] for passage in found]
+
+  fillers = ["filler-0", "filler-1", "filler-2"]
+  for e, name in enumerate(WORLD.entities):
+    settled = ["verdict"] * int(snapshot.twins[e].max() >= 0)
+    assert labels(f"{name} verdict") == [*settled, *fillers][:3]
+    for r in np.flatnonzero(snapshot.values[e] >= 0):
+      relation = world_lib.RELATIONS[r]
+      hit = [relation.name]
+      if snapshot.twins[e, r] >= 0:
+        at = 0 if snapshot.twin_first[e, r] else 1
+        hit.insert(at, f"{relation.name}/twin")
+      wordings = [relation.name, relation.alternative]
+      if snapshot.alternative[e, r]:
+        wordings.reverse()
+      assert labels(f"{name} {wordings[0]}") == [*hit, *fillers][:3]
+      assert labels(f"{name} {wordings[1]}") == fillers
+
+
+def test_passage_ids_are_unique():
+  passages = WORLD.corpus("snapshot-2")
+  assert len({passage.id for passage in passages}) == len(passages)
+
+
+def test_every_word_is_one_token_wherever_it_stands():
+  words = world_tokenizer.vocabulary(WORLD)
+  assert len(words) == len(CODEC.hf) == len(set(words))
+  plain = [word for word in words if word not in world_tokenizer.CONTROL]
+  for word in plain:
+    (token,) = CODEC.encode(word)
+    assert CODEC.decode([token]) == word
+    (tag,) = CODEC.encode("</search>")
+    assert CODEC.encode(f"<search>{word}</search>")[1:] == [token, tag]
+    assert CODEC.encode(f"\n {word} \n") == [token]
+
+
+def test_no_entity_is_a_word_of_another_sense():
+  words = world_tokenizer.vocabulary(WORLD)
+  others = words[: -len(WORLD.entities)]
+  assert tuple(words[len(others) :]) == WORLD.entities
+  assert not set(others) & set(WORLD.entities)
+  # "river" has the shape of a name.
+  names = world_lib.World(world_lib.WorldConfig(seed=3)).entities
+  assert not set(others) & set(names)
+
+
+def pieces(text: str) -> list[str]:
+  return CODEC.hf.convert_ids_to_tokens(CODEC.encode(text))
+
+
+def test_the_environments_texts_are_few_tokens():
+  one, other = WORLD.entities[:2]
+  passages = [
+    types.Passage("", one, f"born {other} also"),
+    types.Passage("", other, "here"),
+  ]
+  assert pieces(protocol.observation(passages)) == [
+    *("<information>", "Doc 1(Title:", one, ")", "born", other, "also"),
+    *("Doc 2(Title:", other, ")", "here", "</information>"),
+  ]
+  assert pieces(protocol.observation([])) == [
+    *("<information>", "No results found.", "</information>")
+  ]
+  assert pieces(protocol.budget_line(12, 4)) == [
+    *("<budget>", "remaining=", "8", ";", "used=", "4", ";"),
+    *("total=", "12", "</budget>"),
+  ]
+  assert CODEC.hf.unk_token in pieces("unheard of")
+
+
+def test_decoding_and_encoding_again_changes_nothing():
+  ids = np.random.default_rng(0).integers(
+    len(world_tokenizer.CONTROL), len(CODEC.hf), 500
+  )
+  # Two tokens side by side never read as a third.
+  assert CODEC.encode(CODEC.decode(ids.tolist())) == ids.tolist()
+
+
+def test_the_template_frames_one_user_message():
+  text, ids = CODEC.render("budget 3 question")
+  assert text == "<|user|> budget 3 question <|end|> <|assistant|>"
+  assert CODEC.hf.convert_ids_to_tokens(ids) == text.split()
+  assert CODEC.end_of_turn_ids == {CODEC.hf.eos_token_id}
+  assert CODEC.hf.eos_token == "<|end|>"
+  assert set(CODEC.control_tokens) == set(world_tokenizer.CONTROL)
+
+
+def test_saving_is_exact_and_reading_gives_it_back(tmp_path):
+  world_tokenizer.save(WORLD, tmp_path / "one")
+  world_tokenizer.save(world_lib.World(), tmp_path / "two")
+  files = sorted(path.name for path in (tmp_path / "one").iterdir())
+  assert "tokenizer.json" in files
+  for file in files:
+    one, two = (tmp_path / folder / file for folder in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
+  read = tokenizer.Tokenizer.from_folder(tmp_path / "one")
+  text = f"<think> need {WORLD.entities[7]} born ; </think>"
+  assert read.encode(text) == CODEC.encode(text)
+  assert read.hf.decode(read.encode(text)) == text
+  assert read.render("budget 3") == CODEC.render("budget 3")
+  assert read.control_tokens == CODEC.control_tokens
+  assert read.end_of_turn_ids == CODEC.end_of_turn_ids
