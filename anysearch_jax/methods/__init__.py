@@ -1,1 +1,1 @@
-"""The compared systems: each one a value, played and trained by one driver."""
+"""The compared systems. Each is a value; one driver plays and trains them."""

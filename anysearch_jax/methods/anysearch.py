@@ -1,4 +1,4 @@
-"""AnySearch: the paper's own method, a budget curriculum and four rewards."""
+"""AnySearch, the paper's method: a budget curriculum and four reward terms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anysearch_jax.methods import method, outcomes
 def reward(
   o: outcomes.Outcomes, config: config_lib.ExperimentConfig
 ) -> dict[str, chex.Array]:
-  """`rewards.composite`."""
+  """Returns the terms and the total of `rewards.composite`."""
   found = rewards.composite(
     o.em,
     o.format,

@@ -1,18 +1,20 @@
-"""BATS, inference only: a budget tracker, and advice by what is left.
+"""BATS, inference only: a budget tracker that gives advice.
 
-After each observation the policy reads how many searches it has used and has
-left, and what to make of that. The four regimes are those of the paper's
-appendix, by the share that is left: high from 70 %, medium from 30 %, low from
-10 %, critical below. Optional are a plan that the policy keeps, and its own
-verification of its answer while searches are left.
+After each observation the policy reads how many searches it has used, how many
+remain, and advice. The advice depends on the remaining share of the budget, in
+the four regimes of the paper's appendix: high from 70 %, medium from 30 %, low
+from 10 %, critical below. Two options: the policy keeps a plan, and the policy
+verifies its own answer while searches remain.
 
-Deviations: one tool (the paper has a browser too); the paper's JSON calls are
-this project's tags; after a verification that does not accept the answer the
-policy goes on in the same context, where the paper starts a new one from a
-summary; one answer is given, where the paper has a judge choose among several;
-a turn follows the last search, where the paper's agent stops.
+Deviations from the paper:
+- There is one tool; the paper also has a browser.
+- Calls are written in this project's tags, not in JSON.
+- If a verification rejects the answer, the policy continues in the same
+  context; the paper starts a new one from a summary.
+- The policy gives one answer; in the paper a judge chooses among several.
+- A turn follows the last search; the paper's agent stops there.
 """
-# ruff: noqa: E501 - prompts stand as they are sent.
+# ruff: noqa: E501 - prompts are not wrapped: they are sent exactly as written.
 
 from __future__ import annotations
 
@@ -59,13 +61,13 @@ _DECISION = re.compile(r'"decision"\s*:\s*"(SUCCESS|CONTINUE|PIVOT)"')
 
 
 def regime(budget: int, used: int) -> str:
-  """Of the four, by the share of the budget that is left."""
+  """Returns the regime for the remaining share of the budget."""
   share = (budget - used) / budget if budget else 0.0
   return next(name for least, name in REGIMES if share >= least)
 
 
 def track(budget: int, used: int) -> str:
-  """The budget block that follows an observation."""
+  """Returns the budget block that follows an observation."""
   name = regime(budget, used)
   return (
     f"<budget>Query Budget Used: {used}, Query Budget Remaining: "
@@ -74,13 +76,14 @@ def track(budget: int, used: int) -> str:
 
 
 def accepted(text: str) -> bool:
-  """Whether a verification lets the answer stand; one that says nothing does."""
-  # Not parsed: a policy writes JSON that is none, or too deep to read.
+  """Whether a verification accepts the answer; without a decision it does."""
+  # A pattern and not a JSON parser: policies write malformed JSON, and JSON
+  # that is nested too deeply to parse.
   return _DECISION.findall(text)[-1:] in ([], ["SUCCESS"])
 
 
 def answer(spans: Sequence[types.Span]) -> str | None:
-  """The last answer that the model gave; a verification gives none."""
+  """Returns the model's last answer, ignoring its verification turns."""
   given, asked = [], False
   for span in spans:
     if span.author != types.Author.MODEL:
@@ -113,7 +116,7 @@ ENVIRONMENTS = {
   "bats_plan": _bats(_PLAN, verifies=False),
   "bats_verify": _bats("", verifies=True),
   "bats_plan_verify": _bats(_PLAN, verifies=True),
-  # Without advice: the world's policy has no words for it.
+  # Without advice: the world's vocabulary has no words for it.
   "bats_world": dataclasses.replace(
     prompts.PROMPTS["world"],
     format=None,

@@ -1,7 +1,7 @@
-"""IKEA: a reward for knowing what one knows.
+"""IKEA: a reward for searching only where the policy lacks knowledge.
 
-In Search-R1's environment. Its data are half questions that the policy can
-answer without a search, half others; the generated world's are both.
+It is played in Search-R1's environment. The policy can answer half of IKEA's
+training questions without a search; the generated world has both kinds too.
 """
 
 from __future__ import annotations

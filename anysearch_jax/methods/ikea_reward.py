@@ -1,10 +1,13 @@
-"""IKEA's reward: to search only where one's own knowledge ends.
+"""IKEA's reward: search only where the policy lacks knowledge.
 
-Deviations from the released code: searches are the charged ones (there, every
-`<search>` in the text, in passages too); form is judged in what the model wrote
-(there, a passage with "(research)" makes the response malformed), a whole tag
-in other brackets at a time; training and evaluation differ by what reads them
-(there, by a column of the data).
+Deviations from the released code:
+- Only charged searches count; there, every `<search>` in the text counts, even
+  inside passages.
+- Only the model's text is checked for form, and only whole tags in wrong
+  brackets are malformed; there, a passage that contains "(research)" makes the
+  response malformed.
+- Training and evaluation are told apart by the caller; there, by a column of
+  the data.
 """
 
 from __future__ import annotations
@@ -27,11 +30,11 @@ _MISWRITTEN = re.compile(rf"[(\[]/?{_NAMES}[)\]>]|</?{_NAMES}[)\]]")
 
 
 def measure(trajectory: types.Trajectory) -> dict[str, float]:
-  """`well_formed`: 1 if the model thought and acted in tags, else 0.
+  """Returns `well_formed`: 1 if the model thought and acted in tags, else 0.
 
-  It is malformed without a thought, with a turn that neither searches nor
-  answers, and with a tag in round or square brackets. A search beyond the
-  budget is an action.
+  A response is malformed if it has no thought, if one of its turns neither
+  searches nor answers, or if a tag has a round or square bracket. A search
+  beyond the budget counts as an action.
   """
   turns = [
     span.text for span in trajectory.spans if span.author == types.Author.MODEL
@@ -47,19 +50,21 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
 def reward(
   outcomes: outcomes_lib.Outcomes, *, config: config_methods.IkeaConfig
 ) -> dict[str, chex.Array]:
-  """The knowledge-boundary reward.
+  """Returns the knowledge-boundary reward.
 
-      malformed       bad_format
-      right           right + kb[searches]
-      wrong or none   searched_wrong after a search, else 0
+      malformed              bad_format
+      right answer           right + kb[searches]
+      wrong or no answer     searched_wrong after a search, else 0
+
+  `kb[searches]` is the last entry of `kb` if there are more searches.
 
   Args:
-    outcomes: of groups; with `measures` of `measure`.
+    outcomes: outcomes of groups; `measures` holds those of `measure`.
     config: the constants.
 
   Returns:
-    `em`, `well_formed`, `kb` (what a right answer of this form gained) and
-    `total`.
+    `em`, `well_formed`, `kb` (the bonus of a well-formed right answer, 0 for
+    the others) and `total`.
   """
   formed = outcomes.measures["well_formed"] != 0
   right = formed & (outcomes.em != 0)
@@ -78,7 +83,7 @@ def reward(
 
 
 def _acts(turn: str) -> bool:
-  """Whether a turn asks for something that its environment can do."""
+  """Whether a turn has an action: an answer, or a search that is not empty."""
   match protocol.last_action(turn):
     case protocol.Action(protocol.ActionKind.SEARCH, query):
       return bool(query)

@@ -1,7 +1,8 @@
-"""A compared system as a value; `systems` has all of them.
+"""The type of a compared system; `systems` lists all of them.
 
-What is one system's own is here: its environments, its reward, how it is
-trained. Driver, engines, train step and evaluation are everybody's.
+A `Method` holds what differs between systems: environments, reward and
+training settings. All systems share the driver, the engines, the train step
+and the evaluation.
 """
 
 from __future__ import annotations
@@ -28,21 +29,24 @@ def _nothing(trajectory: types.Trajectory) -> dict[str, float]:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-  """A system.
+  """A compared system.
 
   Attributes:
-    name: in `method.name`.
-    label: in tables.
-    environments: those it can be played in, by `episode.prompts`; the first is
-      for language models, the last for the generated world.
-    reward: of groups, float32 `[..., G]` by name, `total` among them; None for
-      a system that is not trained.
-    train: a configuration with this system's training in it, the environment
-      left aside.
-    measures: names of what `measure` finds in a trajectory for the reward.
-    measure: of one that did not fail.
-    steps: what each search of a trajectory earned, float32 `[searches]`, in
-      the order of `search_ends`; None without step rewards.
+    name: the value of `method.name` that selects it.
+    label: its name in tables.
+    environments: its environments, by their value of `episode.prompts`; the
+      first is for language models, the last for the generated world.
+    reward: maps the outcomes of groups to float32 arrays `[..., G]` by name;
+      `total` is the reward, the others are its terms. None if the system is
+      not trained.
+    train: returns a configuration with this system's training settings; it
+      does not choose the environment.
+    measures: the keys of the dictionary that `measure` returns.
+    measure: computes what the reward needs from the text of one trajectory.
+      It is not called for failed trajectories.
+    steps: returns the reward of each search of a trajectory, float32
+      `[searches]`, in the order of `search_ends`. None if the system has no
+      step rewards.
   """
 
   name: str
@@ -60,19 +64,19 @@ class Method:
 
   @property
   def prompts(self) -> str:
-    """Its environment for language models."""
+    """The name of its environment for language models."""
     return next(iter(self.environments))
 
   @property
   def world_prompts(self) -> str:
-    """Its environment for the generated world."""
+    """The name of its environment for the generated world."""
     return next(reversed(self.environments))
 
 
 def by_own_constants(
   reward: Callable[..., dict[str, chex.Array]], name: str
 ) -> Reward:
-  """A reward that takes the constants of one system, `method.<name>`."""
+  """Returns `reward` with its `config` read from `config.method.<name>`."""
 
   def of_config(
     outcomes: outcomes_lib.Outcomes, config: config_lib.ExperimentConfig
@@ -85,7 +89,7 @@ def by_own_constants(
 def fixed_budget(
   config: config_lib.ExperimentConfig,
 ) -> config_lib.ExperimentConfig:
-  """Without a curriculum: every group has the largest budget."""
+  """Replaces the curriculum: every group gets the largest budget."""
   return dataclasses.replace(
     config,
     curriculum=dataclasses.replace(
@@ -99,7 +103,7 @@ def fixed_budget(
 def ppo(
   config: config_lib.ExperimentConfig,
 ) -> config_lib.ExperimentConfig:
-  """With a critic in the place of groups."""
+  """Replaces group-relative advantages by those of a critic (GAE)."""
   return dataclasses.replace(
     config, objective=dataclasses.replace(config.objective, advantage="gae")
   )

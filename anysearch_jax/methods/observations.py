@@ -1,4 +1,4 @@
-"""The passages that a trajectory's searches showed, read from its spans."""
+"""Reads the passages that a trajectory's searches showed from its spans."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import re
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 
-# Whatever a system puts around rank and title; the title stays.
+# Skips the marks that systems put around rank and title, and keeps the title.
 _PASSAGE = re.compile(r"^Doc \d+[^\w\n]*(?:Title:)?(.*)$", re.M)
 
 
 def shown(trajectory: types.Trajectory) -> tuple[tuple[str, ...], ...]:
-  """Title and text of the passages of each information block.
+  """Returns title and text of the passages of each information block.
 
-  Only what the environment wrote counts. The n-th block answers the n-th
-  charged search; the last search of a truncated episode may have none, because
-  an observation that no turn can read is not recorded.
+  Only spans of the environment are read. The n-th block answers the n-th
+  charged search. The last search of a truncated episode may have no block,
+  because an observation is not recorded if no turn follows it.
 
   Args:
-    trajectory: any.
+    trajectory: any trajectory.
 
   Returns:
-    A tuple for each block, in rank order: one string a passage.
+    A tuple for each block; it holds one string for each passage, in rank
+    order.
   """
   blocks = (
     protocol.last_content(span.text, "information")

@@ -1,7 +1,7 @@
-"""OTC-PO: a right answer is worth more, the fewer searches it took.
+"""OTC-PO: a right answer is worth more if it took fewer searches.
 
-In Search-R1's environment. No budget is part of the method; the comparison
-tells it one.
+It is played in Search-R1's environment. The method itself has no budget; the
+comparison states one in the prompt.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""OTC-PO's reward: a right answer counts by how few searches it took.
+"""OTC-PO's reward: a right answer is worth more if it took fewer searches.
 
     r = alpha r_tool r_correct
 
-From the paper's formulas (arXiv 2504.14870); its code is not public. Searches
-are the charged ones. `c` of the paper is a constant to choose; ours is the most
-turns of Search-R1, which OTC-PO is built on.
+This follows the paper's formulas (https://arxiv.org/abs/2504.14870); its code
+is not public. Only charged searches count. The paper leaves the constant `c`
+open; the default here is the maximum number of turns of Search-R1, on which
+OTC-PO is built.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ FORMS = ("grpo", "ppo")
 def reward(
   outcomes: outcomes_lib.Outcomes, *, config: config_methods.OtcConfig
 ) -> dict[str, chex.Array]:
-  """alpha r_tool r_correct, with r_correct the exact match.
+  """Returns alpha r_tool r_correct, where r_correct is the exact match.
 
   Args:
-    outcomes: of groups.
+    outcomes: outcomes of groups.
     config: the form of r_tool and its constants.
 
   Returns:
-    `em`; `tool`, r_tool of the right answers and 0 for the others; `total`.
+    `em`; `tool`, which is r_tool for right answers and 0 for the others;
+    `total`.
 
   Raises:
-    ValueError: an unknown form, or a c that is not positive.
+    ValueError: the form is unknown, or c is not positive.
   """
   if config.c <= 0:
     raise ValueError(f"Found c {config.c}; expected more than 0.")
@@ -57,11 +59,13 @@ def reward(
 
 
 def ppo_productivity(m: chex.Array, *, c: float) -> chex.Array:
-  """r_tool = cos(m pi / (2 m + c)): 1 without a search, towards 0 with many.
+  """Returns r_tool = cos(m pi / (2 m + c)).
+
+  It is 1 without a search and approaches 0 as m grows.
 
   Args:
-    m: searches, any shape.
-    c: > 0.
+    m: number of searches, any shape.
+    c: smoothing constant, > 0.
   """
   return jnp.cos(m * jnp.pi / (2 * m + c))
 
@@ -69,19 +73,21 @@ def ppo_productivity(m: chex.Array, *, c: float) -> chex.Array:
 def grpo_productivity(
   m: chex.Array, correct: chex.Array, *, c: float
 ) -> chex.Array:
-  """r_tool against n, the fewest searches of a right answer of the group.
+  """Returns r_tool relative to n, the fewest searches of a right answer.
 
       f = 2 n m / (m + n)
-      r_tool = sin(f pi / (2 n))         where n > 0: 1 at m = n, falling
-      r_tool = cos(m pi / (2 m + c))     where n = 0: 1 at m = 0, falling
+      r_tool = sin(f pi / (2 n))         if n > 0: 1 at m = n, falls with m
+      r_tool = cos(m pi / (2 m + c))     if n = 0: 1 at m = 0, falls with m
+
+  n is the minimum over the right answers of a group.
 
   Args:
-    m: `[..., G]` searches.
+    m: `[..., G]` number of searches.
     correct: bool `[..., G]`, valid and right.
-    c: > 0.
+    c: smoothing constant, > 0.
 
   Returns:
-    float32 `[..., G]`; of no meaning where not correct.
+    float32 `[..., G]`; meaningless where `correct` is False.
   """
   n = jnp.min(m, -1, keepdims=True, where=correct, initial=jnp.inf)
   n = jnp.where(jnp.isinf(n), 0, n)

@@ -1,4 +1,4 @@
-"""What trajectories came to, as the rewards of all systems read it."""
+"""The outcomes of trajectories: the input of every system's reward."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import jax.numpy as jnp
 
 
 class Outcomes(NamedTuple):
-  """What the trajectories of groups came to; arrays `[..., G]`.
+  """Outcomes of the trajectories of groups; arrays `[..., G]`.
 
-  What stands where a member is not valid counts nowhere.
+  Entries where `valid` is False are ignored.
 
   Attributes:
-    em, f1: of the answer, in [0, 1]; 0 without one.
+    em, f1: scores of the answer, in [0, 1]; 0 without an answer.
     format: 1 if the response is well formed, else 0.
-    answered: bool, an answer was given, be it an empty one.
-    generated_tokens: that the model wrote.
-    searches: charged.
-    violation: bool, a search beyond the budget was tried.
+    answered: bool, an answer was given, even an empty one.
+    generated_tokens: number of tokens that the model wrote.
+    searches: number of charged searches.
+    violation: bool, the model tried to search beyond the budget.
     budget: `[...]`, searches assigned to the group.
-    valid: bool, False for an episode that failed.
-    measures: what the method's `measure` says of each trajectory, by name.
+    valid: bool, False for a failed episode.
+    measures: values of the method's `measure`, by name.
   """
 
   em: chex.Array
@@ -39,14 +39,14 @@ class Outcomes(NamedTuple):
 
 
 def parts(valid: chex.Array, **values: chex.Array) -> dict[str, chex.Array]:
-  """A reward and its parts, as every reward function returns them.
+  """Returns a reward and its terms in the form that rewards share.
 
   Args:
     valid: bool `[..., G]`.
     **values: `[..., G]` each; `total` is the reward.
 
   Returns:
-    The values by name as float32, 0 where not valid.
+    The values by name as float32, 0 where `valid` is False.
   """
   chex.assert_type(valid, bool)
   chex.assert_equal_shape([valid, *values.values()])

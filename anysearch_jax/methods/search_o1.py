@@ -1,14 +1,17 @@
-"""Search-o1, inference only: markers, limits in words, a boxed answer.
+"""Search-o1, inference only: search markers, and a boxed answer.
 
-The limit stands in the prompt. A search beyond it, and a query that was asked
-before, get a message in the place of documents and cost nothing; a turn that
-asks nothing is the last one. What a search shows is what the policy itself made
-of the documents, see `refining`. Deviations: a search is the last
-complete pair of markers of a turn, which ends at it; the messages count as bad
-turns (`episode.answered_bad_turns`), in the place of a limit on turns; braces
-in a box are balanced, and what stands beside `\\text{...}` in it stays.
+The prompt states the search limit. A search beyond it, or a query that was
+already asked, gets a message instead of documents and costs nothing. A turn
+without a search is the last one. A search shows the policy's own summary of
+the documents, see `generative_retrieval/refining`.
+
+Deviations from the released code:
+- A search is the last complete pair of markers of a turn, and ends the turn.
+- The messages count as bad turns (`episode.answered_bad_turns`); there, the
+  number of turns is limited.
+- Braces in a box are balanced, and text beside `\\text{...}` in it is kept.
 """
-# ruff: noqa: E501 - prompts stand as they are sent.
+# ruff: noqa: E501 - prompts are not wrapped: they are sent exactly as written.
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ _STYLED = re.compile(r"\\text\w*\s*\{([^{}]*)\}")
 
 
 def action(text: str) -> protocol.Action | None:
-  """A search if the turn ends with one, an answer if it holds one."""
+  """Returns a search if the turn ends with one, otherwise a boxed answer."""
   end = text.rstrip()
   start = end.rfind(QUERY[0])
   if end.endswith(QUERY[1]) and start >= 0:
@@ -52,9 +55,10 @@ def action(text: str) -> protocol.Action | None:
 
 
 def boxed(text: str) -> str | None:
-  r"""Content of the last complete `\boxed{...}`, its braces balanced.
+  r"""Returns the content of the last complete `\boxed{...}`.
 
-  `\text{...}` in it is its content. The last box is the one that opens last.
+  Braces are balanced. Each `\text{...}` inside is replaced by its content. The
+  last box is the one that opens last, so a nested box wins over the outer one.
   """
   boxes = {opening.end() for opening in _BOXED.finditer(text)}
   opened, last = [], (-1, -1)
@@ -69,7 +73,7 @@ def boxed(text: str) -> str | None:
 
 
 def answer(spans: Sequence[types.Span]) -> str | None:
-  """The last boxed answer that the model wrote."""
+  """Returns the last boxed answer that the model wrote."""
   for span in reversed(spans):
     if span.author == types.Author.MODEL:
       found = boxed(span.text)
@@ -81,7 +85,7 @@ def answer(spans: Sequence[types.Span]) -> str | None:
 def observation(
   passages: Sequence[types.Passage], unwanted: Sequence[str]
 ) -> str:
-  """What was found, between the markers of results."""
+  """Returns the passages' texts between the markers of results."""
   text = "\n".join(p.text.strip() for p in passages).strip()
   text = protocol.neutralise(text, unwanted) or "No helpful information found."
   return f"\n\n{RESULT[0]}{text}{RESULT[1]}\n\n"
@@ -111,7 +115,7 @@ SEARCH_O1 = environment.Environment(
 )
 ENVIRONMENTS = {
   "search_o1": SEARCH_O1,
-  # The world's policy knows the paper's tags only; the manners are the same.
+  # The world's policy only knows the paper's tags; the turn rules are the same.
   "search_o1_world": dataclasses.replace(
     prompts.PROMPTS["world"],
     format=None,
@@ -120,14 +124,14 @@ ENVIRONMENTS = {
   ),
 }
 
-# Tokens of a turn, in the released code.
+# The token limit of a turn in the released code.
 _MOST_TOKENS = 8192
 
 
 def refined(
   config: config_lib.ExperimentConfig,
 ) -> config_lib.ExperimentConfig:
-  """With the second call, which is a script in the generated world."""
+  """Enables the second model call; in the generated world it is a script."""
   if config.data.source == "world":
     r = dataclasses.replace(config.retrieval, refined="world")
     return dataclasses.replace(config, retrieval=r)
@@ -142,7 +146,7 @@ def refined(
     retrieval=dataclasses.replace(
       config.retrieval, refined="policy", model=model
     ),
-    # A search now holds a turn.
+    # A search now includes a turn of the policy.
     episode=dataclasses.replace(
       e, search_deadline=e.search_deadline + e.turn_deadline
     ),

@@ -1,14 +1,18 @@
 """Search-R1: an outcome reward, a fixed budget, GRPO or PPO.
 
-Its tags are the paper's. The prompt is its own, with the number of searches in
-the place of "as many times as you want": the comparison tells every system its
-budget. Deviations from the released code, which is a loop of its own: a turn
-ends at its closing tag instead of being cut there afterwards; observations are
-not cut at 500 tokens; a search beyond the budget gets a line and a turn, where
-the code showed nothing and ended; a turn without an action uses nothing of the
-budget up, and an empty query is none.
+Its tags are those of the AnySearch paper. Its prompt is the released one, with
+the number of searches in place of "as many times as you want", because the
+comparison tells every system its budget.
+
+Deviations from the released code, which has its own episode loop:
+- A turn ends at its closing tag; there, it is cut at the tag afterwards.
+- Observations are not cut at 500 tokens.
+- A search beyond the budget gets a line and another turn; there, nothing is
+  shown and the episode ends.
+- A turn without an action does not use up the budget; an empty query is not an
+  action.
 """
-# ruff: noqa: E501 - prompts stand as they are sent.
+# ruff: noqa: E501 - prompts are not wrapped: they are sent exactly as written.
 
 from __future__ import annotations
 

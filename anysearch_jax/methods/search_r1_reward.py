@@ -1,11 +1,12 @@
 """Search-R1's reward: exact match, and its variant with a format reward.
 
-Deviations from the released code: an answer is the last one that the model
-wrote (it asks for two in prompt and response together); well formed is what
-`scoring.check_format` says (it wants a Qwen template, so that no response in
-another is ever well formed, and takes an empty query for a search); a right
-answer is found in the passages as whole words (there, "art" is found in
-"party") and never in what the model wrote.
+Deviations from the released code:
+- The answer is the last one that the model wrote; there, prompt and response
+  together must hold two.
+- `scoring.check_format` decides what is well formed; there, only a Qwen chat
+  template can be, and an empty query counts as a search.
+- An answer is found in passages as whole words ("art" is not found in
+  "party"), and never in the model's own text.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from anysearch_jax.methods import outcomes as outcomes_lib
 
 
 def measure(trajectory: types.Trajectory) -> dict[str, float]:
-  """`gold_found`: 1 if a passage that was shown has an accepted answer."""
+  """Returns `gold_found`: 1 if a shown passage holds a gold answer, else 0."""
   answers = map(scoring.normalize_answer, trajectory.question.golden_answers)
   wanted = [f" {answer} " for answer in answers if answer]
   texts = (
@@ -40,18 +41,21 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
 def reward(
   outcomes: outcomes_lib.Outcomes, *, config: config_methods.SearchR1Config
 ) -> dict[str, chex.Array]:
-  """Exact match; with `config.format_variant`, the table below.
+  """Returns exact match or, with `config.format_variant`, this table:
 
                       right           wrong                     no answer
       well formed     1               structure (+ retrieval)   the same
       malformed       1 - structure   final                     0
 
+  `retrieval` is added if `gold_found` is 1.
+
   Args:
-    outcomes: of groups; with the variant, `measures` of `measure`.
+    outcomes: outcomes of groups; for the variant, `measures` holds those of
+      `measure`.
     config: the variant and its constants.
 
   Returns:
-    `em` and `total`; of the variant also `format` and `gold_found`.
+    `em` and `total`; for the variant also `format` and `gold_found`.
   """
   em = outcomes.em
   if not config.format_variant:

@@ -1,11 +1,11 @@
 """StepSearch: PPO with a reward for every search.
 
-The policy plans, searches, is shown `<information>` and writes down in an
-`<observation>` what it makes of it. With the last search spent a warning
-follows what was found. Deviation from the released code: a warning comes after
-the last search of the budget, not before a fixed number of turns is over.
+The policy plans, searches, reads `<information>` and writes what it concludes
+in an `<observation>`. A warning follows the passages of the last search.
+Deviation from the released code: the warning comes after the last search of the
+budget; there, it comes shortly before a fixed number of turns.
 """
-# ruff: noqa: E501 - prompts stand as they are sent.
+# ruff: noqa: E501 - prompts are not wrapped: they are sent exactly as written.
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _MARKERS = tuple(
 def observation(
   passages: Sequence[types.Passage], unwanted: Sequence[str]
 ) -> str:
-  """`protocol.observation`, with StepSearch's marks around titles."""
+  """Returns `protocol.observation` with StepSearch's marks around titles."""
   return protocol.observation(
     passages, unwanted, layout="Doc {rank}<## Title: {title} ##> {text}"
   )
 
 
 def warn(budget: int, used: int) -> str:
-  """The line that follows the last observation."""
+  """Returns the warning after the budget's last search, otherwise ""."""
   return _WARNING if used == budget else ""
 
 
@@ -67,9 +67,9 @@ STEPSEARCH = environment.Environment(
 )
 ENVIRONMENTS = {
   "stepsearch": STEPSEARCH,
-  # The world's policy knows neither of the tags: it thinks instead. Nor is it
-  # warned: the only line it could be, it knows as the answer to a search too
-  # many, after which its demonstrations guess.
+  # The toy vocabulary has no plan or observation tags; the policy thinks
+  # instead. The warning is omitted too: the only matching line already means
+  # "budget exceeded", after which demonstrations guess.
   "stepsearch_world": prompts.PROMPTS["world"],
 }
 
@@ -77,14 +77,14 @@ ENVIRONMENTS = {
 def steps(
   trajectory: types.Trajectory, config: config_lib.ExperimentConfig
 ) -> np.ndarray:
-  """`stepsearch_reward.steps`."""
+  """Returns `stepsearch_reward.steps` with this system's constants."""
   return stepsearch_reward.steps(trajectory, config.method.stepsearch)
 
 
 def train(
   config: config_lib.ExperimentConfig,
 ) -> config_lib.ExperimentConfig:
-  """PPO under a fixed budget."""
+  """Selects PPO with a fixed budget."""
   return method.ppo(method.fixed_budget(config))
 
 

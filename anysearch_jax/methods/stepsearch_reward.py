@@ -1,15 +1,18 @@
-"""StepSearch's rewards: of the outcome, and of each search.
+"""StepSearch's rewards: one for the outcome, one for each search.
 
     outcome   F1 + key_weight * search keys, on the last token; without an
-              answer only `missing`, and no search is rewarded
-    step      step_scale * (gain - redundancy), on the token that closes it
+              answer it is `missing`, and no search is rewarded
+    step      step_scale * (gain - redundancy), on the search's last token
 
-Deviations from the released code: step rewards count `step_scale` times (there
-1 + step_scale, by an addition in place); a key group keeps its best query
-(there a later, worse one overwrites it, and a query counts for one group only);
-F1 is not rounded; a passage is compared with its title, is known by its id
-(there, by its text), and is redundant if an earlier search showed it.
-Text after the answer cannot occur: a turn ends with it.
+Deviations from the released code:
+- Step rewards are scaled by `step_scale`; there, an in-place addition makes it
+  1 + step_scale.
+- A key group keeps its best query; there, a later, worse query overwrites it,
+  and a query counts for one group only.
+- F1 is not rounded.
+- A passage is compared together with its title, is identified by its id (there,
+  by its text), and is redundant if an earlier search showed it.
+- Text after the answer cannot occur, because an answer ends its turn.
 """
 
 from __future__ import annotations
@@ -31,15 +34,15 @@ from anysearch_jax.environment import scoring
 from anysearch_jax.methods import observations
 from anysearch_jax.methods import outcomes as outcomes_lib
 
-# What scikit-learn's TfidfVectorizer takes for a word.
+# The default `token_pattern` of scikit-learn's TfidfVectorizer.
 _WORD = re.compile(r"\b\w\w+\b")
 
 
 def measure(trajectory: types.Trajectory) -> dict[str, float]:
-  """`search_keys`: how well the queries covered the steps to the answer.
+  """Returns `search_keys`: how well the queries cover the question's steps.
 
-  The mean over the question's key groups of the best F1 that a charged query
-  has with one of the group; 0 without key groups.
+  This is the mean, over the question's key groups, of the best F1 between a
+  charged query and a key of the group; 0 without key groups.
 
   Raises:
     ValueError: the question has neither gold passages nor search keys.
@@ -55,15 +58,17 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
 def steps(
   trajectory: types.Trajectory, config: config_methods.StepSearchConfig
 ) -> np.ndarray:
-  """The reward of each charged search.
+  """Returns the reward of each charged search.
 
       gain        mean over gold passages of max(0, c_t - max_{s<t} c_s), where
-                  c_t is the largest TF-IDF cosine of a passage of search t
-      redundancy  share of the passages of search t that were shown before
+                  c_t is the largest TF-IDF cosine between the gold passage and
+                  a passage of search t
+      redundancy  share of the passages of search t that an earlier search
+                  showed
 
   Args:
-    trajectory: not failed.
-    config: the scale.
+    trajectory: a trajectory that did not fail.
+    config: the scale of the rewards.
 
   Returns:
     float32 `[searches]`; all 0 without an answer or without gold passages.
@@ -89,17 +94,17 @@ def steps(
 
 
 def similarities(text: str, others: Sequence[str]) -> np.ndarray:
-  """TF-IDF cosines of a text with each of some others.
+  """Returns the TF-IDF cosine similarity of `text` and each of `others`.
 
-  Words are SQuAD-normalised, of two characters or more; the inverse document
-  frequency is smooth (scikit-learn's) and over these texts alone.
+  Words are SQuAD-normalised and have at least two characters. The inverse
+  document frequency is scikit-learn's smoothed one, over these texts only.
 
   Args:
-    text: any.
-    others: at least one.
+    text: any text.
+    others: at least one text.
 
   Returns:
-    float64 `[len(others)]` in [0, 1]; 0 without a word in common.
+    float64 `[len(others)]` in [0, 1]; 0 without a common word.
   """
   counts = [_counts(each) for each in (text, *others)]
   words = sorted(set().union(*counts))
@@ -115,10 +120,10 @@ def similarities(text: str, others: Sequence[str]) -> np.ndarray:
 def reward(
   outcomes: outcomes_lib.Outcomes, *, config: config_methods.StepSearchConfig
 ) -> dict[str, chex.Array]:
-  """The reward of the outcome; `steps` come besides.
+  """Returns the reward of the outcome, without the step rewards of `steps`.
 
   Args:
-    outcomes: of groups; with `measures` of `measure`.
+    outcomes: outcomes of groups; `measures` holds those of `measure`.
     config: the constants.
 
   Returns:
@@ -134,8 +139,8 @@ def reward(
   )
 
 
-# The same passages come back all over a group.
+# Cached because the samples of a group retrieve the same passages.
 @functools.lru_cache(maxsize=4096)
 def _counts(text: str) -> collections.Counter[str]:
-  """How often each word stands in a text; not to be changed."""
+  """Returns the word counts of a text. Cached: do not modify the result."""
   return collections.Counter(_WORD.findall(scoring.normalize_answer(text)))

@@ -36,12 +36,12 @@ ENVIRONMENTS: dict[str, environment_lib.Environment] = {
 
 
 def get(name: str) -> method.Method:
-  """A system. Raises ValueError for a name that is none's."""
+  """Returns a system. Raises ValueError if no system has this name."""
   return _named("method.name", METHODS, name)
 
 
 def environment(name: str) -> environment_lib.Environment:
-  """An environment. Raises ValueError for a name that is none's."""
+  """Returns an environment. Raises ValueError if none has this name."""
   return _named("episode.prompts", ENVIRONMENTS, name)
 
 

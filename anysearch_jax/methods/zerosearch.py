@@ -1,10 +1,10 @@
-"""ZeroSearch: a language model plays the search engine while training.
+"""ZeroSearch: a language model simulates the search engine during training.
 
-It is asked for useful or noisy passages with the right answer at hand
-(`retrieval.simulated`), more and more often for noisy ones. Prompt and
-tags are Search-R1's; a turn that neither searches nor answers uses one of the
-B + 1 turns up. Evaluated against the real retriever. Deviations: those of
-Search-R1's loop; passages are shown with their titles.
+The simulator (`retrieval.simulated`) knows the right answer and is asked for
+useful or noisy passages; the share of noisy ones grows. Prompt and tags are
+Search-R1's. A turn that neither searches nor answers uses up one of the B + 1
+turns. Evaluations use the real retriever. Deviations: those of Search-R1's
+loop, and passages are shown with their titles.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.environment import prompts
 from anysearch_jax.methods import method, search_r1, zerosearch_reward
 
-# The released code's, prompted; served by vLLM or SGLang beside the training.
+# The released code's prompted simulator, served by vLLM or SGLang next to the
+# training.
 _SIMULATOR = "Qwen/Qwen2.5-14B-Instruct"
 _ADDRESS = "http://127.0.0.1:6001/v1"
 
@@ -30,10 +31,10 @@ ENVIRONMENTS = {
 def train(
   config: config_lib.ExperimentConfig,
 ) -> config_lib.ExperimentConfig:
-  """Fixed budget, against a simulated search engine.
+  """Selects a fixed budget and a simulated search engine.
 
-  Outside of the generated world that is a model at an address; it stays as it
-  is where the configuration names one.
+  Outside the generated world the simulator is a model at an address; one that
+  the configuration already names is kept.
   """
   r = config.retrieval
   if config.data.source == "world":

@@ -1,7 +1,7 @@
-"""ZeroSearch's reward, and how noisy its simulated search engine is.
+"""ZeroSearch's reward, and the noise schedule of its simulated search engine.
 
-Deviations from the released code: no answer is worth 0 (there it crashes the
-run), and exact match is exact match (there, a substring).
+Deviations from the released code: a missing answer scores 0 (there, it crashes
+the run), and exact match compares whole answers (there, substrings).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from anysearch_jax.methods import outcomes as outcomes_lib
 def reward(
   outcomes: outcomes_lib.Outcomes, *, config: config_methods.ZeroSearchConfig
 ) -> dict[str, chex.Array]:
-  """The answer's F1.
+  """Returns the answer's F1.
 
   Args:
-    outcomes: of groups.
-    config: of no use here; every reward function takes its system's.
+    outcomes: outcomes of groups.
+    config: unused; every reward takes the constants of its system.
 
   Returns:
     `f1` and `total`, which are equal.
@@ -33,16 +33,18 @@ def reward(
 
 
 def noise(progress: float, config: config_methods.ZeroSearchConfig) -> float:
-  """The probability that a search is answered by noisy passages.
+  """Returns the probability that a search gets noisy passages.
 
       p = p_s + (b^progress - 1) / (b - 1) * (p_e - p_s)
 
+  For b = 1 this is linear in `progress`.
+
   Args:
-    progress: share of the training steps that are done, in [0, 1].
-    config: p_s, p_e and b.
+    progress: completed share of the training steps, in [0, 1].
+    config: `noise_start` (p_s), `noise_end` (p_e) and `noise_base` (b).
 
   Raises:
-    ValueError: a progress outside [0, 1], or a base that is not positive.
+    ValueError: the progress is outside [0, 1], or the base is not positive.
   """
   if not 0 <= progress <= 1:
     raise ValueError(
