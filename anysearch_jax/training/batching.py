@@ -1,9 +1,10 @@
-"""Trajectories into packed arrays of fixed shapes.
+"""Packs trajectories into arrays of fixed shapes.
 
-A trajectory goes to the shortest row length that holds it. Rows of one length
-are packed with several trajectories (segments) and gathered in micro-batches.
-Shapes depend on the configuration alone, so a run compiles one train step;
-how many micro-batches hold tokens is a number inside it.
+A trajectory goes to the shortest row length that holds it, or fills free space
+in a longer row. A row holds several trajectories (segments), and rows of one
+length form micro-batches. Shapes depend on the configuration alone, so a run
+compiles one train step; the number of micro-batches that hold tokens is one of
+its inputs.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ class Example:
 
   Attributes:
     token_ids: int32 `[T]`.
-    weights: float32 `[T]`, weight of each token as a target; 0 where the
-      model did not write it. The first token is no target.
+    weights: float32 `[T]`, loss weight of each token; 0 for tokens that the
+      model did not write. The first token is never predicted.
     logps: float32 `[T]`, behaviour log-probabilities.
     advantage: of the whole sequence.
-    rewards: float32 `[T]`, what each token earned; None is nothing.
+    rewards: float32 `[T]`, reward of each token; None if all are 0.
   """
 
   token_ids: np.ndarray
@@ -40,13 +41,14 @@ class Example:
 
 
 class Rows(NamedTuple):
-  """Micro-batches of one row length; all arrays are `[A, B, T]`.
+  """Micro-batches of one row length; all arrays but `used` are `[A, B, T]`.
 
-  At index t stands the prediction of `targets[t]` from `tokens[..t]`:
+  Index t is the prediction of `targets[t]` from `tokens[..t]`. The fields
   `behaviour_logp`, `old_logp`, `advantage` and `weight` belong to the target.
-  `old_logp` is `behaviour_logp` until the trainer puts its own in its place.
-  With a critic (else None) `reward` is packed, from which the trainer makes
-  `advantage`, `old_value` and `returns` before the first step.
+  `old_logp` equals `behaviour_logp` until the trainer replaces it by its own.
+  `reward` is packed only for a critic; before the first step the trainer
+  replaces it by `advantage`, `old_value` and `returns`. Without a critic the
+  last three fields are None.
   """
 
   tokens: np.ndarray
@@ -57,7 +59,7 @@ class Rows(NamedTuple):
   old_logp: np.ndarray
   advantage: np.ndarray
   weight: np.ndarray
-  used: np.ndarray  # int32 [], micro-batches that hold tokens.
+  used: np.ndarray  # int32 [], number of micro-batches that hold tokens.
   reward: np.ndarray | None = None
   old_value: np.ndarray | None = None
   returns: np.ndarray | None = None
@@ -69,10 +71,10 @@ _DTYPES = Rows(*[np.int32] * 4, *[np.float32] * 4, np.int32)
 
 
 class Place(NamedTuple):
-  """Where the predictions of a sequence stand in a batch.
+  """The position of a sequence's predictions in a batch.
 
-  bucket: which of its `Rows`. row: over all micro-batches of the bucket.
-  start: the first index in the row. segment: its id there, from 1.
+  bucket: index of its `Rows`. row: index over all micro-batches of the bucket.
+  start: the first index in the row. segment: its id in the row, from 1.
   """
 
   bucket: int
@@ -84,7 +86,10 @@ class Place(NamedTuple):
 def rows_per_micro_batch(
   length: int, *, config: config_lib.BatchConfig, multiple: int = 1
 ) -> int:
-  """Rows of `length` in a micro-batch: `multiple` or several times that."""
+  """Returns the number of rows of `length` tokens in a micro-batch.
+
+  It is a multiple of `multiple`, and at least that.
+  """
   rows = config.micro_batch_tokens // length
   return max(multiple, rows // multiple * multiple)
 
@@ -92,7 +97,7 @@ def rows_per_micro_batch(
 def abstract(
   config: config_lib.BatchConfig, *, multiple: int = 1, rewards: bool = False
 ) -> TrainBatch:
-  """The shapes and dtypes that `pack` gives to every batch."""
+  """Returns the shapes and dtypes of every batch that `pack` makes."""
 
   def rows(length: int) -> Rows:
     b = rows_per_micro_batch(length, config=config, multiple=multiple)
@@ -116,13 +121,13 @@ def pack(
   Args:
     sequences: at least one token each.
     config: the shapes, and how many segments a row may hold.
-    multiple: what the rows of a micro-batch divide by: the number of devices
-      that they are cut over.
-    rewards: what tokens earned is packed too.
+    multiple: the number of devices that rows are sharded over; a micro-batch
+      has a multiple of it.
+    rewards: whether to pack the tokens' rewards too.
 
   Raises:
-    ValueError: a sequence longer than every row, or more micro-batches than
-      the configuration allows.
+    ValueError: a sequence is longer than every row, or needs more micro-batches
+      than the configuration allows.
   """
   batch = jax.tree.map(
     lambda x: np.zeros(x.shape, x.dtype),
@@ -150,7 +155,7 @@ def pack(
 
 @dataclasses.dataclass
 class _Row:
-  """How much of a row is taken."""
+  """The tokens and segments that a row holds so far."""
 
   tokens: int = 0
   segments: int = 0
@@ -159,14 +164,17 @@ class _Row:
 def places(
   sizes: Sequence[int], *, config: config_lib.BatchConfig, multiple: int = 1
 ) -> list[Place]:
-  """Where sequences of so many predictions go: first fit, longest first.
+  """Assigns sequences of `sizes` predictions to rows by first-fit decreasing.
+
+  Returns:
+    The place of each sequence, in the order of `sizes`.
 
   Raises:
     ValueError: see `pack`.
   """
   lengths = config.row_lengths
   waiting: list[list[int]] = [[] for _ in lengths]
-  # Equal lengths keep their order.
+  # The sort is stable: sequences of equal length keep their order.
   for n in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
     if sizes[n] > lengths[-1]:
       raise ValueError(
@@ -178,7 +186,7 @@ def places(
   found: dict[int, Place] = {}
 
   def put(n: int, bucket: int, rows: Sequence[_Row]) -> bool:
-    """Gives `n` the first of the rows that has room for it, if one has."""
+    """Puts sequence `n` into the first row with room; False if none has."""
     for r, row in enumerate(rows):
       fits = row.tokens + sizes[n] <= lengths[bucket]
       if fits and row.segments < config.max_segments:
@@ -188,8 +196,8 @@ def places(
         return True
     return False
 
-  # Longest rows first: what room their micro-batches have left takes shorter
-  # sequences, which then need no rows of their own.
+  # Longest rows first: shorter sequences fill the space left in their
+  # micro-batches, whose padding would be computed anyway.
   for bucket in reversed(range(len(lengths))):
     rows: list[_Row] = []
     for n in waiting[bucket]:
@@ -210,5 +218,5 @@ def places(
 
 
 def _sizes(sequences: Sequence[Example]) -> list[int]:
-  """Predictions of each: its first token is none."""
+  """Returns the predictions of each: all tokens but the first."""
   return [len(s.token_ids) - 1 for s in sequences]

@@ -1,4 +1,4 @@
-"""What is trained: the state of a policy, its steps, and copies of it."""
+"""The learner: a policy's training state, its steps and its weights."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from anysearch_jax.training import (
 
 
 class Learner:
-  """A policy in training, on its mesh.
+  """Trains a policy on its mesh.
 
-  state: what a step changes; each step donates it.
+  state: the training state; each step donates it and replaces it.
 
   Args:
     config: the whole configuration.
-    policy: the start, which is also the reference of the KL term; with several
-      processes, on the mesh that trains.
+    policy: the initial policy, also the reference of the KL term; with several
+      processes, its arrays are on the training mesh.
 
   Raises:
-    ValueError: what the devices cannot run.
+    ValueError: the devices cannot run the configuration.
   """
 
   def __init__(self, config: config_lib.ExperimentConfig, policy: hf.Policy):
@@ -58,8 +58,8 @@ class Learner:
     self._base = placed.to_engine(self._reference) if a.lora else {}
     how = {"temperature": config.sampling.temperature, "compute": compute}
     one_step = config.curriculum.steps_per_rollout == 1
-    # Old log-probs take a pass of their own before a rollout's first step. A
-    # rollout of one step needs none: whatever sampled it, they are that step's.
+    # With several steps a rollout, a forward pass before the first one computes
+    # the old log-probs. With a single step they equal those of the step itself.
     self._scores_first = config.objective.old_logp == "trainer" and not one_step
     loss = train_step.grpo_loss(a, config.objective, on_policy=one_step, **how)
     self._estimator = None
@@ -70,16 +70,16 @@ class Learner:
     self._score = train_step.make_scorer(a, sharding=placed.rows, **how)
 
   def params(self) -> decoder.Params:
-    """All of the policy's parameters as they stand."""
+    """Returns all current parameters of the policy, frozen base included."""
     if self.architecture.lora is None:
       return self.state.params
     return lora.combine(self._reference, self.state.params)
 
   def published(self) -> decoder.Params:
-    """The same for the engine.
+    """Returns the parameters for the engine, on its devices.
 
-    With `pipeline.async_level` they outlive the next step; without, they may be
-    arrays that it donates.
+    With `pipeline.async_level` 0 they may share arrays with `state`, which the
+    next step donates. At higher levels such arrays are copied.
     """
     trained = self.placement.publish(self.state.params)
     if self._config.pipeline.async_level:
@@ -92,11 +92,14 @@ class Learner:
 
   @property
   def steps_alone(self) -> bool:
-    """Whether a step needs nothing of its rollout's earlier ones."""
+    """Whether training can resume between two steps of a rollout.
+
+    It cannot if values are computed once, before the rollout's first step.
+    """
     return not self._scores_first and self._estimator is None
 
   def abstract_state(self) -> train_step.TrainState:
-    """The state's shapes, types and shardings."""
+    """Returns the shapes, dtypes and shardings of the state."""
     return jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
       self.state,
@@ -105,7 +108,7 @@ class Learner:
   def pack(
     self, scored: rewards_and_advantages.Experience
   ) -> list[batching.TrainBatch]:
-    """A batch for each optimizer step of a rollout, on the host."""
+    """Packs a rollout into one host batch for each optimizer step."""
     return rewards_and_advantages.batches(
       scored,
       steps=self._config.curriculum.steps_per_rollout,
@@ -117,7 +120,7 @@ class Learner:
   def steps(
     self, packed: Sequence[batching.TrainBatch]
   ) -> Iterator[dict[str, float]]:
-    """Takes the optimizer steps of a rollout; the metrics of each."""
+    """Takes the optimizer steps of a rollout and yields the metrics of each."""
     batches = [self.placement.batch(batch) for batch in packed]
     if self._scores_first:
       batches = [self._with_old_logp(batch) for batch in batches]
@@ -130,7 +133,12 @@ class Learner:
   def speed(
     self, packed: Sequence[batching.TrainBatch], seconds: float
   ) -> dict[str, float]:
-    """How fast a rollout was trained on, with what memory and programs."""
+    """Returns metrics of speed, device memory and compiled programs.
+
+    Args:
+      packed: the batches of a rollout.
+      seconds: that training on them took.
+    """
     config, critic = self._config, self._estimator is not None
     forwards = (
       bool(config.objective.kl_coefficient)

@@ -1,10 +1,12 @@
 """Token log-probabilities without a `[B, T, V]` array.
 
-The vocabulary is reached for some positions at a time, in the forward pass and
-again in the backward pass. On a mesh every device holds its part of the
-vocabulary and of the rows: the head is gathered over fsdp once a pass, the
-normalizer is put together from the parts, and the head's gradient is summed in
-float32 and scattered back once.
+Logits are computed for a chunk of positions at a time, in the forward pass and
+again in the backward pass: a vocabulary is much wider than the hidden states,
+so the logits of all positions would dominate the memory. On a mesh every device
+has a part of the vocabulary and of the rows, as in Megatron-LM
+(https://arxiv.org/abs/1909.08053, section 3). The head is gathered over fsdp
+once a pass, the normalizer is combined from the parts, and the head's gradient
+is summed in float32 and scattered back once.
 """
 
 from __future__ import annotations
@@ -31,23 +33,23 @@ def token_logprobs(
   temperature: float = 1.0,
   compute: decoder.Compute = decoder.Compute(),  # noqa: B008
 ) -> tuple[jax.Array, jax.Array]:
-  """Log-probability of each target and entropy of each prediction.
+  """Returns the log-probability of each target and the prediction's entropy.
 
   Both are of `log_softmax(logits / temperature)`, as the engine samples.
 
   Args:
-    params: the policy's.
-    a: its sizes.
+    params: the policy's parameters.
+    a: its architecture.
     tokens: int `[B, T]`.
-    targets: int `[B, T]`, the token after each.
-    positions: int `[B, T]`.
+    targets: int `[B, T]`, the token after each of `tokens`.
+    positions: int `[B, T]`, position of each token in its segment.
     segment_ids: int `[B, T]`, 0 is padding.
     temperature: > 0.
-    compute: how; `logprob_chunk` is lowered to a divisor of T.
+    compute: numerics and layout; `logprob_chunk` is lowered to a divisor of T.
 
   Returns:
-    logp and entropy (nats), float32 `[B, T]` each. No gradient goes through
-    the entropy.
+    logp and entropy (nats), float32 `[B, T]` each. The gradient of the entropy
+    is treated as 0.
   """
   chex.assert_equal_shape([tokens, targets, positions, segment_ids])
   hidden = decoder.forward(
@@ -64,9 +66,9 @@ def token_logprobs(
 
 
 class _Parts(NamedTuple):
-  """Mesh axes over which something is cut; None: every device has it whole.
+  """The mesh axes that arrays are sharded over; None is replicated.
 
-  vocab, model: the head's axes. sequence: the hidden states' positions.
+  vocab, model: axes of the head. sequence: positions of the hidden states.
   """
 
   vocab: str | None = None
@@ -93,7 +95,11 @@ class _How(NamedTuple):
   layout: sharding.Layout | None
 
   def over_mesh(self, f, ins: str, outs: str):
-    """`f` on each device's part; letters: hidden, weight of the head, token."""
+    """Wraps `f` so that it runs on each device's shards.
+
+    `ins` and `outs` have one letter an array: h for hidden states, w for the
+    head's weight, t for values of tokens.
+    """
     if self.layout is None:
       return f
     specs = {
@@ -131,7 +137,11 @@ _logprobs.defvjp(_forward, _backward)
 
 
 def _local_forward(how: _How, hidden, head, targets):
-  """logp, entropy and log-normalizer of this device's rows, `[B, T]` each."""
+  """Returns logp, entropy and log-normalizer of this device's rows, `[B, T]`.
+
+  Each device reduces its part of the vocabulary relative to its own maximum;
+  the parts are then rescaled to the maximum over all devices.
+  """
   hidden, head = _gathered(how.parts, hidden, head)
   first = _first(how.parts, head)
 
@@ -140,7 +150,8 @@ def _local_forward(how: _How, hidden, head, targets):
     logits = _logits(hidden, head, how.temperature)
     top = jnp.max(logits, -1)
     p = jnp.exp(logits - top[..., None])
-    # A masked sum, not a gather: exact, and 0 where another device has it.
+    # A masked sum instead of a gather: it is exact, and 0 on the devices whose
+    # part of the vocabulary does not have the target.
     mine = jnp.sum(jnp.where(_is_target(logits, targets, first), logits, 0), -1)
     return None, (top, jnp.sum(p, -1), jnp.sum(p * logits, -1), mine)
 
@@ -159,7 +170,10 @@ def _local_forward(how: _How, hidden, head, targets):
 
 
 def _local_backward(how: _How, hidden, head, targets, normalizer, g):
-  """Gradients of `sum(g * logp)` by this device's parts of hidden and head."""
+  """Returns the gradients of `sum(g * logp)` for this device's hidden and head.
+
+  With p the softmax, the gradient for the logits is g (onehot(target) - p).
+  """
   whole, gathered = _gathered(how.parts, hidden, head)
   first = _first(how.parts, gathered)
 
@@ -190,7 +204,7 @@ def _local_backward(how: _How, hidden, head, targets, normalizer, g):
 
 
 def _gathered(parts: _Parts, hidden, head):
-  """All positions of this device's rows; its vocabulary at full width."""
+  """Gathers all positions of this device's rows, and its head at full width."""
   head = head.astype(hidden.dtype)
   if parts.sequence is not None:
     hidden = jax.lax.all_gather(hidden, parts.sequence, axis=1, tiled=True)
@@ -200,7 +214,7 @@ def _gathered(parts: _Parts, hidden, head):
 
 
 def _hidden_gradient(parts: _Parts, d_hidden, length: int):
-  """The sum over the vocabulary's parts, at this device's positions."""
+  """Sums over the vocabulary's parts; returns this device's positions."""
   if parts.sequence is None:
     return d_hidden if parts.vocab is None else jax.lax.psum(d_hidden, "tensor")
   if parts.vocab is None:
@@ -212,7 +226,7 @@ def _hidden_gradient(parts: _Parts, d_hidden, length: int):
 
 
 def _head_gradient(parts: _Parts, d_head):
-  """The sum over all rows, at this device's part of the head."""
+  """Sums over all rows; returns this device's part of the head's gradient."""
   if parts.model is None:
     return jax.lax.psum(d_head, sharding.BATCH)
   d_head = jax.lax.psum_scatter(
@@ -223,7 +237,7 @@ def _head_gradient(parts: _Parts, d_head):
 
 
 def _first(parts: _Parts, head) -> jax.Array | int:
-  """The first token of this device's vocabulary."""
+  """Returns the first token id of this device's part of the vocabulary."""
   if parts.vocab is None:
     return 0
   return jax.lax.axis_index(parts.vocab) * head.shape[0]
@@ -239,7 +253,7 @@ def _is_target(logits, targets, first) -> jax.Array:
 
 
 def _cut(chunk: int, arrays):
-  """`[B, T, ...]` to `[T / chunk, B, chunk, ...]`, each."""
+  """Reshapes arrays from `[B, T, ...]` to `[T / chunk, B, chunk, ...]`."""
 
   def cut(x):
     return x.reshape(x.shape[0], -1, chunk, *x.shape[2:]).swapaxes(0, 1)
@@ -248,6 +262,6 @@ def _cut(chunk: int, arrays):
 
 
 def _joined(x: jax.Array) -> jax.Array:
-  """What `_cut` cut."""
+  """Reverts `_cut`."""
   x = x.swapaxes(0, 1)
   return x.reshape(x.shape[0], -1, *x.shape[3:])

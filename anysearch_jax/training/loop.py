@@ -1,4 +1,4 @@
-"""The training loop: take a rollout, step, publish, record, save."""
+"""The training loop: take a rollout, step, publish weights, record, save."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ from anysearch_jax.training import health as watch_lib
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-  """A rollout is done."""
+  """Reports that a rollout has been trained on.
+
+  values: its metrics, as in `metrics.jsonl`.
+  """
 
   rollout: int
   rollouts: int
@@ -52,10 +55,10 @@ class Event:
 
 
 class _StoppedError(Exception):
-  """The run is to stop before the next optimizer step.
+  """Ends the loop before the next optimizer step because `stop` was called.
 
-  sampled: the rollout that is being trained on; None between two of them.
-  steps: metrics of its optimizer steps that were taken.
+  sampled: the rollout that is being trained on; None between two rollouts.
+  steps: metrics of the optimizer steps taken so far in that rollout.
   """
 
   def __init__(self, sampled: sampler.Sampled | None = None, steps: Any = ()):
@@ -63,39 +66,41 @@ class _StoppedError(Exception):
 
 
 class Trainer:
-  """One run's parts: what is sampled with, and what is stepped.
+  """One training run: samples rollouts and trains the policy on them.
 
-  Rollouts are sampled on a thread of their own, `pipeline.async_level` of them
-  ahead of training, see `training/pipeline`. At every level a run that resumes
-  goes on as if it had never stopped: a checkpoint waits for the rollouts that
-  older weights sample, and holds them.
+  A separate thread samples rollouts, up to `pipeline.async_level` of them ahead
+  of training (see `training/pipeline`). At every level a resumed run gives the
+  same results as one that never stopped: before a checkpoint is written, it
+  waits for the rollouts that use older weights, and stores them.
 
-  With several processes (`jax.distributed`) each has a trainer of the same
-  arguments; the training mesh spans their devices, and each samples its share
-  of a rollout on its own. They sample and train by turns (async_level 0): two
-  threads would talk to the other processes in an order that nothing fixes.
+  With several processes (`jax.distributed`), each one has a trainer with the
+  same arguments; the training mesh spans their devices, and each process
+  samples its share of a rollout. Sampling and training then alternate
+  (async_level 0): with two threads, processes could start their collectives in
+  different orders and deadlock.
 
   Args:
     config: the whole configuration; `validation.validate` has passed.
-    policy: the start, which is also the reference of the KL term; with several
-      processes, on the mesh that trains.
-    questions: the training stream; rollout r takes its r-th `config.questions`
-      of them (and `pipeline.extra_groups`), from the start again when it ends.
-      A `data.cursor.Stream` is in another order each epoch.
+    policy: the initial policy, also the reference of the KL term; with several
+      processes, its arrays are on the training mesh.
+    questions: the training stream, repeated when it ends. Each rollout consumes
+      the next `config.questions` + `pipeline.extra_groups` questions.
+      A `dataset_iterator.Stream` reshuffles them every epoch.
     retriever: answers the searches.
-    folder: of the run; exists. Gets `source/` (what an export copies of the
-      start), `prompts.json`, `metrics.jsonl`, `steps.jsonl`, `tensorboard/`,
-      `checkpoints/`, `trajectories/` and, at the end, `policy/` (a Hugging
-      Face folder) and, with adapters, `adapter/` (a PEFT folder).
-    engine: samples, and is closed at the end if it can be; None makes the one
-      that `config.engine` names.
-    trace: write `timeline.json` to the folder, which Perfetto shows.
+    folder: an existing folder for the run. Gets `source/` (files of the initial
+      policy that an export copies), `prompts.json`, `metrics.jsonl`,
+      `steps.jsonl`, `tensorboard/`, `checkpoints/`, `trajectories/` and, at the
+      end, `policy/` (a Hugging Face folder) and, with adapters, `adapter/` (a
+      PEFT folder).
+    engine: samples; `run` calls its `close`, if it has one. None makes the
+      engine that `config.engine` names.
+    trace: whether to write `timeline.json`, a trace for Perfetto.
     allow_changes: whether settings of learning may differ from those of the
       checkpoint that the run resumes from, see `config_changes`.
-    clock: seconds.
+    clock: returns the time in seconds.
 
   Raises:
-    ValueError: what the devices or the processes cannot run.
+    ValueError: the devices or the processes cannot run the configuration.
   """
 
   def __init__(
@@ -113,7 +118,7 @@ class Trainer:
   ):
     validation.validate_processes(config, jax.process_count())
     self._config = config
-    # Without its weights, which the learner has from here on.
+    # Drop the weights: the learner owns them now.
     self._policy = policy._replace(params={})
     self._questions = questions
     self._allow_changes = allow_changes
@@ -126,12 +131,12 @@ class Trainer:
     self._stopping = threading.Event()
     self._pace = saving.Pace(config.save_minutes, clock)
     self._stoppable = jax.process_count() == 1
-    # Of the rollout that a stopped run was in the middle of.
+    # Metrics of the steps that a stopped run took within its last rollout.
     self._taken_steps: list[dict[str, float]] = []
     self._engine = engine or engines.make(config, policy, self._learner)
     validation.validate_engine(config, self._engine)
     text_model.attach(retriever, self._engine, policy.tokenizer)
-    # Of what was trained on; the sampler may be ahead.
+    # As of the last trained rollout; the sampler's own may be ahead.
     self._seen = sampler.Seen(
       curriculum.init(config.curriculum, config.seed),
       {"run": Counter(), "engine": Counter()},
@@ -149,14 +154,15 @@ class Trainer:
     self._folder.begin(self._policy, questions[0], config=config)
 
   def stop(self) -> None:
-    """Has `run` save before the next optimizer step, and return; of any thread.
+    """Makes `run` save a checkpoint before its next optimizer step and return.
 
-    Several processes stop together, before the next rollout.
+    Thread-safe. The rollout in training is finished first if its steps depend
+    on each other (see `Learner.steps_alone`) or if there are several processes.
     """
     self._stopping.set()
 
   def stop_seconds(self) -> float:
-    """The seconds that a stop may take; any thread may ask."""
+    """Returns the seconds that a stop may take. Thread-safe."""
     return saving.stop_seconds(
       saving.size(self._learner.state),
       last=saving.read(self._checkpoints),
@@ -172,27 +178,28 @@ class Trainer:
   ) -> bool:
     """Trains to the end, from the newest sound checkpoint if there is one.
 
-    Whatever ends it early stops the sampler too.
+    Any early return or exception stops the sampler too.
 
     Args:
-      on_event: is told each rollout.
-      on_start: is told the first rollout to train on, and the settings that
-        differ from those of the checkpoint.
+      on_event: called after each rollout.
+      on_start: called with the number of the first rollout to train on, and the
+        settings that differ from those of the checkpoint.
 
     Returns:
-      Whether it came to the end; else it was stopped, and goes on from there.
+      True at the end of training; False if `stop` ended it, after a checkpoint
+      from which the run resumes.
 
     Raises:
-      watch.NotFiniteError: steps in a row were not finite.
-      watch.FailedEpisodesError: too many episodes of a rollout failed. What was
-        trained until then is saved, as for `types.EngineError`.
-      types.EngineError: the engine did not take new weights, or has others.
-      watch.WrongWeightsError: several rollouts in a row were sampled with
-        log-probabilities that are not the trainer's.
-      staleness.StaleError: the engine sampled with weights it should not have.
-      checkpoint.DamagedError: there are checkpoints and none is sound.
-      checkpoint.MismatchError: the checkpoint is of another run, or settings of
-        learning differ from its own and `allow_changes` is not set.
+      health.NotFiniteError: `watch.bad_steps` steps in a row were not finite.
+      health.FailedEpisodesError: too many episodes of a rollout failed.
+        Earlier training is saved first, as for `types.EngineError`.
+      types.EngineError: the engine refused new weights, or has different ones.
+      health.WrongWeightsError: in `watch.gap_rollouts` rollouts in a row, the
+        engine's log-probabilities were too far from the trainer's.
+      staleness.StaleError: the engine sampled with weights of a wrong version.
+      checkpoint.DamagedError: there are checkpoints, and all are damaged.
+      checkpoint.MismatchError: the checkpoint belongs to another run, or
+        settings of learning differ from it and `allow_changes` is not set.
     """
     config, c = self._config, self._config.curriculum
     rollouts = c.total_steps // c.steps_per_rollout
@@ -213,7 +220,7 @@ class Trainer:
       )
       on_start(resumed.rollout, resumed.changes)
       if not resumed.rollout:
-        # The engine began with these; later ones are handed over.
+        # The engine starts with these weights; it is only sent later ones.
         self._sampler.expect(self._learner.published(), 0)
       first, self._seen = resumed.rollout, resumed.seen
       self._taken_steps = resumed.steps
@@ -231,20 +238,21 @@ class Trainer:
           try:
             values, steps, scored = self._rollout(rollout, ahead)
           except _StoppedError as stopped:
-            # One that is there already is of the rollout's beginning.
+            # A checkpoint with this number is from the rollout's start.
             if not checkpoints.has(rollout):
               checkpoints.save(self._saved(rollout, ahead, stopped), -math.inf)
             return False
           except (watch_lib.FailedEpisodesError, types.EngineError):
-            # Raised before the rollout's first step. What was trained until
-            # then is saved, because an outage says nothing against it.
+            # Raised before the rollout's first step. An outage does not make
+            # earlier training invalid, so save it.
             trained = self._stoppable and rollout > first
             if trained and not checkpoints.has(rollout):
               checkpoints.save(self._saved(rollout), -math.inf)
             raise
           if writer:
             writer.write(values["step"], values, steps)
-          # The clocks of processes differ; one of them decides what is kept.
+          # Clocks differ between processes, so the first one decides when to
+          # save and what to keep.
           quality = processes.by_first(
             lambda values=values: checkpoint.quality(
               values, config=config.checkpoint
@@ -273,7 +281,7 @@ class Trainer:
     return self._folder.path / "checkpoints"
 
   def _writer(self) -> contextlib.AbstractContextManager:
-    """Where metrics go; None in processes that write nothing."""
+    """Returns the metrics writer; the context is None except on process 0."""
     if processes.first():
       return metrics.Writer(self._folder.path)
     return contextlib.nullcontext()
@@ -286,7 +294,7 @@ class Trainer:
     """Takes a rollout and trains on it.
 
     Returns:
-      Metrics of the rollout and of each optimizer step, and what was seen.
+      Metrics of the rollout and of each optimizer step, and the scored rollout.
 
     Raises:
       _StoppedError: `stop` was called.
@@ -306,7 +314,7 @@ class Trainer:
       steps = self._optimize(sampled, packed, ahead)
     self._seen = sampled.seen
     if level:
-      # Before anything else, so that the sampler need not wait for it.
+      # Publish before computing metrics, so that the sampler does not wait.
       ahead.fill(rollout + 1, self._learner.published)
     seconds = timeline.metrics(self._timeline.take(rollout))
     values = {
@@ -333,9 +341,10 @@ class Trainer:
     packed: Sequence[batching.TrainBatch],
     ahead: pipeline.Pipeline,
   ) -> list[dict[str, float]]:
-    """The optimizer steps of a rollout: their metrics."""
+    """Takes the optimizer steps of a rollout and returns their metrics."""
     steps, self._taken_steps = self._taken_steps, []
-    # Old log-probs are those of a rollout's beginning, which is gone by then.
+    # Steps that need values from the rollout's start (old log-probs, a critic's
+    # estimates) cannot resume in the middle: its weights are gone by then.
     stoppable = self._learner.steps_alone and self._stoppable
     for values in self._learner.steps(packed[len(steps) :]):
       self._watch.step(
@@ -355,15 +364,16 @@ class Trainer:
     ahead: pipeline.Pipeline | None = None,
     stopped: _StoppedError | None = None,
   ) -> checkpoint.Saved:
-    """The run as it is before `rollout`, or in the middle of it.
+    """Returns what a checkpoint holds, before `rollout` or in the middle of it.
 
     Args:
       rollout: the next one to train on, or the one that was stopped.
-      ahead: has the rollouts that the checkpoint keeps; None keeps none.
-      stopped: what stopped the run, if that was in the middle of a rollout.
+      ahead: holds the rollouts to store; None stores no rollout.
+      stopped: the stop that ended the run, if there was one.
     """
     within = stopped is not None and stopped.sampled is not None
-    # The weights that rollouts ahead are sampled with are gone by then.
+    # After a resume these rollouts could not be sampled again: the checkpoint
+    # has the current weights only, and they use older ones.
     before = ahead.sampled_before(rollout + within) if ahead else []
     played = [s.collected for s in before]
     if within:

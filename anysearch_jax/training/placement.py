@@ -1,8 +1,8 @@
-"""Where a run's arrays stand: on the mesh that trains, on the one that samples.
+"""Places a run's arrays on the training mesh and on the rollout mesh.
 
-Training holds float32 masters, cut by the parameter table; the engine holds a
-copy in the compute type on its own devices, made anew after every rollout.
-Where both would be the same arrays, they are.
+Training holds float32 masters, sharded by the parameter table. The engine holds
+a copy in the compute dtype on its own devices, replaced after every rollout. An
+array whose dtype and sharding agree on both sides is shared, not copied.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from anysearch_jax.training import batching
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-  """Both meshes of a run, and what is moved onto them.
+  """The two meshes of a run, and functions that move arrays onto them.
 
-  a: with its adapters.
-  dtype: of computation, and of weights that nothing trains.
-  trainer: over the devices of all processes. rollout: over this process's.
+  a: the architecture, with its adapters.
+  dtype: of computation, of the engine's weights and of a frozen reference.
+  trainer: a mesh over devices of all processes. rollout: over this process's.
   """
 
   a: architecture_lib.Architecture
@@ -46,11 +46,11 @@ class Placement:
     config: config_lib.ExperimentConfig,
     devices: Sequence[jax.Device] | None = None,
   ) -> Placement:
-    """The placement of a configuration on the devices that there are.
+    """Returns the placement of a configuration on `devices`, by default all.
 
     Raises:
-      ValueError: devices that are not there, a policy that does not divide, or
-        a process without a part in training.
+      ValueError: a device does not exist, the policy does not divide over the
+        mesh, or a process has no device in the training mesh.
     """
     trainer = training_mesh(config.mesh, devices)
     rollout = sharding.rollout_mesh(config.mesh, a, devices)
@@ -59,30 +59,33 @@ class Placement:
 
   @property
   def row_multiple(self) -> int:
-    """What the rows of a micro-batch divide by."""
+    """The number of devices that the rows of a micro-batch are sharded over."""
     return self.trainer.shape["data"] * self.trainer.shape["fsdp"]
 
   @property
   def rows(self) -> jax.sharding.NamedSharding:
-    """Of a batch's arrays `[A, B, T]`."""
+    """The sharding of a batch's arrays `[A, B, T]`."""
     return jax.sharding.NamedSharding(
       self.trainer, jax.P(None, sharding.BATCH, None)
     )
 
   @property
   def whole(self) -> jax.sharding.NamedSharding:
-    """Of a value that every device that trains holds."""
+    """The sharding of a value that is replicated on the training mesh."""
     return jax.sharding.NamedSharding(self.trainer, jax.P())
 
   def frozen(self, params: decoder.Params) -> decoder.Params:
-    """A reference or a base under adapters, on the mesh that trains."""
+    """Moves the KL reference or the base under adapters to the training mesh.
+
+    A base keeps its dtype (`lora.base_dtype`); a reference is cast.
+    """
     params = jax.device_put(
       params, sharding.shardings(self.a.without_lora(), self.trainer)
     )
     return params if self.a.lora else self._cast(params)
 
   def batch(self, batch: batching.TrainBatch) -> batching.TrainBatch:
-    """A batch cut over its rows; every process has all of it on the host."""
+    """Shards a host batch by rows; every process has all of it on the host."""
 
     def put(x: np.ndarray) -> jax.Array:
       return jax.make_array_from_callback(
@@ -92,11 +95,11 @@ class Placement:
     return jax.tree.map(put, batch)
 
   def publish(self, params: decoder.Params) -> decoder.Params:
-    """Trained weights as the engine reads them: a copy where it must be one."""
+    """Returns trained weights for the engine, copied only where necessary."""
     return self.to_engine(self._cast(params))
 
   def to_engine(self, params: decoder.Params) -> decoder.Params:
-    """Weights of the training mesh on the engine's devices."""
+    """Moves weights of the training mesh to the engine's devices."""
     wanted = sharding.shardings(self.a, self.rollout)
     return jax.tree_util.tree_map_with_path(
       lambda path, x: _moved(x, weights.get(wanted, [k.key for k in path])),
@@ -104,7 +107,7 @@ class Placement:
     )
 
   def _cast(self, params: decoder.Params) -> decoder.Params:
-    """In the compute type, but for the scales of norms."""
+    """Casts weights to the compute dtype, except the scales of norms."""
     scales = {row.path for row in table.rows(self.a) if row.init is None}
     return jax.tree_util.tree_map_with_path(
       lambda path, x: (
@@ -117,14 +120,14 @@ class Placement:
 def check(
   a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
 ) -> None:
-  """Refuses what the devices at hand cannot run, before weights are read.
+  """Checks that the devices can run a configuration, before weights are read.
 
   Args:
-    a: without adapters.
+    a: the architecture, without adapters.
     config: the whole configuration.
 
   Raises:
-    ValueError: as `Placement.of` and `compute` do.
+    ValueError: see `Placement.of`, `compute` and `check_playing`.
   """
   a = lora.attach(a, config.lora)
   compute(config, a, Placement.of(a, config).trainer)
@@ -134,10 +137,10 @@ def check(
 def check_playing(
   a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
 ) -> None:
-  """The same of sampling alone.
+  """Checks that the devices can sample with a configuration.
 
   Raises:
-    ValueError: devices that are not there, or what they cannot sample with.
+    ValueError: a device does not exist, or cannot run the engine as configured.
   """
   mesh = sharding.rollout_mesh(config.mesh, a)
   if config.engine.kind == "jax":
@@ -148,10 +151,10 @@ def check_playing(
 def training_mesh(
   config: config_lib.MeshConfig, devices: Sequence[jax.Device] | None = None
 ) -> jax.sharding.Mesh:
-  """`sharding.training_mesh`, with a part of every process that there is.
+  """Returns `sharding.training_mesh`, which must have devices of every process.
 
   Raises:
-    ValueError: it does not have the devices, or leaves out a process.
+    ValueError: the devices do not exist, or a process has none in the mesh.
   """
   mesh = sharding.training_mesh(config, devices)
   taking_part = {device.process_index for device in mesh.devices.flat}
@@ -170,10 +173,10 @@ def compute(
   a: architecture_lib.Architecture,
   mesh: jax.sharding.Mesh,
 ) -> decoder.Compute:
-  """How the policy is computed on a mesh.
+  """Returns numerics and layout of the policy's forward pass on a mesh.
 
   Raises:
-    ValueError: `batch.attention` names what cannot run there.
+    ValueError: the attention that `batch.attention` names cannot run there.
   """
   c, device = config.batch, mesh.devices.flat[0]
   capability = getattr(device, "compute_capability", None)
@@ -191,7 +194,7 @@ def compute(
   return decoder.Compute(
     dtype=jnp.dtype(config.compute_dtype),
     remat=c.remat,
-    # One row length that needs XLA takes all others there.
+    # If one row length needs XLA's attention, all row lengths use it.
     attention="xla" if "xla" in attention else attention.pop(),
     attention_chunk=c.attention_chunk,
     max_segments=c.max_segments,
@@ -205,7 +208,7 @@ def compute(
 
 
 def _moved(x: jax.Array, wanted: jax.sharding.NamedSharding) -> jax.Array:
-  """`x` as `wanted` has it, which may be on other devices."""
+  """Returns `x` with the sharding `wanted`, which may be on other devices."""
   if x.sharding.is_equivalent_to(wanted, x.ndim):
     return x
   return jax.device_put(processes.whole(x), wanted)

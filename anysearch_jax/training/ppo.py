@@ -1,8 +1,8 @@
-"""What PPO asks for around the train step: values, advantages, a critic's loss.
+"""What PPO adds to the train step: values, advantages and a critic's loss.
 
-Before a rollout's first step the critic and, for a KL penalty in the reward,
-the reference score all of its tokens; advantages and returns follow from that
-and stay as they are in all of the rollout's steps.
+Before a rollout's first step, the critic scores all of its tokens, and so does
+the reference if the reward has a KL penalty. Advantages and returns are
+computed from these scores once and stay fixed in all of the rollout's steps.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ def with_critic(
   *,
   compute: decoder.Compute = decoder.Compute(),  # noqa: B008
 ) -> train_step.LossFn:
-  """A policy's loss and its critic's beside it, of (policy, critic).
+  """Returns the sum of a policy's loss and its critic's, of (policy, critic).
 
-  They have no parameter in common, so neither has a weight. The metrics named
-  `value/` are for `metrics`; `policy/advantage_share` is of tokens here.
+  The two share no parameter, so the sum needs no coefficient. The metrics named
+  `value/` are inputs of `metrics`. `policy/advantage_share` counts tokens here,
+  not trajectories.
   """
 
   def both(trained, reference, rows):
@@ -53,7 +54,10 @@ def with_critic(
 
 
 def metrics(values: dict[str, float]) -> dict[str, float]:
-  """What is reported of a step's summed metrics; without a critic all of it."""
+  """Replaces the critic's summed metrics of a step by the explained variance.
+
+  Without a critic, `values` is returned unchanged.
+  """
   rest = dict(values)
   sums = {n: rest.pop(f"value/{n}", None) for n in _SUMS}
   if None in sums.values():
@@ -63,13 +67,13 @@ def metrics(values: dict[str, float]) -> dict[str, float]:
 
 
 class Estimator:
-  """Advantages and returns of a rollout's batches, by the critic.
+  """Estimates advantages and returns of a rollout's batches with the critic.
 
   Args:
     a: the policy's architecture, with its adapters.
     config: discounts, whitening, the KL penalty in the reward.
     temperature: of sampling.
-    compute: how the networks are computed.
+    compute: numerics and layout of the forward passes.
     sharding: of the batches' arrays.
   """
 
@@ -111,17 +115,17 @@ class Estimator:
     reference: decoder.Params | None,
     batches: Sequence[batching.TrainBatch],
   ) -> list[batching.TrainBatch]:
-    """The batches of a rollout, as the step takes them.
+    """Returns the batches with advantages, old values and returns filled in.
 
     Args:
-      state: before the rollout's first step.
-      reference: that of the step; needed by adapters and the KL penalty.
+      state: the state before the rollout's first step.
+      reference: as for the step; adapters and the KL penalty need it.
       batches: packed with rewards.
     """
     out = []
     for batch in batches:
       values = self.value(state.critic, reference, batch)
-      # Any array will do where the penalty is off.
+      # Without the penalty this argument is ignored; any array of this shape.
       logps = (
         self._reference_logp(reference, None, batch)
         if self._config.reward_kl
@@ -172,7 +176,7 @@ def _estimated(
   reference_logp: jax.Array,
   config: config_lib.CriticConfig,
 ) -> tuple[jax.Array, jax.Array]:
-  """Advantage and returns of each token."""
+  """Returns advantage and return of each token."""
   reward = rows.reward
   if config.reward_kl:
     reward -= config.reward_kl * (rows.behaviour_logp - reference_logp)

@@ -1,4 +1,4 @@
-"""From the groups of a rollout to rewards, advantages and train batches."""
+"""Computes rewards, advantages and train batches of a rollout's groups."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from anysearch_jax.training import batching
 
 
 class Experience(NamedTuple):
-  """A rollout, scored; arrays are `[Q, G]`, a dropped group's row is invalid.
+  """A scored rollout; arrays are `[Q, G]`, a dropped group's row is invalid.
 
-  groups: None where a group was dropped.
+  groups: one for each question; None where a group was dropped.
   verdicts: of the valid trajectories, by place (q, g).
   budgets: int32 `[Q]`.
   rewards: by name, `total` among them, see `methods.method.Method`.
-  steps: what each search of a trajectory earned besides, by its place.
-  advantages: within groups; None where a critic estimates them.
-  reduction: what a token weighs in a step, see `objective.token_weights`.
+  steps: extra rewards of a trajectory's searches, by its place; empty unless
+    the method rewards single searches.
+  advantages: relative to the group; None if a critic estimates them.
+  reduction: how a step weighs tokens, see `grpo.token_weights`.
   """
 
   groups: list[types.Group | None]
@@ -48,13 +49,13 @@ def score(
   *,
   config: config_lib.ExperimentConfig,
 ) -> Experience:
-  """Verdicts, rewards and advantages of a whole rollout.
+  """Computes verdicts, rewards and advantages of a whole rollout.
 
   Args:
-    groups: one a question; None where it was dropped.
-    budgets: int `[Q]`, as assigned.
-    config: names the system (`method`), whose rewards count, and the
-      environment that was played; says how advantages are normalised.
+    groups: one for each question; None where it was dropped.
+    budgets: int `[Q]`, the assigned budgets.
+    config: names the system (`method`) that defines the rewards and the
+      environment that was played, and sets how advantages are normalised.
   """
   method = systems.get(config.method.name)
   env = systems.environment(config.episode.prompts)
@@ -124,20 +125,20 @@ def batches(
   multiple: int = 1,
   rewards: bool = False,
 ) -> list[batching.TrainBatch]:
-  """Cuts a rollout into equal consecutive optimizer steps.
+  """Splits a rollout into equal consecutive optimizer steps.
 
-  Trajectories stand in (question, sample) order; a group may straddle two
-  steps. The mean that the weights make is over one step's trajectories.
+  Trajectories are in (question, sample) order; a group may straddle two steps.
+  Token weights form a mean over the trajectories of one step.
 
   Args:
     experience: the rollout.
-    steps: how many.
+    steps: number of optimizer steps.
     config: shapes of the batches.
-    multiple: what the rows of a micro-batch divide by.
-    rewards: what tokens earned is packed too, for a critic.
+    multiple: a micro-batch has a multiple of this number of rows.
+    rewards: whether to pack the tokens' rewards too, for a critic.
 
   Raises:
-    ValueError: trajectories do not divide by steps.
+    ValueError: the trajectories do not divide into `steps` steps.
   """
   shape = experience.valid.shape
   if experience.valid.size % steps:
@@ -161,10 +162,11 @@ def batches(
 def examples(
   experience: Experience, start: int = 0, stop: int | None = None
 ) -> list[batching.Example]:
-  """The valid trajectories with flat (question, sample) indices in a range.
+  """Returns the valid trajectories with flat (question, sample) indices in a
+  range, as examples whose weights form a mean over all of them.
 
-  Their weights make a mean over all of them. One whose prompt left no room for
-  the model counts among them and is left out: it has nothing to train on.
+  A trajectory whose prompt left no room for the model has no token to train on.
+  It is omitted, but the mean counts it.
   """
   group = experience.valid.shape[1]
   indices = range(start, experience.valid.size if stop is None else stop)
@@ -195,12 +197,12 @@ def examples(
 def token_rewards(
   trajectory: types.Trajectory, total: float, steps: Sequence[float]
 ) -> np.ndarray:
-  """What each token of a trajectory earned.
+  """Returns the reward of each token of a trajectory.
 
   Args:
     trajectory: T tokens.
-    total: of the last one that the model wrote.
-    steps: of those that ended the turns of its charged searches.
+    total: reward of the last token that the model wrote.
+    steps: rewards of the tokens that end the turns of its charged searches.
 
   Returns:
     float32 `[T]`.
@@ -212,12 +214,12 @@ def token_rewards(
 
 
 def records(experience: Experience) -> list[dict[str, Any]]:
-  """The groups for a file, each trajectory with what it was worth.
+  """Returns the groups as JSON values, each trajectory with its scores.
 
-  That is its verdict, its `reward` (of what it came to as a whole) with its
-  `parts` by name, what its searches earned besides (`steps`), where they do,
-  and its `advantage` in its group, None where a critic estimates it; nothing
-  for one that failed.
+  The scores are its verdict, its total `reward` and the `parts` of it by name,
+  the extra rewards of its searches (`steps`) if the method has them, and its
+  `advantage` in its group (None if a critic estimates it). A failed trajectory
+  has no scores.
   """
 
   def worth(here: tuple[int, int]) -> dict[str, Any]:
@@ -245,9 +247,9 @@ def records(experience: Experience) -> list[dict[str, Any]]:
 
 
 def reward_metrics(config: config_lib.ExperimentConfig) -> set[str]:
-  """Returns the names of `metrics` that say what a rollout was worth.
+  """Returns the names of the reward metrics, those that begin with `reward/`.
 
-  They are the ones that begin with `reward/`; nothing is played or computed.
+  Rewards are only traced for it; no episode is played.
   """
   method = systems.get(config.method.name)
   group = np.zeros((1, config.group), np.int32)
@@ -266,7 +268,7 @@ def reward_metrics(config: config_lib.ExperimentConfig) -> set[str]:
 
 
 def metrics(experience: Experience) -> dict[str, float]:
-  """Means over the valid trajectories, one flat record."""
+  """Returns means over the valid trajectories, as one flat record."""
   valid = experience.valid
   trajectories = [
     t for g in experience.groups if g for t in g.trajectories if not t.failed

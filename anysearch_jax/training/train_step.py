@@ -1,9 +1,10 @@
 """One optimizer step: a jitted, donated function of state and batch.
 
 The backward pass of each micro-batch adds to one gradient buffer, layer by
-layer; every weight already carries its global denominator, so the sum is the
-gradient of the step's loss however the trajectories were packed. On a mesh,
-state, gradients and batch are cut by the parameter table (`policy/sharding`).
+layer. Every token weight already contains its global denominator, so the sum is
+the gradient of the step's loss however the trajectories were packed. On a mesh,
+state and gradients are sharded by the parameter table (`policy/sharding`), and
+batches by rows.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from anysearch_jax.policy import decoder, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.training import batching, logprobs
 
-# What is trained: a policy's parameters, or those and a critic's.
+# The trained parameters: the policy's, or a pair (policy's, critic's).
 Trained = decoder.Params | tuple[decoder.Params, decoder.Params]
 # (trained, reference, micro-batch) -> (loss, additive metrics).
 LossFn = Callable[
@@ -33,10 +34,10 @@ LossFn = Callable[
 
 
 class TrainState(NamedTuple):
-  """What a step changes: float32 masters, optimizer state, steps taken.
+  """The training state: float32 masters, optimizer state, steps taken.
 
-  `params` are the adapters alone where the architecture has them; so is
-  `critic`, but for its head. None: there is no critic.
+  If the architecture has adapters, `params` holds only these, and `critic` only
+  its adapters and its head. `critic` is None without a critic.
   """
 
   params: decoder.Params
@@ -49,13 +50,13 @@ class TrainState(NamedTuple):
     return self.params if self.critic is None else (self.params, self.critic)
 
   def after(self, trained: Trained, opt_state: optax.OptState) -> TrainState:
-    """The state one step on."""
+    """Returns the state after one more step."""
     params, critic = (trained, None) if self.critic is None else trained
     return TrainState(params, opt_state, self.step + 1, critic)
 
 
 class PairState(NamedTuple):
-  """Of a `Pair`; steps are counted from 0."""
+  """Optimizer state of a `Pair`; `step` counts from 0."""
 
   policy: optax.OptState
   critic: optax.OptState
@@ -63,9 +64,10 @@ class PairState(NamedTuple):
 
 
 class Pair(NamedTuple):
-  """A `GradientTransformation` of (policy, critic), each by its own.
+  """Optimizes (policy, critic) with one `GradientTransformation` each.
 
-  alone_steps: steps at the start that leave the policy and its state alone.
+  alone_steps: number of initial steps that train only the critic; they change
+    neither the policy nor its optimizer state.
   """
 
   policy: optax.GradientTransformation
@@ -98,13 +100,14 @@ def optimizer(
   schedule: optax.Schedule | None = None,
   critic: config_lib.CriticConfig | None = None,
 ) -> optax.GradientTransformation | Pair:
-  """AdamW with global-norm clipping; decay on matrices only.
+  """Returns AdamW with global-norm clipping and decay of matrices only.
 
   Args:
-    a: the architecture, whose table says what is a matrix.
-    config: rates; `max_grad_norm` 0 is no clipping.
+    a: the architecture, whose table says which weights are matrices.
+    config: rates; `max_grad_norm` 0 disables clipping.
     schedule: learning rate by step, instead of the configuration's.
-    critic: rates of the critic that is trained beside the policy.
+    critic: settings of the critic; None without a critic. Policy and critic are
+      clipped separately.
   """
   schedule = schedule or _schedule(config.learning_rate, config.warmup_steps)
   policy = _adamw(table.trainable_rows(a), config, schedule)
@@ -117,7 +120,7 @@ def optimizer(
 
 
 def _schedule(rate: float, steps: int) -> float | optax.Schedule:
-  """`rate`, reached linearly in so many steps; the first one counts."""
+  """Returns `rate`, or its linear warm-up: rate * (i + 1) / steps at step i."""
   if not steps:
     return rate
   return lambda count: rate * jnp.minimum(1.0, (count + 1) / steps)
@@ -147,7 +150,7 @@ def shardings(
   tx: optax.GradientTransformation | Pair,
   mesh: jax.sharding.Mesh,
 ) -> TrainState:
-  """The sharding of every array of the state; moments lie as their weights."""
+  """Returns the state's shardings; moments are sharded like their weights."""
   whole = jax.sharding.NamedSharding(mesh, jax.P())
 
   def of(rows: Sequence[weights.Weight], tx: optax.GradientTransformation):
@@ -176,7 +179,10 @@ def init(
   *,
   critic: decoder.Params | None = None,
 ) -> TrainState:
-  """Step 0 of a policy; the arrays are copied, for the step donates them."""
+  """Returns the state before the first step.
+
+  The parameters are copied, because the step donates the state's arrays.
+  """
 
   def start(params, critic):
     params, critic = jax.tree.map(
@@ -196,12 +202,12 @@ def grpo_loss(
   compute: decoder.Compute = decoder.Compute(),  # noqa: B008
   on_policy: bool = False,
 ) -> LossFn:
-  """The GRPO loss of a micro-batch (paper appendix "GRPO Objective").
+  """Returns the GRPO loss of a micro-batch (paper appendix "GRPO Objective").
 
-  With adapters, `params` are these alone and `reference` is also the frozen
-  base that they stand beside. Without a KL term there is no reference pass.
-  `on_policy`: the trainer's old log-probs, where the configuration asks for
-  them, are those of this very step.
+  With adapters, the loss takes only these as trained parameters, and its
+  `reference` is also the frozen base. Without a KL term it computes no
+  reference pass. `on_policy`: with `objective.old_logp` "trainer", the old
+  log-probs are this step's own, with the gradient stopped.
   """
   score = functools.partial(
     logprobs.token_logprobs, temperature=temperature, compute=compute
@@ -240,7 +246,7 @@ def cross_entropy_loss(
   *,
   compute: decoder.Compute = decoder.Compute(),  # noqa: B008
 ) -> LossFn:
-  """Weighted negative log-likelihood, for supervised warm starts."""
+  """Returns the weighted negative log-likelihood, for supervised training."""
 
   def loss_fn(params, reference, rows):
     del reference
@@ -263,15 +269,15 @@ def make(
   tx: optax.GradientTransformation | Pair,
   shardings: TrainState | None = None,
 ) -> Callable:
-  """The jitted `step(state, reference, batch) -> (state, metrics)`.
+  """Returns the jitted `step(state, reference, batch) -> (state, metrics)`.
 
-  `state` is donated and comes back as `shardings` has it. A step whose loss or
-  gradient is not finite leaves the parameters and the optimizer as they were
-  and reports `finite` 0; so does one of no tokens, which reports 1.
+  `state` is donated; the new one has the given `shardings`. A step whose loss
+  or gradient is not finite leaves the state unchanged and reports `finite` 0. A
+  batch without tokens leaves it unchanged too and reports `finite` 1.
 
-  Metrics: those of `loss_fn`, summed (or the maximum where the name ends in
-  `_max`), `loss/total`, `grad_norm` before clipping (and `value/grad_norm`,
-  the critic's), `finite`.
+  Metrics: those of `loss_fn`, summed over micro-batches (the maximum if the
+  name ends in `_max`), `loss/total`, `grad_norm` before clipping (and the
+  critic's, `value/grad_norm`), `finite`.
   """
 
   def accumulate(trained, reference, batch):
@@ -280,6 +286,9 @@ def make(
       zeros = jax.lax.with_sharding_constraint(zeros, shardings.trained)
     buffer = jax.tree.map(jax.new_ref, zeros)
 
+    # The backward pass adds into these refs in place; `jax.grad` would return a
+    # second tree of the parameters' size for each micro-batch.
+    # https://docs.jax.dev/en/latest/array_refs.html
     def add(rows, i, metrics):
       loss, backward, extra = jax.vjp(
         lambda trained: loss_fn(trained, reference, micro_batch(rows, i)),
@@ -311,7 +320,8 @@ def make(
     parts = (grads,) if state.critic is None else grads
     norms = [optax.global_norm(part) for part in parts]
     finite = jnp.isfinite(sum(norms)) & jnp.isfinite(metrics["loss/total"])
-    # Else momentum and decay would move the weights.
+    # Without tokens gradients are zero, but momentum and decay would still move
+    # the weights.
     applied = finite & (sum(rows.used for rows in batch) > 0)
     updates, opt_state = tx.update(grads, state.opt_state, trained)
     new = state.after(optax.apply_updates(trained, updates), opt_state)
@@ -323,7 +333,7 @@ def make(
 
 
 def micro_batch(rows: batching.Rows, i: jax.Array | int) -> batching.Rows:
-  """The i-th of `rows`: arrays are `[B, T]`."""
+  """Returns the i-th micro-batch of `rows`; its arrays are `[B, T]`."""
   return rows._replace(
     **{
       name: jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
@@ -340,11 +350,10 @@ def make_scorer(
   compute: decoder.Compute = decoder.Compute(),  # noqa: B008
   sharding: jax.sharding.NamedSharding | None = None,
 ) -> Callable:
-  """The jitted `score(params, reference, batch)`: a batch's log-probabilities.
+  """Returns the jitted `score(params, reference, batch)`: log-probabilities.
 
-  float32 `[A, B, T]` for each of the batch's `Rows`, 0 in micro-batches that
-  hold no tokens, placed as `sharding`. `params` and `reference` are those of
-  the step.
+  It gives float32 `[A, B, T]` with `sharding` for each of the batch's `Rows`, 0
+  in micro-batches without tokens. `params` and `reference` are as for the step.
   """
 
   def score(params, reference, batch):
@@ -370,7 +379,12 @@ def make_scorer(
 def over_micro_batches(
   f: Callable[[batching.Rows], jax.Array], batch: batching.TrainBatch
 ) -> tuple[jax.Array, ...]:
-  """float32 `[A, B, T]` of `f`'s `[B, T]`; 0 in those that hold no tokens."""
+  """Applies `f`, which returns `[B, T]`, to every micro-batch of a batch.
+
+  Returns:
+    float32 `[A, B, T]` for each of the batch's `Rows`; 0 in micro-batches
+    without tokens.
+  """
 
   def of_rows(rows):
     def add(i, out):
