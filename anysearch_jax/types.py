@@ -16,7 +16,7 @@ import numpy as np
 
 
 class Author(enum.IntEnum):
-  """Who wrote a token."""
+  """The author of a token."""
 
   PROMPT = 0
   MODEL = 1
@@ -26,9 +26,10 @@ class Author(enum.IntEnum):
 class Outcome(enum.StrEnum):
   """How an episode ended.
 
-  `INVALID` and `TRUNCATED` are the policy's own doing: scored and trained on.
-  `FAILED` (engine or retriever out of reach) is nobody's: it is left out of
-  the loss, of every group statistic and of the curriculum's windows.
+  `INVALID` and `TRUNCATED` are the policy's fault: such episodes are scored and
+  trained on. `FAILED` means that the engine or the retriever was unavailable,
+  which says nothing about the policy: such an episode is left out of the loss,
+  of every group statistic and of the curriculum's windows.
   """
 
   ANSWERED = "answered"
@@ -41,8 +42,8 @@ class Outcome(enum.StrEnum):
 class Question:
   """A question with its accepted answers.
 
-  corpus: the name of the corpus that answers it ("" where there is one only).
-  metadata: what the source knows of it (hops, the facts of its chain, ...).
+  corpus: the name of the corpus that answers it; "" if there is only one.
+  metadata: what the source records about it (hops, facts of its chain, ...).
   """
 
   id: str
@@ -54,7 +55,7 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Passage:
-  """One retrieved passage: `title` is its first line as it stands."""
+  """One retrieved passage: `title` is its first line, unchanged."""
 
   id: str
   title: str
@@ -63,7 +64,7 @@ class Passage:
 
 
 class Document(NamedTuple):
-  """Which passage a search showed."""
+  """The identity of a passage that a search showed."""
 
   id: str
   title: str
@@ -71,18 +72,19 @@ class Document(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-  """A stretch of response text by one author (`MODEL` or `ENVIRONMENT`)."""
+  """A piece of response text by one author (`MODEL` or `ENVIRONMENT`)."""
 
   author: Author
   text: str
 
 
 class Address(NamedTuple):
-  """Where a sampled trajectory stands; the seed of its randomness.
+  """The position of a trajectory in a run, which seeds its randomness.
 
-  Every random draw of an episode is `fold_in(seed, (rollout, question,
-  attempt, sample, turn))`, whatever else runs beside it. `variant` is no part
-  of that: it tells episodes apart that share their random numbers.
+  Every random draw of an episode uses `fold_in(seed, (rollout, question,
+  attempt, sample, turn))`, so it does not depend on what else runs at the same
+  time. `variant` is not folded in: it distinguishes episodes that share their
+  random numbers.
   """
 
   rollout: int
@@ -99,22 +101,26 @@ class Trajectory:
   Attributes:
     token_ids: int32 `[T]`, prompt and response as the engine saw them.
     authors: int8 `[T]`, `Author` of each token.
-    logps: float32 `[T]`, behaviour log-probabilities; 0 off `MODEL` positions.
-    versions: int32 `[T]`, policy version that sampled it; -1 off `MODEL`.
+    logps: float32 `[T]`, log-probabilities under the behaviour policy, which
+      sampled the tokens; 0 at positions that are not `MODEL`.
+    versions: int32 `[T]`, policy version that sampled each token; -1 at
+      positions that are not `MODEL`.
     spans: the response as text, without the prompt.
     searches: searches executed and charged, in [0, budget].
     queries: the charged queries in order.
-    violation: a search beyond the budget was tried.
-    reason: why a `FAILED` episode failed, or which limit truncated it.
-    documents: what each charged search showed, in rank order.
-    search_ends: index of the last token of each turn that searched.
+    violation: whether the policy tried to search beyond the budget.
+    reason: why a `FAILED` episode failed, or which limit truncated a
+      `TRUNCATED` one; "" otherwise.
+    documents: the passages that each charged search showed, in rank order.
+    search_ends: index of the last token of each turn whose search was charged.
   """
 
   address: Address
   question: Question
   budget: int
   scaffold: bool
-  # Not in the repr: asyncio writes that of every finished task.
+  # The arrays are not in the repr: asyncio formats the result of every finished
+  # task.
   token_ids: np.ndarray = dataclasses.field(repr=False)
   authors: np.ndarray = dataclasses.field(repr=False)
   logps: np.ndarray = dataclasses.field(repr=False)
@@ -130,7 +136,7 @@ class Trajectory:
 
   @property
   def generated_tokens(self) -> int:
-    """Tokens that the model wrote: no observation, no injected budget tag."""
+    """The number of tokens that the model wrote."""
     return int(np.sum(self.authors == Author.MODEL))
 
   @property
@@ -149,23 +155,24 @@ class Group:
 
 
 class EngineError(RuntimeError):
-  """The engine could not generate; the sentence says what was tried."""
+  """The engine could not generate; the message says what was tried."""
 
 
 class RetrievalError(RuntimeError):
-  """The retriever could not answer; the sentence says what was tried."""
+  """The retriever could not answer; the message says what was tried."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GenerateRequest:
-  """One turn of one episode.
+  """A request to sample one turn of one episode.
 
   Attributes:
-    address: the episode; its KV cache is kept under it between turns.
-    turn: 0-based; with `address` it addresses the randomness of the turn.
+    address: of the episode; the engine keeps its KV cache under this key
+      between turns.
+    turn: 0-based index; together with `address` it seeds the turn's randomness.
     token_ids: the whole context so far, at least one token.
-    max_tokens: the most tokens that may be sampled, >= 1.
-    stop: texts that end the turn when the decoded text contains one.
+    max_tokens: limit on the sampled tokens, >= 1.
+    stop: the turn ends when its decoded text contains one of these texts.
   """
 
   address: Address
@@ -180,18 +187,20 @@ class Finish(enum.StrEnum):
 
   STOP = "stop"  # A stop text was completed.
   END_OF_TURN = "end_of_turn"  # The model sampled an end-of-turn token.
-  LENGTH = "length"  # `max_tokens` were sampled.
+  LENGTH = "length"  # `max_tokens` tokens were sampled.
 
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-  """What a turn sampled.
+  """The result of sampling one turn.
 
-  token_ids: the sampled ids, the completing or end-of-turn token included.
+  token_ids: the sampled ids, including the token that completed the stop text
+    or ended the turn.
   logps: their log-probabilities, `log_softmax(logits / temperature)`.
-  text: the decoded turn, cut right after its stop text; control tokens (the
-    end of turn) are not part of it.
-  versions: the policy version that sampled each of them.
+  text: the decoded turn, cut right after its stop text, without control tokens
+    (such as the end of turn).
+  finish: why the turn ended.
+  versions: the policy version that sampled each token.
   """
 
   token_ids: tuple[int, ...]
@@ -202,7 +211,7 @@ class Generation:
 
 
 class Engine(Protocol):
-  """Generates turns; keeps what it likes of an episode until released."""
+  """Generates turns; it may keep an episode's cache until `release`."""
 
   async def generate(self, request: GenerateRequest) -> Generation:
     """Samples one turn. Raises `EngineError` when it cannot."""
@@ -215,9 +224,11 @@ class Engine(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Asker:
-  """Who searches: for retrievers whose answer depends on it.
+  """The context of a search, for retrievers whose answer depends on it.
 
-  text: the response so far, the turn that searches included. turn: of that.
+  address, question: of the episode that searches.
+  turn: index of the turn that searches.
+  text: the response so far, including that turn.
   """
 
   address: Address
@@ -230,8 +241,9 @@ class Asker:
 class SearchRequest:
   """One query for at most `k` passages of `corpus`.
 
-  asker: no part of what is asked, unless the retriever says that it is
-    (`searching.Searcher`).
+  asker: the context of the search. Requests that differ only in it are equal
+    and share a cached answer, unless the retriever sets `by_asker`
+    (see `searching.Searcher`).
   """
 
   query: str
@@ -243,7 +255,7 @@ class SearchRequest:
 
 
 class Retriever(Protocol):
-  """Finds passages; order is rank, fewer than `k` hits return fewer."""
+  """Finds passages, best first; it may find fewer than `k`."""
 
   async def search(self, request: SearchRequest) -> Sequence[Passage]:
     """Answers one query. Raises `RetrievalError` when it cannot."""
@@ -257,13 +269,13 @@ class TextCodec(Protocol):
   control_tokens: tuple[str, ...]
 
   def encode(self, text: str) -> list[int]:
-    """Ids of plain text, no special token added."""
+    """Returns the ids of plain text; no special token is added."""
     ...
 
   def decode(self, ids: Sequence[int]) -> str:
-    """Text of ids; control tokens are left out."""
+    """Returns the text of ids, without control tokens."""
     ...
 
   def render(self, content: str) -> tuple[str, list[int]]:
-    """The prompt text of one user message, and its ids."""
+    """Returns the prompt text of one user message, and its ids."""
     ...

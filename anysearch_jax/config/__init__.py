@@ -1,7 +1,8 @@
-"""The configuration: one frozen dataclass a concern, one file a room.
+"""The configuration: one frozen dataclass per concern.
 
-`ExperimentConfig` is the whole; `ranges` says what a number may be, `values`
-reads and writes plain dicts.
+`ExperimentConfig` contains all of them. `ranges` checks every number, `values`
+reads and writes plain dicts, and `changes` says which values may differ when a
+run resumes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What a setting is to a run that resumes: identity, learning or placement.
+"""Which settings may change when a run resumes.
 
-A run has one identity. Learning may change between two starts if that is
-allowed; placement may change at every start.
+Every setting is of one kind. Settings of identity never change during a run.
+Settings of learning may change with `--allow_changes`. Settings of placement
+may change at every start.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ class Kind(enum.StrEnum):
   """What a setting decides.
 
   IDENTITY: which run it is: its seed, its questions, their order and number,
-    the system, the shapes of what a checkpoint holds. Never changes.
+    the system, the shapes of what a checkpoint holds.
   LEARNING: what is learned and from which texts: rates, rewards, lengths.
-  PLACEMENT: where and how fast it runs, what is kept and watched, and paths:
-    what lies at a path is compared by its hash, see provenance.json.
+  PLACEMENT: where and how fast the run computes, what it keeps and watches, and
+    paths; the files at them are compared by hash, see provenance.json.
   """
 
   IDENTITY = "identity"
@@ -32,7 +33,7 @@ class Kind(enum.StrEnum):
 
 _I, _L, _P = Kind.IDENTITY, Kind.LEARNING, Kind.PLACEMENT
 
-# By group, "" being the configuration itself.
+# The settings by group; "" is the configuration itself.
 _TABLE: dict[str, dict[Kind, str]] = {
   "": {
     _I: "seed questions group",
@@ -50,14 +51,14 @@ _TABLE: dict[str, dict[Kind, str]] = {
     "length_limit length_tolerance"
   },
   "curriculum": {
-    # The state holds a window for each budget; the number of steps is the
-    # number of questions that are drawn.
+    # The curriculum's state has one window per budget, and the number of steps
+    # decides how many questions are drawn.
     _I: "max_budget total_steps steps_per_rollout window",
     _L: "phase1_steps uniform_mix epsilon phase1_scaffold phase2_scaffold "
     "fixed_budget",
   },
   "objective": {
-    _I: "advantage",  # Whether there is a critic.
+    _I: "advantage",  # It decides whether there is a critic.
     _L: "clip_low clip_high kl_coefficient kl_estimator advantage_epsilon "
     "normalize_std reduction old_logp importance_cap",
   },
@@ -99,7 +100,8 @@ _TABLE: dict[str, dict[Kind, str]] = {
   "mesh": {_P: "data fsdp tensor sequence_parallel trainer rollout"},
   "lora": {_I: "rank alpha targets", _L: "base_dtype"},
   "data": {_I: "source world_seed split", _P: "path"},
-  # A run begins with the policy that these made.
+  # These settings made the policy that a run starts from; the run does not
+  # read them.
   "warm_start": {
     _P: "steps learning_rate batch_tokens demonstrations decision_weight "
     "layers hidden heads kv_heads mlp"
@@ -121,8 +123,8 @@ KINDS: dict[str, Kind] = {
   for kind, names in kinds.items()
   for name in names.split()
 }
-# With 0 the optimizer has another state than with any other number, which a
-# checkpoint of the one does not hold for the other.
+# Changing one of these between 0 and another number changes the structure of
+# the optimizer's state, so a checkpoint could not be restored.
 _SWITCHES = (
   "optimizer.max_grad_norm",
   "optimizer.warmup_steps",
@@ -131,7 +133,7 @@ _SWITCHES = (
 
 
 class Change(NamedTuple):
-  """A setting that differs; old and new are JSON values."""
+  """A setting that differs; `old` and `new` are JSON values."""
 
   path: str
   kind: Kind
@@ -149,8 +151,8 @@ def changes(
 
   Args:
     stored: the earlier configuration as it was saved. A setting that it lacks
-      had the default, because it is of an older version.
-    config: the present one.
+      is newer than that start, and counts as its default.
+    config: the present configuration.
   """
   old, new, default = (
     dict(config_values.leaves(json.loads(json.dumps(values))))
@@ -172,7 +174,7 @@ def refusal(changed: Sequence[Change], *, allow: bool) -> str:
   """Returns why a run must not resume with these changes; "" if it may.
 
   Args:
-    changed: as `changes` found them.
+    changed: the result of `changes`.
     allow: whether settings of learning may change.
   """
   if identity := named(changed, Kind.IDENTITY):
@@ -197,5 +199,5 @@ def named(changed: Sequence[Change], kind: Kind) -> str:
 def _kind(path: str, old: Any, new: Any) -> Kind:
   if path in _SWITCHES and bool(old) != bool(new):
     return Kind.IDENTITY
-  # A setting that a later version has no more says nothing of the run's shape.
+  # A setting that this version no longer has cannot change any shape.
   return KINDS.get(path, Kind.LEARNING)

@@ -1,4 +1,4 @@
-"""The whole configuration: one frozen dataclass per concern.
+"""The configuration of an experiment: one frozen dataclass per concern.
 
 A file `configs/<name>.py` returns an `ExperimentConfig` from `get_config()`;
 flags override single values (`--config.reward.gamma_mode=fixed`). Defaults are
@@ -24,9 +24,12 @@ from anysearch_jax.config.rollout import (
 class RewardConfig:
   """Composite reward (the paper's section "Reward Design").
 
-  gamma_mode: `adaptive` (gamma_max * group accuracy), `fixed` (gamma_fixed) or
-    `off`. A switched-off use_abs / use_rel is replaced by EM, so that the tool
-    reward stays gated by correctness.
+  alpha, beta, delta: weights of accuracy, format and length.
+  gamma_mode: weight of the tool reward: `adaptive` (gamma_max * group
+    accuracy), `fixed` (gamma_fixed) or `off`.
+  use_abs, use_rel: which factors the tool reward has. A factor that is off is
+    replaced by exact match, so that wrong answers still earn nothing.
+  xi: stability constant of the relative factor.
   length_limit, length_tolerance: the paper's L_lim and L_tol, in generated
     tokens.
   """
@@ -48,9 +51,15 @@ class RewardConfig:
 class CurriculumConfig:
   """Budget curriculum (section "Curriculum Learning"), in optimizer steps.
 
-  phase1_steps: 0 is Phase II only; equal to total_steps is Phase I only.
-  fixed_budget: >= 0 gives every group that budget, whatever the phase.
+  max_budget: the paper's B_max.
+  phase1_steps: length of Phase I. 0 is Phase II only; equal to total_steps is
+    Phase I only.
+  window: number of recent outcomes per budget that its accuracy is the mean of.
   uniform_mix: the paper's lambda, in [0, 1].
+  epsilon: the paper's epsilon, added to each budget's lag in accuracy.
+  phase1_scaffold, phase2_scaffold: whether the environment states the budget
+    before every turn of that phase.
+  fixed_budget: if >= 0, every group gets this budget in both phases.
   """
 
   max_budget: int = 5
@@ -69,16 +78,20 @@ class CurriculumConfig:
 class ObjectiveConfig:
   """GRPO objective (appendix "GRPO Optimization Objective").
 
-  kl_estimator: `k1`, `k2` or `k3`; kl_coefficient 0 needs no reference.
-  normalize_std: divide the advantage by the group's population std.
+  clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high].
+  kl_coefficient: weight of the KL penalty; 0 needs no reference policy.
+  kl_estimator: `k1`, `k2` or `k3`.
+  advantage_epsilon: added to the standard deviation of a group's rewards.
+  normalize_std: whether to divide by that (population) standard deviation.
   reduction: `sequence-mean` (the paper's: the mean over trajectories of each
     one's token mean) or `token-mean` (over all model tokens of the step).
-  old_logp: what the importance ratio is taken to. `engine`: the log-probs that
-    sampled. `trainer`: the trainer's own before the rollout's first step.
-  importance_cap: with `trainer`, a token's policy loss is weighted by
+  old_logp: source of the old log-probabilities in the importance ratio.
+    `engine`: those recorded when the tokens were sampled. `trainer`: computed
+    by the trainer before the rollout's first step.
+  importance_cap: with `trainer`, a token's policy loss is multiplied by
     min(pi_trainer / pi_engine, importance_cap); 0 is off.
-  advantage: `group` (GRPO's: rewards standardised in their group) or `gae`
-    (PPO's: estimated by a critic, see `CriticConfig`).
+  advantage: `group` (GRPO: rewards standardised in their group) or `gae`
+    (PPO: estimated by a critic, see `CriticConfig`).
   """
 
   clip_low: float = 0.2
@@ -99,9 +112,11 @@ class ObjectiveConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-  """AdamW; weight decay on matrices only; max_grad_norm 0 is off.
+  """AdamW.
 
-  warmup_steps: over which the learning rate rises linearly; 0: constant.
+  weight_decay: applied to matrices only.
+  max_grad_norm: the gradient is clipped to this norm; 0 is off.
+  warmup_steps: steps over which the learning rate rises linearly; 0: constant.
   """
 
   learning_rate: float = 1e-6
@@ -117,15 +132,17 @@ class OptimizerConfig:
 class CriticConfig:
   """The critic of `objective.advantage` `gae`, a network like the policy.
 
-  gamma, lam: discount, and lambda of the estimate, in [0, 1].
-  learning_rate, warmup_steps: its own; all else is the policy's optimizer's,
-    and the norm of its gradient is clipped by itself.
+  gamma, lam: discount and lambda of the advantage estimate, in [0, 1].
+  learning_rate, warmup_steps: those of the critic. Its optimizer shares all
+    other values with the policy's; its gradient norm is clipped separately.
   alone_steps: optimizer steps at the start in which only the critic learns.
-  value_clip: how far a value may move from that before the rollout's first
-    step; 0 is off.
-  whiten: advantages to mean 0 and variance 1 over a rollout's model tokens.
-  reward_kl: each model token's reward is less by this times log pi_behaviour -
-    log pi_reference; `objective.kl_coefficient` is the KL term of the loss.
+  value_clip: in the loss, a value is clipped to within this distance of its
+    value before the rollout's first step; 0 is off.
+  whiten: whether advantages are normalised to mean 0 and variance 1 over a
+    rollout's model tokens.
+  reward_kl: this times (log pi_behaviour - log pi_reference) is subtracted from
+    each model token's reward; `objective.kl_coefficient` is the KL term of the
+    loss.
   """
 
   gamma: float = 1.0
@@ -140,13 +157,12 @@ class CriticConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PipelineConfig:
-  """How generating and training share the time.
+  """How sampling and training overlap.
 
-  async_level: rollouts that sampling may be ahead of training, so the most
-    policy versions between a token and the step that learns from it; 0 is
-    strictly on-policy, 1 is the paper's.
-  extra_groups: groups sampled beyond `questions`; the first that are whole
-    count, the stragglers are given up (0: none, and no text depends on time).
+  async_level: number of rollouts by which sampling is ahead of training; 0:
+    each rollout is sampled with the newest weights; 1 is the paper's.
+  extra_groups: groups sampled beyond `questions`. The groups that finish last
+    are abandoned, so results depend on timing; 0: off.
   """
 
   async_level: int = 0
@@ -157,18 +173,20 @@ class PipelineConfig:
 class BatchConfig:
   """Packed training batches.
 
-  A trajectory goes to the shortest row length (ascending) that holds it, or to
-  room left in a longer row; each length has its own micro-batches of
-  `micro_batch_tokens` tokens over all devices, at most `max_micro_batches` of
-  them in an optimizer step. Only those that hold tokens cost time.
-  max_segments: trajectories that one row holds at most.
-  remat: what the backward pass computes again in each layer: `none`, all but
-    the outputs of its matrix products (`dots`), all but attention's
-    (`attention`), or all (`full`).
+  row_lengths: tokens of a packed row, ascending. A trajectory is placed in the
+    shortest row that holds it, or in free space of a longer one.
+  micro_batch_tokens: tokens of a micro-batch over all devices; all of its rows
+    have one length.
+  max_micro_batches: limit for each row length in an optimizer step. Only
+    micro-batches that contain tokens cost time.
+  max_segments: limit on the trajectories in one row.
+  remat: what the backward pass recomputes in each layer: `none`, all but the
+    outputs of its matrix products (`dots`), all but attention's output
+    (`attention`), or everything (`full`).
   attention: `xla`, `cudnn` (NVIDIA), `splash` (TPU) or `auto`, the best of them
     that the device and the shapes allow.
-  attention_chunk, logprob_chunk: positions whose scores or logits are held at
-    a time.
+  attention_chunk, logprob_chunk: number of positions whose scores or logits are
+    in memory at the same time.
   """
 
   row_lengths: tuple[int, ...] = (128, 256, 576)
@@ -183,13 +201,13 @@ class BatchConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-  """Which devices train and sample, and how the policy is cut over them.
+  """Which devices train and sample, and how the policy is sharded over them.
 
   data, fsdp, tensor: sizes of the training mesh's axes, over all processes.
-  sequence_parallel: between blocks, positions are cut over `tensor`.
-  trainer, rollout: indices into each process's devices. Empty: training takes
-    the first ones, and sampling those of training. An engine cuts the policy
-    over all of its devices.
+  sequence_parallel: whether positions between blocks are sharded over `tensor`.
+  trainer, rollout: indices into each process's devices. Empty: training uses
+    the first devices, and sampling uses those of training. An engine shards the
+    policy over all of its devices.
   """
 
   data: int = 1
@@ -202,11 +220,13 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-  """Low-rank adapters instead of training every weight; rank 0 is off.
+  """Low-rank adapters, trained instead of the policy's own weights.
 
-  alpha: the adapters' output counts alpha / rank. targets: which of `q k v o
-  gate up down` have one. base_dtype: float32 or bfloat16, of the frozen weights
-  beside them; bfloat16 loses nothing where their files hold that.
+  rank: inner dimension of the adapters; 0 is off.
+  alpha: the adapters' output is multiplied by alpha / rank.
+  targets: which of `q k v o gate up down` have an adapter.
+  base_dtype: dtype of the frozen weights, float32 or bfloat16; bfloat16 loses
+    nothing if their files are bfloat16.
   """
 
   rank: int = 0
@@ -220,7 +240,10 @@ class DataConfig:
   """Where questions and passages come from.
 
   source: `world`, the generated one, or `prepared`, a folder of
-    launch.prepare_data. path: that folder. split: what is trained on.
+    launch.prepare_data.
+  path: that folder.
+  world_seed: seed of the generated world.
+  split: name of the split that is trained on.
   """
 
   source: str = "world"
@@ -233,8 +256,10 @@ class DataConfig:
 class WarmStartConfig:
   """Supervised demonstrations before reinforcement learning (world only).
 
-  demonstrations: how many are made; training goes round them. hidden, layers,
-  heads, kv_heads, mlp: sizes of the policy that is made.
+  steps: optimizer steps.
+  batch_tokens: tokens of a batch.
+  demonstrations: number of generated demonstrations; training repeats them.
+  layers, hidden, heads, kv_heads, mlp: sizes of the policy.
   """
 
   steps: int = 2000
@@ -251,13 +276,17 @@ class WarmStartConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-  """Which cells are measured, and on how many questions each.
+  """Which cells (dataset, budget and seed) are evaluated, and how.
 
-  questions: of each dataset; 0: all of them. datasets: by name; empty: all that
-    the questions are of. search_price: US dollars a thousand searches;
-    input_price, output_price: a million tokens that the policy reads, writes.
-  scorer: `paper` records exact match; `official` records besides what the
-    published script of each data set gives.
+  budgets: search budgets of the cells.
+  questions: number of questions of each dataset; 0: all.
+  datasets: names of datasets; empty: all that the questions are from.
+  seeds: seeds of sampling.
+  scaffold: whether the environment states the budget before every turn.
+  scorer: `paper` records exact match; `official` also records the scores of
+    each dataset's published evaluation script.
+  search_price: US dollars per thousand searches.
+  input_price, output_price: US dollars per million tokens read or written.
   """
 
   budgets: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8)
@@ -273,12 +302,13 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-  """Which checkpoints stay, and what is exported at the end.
+  """Which checkpoints are kept, and how the policy is exported at the end.
 
-  keep_last: the newest ones. keep_best: besides, those with the largest
-    `best_metric` in the rollout that they end.
+  keep_last: number of newest checkpoints to keep.
+  keep_best: number of checkpoints with the largest `best_metric` (in the
+    rollout that they end) to keep as well.
   best_metric: a name in metrics.jsonl that begins with `reward/`.
-  export_dtype: of the weights in `policy/`: `float32`, `bfloat16`, `float16`.
+  export_dtype: `float32`, `bfloat16` or `float16`, for the files in `policy/`.
   """
 
   keep_last: int = 2
@@ -289,22 +319,24 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class WatchConfig:
-  """What stops a run, and what it warns of.
+  """What stops a run, and what it warns about.
 
-  bad_steps: optimizer steps in a row whose loss or gradient is not finite; none
-    of them is applied. max_failed: share of a rollout's episodes that may fail
-    for want of the engine or the retriever. Beyond either the run stops.
-  min_entropy (nats a token), max_kl, max_stale (rollouts since a budget's
-    window had an outcome): beyond these it warns.
-  max_gap, max_far, max_largest_gap: of the differences between the engine's
-    log-probabilities and the trainer's, the mean (nats), the share of tokens
-    beyond 1 nat, and the largest (nats). Beyond any of them it warns, and after
-    gap_rollouts rollouts in a row it stops.
-  max_fingerprint_gap: mean nats a token by which the engine's scores of a fixed
-    prompt may differ from the trainer's; beyond it the engine has other weights
-    than it was given, and the run stops at once.
-  quiet_seconds: so long no turn and no search of a rollout or an evaluation
-    ends, and it warns with what is waited for; 0 is off.
+  bad_steps: the run stops after this many consecutive optimizer steps whose
+    loss or gradient is not finite; such steps are never applied.
+  max_failed: the run stops if a larger share of a rollout's episodes failed
+    because the engine or the retriever was unavailable.
+  min_entropy (nats per token), max_kl: the run warns below or above these.
+  max_stale: the run warns after this many rollouts without an outcome in some
+    budget's window.
+  max_gap, max_far, max_largest_gap: limits on the difference between the
+    engine's log-probabilities and the trainer's: its mean (nats), the share of
+    tokens beyond 1 nat, its largest value (nats). The run warns beyond these.
+  gap_rollouts: the run stops after this many such rollouts in a row.
+  max_fingerprint_gap: limit on the mean difference (nats per token) between the
+    engine's scores of a fixed prompt and the trainer's. A larger one means that
+    the engine has the wrong weights, and the run stops at once.
+  quiet_seconds: the run or evaluation warns when no turn and no search has
+    ended for this long, and lists what it waits for; 0 is off.
   """
 
   bad_steps: int = 3
@@ -322,16 +354,19 @@ class WatchConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
-  """Everything a run needs; saved whole as `config.json` in its folder.
+  """The configuration of a run, saved as `config.json` in its folder.
 
-  method: the system that is trained, with its constants; `reward` are those of
-    AnySearch.
-  policy: a Hugging Face folder. compute_dtype: bfloat16 or float32, of sampling
-  and training; trained weights and moments are float32. questions x group
-  trajectories a rollout.
+  name, seed: name and seed of the run.
+  policy: a Hugging Face folder.
+  compute_dtype: dtype of sampling and training, bfloat16 or float32; trained
+    weights and optimizer moments are always float32.
+  questions: questions of a rollout.
+  group: trajectories of each question.
   save_every: rollouts between checkpoints (and recorded trajectories).
-  save_minutes: at the end of a rollout, a checkpoint too where the last one is
-    this old; 0 is off.
+  save_minutes: a rollout also ends with a checkpoint if the last one is this
+    old; 0 is off.
+  method: the system that is trained, with its constants; those of AnySearch
+    are in `reward`.
   """
 
   name: str = "anysearch"

@@ -1,7 +1,7 @@
-"""The part of the configuration that belongs to one compared system each.
+"""The constants of the compared systems; `config` re-exports these classes.
 
-Defaults are those of the system's paper or, where that is silent, of its
-scripts. `config` has these names too.
+Defaults are those of the system's paper or, if the paper does not give one, of
+its scripts.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import dataclasses
 class SearchR1Config:
   """Search-R1's reward: exact match, or its variant with a format reward.
 
-  structure: what a well-formed response without a right answer is worth, and
-  what a right answer loses without the form. final: a wrong answer without the
-  form. retrieval: added to `structure` where a passage that was shown has the
-  right answer.
+  format_variant: whether the reward includes the format; the other values count
+    only then.
+  structure: reward of a well-formed response without a right answer; a right
+    answer in a malformed response loses the same amount.
+  final: reward of a wrong answer in a malformed response.
+  retrieval: added to `structure` for a well-formed response without a right
+    answer, if a passage that was shown contains an accepted answer.
   """
 
   format_variant: bool = False
@@ -29,8 +32,10 @@ class SearchR1Config:
 class StepSearchConfig:
   """StepSearch's outcome and step rewards.
 
-  key_weight: of the search-key score beside the answer's F1. step_scale: of a
-  search's gain less its redundancy. missing: reward without an answer.
+  key_weight: weight of the search-key score, which is added to the answer's F1.
+  step_scale: factor of a search's reward, which is its gain minus its
+    redundancy.
+  missing: reward of a response without an answer.
   """
 
   key_weight: float = 0.618
@@ -40,10 +45,12 @@ class StepSearchConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ZeroSearchConfig:
-  """ZeroSearch's share of noisy answers of the simulated search engine.
+  """ZeroSearch's schedule of noisy answers from the simulated search engine.
 
-  noise_start, noise_end: at the start and the end of training, in [0, 1].
-  noise_base: how late it rises, > 0; 1 is a straight line.
+  noise_start, noise_end: probability of a noisy answer at the start and at the
+    end of training, in [0, 1].
+  noise_base: base of the exponential schedule, > 0: 1 is a straight line, a
+    larger base rises later.
   """
 
   noise_start: float = 0.0
@@ -55,9 +62,11 @@ class ZeroSearchConfig:
 class OtcConfig:
   """OTC-PO's tool productivity reward.
 
-  alpha: its scale. form: `grpo` measures a trajectory's searches by the fewest
-  of a right one in its group, `ppo` by none. c: > 0, the smoothing constant of
-  the cosine; the larger, the less a search costs.
+  alpha: factor of the reward.
+  form: `grpo` compares a trajectory's searches with the fewest searches of a
+    right answer in its group, `ppo` with zero searches.
+  c: smoothing constant of the cosine, > 0; a larger one makes a search cost
+    less.
   """
 
   alpha: float = 1.0
@@ -69,9 +78,12 @@ class OtcConfig:
 class IkeaConfig:
   """IKEA's knowledge-boundary reward.
 
-  kb: what a right answer gains after 0, 1, 2, ... searches; the last one counts
-  for all beyond. bad_format: reward of a malformed response. searched_wrong: of
-  a wrong answer after a search. right: of a right one, without `kb`.
+  kb: bonus of a right answer after 0, 1, 2, ... searches; the last one also
+    counts for more searches.
+  bad_format: reward of a malformed response.
+  searched_wrong: reward of a wrong or missing answer after a search; without
+    a search it is 0.
+  right: reward of a right answer, to which `kb` is added.
   """
 
   kb: tuple[float, ...] = (0.6, 0.4, 0.2, 0.0)
@@ -84,7 +96,7 @@ class IkeaConfig:
 class MethodConfig:
   """Which of the compared systems is trained or evaluated, and their constants.
 
-  name: of the system; only its own constants count.
+  name: the system; only its own constants have an effect.
   """
 
   name: str = "anysearch"

@@ -1,6 +1,6 @@
-"""What each number of a configuration may be, by itself.
+"""The range of each number of a configuration.
 
-What values mean together, `training.validation` looks at.
+`training.validation` checks how values fit together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from anysearch_jax import config as config_lib
 
 
 class _Range(NamedTuple):
-  """What a number must be, in words; NaN is in no range."""
+  """A condition on a number, and its words; NaN satisfies no condition."""
 
   words: str
   holds: Callable[[float], bool]
@@ -27,10 +27,10 @@ def _at_least(least: float) -> _Range:
 _POSITIVE = _Range("above 0", lambda x: x > 0)
 _SHARE = _Range("a share, 0 to 1", lambda x: 0 <= x <= 1)
 _DECAY = _Range("0 to below 1", lambda x: 0 <= x < 1)
-# JAX takes a seed modulo 2^32: two larger ones would draw the same.
+# JAX takes a seed modulo 2^32, so two seeds could give the same draws.
 _SEED = _Range("0 to 2^32 - 1", lambda x: 0 <= x < 2**32)
 _TOP_P = _Range("above 0, at most 1", lambda x: 0 < x <= 1)
-# A reward beside the 1 of a right answer.
+# A reward on the scale where a right answer earns 1.
 _REWARD = _Range("-1 to 1", lambda x: -1 <= x <= 1)
 
 # Every number of the configuration is listed. A range also applies to each item
@@ -169,15 +169,16 @@ _RANGES = {
   "evaluation.output_price": _at_least(0),
 }
 _FINITE = _Range("a finite number", math.isfinite)
-# Tuples of numbers that may have no item.
+# Tuples of numbers that may be empty.
 _MAY_BE_EMPTY = ("mesh.trainer", "mesh.rollout")
 
 
 def check(config: config_lib.ExperimentConfig) -> None:
-  """Refuses numbers that mean nothing, and tuples that need one and are empty.
+  """Refuses numbers outside their ranges, and tuples that must not be empty.
 
   Raises:
-    ValueError: the first one by its path, and what was expected.
+    ValueError: the message names the path of the first such value and what was
+      expected.
   """
   for path, value in _numbers(config):
     name = path.partition("[")[0]
@@ -194,7 +195,7 @@ def check(config: config_lib.ExperimentConfig) -> None:
 
 
 def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float | None]]:
-  """The numbers of a configuration by path; None is a tuple without items."""
+  """Yields each number with its path; an empty tuple gives one None."""
   if dataclasses.is_dataclass(value):
     for field in dataclasses.fields(value):
       name = f"{path}.{field.name}" if path else field.name

@@ -1,7 +1,4 @@
-"""The part of the configuration that says how episodes are played.
-
-`config` has these names too.
-"""
+"""How episodes are played; `config` re-exports these classes."""
 
 from __future__ import annotations
 
@@ -12,10 +9,15 @@ import dataclasses
 class EpisodeConfig:
   """Limits of one episode.
 
-  prompts: a prompt set of `prompts.PROMPTS`. max_generated: model tokens over
-  all turns. max_context: tokens in all. answered_bad_turns: bad turns that get
-  a line and another try. turn_deadline, search_deadline: seconds of one of
-  them, time in the engine's or retriever's queue included.
+  prompts: name of an environment, such as `paper`, `world` or one of a compared
+    system's.
+  top_k: passages that a search asks for.
+  max_generated: limit on the tokens that the model writes in all turns.
+  max_context: limit on all tokens of the episode.
+  answered_bad_turns: how many turns without an allowed action are answered by
+    an error line and followed by another turn.
+  turn_deadline, search_deadline: seconds of one turn or search, including its
+    time in the queue of the engine or the retriever.
   """
 
   prompts: str = "paper"
@@ -31,7 +33,9 @@ class EpisodeConfig:
 class SamplingConfig:
   """Sampling of the policy. Training needs top_p 1, top_k 0, temperature > 0.
 
-  temperature 0 is greedy; top_k 0 and top_p 1 are off.
+  temperature: divides the logits; 0 is greedy.
+  top_p: probability mass that is sampled from; 1 is off.
+  top_k: number of tokens that are sampled from; 0 is off.
   """
 
   temperature: float = 1.0
@@ -41,18 +45,21 @@ class SamplingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-  """The engine that samples; each shape of the in-process one compiles once.
+  """The engine that samples. The in-process one compiles each call size once.
 
   kind: `jax`, the engine in this process, or `sglang`, servers over HTTP.
-  slots: episodes whose KV cache is kept at a time. max_context: tokens of one.
-  kv_tokens: tokens that the KV cache holds; 0: all that the slots can need.
-    With less, the youngest episodes give way where it is full and are prefilled
-    again, so that a text may differ from another run's at a near tie.
-  page: tokens of a page of the cache.
-  lanes: rows of a decode call, ascending: the least that hold those that wait
-    run. With one size only, a text does not depend on what runs beside it.
-  prefill_lanes x prefill_chunk: tokens of one prefill call.
-  decode_steps: tokens a decode call samples at most before rows regroup.
+  slots: episodes whose KV cache is kept at the same time.
+  max_context: tokens of one episode.
+  kv_tokens: capacity of the KV cache in tokens; 0: enough for all slots. When a
+    smaller cache is full, the youngest episodes are preempted and prefilled
+    again later, after which near-tied tokens may come out differently.
+  page: tokens in a page of the cache.
+  lanes: numbers of rows that a decode call may have, ascending; a call uses the
+    smallest one that holds all waiting rows. With a single number, a text does
+    not depend on what else is being sampled.
+  prefill_lanes x prefill_chunk: rows and tokens per row of one prefill call.
+  decode_steps: limit on the tokens per row that one decode call samples before
+    the rows are chosen again.
   attention: `xla`, `triton` (NVIDIA), `tpu` or `auto`, the best that can run.
   """
 
@@ -70,14 +77,17 @@ class EngineConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SglangConfig:
-  """SGLang servers that sample, where `engine.kind` is `sglang`.
+  """SGLang servers that sample, if `engine.kind` is `sglang`.
 
-  urls: of the servers; an episode stays with one of them while it is up.
-  deadline: seconds of one turn. retries: of a request that met a broken
-  connection, within seconds. wait: seconds that turns wait for a server to come
-  back while none is up, a restart's. weights: folder that the present weights
-  are handed over in, in RAM; "": one under /dev/shm.
-  api_key_variable: environment variable with the servers' key; "" is none.
+  urls: addresses of the servers; an episode stays with one of them while it is
+    up.
+  deadline: seconds of one turn.
+  retries: retries of a request after a broken connection, within seconds.
+  wait: seconds that turns wait for a server to return when all are down, for
+    example during a restart.
+  weights: folder in RAM through which the servers get the current weights; "":
+    one under /dev/shm.
+  api_key_variable: environment variable with the servers' key; "": no key.
   """
 
   urls: tuple[str, ...] = ("http://127.0.0.1:30000",)
@@ -92,10 +102,12 @@ class SglangConfig:
 class SearchConfig:
   """How the searches of many episodes reach the retriever.
 
-  cache: answers kept by (query, k, corpus), least recently used leave first; 0
-  keeps none. batch: queries of one call at most. concurrency: calls at a time.
-  passage_characters: of a passage, title and text together; answer_characters:
-  of all passages of an answer. What is beyond is cut off, and counted.
+  cache: answers in the LRU cache, whose key is (query, k, corpus); 0 is off.
+  batch: limit on the queries of one call.
+  concurrency: limit on concurrent calls.
+  passage_characters: limit on a passage, title and text together; the rest is
+    cut off and counted.
+  answer_characters: the same limit on all passages of an answer together.
   """
 
   cache: int = 65536
@@ -109,11 +121,14 @@ class SearchConfig:
 class TextModelConfig:
   """The language model that `retrieval.simulated` or `refined` asks.
 
-  name: of the model at an address; key_variable: environment variable with its
-  key, "" is none; concurrency: calls at a time there.
-  temperature, top_p: there; the policy's own engine samples by `sampling`.
-  max_tokens: of a reply. deadline: seconds of a call; the whole search has
-  `episode.search_deadline`.
+  name: name of the model, if it is at an address.
+  key_variable: environment variable with the key of that address; "": no key.
+  concurrency: limit on concurrent calls to that address.
+  temperature, top_p: sampling at that address; the policy's own engine samples
+    as `sampling` says.
+  max_tokens: limit on the tokens of a reply.
+  deadline: seconds of one call; `episode.search_deadline` limits the whole
+    search.
   """
 
   name: str = ""
@@ -127,21 +142,28 @@ class TextModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalConfig:
-  """What answers the searches.
+  """The retriever that answers the searches.
 
   kind: `lexical`, BM25 over the passages that the questions come with; `index`,
     a folder of launch.build_index; `http`, a server of Search-R1's protocol;
     `web`, a search engine.
-  index: the folder; encoder: its encoder's, if that has moved. url: of the
-  server. web: `serper`, `google` (with its `engine` id) or `brave`; price: US
-  dollars a search. key_variable: environment variable with the token or key.
-  log: file of recorded answers, "" is none; log_mode: `record`, `replay` (asks
-  for what is missing) or `strict` (needs no retriever).
-  simulated: who makes passages up in training instead (ZeroSearch), "" nobody;
-  `world`, a script of the generated world; `policy`, the policy's own engine;
-  else the address of OpenAI's chat completions (`http://host:8000/v1`).
-  refined: who reads what was found and hands back what helps (Search-o1); the
-  same names. model: at the address, or of the calls to the policy.
+  index: folder of the index.
+  encoder: folder of the index's encoder, if it has moved.
+  url: address of the server.
+  web: `serper`, `google` or `brave`.
+  engine: id of the Google engine.
+  price: US dollars per search on the web.
+  key_variable: environment variable with the token or key.
+  log: file of recorded answers; "": off.
+  log_mode: `record`, `replay` (asks the retriever only for what is missing) or
+    `strict` (needs no retriever).
+  simulated: language model that generates passages in training in place of
+    the retriever (ZeroSearch). "": off; `world`: a script of the generated
+    world; `policy`: the policy's own engine; anything else is the address of an
+    OpenAI chat completions API (`http://host:8000/v1`).
+  refined: language model that extracts what helps from the passages that were
+    found (Search-o1), by the same names.
+  model: settings of the calls to either language model.
   """
 
   kind: str = "lexical"

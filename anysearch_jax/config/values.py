@@ -1,4 +1,4 @@
-"""Configurations as plain values, as JSON files and flags hold them."""
+"""Conversion between configuration dataclasses and plain (JSON) values."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-  """A nested plain dict (JSON-ready up to tuples) of a config dataclass."""
+  """Returns a configuration dataclass as nested dicts; tuples stay tuples."""
   return dataclasses.asdict(config)
 
 
 def leaves(
   values: Mapping[str, Any], path: str = ""
 ) -> Iterator[tuple[str, Any]]:
-  """The values of nested dicts by their dotted paths."""
+  """Yields the values of nested dicts with their dotted paths."""
   for key, value in values.items():
     if isinstance(value, Mapping):
       yield from leaves(value, f"{path}{key}.")
@@ -28,7 +28,8 @@ def from_dict(cls: type, values: Mapping[str, Any], *, path: str = "config"):
   """Builds config dataclass `cls` from nested plain values, strictly.
 
   Raises:
-    ValueError: an unknown key or a value of the wrong type, by its path.
+    ValueError: a key is unknown or a value has the wrong type; the message
+      names its path.
   """
   hints = typing.get_type_hints(cls)
   fields = {field.name for field in dataclasses.fields(cls)}
@@ -47,7 +48,7 @@ def from_dict(cls: type, values: Mapping[str, Any], *, path: str = "config"):
 
 
 def _typed(hint: Any, value: Any, path: str) -> Any:
-  """`value` as `hint`, or a sentence that says what was expected."""
+  """Returns `value` converted to type `hint`; raises ValueError otherwise."""
   if dataclasses.is_dataclass(hint):
     if not isinstance(value, Mapping):
       raise ValueError(f"{path}: found {value!r}, expected a group of values.")

@@ -54,7 +54,7 @@ def test_missing_keys_take_the_defaults():
     ),
   ],
 )
-def test_what_does_not_fit_is_refused_by_its_path(values, sentence):
+def test_a_wrong_key_or_type_is_refused_with_its_path(values, sentence):
   with pytest.raises(ValueError, match=sentence):
     config_values.from_dict(config_lib.ExperimentConfig, values)
 

@@ -1,4 +1,4 @@
-"""What may change when a run resumes."""
+"""Tests which settings may change when a run resumes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_setting_is_identity_learning_or_placement():
     for names in kinds.values()
     for name in names.split()
   ]
-  assert len(words) == len(settings)  # None of them is in it twice.
+  assert len(words) == len(settings)  # No setting is listed twice.
 
 
 def stored(config=CONFIG):
@@ -40,7 +40,8 @@ def found(*assignments):
 
 def test_an_equal_configuration_has_no_changes():
   assert found() == []
-  assert found("batch.row_lengths=128,256,576") == []  # A list when stored.
+  # A stored tuple is a list, which is not a change.
+  assert found("batch.row_lengths=128,256,576") == []
 
 
 def test_changes_are_named_with_their_kind_and_both_values():
@@ -60,7 +61,7 @@ def test_a_setting_that_was_not_stored_had_its_default():
   assert (changed.path, changed.old, changed.new) == ("watch.max_kl", 1, 2)
 
 
-def test_a_setting_that_is_no_more_is_a_change_of_learning():
+def test_a_removed_setting_is_a_change_of_learning():
   old = stored() | {"penalty": 3}
   (changed,) = changes.changes(old, CONFIG)
   assert changed == ("penalty", Kind.LEARNING, 3, None)
@@ -73,12 +74,13 @@ def test_a_setting_that_is_no_more_is_a_change_of_learning():
     (["optimizer.warmup_steps=0"], 1, 1),
     (["optimizer.learning_rate=1e-5"], 0, 1),
     (["optimizer.max_grad_norm=2"], 0, 1),
-    (["optimizer.max_grad_norm=0"], 0, 0),  # Another optimizer state.
+    # 0 removes a part of the optimizer's state.
+    (["optimizer.max_grad_norm=0"], 0, 0),
     (["seed=1"], 0, 0),
     (["method.name=otc", "mesh.fsdp=2"], 0, 0),
   ],
 )
-def test_what_a_run_resumes_with(assignments, free, allowed):
+def test_which_changes_a_run_may_resume_with(assignments, free, allowed):
   changed = changes.changes(stored(), flags.override(CONFIG, assignments))
   for allow, may in ((False, free), (True, allowed)):
     sentence = changes.refusal(changed, allow=allow)

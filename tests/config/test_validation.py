@@ -1,4 +1,4 @@
-"""What cannot run is refused in a sentence, wherever it is asked."""
+"""Tests that a configuration which cannot run is refused with a sentence."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def changed(part, **values):
     ("batch", {"remat": "full", "attention": "splash"}),
     ("batch", {"max_segments": 1, "attention_chunk": 1, "logprob_chunk": 1}),
     ("mesh", {"tensor": 4, "sequence_parallel": True}),
-    # 128 divides by no 3, which only sequence parallelism asks for.
+    # 128 is not a multiple of 3; only sequence parallelism needs that.
     ("mesh", {"tensor": 3}),
     ("mesh", {"fsdp": 4, "trainer": (0, 1, 2, 3), "rollout": (4, 5, 6, 7)}),
-    # Four processes of two devices; both sample too.
+    # Four processes; the two training devices of each also sample.
     ("mesh", {"data": 2, "fsdp": 4, "trainer": (3, 1), "rollout": (1, 3)}),
-    # More than any machine has: devices are not asked for.
+    # More devices than any machine has: validation does not look at devices.
     ("mesh", {"data": 4096}),
   ],
 )
-def test_what_can_run_is_let_through(part, values):
+def test_a_valid_configuration_is_accepted(part, values):
   validation.validate(changed(part, **values))
 
 
@@ -136,12 +136,12 @@ def test_what_can_run_is_let_through(part, values):
     ),
   ],
 )
-def test_what_cannot_run_is_refused(part, values, sentence):
+def test_an_invalid_configuration_is_refused(part, values, sentence):
   with pytest.raises(ValueError, match=re.escape(sentence)):
     validation.validate(changed(part, **values))
 
 
-def test_one_uneven_row_length_is_enough_for_a_refusal():
+def test_a_single_indivisible_row_length_is_refused():
   config = changed("mesh", tensor=4, sequence_parallel=True)
   batch = config_lib.BatchConfig(row_lengths=(32, 50, 128))
   with pytest.raises(ValueError, match="found a row of 50 tokens"):
@@ -152,7 +152,7 @@ def test_one_uneven_row_length_is_enough_for_a_refusal():
   "method", [m for m in systems.METHODS.values() if m.reward]
 )
 @pytest.mark.parametrize("world", [False, True])
-def test_the_names_of_reward_metrics_are_known_before_a_rollout(method, world):
+def test_reward_metric_names_are_known_before_a_rollout(method, world):
   prompts = method.world_prompts if world else method.prompts
   variant = config_methods.SearchR1Config(format_variant=world)
   config = dataclasses.replace(
@@ -187,7 +187,7 @@ def test_an_unknown_best_metric_is_refused_before_a_rollout():
 
 
 def paths_of_numbers(cls, path=""):
-  """The dotted paths of a configuration's numbers and tuples of numbers."""
+  """Yields the dotted paths of a configuration's numbers and number tuples."""
   for name, hint in typing.get_type_hints(cls).items():
     name = f"{path}.{name}" if path else name
     if dataclasses.is_dataclass(hint):
@@ -212,7 +212,7 @@ def test_every_number_of_the_configuration_has_a_range():
 @pytest.mark.parametrize(
   "path", sorted(paths_of_numbers(config_lib.ExperimentConfig))
 )
-def test_no_number_may_be_without_bound(path):
+def test_every_number_has_bounds(path):
   value = small_run.CONFIG
   for name in path.split("."):
     value = getattr(value, name)
