@@ -1,1 +1,1 @@
-"""Plays policies under budgets and measures what they did, with intervals."""
+"""Plays policies under budgets and measures them, with intervals."""

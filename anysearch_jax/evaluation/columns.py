@@ -1,6 +1,6 @@
-"""A row's episodes as arrays: what is measured of a million of them.
+"""A row's episodes as arrays, so that a million of them fit in memory.
 
-Text, spans and tokens stay in the file (`episodes.sample_rows` reads some).
+Texts, spans and tokens stay in the file (`episodes.sample_rows` reads some).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from anysearch_jax.environment import official_scoring, scoring
 from anysearch_jax.evaluation import episodes as episodes_lib
 
-# The paper's order; sets of other names follow by name.
+# The paper's order; other datasets follow in alphabetical order.
 SETS = (
   "nq",
   "triviaqa",
@@ -28,8 +28,8 @@ SETS = (
   "bamboogle",
 )
 OUTCOMES = ("answered", "invalid", "truncated", "failed")
-KINDS = ("known", "unknown", "stale")  # What the policy's memory has of a fact.
-NONE = -1  # Hops or kind of a question that does not tell.
+KINDS = ("known", "unknown", "stale")  # State of a fact in the policy's memory.
+NONE = -1  # Hops or kind of a question that does not record them.
 
 _INTEGERS = ("question", "budget", "seed", "hops", "outcome", "kind")
 _PRESENT = (
@@ -53,17 +53,20 @@ class Columns:
   """P episodes over N questions, in order of question, budget and seed.
 
   Attributes:
-    ids: `[N]`, ascending; datasets: names, SETS first.
+    ids: `[N]`, ids of the questions, ascending.
+    datasets: names of the datasets, those of SETS first.
     dataset_of: int `[N]`, index in `datasets` of each question.
     question: int `[P]`, index in `ids`.
-    budget, seed: int `[P]`. hops: int `[P]`, NONE where unknown.
+    budget, seed: int `[P]`.
+    hops: int `[P]`, NONE where unknown.
     outcome: int `[P]`, index in OUTCOMES.
-    kind: int `[P]`, index in KINDS of the first fact, NONE where unknown;
-      asked: float `[P]`, 1 where that fact was searched.
+    kind: int `[P]`, index in KINDS of the first fact, NONE where unknown.
+    asked: float `[P]`, 1 where that fact was searched.
     em, f1, searches, violation, scaffold, *_tokens: float `[P]`.
-    format, input_tokens, cost: float `[P]`, nan where the file does not tell.
-    official_em, official_f1: float `[P]`, of the published script of the
-      question's data set (`official`); nan where it has none.
+    format, input_tokens, cost: float `[P]`, nan where the file has no value.
+    official_em, official_f1: float `[P]`, scores of the published script of
+      the question's dataset (`environment/official_scoring`); nan where the
+      dataset has none.
   """
 
   ids: np.ndarray
@@ -95,24 +98,25 @@ class Columns:
 
   @property
   def dataset(self) -> np.ndarray:
-    """Index in `datasets` of each episode, int `[P]`."""
+    """The index in `datasets` of each episode, int `[P]`."""
     return self.dataset_of[self.question]
 
   def where(self, chosen: np.ndarray) -> Columns:
-    """The episodes of a mask or of indices `[.]`; questions keep their index.
+    """Returns the episodes of a mask or of indices.
 
-    They stay in order where the indices ascend.
+    Questions keep their indices. The order of episodes is kept if the indices
+    ascend.
     """
     return dataclasses.replace(
       self, **{name: getattr(self, name)[chosen] for name, _ in _TYPE}
     )
 
   def scored(self) -> Columns:
-    """The episodes that count: all but the failed ones."""
+    """Returns the episodes that did not fail."""
     return self.where(self.outcome != OUTCOMES.index("failed"))
 
   def split(self, by: np.ndarray) -> dict[int, Columns]:
-    """The episodes by a value `[P]` of each, ascending."""
+    """Splits the episodes by the values `by`, int `[P]`; ascending keys."""
     values, inverse = np.unique(by, return_inverse=True)
     order = np.argsort(inverse, kind="stable")
     ends = np.searchsorted(inverse[order], np.arange(len(values) + 1))
@@ -126,11 +130,11 @@ Measured = Columns | Iterable[episodes_lib.Episode]
 
 
 def of(measured: Measured) -> Columns:
-  """Episodes as columns, whatever they come as; failed ones stay in.
+  """Returns the episodes as columns, the failed ones included.
 
   Raises:
-    ValueError: a (question, budget, seed) that occurs twice, or a question in
-      two datasets.
+    ValueError: a (question, budget, seed) occurs twice, or a question is in two
+      datasets.
   """
   if isinstance(measured, Columns):
     return measured
@@ -140,15 +144,15 @@ def of(measured: Measured) -> Columns:
 def read(
   *paths: pathlib.Path, sample: episodes_lib.Sample | None = None
 ) -> Columns:
-  """Reads one or more `episodes.jsonl` of one row; memory holds numbers only.
+  """Reads one or more `episodes.jsonl` of a row, holding numbers only.
 
   Args:
-    paths: several files are runs of one method with different seeds.
-    sample: is shown every episode on the way.
+    paths: the files; several are runs of one method with different seeds.
+    sample: if given, every episode is added to it.
 
   Raises:
-    ValueError: a file that cannot be used; see `episodes.read`. No episode, or
-      one (question, budget, seed) twice, in one file or in two.
+    ValueError: a file is invalid, see `episodes.read`; there is no episode; or
+      a (question, budget, seed) occurs twice, in one file or in two.
   """
 
   def all_lines() -> Iterable[episodes_lib.Episode]:
@@ -167,27 +171,27 @@ def read(
 
 
 def by_dataset(measured: Measured) -> dict[str, Columns]:
-  """One part for each dataset that occurs, in the paper's order."""
+  """Returns one part for each dataset that occurs, in the paper's order."""
   table = of(measured)
   parts = table.split(table.dataset)
   return {table.datasets[code]: part for code, part in parts.items()}
 
 
 def by_budget(measured: Measured) -> dict[int, Columns]:
-  """One part for each budget that occurs, ascending."""
+  """Returns one part for each budget that occurs, ascending."""
   table = of(measured)
   return table.split(table.budget)
 
 
 def by_hops(measured: Measured) -> dict[int, Columns]:
-  """One part for each number of hops, ascending; unknown ones are left out."""
+  """Returns one part for each number of hops, ascending, without unknown."""
   table = of(measured)
   parts = table.split(table.hops)
   return {hops: part for hops, part in parts.items() if hops != NONE}
 
 
 def by_seed(measured: Measured) -> dict[int, Columns]:
-  """One part for each seed that occurs, ascending."""
+  """Returns one part for each seed that occurs, ascending."""
   table = of(measured)
   return table.split(table.seed)
 
@@ -203,7 +207,8 @@ def _build(measured: Iterable[episodes_lib.Episode], source: str) -> Columns:
     key=lambda s: (SETS.index(s) if s in SETS else len(SETS), s),
   )
   order = sorted(index)
-  # From the order of first appearance to that of ids: file order is no matter.
+  # Renumber questions from first appearance to id order, so that the order of
+  # the file does not matter.
   place = np.empty(len(order), dtype=np.int64)
   place[[index[name] for name in order]] = np.arange(len(order))
   columns = {name: np.ascontiguousarray(numbers[name]) for name, _ in _TYPE}
@@ -300,6 +305,6 @@ def _official(
   return (math.nan, math.nan) if found is None else found
 
 
-# Budgets and seeds repeat a question's answers; ten of them are in mind.
+# Memoised because answers repeat across budgets and seeds.
 _token_f1 = functools.lru_cache(maxsize=4096)(scoring.f1)
 _official_score = functools.lru_cache(maxsize=4096)(official_scoring.score)

@@ -1,7 +1,7 @@
 """Episodes as plain records: one line of `episodes.jsonl` each.
 
-Failed episodes (engine or retriever out of reach) are nobody's doing: they are
-counted and enter no mean.
+A failed episode (the engine or the retriever was unavailable) says nothing
+about the policy. Failed episodes are counted but excluded from every mean.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import orjson
 Episode = Mapping[str, Any]
 
 _NUMBER, _TEXT = (int, float), (str,)
-_WHOLE, _LIST = (int,), (list,)  # True and false are whole numbers too.
+_WHOLE, _LIST = (int,), (list,)  # bool is a subclass of int, so it passes.
 
-# What every episode has, and of which kinds.
+# The keys that every episode must have, and the types of their values.
 _REQUIRED = {
   "question_id": (str, int),
   "question": _TEXT,
@@ -49,11 +49,11 @@ def read(lines: Iterable[str | bytes], *, source: str) -> Iterator[Episode]:
 
   Args:
     lines: one JSON object each; blank lines are skipped.
-    source: what to call the file in an error.
+    source: name of the file in error messages.
 
   Raises:
-    ValueError: a line that is not a JSON object, or a key that is missing or
-      holds another kind of value.
+    ValueError: a line is not a JSON object, or a key is missing or its value
+      has the wrong type.
   """
   for number, line in enumerate(lines, start=1):
     if not line.strip():
@@ -79,7 +79,8 @@ def _decode(line: str | bytes, where: str) -> Episode:
   try:
     episode = orjson.loads(line)
   except orjson.JSONDecodeError:
-    # Half a surrogate pair, which a model may emit, is refused by that one.
+    # orjson rejects an unpaired surrogate, which a model may emit; json does
+    # not.
     try:
       episode = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -96,11 +97,11 @@ def _decode(line: str | bytes, where: str) -> Episode:
 
 
 def parse(lines: Iterable[str | bytes], *, source: str) -> tuple[Episode, ...]:
-  """All episodes of a file at once, whole; see `columns.read` for large ones.
+  """Returns all episodes of a file; use `columns.read` for large files.
 
   Raises:
-    ValueError: as `read`; also no episode, or a (question, budget, seed) that
-      occurs twice.
+    ValueError: as `read`; also if there is no episode, or a (question, budget,
+      seed) occurs twice.
   """
   episodes: dict[tuple[str, int, int], Episode] = {}
   for episode in read(lines, source=source):
@@ -114,7 +115,7 @@ def parse(lines: Iterable[str | bytes], *, source: str) -> tuple[Episode, ...]:
 
 
 def twice(source: str, question: str, budget: int, seed: int) -> ValueError:
-  """The error of an episode that occurs twice."""
+  """Returns the error for an episode that occurs twice."""
   return ValueError(
     f"{source}: question {question!r} occurs twice at budget {budget} and seed "
     f"{seed}; expected once. Evaluate this row again into an empty folder, and "
@@ -123,22 +124,23 @@ def twice(source: str, question: str, budget: int, seed: int) -> ValueError:
 
 
 class Sample:
-  """Some whole episodes of many, without holding the others.
+  """A random sample of a stream of episodes; only the sample is in memory.
 
-  The draw goes by (question, budget, seed) and not by place: other rows over
-  the same episodes give the same ones, so that they can be compared, and the
-  order of lines changes nothing.
+  Each episode gets a priority, the hash of its (question, budget, seed), and
+  the smallest ones are kept. Rows over the same questions, budgets and seeds
+  therefore keep the same episodes, whatever the order of their lines, and these
+  can be compared.
   """
 
   def __init__(self, n: int, seed: int = 0):
     """Args: n: episodes at most, >= 0. seed: of the draw."""
     self._n, self._seed = n, seed
-    # The largest draw first: what the next smaller one replaces.
+    # Draws are negated: heapq pops the smallest item, here the largest draw.
     self._kept: list[tuple[int, int, Episode]] = []
     self._seen = 0
 
   def add(self, episode: Episode) -> None:
-    """Considers one more."""
+    """Adds an episode; if there are more than `n`, drops the largest draw."""
     text = repr((self._seed, *key_of(episode))).encode("utf-8", "replace")
     draw = -int.from_bytes(hashlib.blake2b(text, digest_size=16).digest())
     self._seen += 1
@@ -147,12 +149,12 @@ class Sample:
       heapq.heappop(self._kept)
 
   def episodes(self) -> list[Episode]:
-    """Those drawn, ordered by (question, budget, seed)."""
+    """Returns the sample, ordered by (question, budget, seed)."""
     return sorted((episode for *_, episode in self._kept), key=key_of)
 
 
 def sample_rows(path: pathlib.Path, n: int, seed: int = 0) -> list[Episode]:
-  """The `Sample` of a file's episodes.
+  """Returns the `Sample` of a file's episodes.
 
   Raises:
     ValueError: as `read`.
@@ -165,12 +167,12 @@ def sample_rows(path: pathlib.Path, n: int, seed: int = 0) -> list[Episode]:
 
 
 def key_of(episode: Episode) -> tuple[str, int, int]:
-  """What pairs an episode with another row's: question, budget, seed."""
+  """Returns (question, budget, seed), which pairs episodes across rows."""
   return str(episode["question_id"]), episode["budget"], episode["seed"]
 
 
 def dataset_of(episode: Episode) -> str:
-  """The set an episode's question is from; `world` where nothing tells."""
+  """Returns the dataset of an episode's question; `world` if unrecorded."""
   return (
     episode.get("dataset")
     or episode.get("metadata", {}).get("dataset")
@@ -179,17 +181,17 @@ def dataset_of(episode: Episode) -> str:
 
 
 def scored(episodes: Iterable[Episode]) -> list[Episode]:
-  """The episodes that count: all but the failed ones."""
+  """Returns the episodes that did not fail."""
   return [e for e in episodes if e["outcome"] != "failed"]
 
 
 def words(text: str) -> str:
-  """Lower-case words between single spaces, a space at both ends."""
+  """Returns lower-case words between single spaces, with one at each end."""
   return " " + " ".join(re.findall(r"\w+", text.lower())) + " "
 
 
 def mentions(query: str, *phrases: str) -> bool:
-  """Whether `query` holds every phrase, as whole words and in one piece."""
+  """Whether `query` contains every phrase, as consecutive whole words."""
   spaced = words(query)
   return all(phrase.strip() and words(phrase) in spaced for phrase in phrases)
 
@@ -203,14 +205,14 @@ def asks_for(query: str, fact: Mapping[str, Any]) -> bool:
 
 
 def first_hop(episode: Episode) -> tuple[str, bool] | None:
-  """Whether the first fact of the chain was searched, and what was known of it.
+  """Returns what the policy knew of a chain's first fact, and if it searched.
 
   The first fact is the only one that every episode reaches. A stale fact (the
-  model's memory holds an old value) is neither known nor unknown.
+  policy's memory holds an old value) is neither known nor unknown.
 
   Returns:
-    (`known` | `unknown` | `stale`, searched); None without a budget or where
-    the question does not list its facts.
+    (`known` | `unknown` | `stale`, searched); None if the budget is 0 or the
+    question does not list its facts.
   """
   facts = episode.get("metadata", {}).get("facts")
   if episode["budget"] < 1 or not facts:

@@ -1,11 +1,13 @@
 """Evaluation: every question under every budget and seed, in one pass.
 
-All episodes go through one pool of slots, those of a question one after the
-other: they meet in prompts and searches, and no slot is empty before the end.
-Budgets share their random numbers, for an episode is a function of the policy,
-its question, budget and seed, and is addressed by (seed, question): so
-differences between budgets, and between policies, are paired. What else is
-asked in the same run changes no episode.
+All episodes share one pool of slots, which stays full until the last episodes.
+The episodes of a question are played next to each other, so that they share
+prompt prefixes and searches.
+
+An episode is a function of the policy, its question, budget and seed. Its
+random numbers are addressed by (seed, question), so budgets and policies share
+them and differences between budgets, or between policies, are paired. The other
+questions of a run do not affect an episode.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from anysearch_jax.rollout import driver
 from anysearch_jax.rollout import inflight as inflight_lib
 
 EPISODES = "episodes.jsonl"
-# An engine's seed; those of the evaluation are in the addresses.
+# The engine's own seed; the evaluation's seeds are part of the addresses.
 ENGINE_SEED = 0
 _SUMS = (
   "em",
@@ -42,7 +44,7 @@ _Job = TypeVar("_Job")
 
 
 class Player(NamedTuple):
-  """Who answers the turns: an engine, and the text side of its policy."""
+  """The evaluated policy: an engine, and the codec of its tokens."""
 
   engine: types.Engine
   codec: types.TextCodec
@@ -59,23 +61,24 @@ def evaluate(
 ) -> dict[str, Any]:
   """Plays every (seed, budget, question) once and writes `episodes.jsonl`.
 
-  What an earlier call has left there is not played again, but for episodes that
-  failed. The file stands in the order of seeds, budgets and questions.
+  If an earlier call was interrupted, its finished episodes are kept and only
+  its failed ones are played again. The file is ordered by seed, budget and
+  question. If the file already exists, nothing is played.
 
   Args:
-    config: `evaluation` says which budgets, seeds, prompt and prices;
-      `episode` and `engine.slots` how.
-    player: what is evaluated.
-    questions: all of them are asked; their ids differ.
+    config: `evaluation` holds budgets, seeds, scaffold, scorer and prices;
+      `episode` and `engine.slots` say how episodes are played.
+    player: the policy to evaluate.
+    questions: the questions; their ids must differ.
     retriever: answers the searches.
-    folder: that exists.
-    on_done: called with (episodes done, episodes in all).
+    folder: an existing folder to write to.
+    on_done: called with (episodes done, episodes in total).
 
   Returns:
-    What this call took and saved: see docs/evaluation.md.
+    The cost and the savings of this call, see docs/evaluation.md.
 
   Raises:
-    ValueError: what cannot be evaluated, or a folder that cannot be used.
+    ValueError: the evaluation is invalid, or the folder cannot be used.
   """
   grid = _Grid(config.evaluation, questions)
   started = time.monotonic()
@@ -100,7 +103,7 @@ def _play(
   folder: pathlib.Path,
   on_done: Callable[[int, int], None],
 ) -> int:
-  """Plays what is not there yet; how many episodes that were."""
+  """Plays the missing episodes and returns their number."""
   e = config.evaluation
   env = systems.environment(config.episode.prompts)
   text_model.attach(retriever, player.engine, player.codec)
@@ -142,12 +145,15 @@ def _play(
 
 
 def address(question_id: str, *, seed: int, variant: int) -> types.Address:
-  """Where an evaluated episode stands: only seed and question are drawn from.
+  """Returns the random address of an evaluated episode.
+
+  Random numbers depend on its seed and question only.
 
   Args:
-    question_id: its hash is the question's number, whatever else is asked.
-    seed: of the evaluation.
-    variant: of the episodes that are under way, no two have the same.
+    question_id: id of the question. Its hash is the question's number, so the
+      number does not depend on the other questions of the run.
+    seed: seed of the evaluation.
+    variant: distinguishes the episodes that run at the same time.
   """
   return types.Address(
     seed, zlib.crc32(question_id.encode()), sample=0, variant=variant
@@ -160,7 +166,7 @@ async def each(
   *,
   at_once: int,
 ) -> None:
-  """Does every job, so many at a time; a job is not made before its turn."""
+  """Runs `work` on every job, `at_once` at a time; draws jobs lazily."""
   jobs = iter(jobs)
 
   async def worker() -> None:
@@ -173,12 +179,13 @@ async def each(
 
 
 def savings(engine: Any, retriever: Any) -> dict[str, Any]:
-  """What engine and retriever counted, and the shares that it comes to.
+  """Returns the counters of engine and retriever, and the saved shares.
 
   Returns:
-    `engine` and `search`, the counters of those that count, and `shares` in
-    [0, 1], where they are defined: `prompts` of the context tokens that needed
-    no prefill; `searches` that needed no query; `lanes` that sampled.
+    `engine` and `search`: the counters, empty if there are none. `shares`, in
+    [0, 1] or None if undefined: `prompts`, the share of context tokens that
+    needed no prefill; `searches`, the share of searches that needed no query;
+    `lanes`, the share of the engine's lanes that sampled.
   """
   e = dict(getattr(engine, "counters", {}))
   s = dict(getattr(retriever, "counters", {}))
@@ -200,11 +207,12 @@ def savings(engine: Any, retriever: Any) -> dict[str, Any]:
 
 
 def cells(episodes: Iterable[journal.Row]) -> list[dict[str, Any]]:
-  """Sums over the episodes of each dataset and budget.
+  """Sums the episodes of each dataset and budget.
 
   Returns:
-    For each, `n` episodes that count, `failed` ones that do not, and sums over
-    those that do; those of the official scores where every episode has them.
+    For each dataset and budget: `n`, the number of episodes that did not fail;
+    `failed`, the number of failed ones; and sums over the `n` episodes. Sums of
+    the official scores are included if the dataset has them.
   """
   table: dict[tuple[str, int], dict[str, Any]] = {}
   for row in episodes:
@@ -229,10 +237,13 @@ def cells(episodes: Iterable[journal.Row]) -> list[dict[str, Any]]:
 
 
 class _Grid:
-  """The episodes of an evaluation, by their places in its file.
+  """The grid of seeds, budgets and questions, in the order of its file.
+
+  A place is the index of an episode's line in the file.
 
   Raises:
-    ValueError: nothing to play, or something twice.
+    ValueError: an axis is empty or holds a value twice, or a seed or budget is
+      out of range.
   """
 
   def __init__(
@@ -272,21 +283,23 @@ class _Grid:
     return len(self._seeds) * len(self._budgets) * len(self._questions)
 
   def cell(self, place: int) -> tuple[int, int, types.Question]:
-    """Seed, budget and question of an episode."""
+    """Returns seed, budget and question of the episode at `place`."""
     rest, question = divmod(place, len(self._questions))
     seed, budget = divmod(rest, len(self._budgets))
     return self._seeds[seed], self._budgets[budget], self._questions[question]
 
   def place(self, row: journal.Row) -> int:
-    """Of a row. Raises KeyError for one of another evaluation."""
+    """Returns a row's place. Raises KeyError if it is of another evaluation."""
     return self._place(
       *(places[row[axis]] for axis, places in self._places.items())
     )
 
   def order(self) -> Iterator[int]:
-    """All places as they are best played: a question's are together.
+    """Yields all places in the order of play: question, budget, seed.
 
-    Seeds of a budget first, for they have all of their prompt in common.
+    The episodes of a question share most of their prompt; those that differ in
+    the seed only share all of it. Neighbours can therefore reuse the engine's
+    cached prefixes.
     """
     for question in range(len(self._questions)):
       for budget in range(len(self._budgets)):

@@ -1,8 +1,8 @@
-"""Rows of an evaluation as they come in, which survive a kill.
+"""A file of rows that survives a kill while it is written.
 
-While it goes on, rows stand in `<name>.partial.jsonl` in the order in which
-they were finished. When all are there they are written in their own order to
-`<name>.jsonl`, so that the file does not tell how it came about.
+Finished rows are appended to `<name>.partial.jsonl` in the order in which they
+finish. When all rows are present, they are written to `<name>.jsonl` in the
+order of their places, so that the file does not depend on timing.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Row = Mapping[str, Any]
 class Journal:
   """The rows of one file; use as a context manager.
 
-  Only their places in the file are held in memory. One process at a time may
+  Memory holds only the byte offset of each row. One process at a time may
   write: commands hold the `run_lock` of the folder.
 
   Args:
-    path: of the finished file, `<name>.jsonl`; its folder exists.
-    rows: how many there will be.
-    place: of a row among them.
-    again: whether a row that an earlier start left is to be written again.
+    path: path of the finished file, `<name>.jsonl`; its folder exists.
+    rows: total number of rows.
+    place: returns a row's index among them.
+    again: whether a row of an earlier start is dropped, to be written again.
 
   Raises:
     ValueError: a line is not a row.
@@ -62,24 +62,24 @@ class Journal:
     self._file.close()
 
   def __len__(self) -> int:
-    """Rows that are there."""
+    """Returns the number of rows that are present."""
     return int(np.sum(self._starts >= 0))
 
   def __contains__(self, place: int) -> bool:
     return bool(self._starts[place] >= 0)
 
   def add(self, row: Row) -> None:
-    """Appends a row; a kill right after takes nothing of it away."""
+    """Appends a row and flushes it, so that it survives a kill."""
     start = self._file.tell()
     self._file.write(json.dumps(row).encode() + b"\n")
     self._file.flush()
     self._starts[self._place(row)] = start
 
   def finish(self) -> None:
-    """Writes the rows in order of their places, and forgets the partial file.
+    """Writes the rows in order of their places and removes the partial file.
 
     Raises:
-      ValueError: some are not there.
+      ValueError: some rows are missing.
     """
     if missing := len(self._starts) - len(self):
       raise ValueError(
@@ -94,17 +94,18 @@ class Journal:
     self._partial.unlink()
 
   def _read(self) -> None:
-    """Takes up what an earlier start has left."""
+    """Reads the rows that an earlier start left."""
     self._file.seek(0)
     start = 0
     for number, line in enumerate(self._file, start=1):
       if not line.endswith(b"\n"):
-        # A kill came while it was written.
+        # A kill interrupted this write; drop the incomplete line.
         self._file.truncate(start)
         break
       try:
         row = json.loads(line)
-        # Looked up, so that no other value is taken for a place.
+        # `index` raises ValueError for negative places, which would otherwise
+        # count from the end of the array.
         place = range(len(self._starts)).index(self._place(row))
         self._starts[place] = -1 if self._again(row) else start
       except (ValueError, LookupError, TypeError, RecursionError) as error:
@@ -117,10 +118,10 @@ class Journal:
 
 
 def read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """The rows of a finished file, one after the other.
+  """Yields the rows of a finished file.
 
   Raises:
-    ValueError: there is none, or a line is not a JSON object.
+    ValueError: the file is missing, or a line is not a JSON object.
   """
   if not path.is_file():
     raise ValueError(
@@ -142,14 +143,15 @@ def read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 
 def claim(folder: pathlib.Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-  """Makes a folder of rows, or sees that it is of the same kind.
+  """Writes what a folder's rows are of, or checks it against the folder.
 
   Args:
-    folder: made where it is not there.
-    files: JSON values by file name, which say what the rows are of.
+    folder: folder of the rows; it is created if it is missing.
+    files: by file name, the JSON values that identify the rows.
 
   Raises:
-    ValueError: the folder is of other values; the first that differs.
+    ValueError: a file of the folder holds other values; the error names the
+      first difference.
   """
   folder.mkdir(parents=True, exist_ok=True)
   for name, values in files.items():
@@ -168,7 +170,7 @@ def claim(folder: pathlib.Path, files: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _difference(found: Any, expected: Any, path: str = "") -> str:
-  """The first value that differs, in words."""
+  """Describes the first value that differs."""
   if isinstance(found, dict) and isinstance(expected, dict):
     for key in [*expected, *found]:
       if found.get(key) != expected.get(key):

@@ -1,7 +1,7 @@
-"""Rows of a report and what is measured of them, cell by cell.
+"""The rows of a report, and the measurements of their cells.
 
-Everything takes `columns.Measured`: arrays, or episodes as plain records.
-Intervals of the same measures are in `measures.estimates`.
+Functions take `columns.Measured`: arrays, or episodes as plain records.
+`measures.estimates` computes intervals of the same measures.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class Row:
   """One line of the report: a label and all its evaluated episodes.
 
   Attributes:
-    label: how the row is called.
-    episodes: whole, to be read: all of them, or some where `table` has all.
-    run: the folder of the training run they come from, "" if unknown.
-    table: all of them, to be measured; None: the same as `episodes`.
+    label: name of the row.
+    episodes: complete records, for reading; a sample if `table` is given,
+      otherwise all of them.
+    run: the folder of the training run that they are from, "" if unknown.
+    table: all episodes, for measuring; None: `episodes` are all.
   """
 
   label: str
@@ -38,7 +39,7 @@ class Row:
 
   @functools.cached_property
   def columns(self) -> columns.Columns:
-    """All episodes, to be measured."""
+    """All episodes as arrays."""
     return columns.of(self.episodes) if self.table is None else self.table
 
 
@@ -49,14 +50,15 @@ def read_row(
   sample: int = 1000,
   seed: int = 0,
 ) -> Row:
-  """A row of one or more `episodes.jsonl`; all are measured, a sample kept.
+  """Reads a row; all episodes are measured, a sample of them is kept.
 
   Args:
-    label: how the row is called.
-    paths: of one method; several are runs with different seeds.
+    label: name of the row.
+    paths: `episodes.jsonl` of one method; several are runs with different
+      seeds.
     run: the folder of the training run.
-    sample: whole episodes kept of all files; see `episodes.Sample`.
-    seed: of the sample.
+    sample: number of complete episodes to keep, see `episodes.Sample`.
+    seed: seed of the sample.
 
   Raises:
     ValueError: as `columns.read`.
@@ -68,7 +70,7 @@ def read_row(
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-  """One training run: its rollout records, in order, and resolved config."""
+  """A training run: its rollout records, in order, and its resolved config."""
 
   label: str
   records: tuple[Mapping[str, Any], ...]
@@ -76,13 +78,13 @@ class Training:
 
 
 def drawn(record: Mapping[str, Any]) -> dict[int, int]:
-  """Returns the groups of each budget that a rollout played, by budget.
+  """Returns the number of groups that a rollout played, by budget.
 
-  The curriculum's probabilities (`curriculum/p1`, ...) are no substitute: in
-  Phase I, and with a fixed budget, nothing is drawn by them.
+  The curriculum's probabilities (`curriculum/p1`, ...) cannot replace these
+  counts: they are not used in Phase I or with a fixed budget.
 
   Args:
-    record: of a rollout; the result is empty where it holds no counts.
+    record: record of a rollout; the result is empty if it has no counts.
   """
   prefix = "curriculum/count"
   return {
@@ -94,20 +96,24 @@ def drawn(record: Mapping[str, Any]) -> dict[int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-  """The measurements of some episodes; None where nothing defines a value.
+  """The measurements of some episodes; None where a value is undefined.
 
   Attributes:
-    n: scored episodes; failed: left out of everything else.
-    correct, searches_total: sums over the scored episodes. tool_correct: the
-      correct ones of them that had a budget, B >= 1.
+    n: number of scored episodes, those that did not fail.
+    failed: number of failed episodes, which enter no other value.
+    truncated, invalid, violations: number of scored episodes of each kind.
+    correct, searches_total: sums over the scored episodes.
+    tool_correct: number of correct scored episodes with a budget B >= 1.
     accuracy, f1, searches, unused, format_rate, *_tokens, cost: means over
-      scored episodes; unused is the budget left, cost in US dollars.
-    official_accuracy, official_f1: means of what the published scripts of the
-      data sets give (`official`); None where a question's set has none.
-    tp: tool productivity, tool_correct / searches_total; None without any
-      search. It is defined over B >= 1: what was answered with no search
-      allowed is no product of searching.
-    *_spread: sample standard deviation over seeds; None under two seeds.
+      scored episodes; `unused` is the remaining budget, `cost` is in US
+      dollars.
+    official_accuracy, official_f1: mean scores of the datasets' published
+      scripts (`environment/official_scoring`); None if a question's dataset
+      has no script.
+    tp: tool productivity, tool_correct / searches_total; None without a
+      search. Only episodes with B >= 1 count, because an answer that was given
+      without a permitted search is not a product of searching.
+    *_spread: sample standard deviation over seeds; None with fewer than two.
     retrieval_share: retrieved / total tokens, in [0, 1].
   """
 
@@ -138,16 +144,16 @@ class Cell:
 
 
 def budgets(measured: columns.Measured) -> list[int]:
-  """The budgets that occur, ascending."""
+  """Returns the budgets that occur, ascending."""
   return [int(b) for b in np.unique(columns.of(measured).budget)]
 
 
 def productivity(correct: float, searches: float) -> float | None:
-  """Tool productivity: correct answers per search (the paper's TP).
+  """Returns tool productivity: correct answers per search (the paper's TP).
 
   Returns:
-    correct / searches, or None when no search was made: the ratio is not
-    defined then, neither 0 nor infinite.
+    correct / searches; None if there was no search, because the ratio is
+    undefined.
   """
   return None if searches == 0 else correct / searches
 
@@ -190,23 +196,23 @@ def _spread(values: Sequence[float | None]) -> float | None:
 
 
 def by_budget(measured: columns.Measured) -> dict[int, Cell]:
-  """One cell for each budget that occurs, ascending."""
+  """Returns one cell for each budget that occurs, ascending."""
   parts = columns.by_budget(measured)
   return {budget: cell(part) for budget, part in parts.items()}
 
 
 def by_dataset(measured: columns.Measured) -> dict[str, dict[int, Cell]]:
-  """Dataset -> budget -> cell, datasets in the paper's order."""
+  """Returns dataset -> budget -> cell, with datasets in the paper's order."""
   parts = columns.by_dataset(measured)
   return {dataset: by_budget(part) for dataset, part in parts.items()}
 
 
 def average(cells: Sequence[Cell]) -> Cell:
-  """The average over budgets: every budget weighs the same.
+  """Returns the average over budgets; every budget has the same weight.
 
-  Counts are added; tool productivity is pooled (all correct answers over all
-  searches, of B >= 1), because a mean of ratios is ruled by the budgets that
-  search least; spreads over seeds are not averaged.
+  Counts are added. Tool productivity is pooled (all correct answers over all
+  searches, for B >= 1), because the budgets with the fewest searches would
+  dominate a mean of ratios. Spreads over seeds are None.
   """
 
   def combine(name: str) -> int | float | None:
@@ -227,18 +233,20 @@ def over_sets(
   *,
   resamples: int = 10_000,
 ) -> dict[str, intervals.Estimate]:
-  """The average over datasets, as in the paper's main table.
+  """Returns averages over datasets, as in the paper's main table.
 
-  Each measure is taken in each set (there, TP is pooled over its episodes) and
-  the sets weigh the same, whatever their size. Usually of one budget.
+  Each measure is computed in each dataset (TP is pooled over its episodes), and
+  all datasets have the same weight, whatever their size.
 
   Args:
-    measured: episodes of all the sets to average.
-    names: of `measures.MEASURES`.
-    resamples: of the bootstrap, stratified by set, clustered by question.
+    measured: episodes of all datasets to average, usually of one budget.
+    names: keys of `measures.MEASURES`.
+    resamples: number of bootstrap resamples, stratified by dataset and
+      clustered by question.
 
   Returns:
-    By name; nothing where a set does not define the measure.
+    An estimate for each name; its values are None if the measure is undefined
+    in a dataset.
   """
   found = measures.sums(measured, names)
   if not found.datasets:
@@ -251,10 +259,10 @@ def over_sets(
 def by_hops(
   measured: columns.Measured,
 ) -> dict[int, dict[int, tuple[int, int]]]:
-  """Accuracy by the number of hops of the question.
+  """Returns counts for accuracy by the number of hops of the question.
 
   Returns:
-    hops -> budget -> (correct, scored); empty when no episode tells its hops.
+    hops -> budget -> (correct, scored); empty if no episode records its hops.
   """
   return {
     hops: {
@@ -266,10 +274,10 @@ def by_hops(
 
 
 def budget_use(measured: columns.Measured) -> dict[int, tuple[int, ...]]:
-  """How many searches were made of each budget.
+  """Returns the distribution of searches under each budget.
 
   Returns:
-    budget -> scored episodes with 0, 1, ... budget searches.
+    budget -> number of scored episodes with 0, 1, ..., `budget` searches.
   """
   kept = columns.of(measured).scored()
   return {
