@@ -1,7 +1,8 @@
-"""The asyncio shell of the episodes: it waits, so that `episode` need not.
+"""The asyncio driver of episodes: all waiting happens here, none in `episode`.
 
-Every await has a deadline, and an engine or retriever that cannot answer ends
-its episode as `failed`. Any other exception is a bug and stops the rollout.
+Every request to an engine or retriever has a deadline. If the engine or the
+retriever cannot answer, the episode ends as `failed`. Any other exception is a
+bug and stops the rollout.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from anysearch_jax import types
 from anysearch_jax.rollout import episode, episode_state
 from anysearch_jax.rollout import inflight as inflight_lib
 
-# Characters of passages that take more than some milliseconds to encode.
+# Tokenizing more characters than this blocks the event loop for milliseconds.
 _LONG = 16384
 
 
 class Assignment(NamedTuple):
-  """One group to sample; `index` is the question's place in the rollout."""
+  """One group to sample; `index` is the question's position in the rollout."""
 
   index: int
   question: types.Question
@@ -30,15 +31,15 @@ class Assignment(NamedTuple):
 
 
 class Rollout(NamedTuple):
-  """The groups that are left after resampling, in question order.
+  """The groups that remain after resampling, in the order of the assignments.
 
-  dropped: groups still below two valid trajectories after their second
-    sampling; they are not in `groups`.
-  resampled: groups sampled a second time.
-  failed: failed trajectories of every sampling, kept or not.
-  reason: of the first of them; "" where there is none.
+  dropped: number of groups with fewer than two valid trajectories after their
+    second sampling; they are not in `groups`.
+  resampled: number of groups that were sampled a second time.
+  failed: number of failed trajectories in all samplings, kept or not.
+  reason: why the first of these trajectories failed; "" if none did.
 
-  Groups that were given up (`keep`) are in none of these.
+  Groups that `keep` cancelled are counted nowhere.
   """
 
   groups: list[types.Group]
@@ -63,14 +64,14 @@ async def run_episode(
   """Plays one episode to its end.
 
   Args:
-    question, budget, scaffold, address, config, codec: as `episode.start`.
+    question, budget, scaffold, address, config, codec: as in `episode.start`.
     engine: samples the turns; the episode is released from it at the end.
     retriever: answers the searches.
-    inflight: is told what the episode waits for.
+    inflight: records what the episode waits for.
 
   Returns:
-    The trajectory; `failed` with the reason when the engine or the retriever
-    could not answer in time.
+    The trajectory. It is `failed`, with the reason, if the engine or the
+    retriever could not answer in time.
   """
   try:
     state, request = episode.start(
@@ -96,11 +97,12 @@ async def play(
   retriever: types.Retriever,
   inflight: inflight_lib.InFlight = inflight_lib.OFF,
 ) -> types.Trajectory:
-  """Plays an episode from where it stands to its end.
+  """Plays an episode from its current state to its end.
 
   Args:
-    state, request: as `episode.start` or `episode.step` returned them.
-    engine, retriever, inflight: as `run_episode`; the episode is not released.
+    state, request: as returned by `episode.start` or `episode.step`.
+    engine, retriever, inflight: as in `run_episode`; the caller releases the
+      episode.
   """
   while not isinstance(request, episode_state.Done):
     with inflight.waiting(request):
@@ -114,9 +116,9 @@ async def play(
 async def _step(
   state: episode_state.Episode, event: episode_state.Event
 ) -> tuple[episode_state.Episode, episode_state.Request]:
-  """`episode.step`; where it encodes a long text, others are not kept waiting.
+  """Calls `episode.step`, on a thread if it must tokenize a long text.
 
-  Otherwise no deadline would be noticed until it is encoded.
+  On the event loop it would delay the deadlines of all other episodes.
   """
   if isinstance(event, episode_state.Retrieved):
     if sum(len(p.title) + len(p.text) for p in event.passages) > _LONG:
@@ -140,28 +142,29 @@ async def run_groups(
 ) -> Rollout:
   """Samples `group` trajectories for every assignment, all at once.
 
-  A group of two or more that keeps fewer than two valid trajectories (no
-  statistic can be taken of it) is sampled again once, as attempt 1, then
-  dropped. A group of one is kept as it is, failed or not.
+  If fewer than two trajectories of a group of two or more are valid, no group
+  statistic exists. Such a group is sampled once more, as attempt 1, and dropped
+  if that fails too. A group of one is always kept, failed or not.
 
   Args:
     assignments: the groups; their indices differ.
-    group: trajectories a group (the paper's G), >= 1.
+    group: trajectories per group (the paper's G), >= 1.
     rollout: number of the rollout, a part of every address.
-    engine, retriever, config, codec: as `run_episode`.
-    max_concurrency: the most episodes that run at a time; None is no bound.
-    keep: as soon as so many groups stand, the others are cancelled and
-      released; which ones depends on time. None waits for all of them.
+    engine, retriever, config, codec: as in `run_episode`.
+    max_concurrency: maximum number of concurrent episodes; None for no bound.
+    keep: once `keep` groups can be kept, all others are cancelled and released;
+      which ones depends on timing. None waits for all groups.
     on_done: called with every trajectory as it finishes, in any order.
-    inflight: is told what the episodes wait for, and looks.
+    inflight: records what the episodes wait for, and warns if nothing moves.
 
   Returns:
-    The groups in the order of `assignments`, samples in order, and counts.
+    The groups in the order of `assignments`, each with its samples in order,
+    and counts.
 
   Raises:
     ValueError: `group`, `max_concurrency` or `keep` below 1, or two
       assignments with the same index.
-    ExceptionGroup: what an episode raised; the other episodes are cancelled.
+    ExceptionGroup: an episode raised; the other episodes are cancelled.
   """
   _check(assignments, group=group, max_concurrency=max_concurrency, keep=keep)
   gate = (
@@ -205,7 +208,7 @@ async def run_groups(
     return types.Group(question, budget, scaffold, trajectories)
 
   async def settle(assignment: Assignment) -> None:
-    """Enters the samplings of a group; the last one stands or is dropped."""
+    """Samples a group, and a second time if the first cannot be kept."""
     tries = [await sample_group(assignment, 0)]
     if not _stands(tries[0]):
       tries.append(await sample_group(assignment, 1))
@@ -244,7 +247,7 @@ async def answer(
   retriever: types.Retriever,
   config: config_lib.EpisodeConfig,
 ) -> episode_state.Event:
-  """Answers a request; whoever is out of reach becomes a `Failure`."""
+  """Returns the event that answers a request; an outage is a `Failure`."""
   is_turn = isinstance(request, types.GenerateRequest)
   seconds = config.turn_deadline if is_turn else config.search_deadline
   try:
@@ -252,7 +255,7 @@ async def answer(
       if is_turn:
         return await engine.generate(request)
       return episode_state.Retrieved(tuple(await retriever.search(request)))
-  # A retriever may be simulated by an engine, so both errors come from either.
+  # A generative retriever asks an engine, so a search can raise both errors.
   except (types.EngineError, types.RetrievalError, TimeoutError) as error:
     who = (
       f"Turn {request.turn}" if is_turn else f"The search for {request.query!r}"
@@ -262,7 +265,7 @@ async def answer(
 
 
 def _stands(sampled: types.Group) -> bool:
-  """Whether a group is kept: a group of one, or two valid trajectories."""
+  """Returns whether a group is kept: it has one sample, or two valid ones."""
   valid = sum(not trajectory.failed for trajectory in sampled.trajectories)
   return len(sampled.trajectories) == 1 or valid >= 2
 
@@ -274,7 +277,7 @@ def _check(
   max_concurrency: int | None,
   keep: int | None,
 ) -> None:
-  """Refuses what could not run, with a sentence."""
+  """Raises ValueError for arguments that cannot work."""
   if group < 1:
     raise ValueError(f"Found group={group}, expected 1 or more trajectories.")
   if max_concurrency is not None and max_concurrency < 1:

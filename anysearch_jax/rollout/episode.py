@@ -1,8 +1,9 @@
 """The episode as a pure state machine (the paper's section "Method").
 
-`start` and `step` return the next state and the one request that it waits on;
-whoever holds an engine and a retriever answers it with an event. Nothing here
-waits, fails or draws: equal events give equal episodes.
+`start` and `step` return the next state and the one request that the episode
+waits for. The caller, which has an engine and a retriever, answers the request
+with an event. Nothing here waits or draws random numbers: equal events give
+equal episodes.
 """
 
 from __future__ import annotations
@@ -28,20 +29,21 @@ def prompt(
   config: config_lib.EpisodeConfig,
   codec: types.TextCodec,
 ) -> tuple[str, list[int]]:
-  """The rendered prompt of an episode and its ids (appendix "Prompt Design").
+  """Renders the prompt of an episode (the paper's appendix "Prompt Design").
 
   Args:
-    question: neutralised here, before the chat template is applied.
+    question: its text is neutralised before the chat template is applied.
     budget: searches assigned, >= 0.
-    scaffold: the Phase I prompt, else the Phase II / inference prompt.
+    scaffold: True for the Phase I prompt, False for the prompt of Phase II and
+      inference.
     config: names the environment.
     codec: renders one user message.
 
   Returns:
-    The text through the chat template, and its ids.
+    The prompt's text, chat template included, and its token ids.
 
   Raises:
-    ValueError: an unknown environment, or a negative budget.
+    ValueError: the environment is unknown or the budget is negative.
   """
   env = systems.environment(config.prompts)
   content = prompts.render(
@@ -65,18 +67,19 @@ def start(
 
   Args:
     question: what is asked.
-    budget: searches assigned, >= 0; 0 is to answer without a search.
-    scaffold: the environment states the budget before every turn (Phase I).
-    address: the seed of the episode's randomness.
+    budget: searches assigned, >= 0; with 0 the policy answers without a search.
+    scaffold: whether the environment states the budget before every turn
+      (Phase I).
+    address: identifies the episode and its random numbers.
     config: limits and environment.
     codec: the text side of the policy's tokenizer.
 
   Returns:
-    The episode and its first request: a turn, or `Done` (truncated, with no
-    token recorded) when the prompt leaves no room for one.
+    The episode and its first request. The request is a turn, or `Done` if the
+    prompt leaves no room for one (truncated, with no token recorded).
 
   Raises:
-    ValueError: an unknown environment, or a negative budget.
+    ValueError: the environment is unknown or the budget is negative.
   """
   text, ids = prompt(
     question, budget=budget, scaffold=scaffold, config=config, codec=codec
@@ -90,18 +93,18 @@ def start(
 def step(
   episode: episode_state.Episode, event: episode_state.Event
 ) -> tuple[episode_state.Episode, episode_state.Request]:
-  """Answers the request that the episode waits on.
+  """Advances an episode by the event that answers its request.
 
   Args:
-    episode: as the last `start` or `step` returned it.
+    episode: as returned by the last `start` or `step`.
     event: the answer to its request, or `Failure`.
 
   Returns:
     The next episode and its request.
 
   Raises:
-    ValueError: an event that does not answer the request, or a generation
-      that breaks the request's limits.
+    ValueError: the event does not answer the request, or a generation breaks
+      the request's limits.
   """
   match episode.request, event:
     case types.GenerateRequest() | types.SearchRequest(), episode_state.Failure(
@@ -132,11 +135,11 @@ def step(
 def go_on(
   episode: episode_state.Episode,
 ) -> tuple[episode_state.Episode, episode_state.Request]:
-  """Asks for a turn after the chunks that an episode has.
+  """Requests the next turn of an episode that the caller constructed.
 
   Args:
-    episode: made up by the caller, with a prompt and no budget line at its end;
-      `queries` and `documents` are those of its chunks.
+    episode: begins with a prompt and does not end with a budget line;
+      `queries` and `documents` agree with its chunks.
 
   Returns:
     As `start`.
@@ -147,7 +150,7 @@ def go_on(
 def _after_turn(
   episode: episode_state.Episode, generation: types.Generation, most: int
 ) -> tuple[episode_state.Episode, episode_state.Request]:
-  """Records a turn and does what its action asks for."""
+  """Records a turn and carries out its action."""
   sampled = len(generation.token_ids)
   known = (len(generation.logps), len(generation.versions))
   if not 1 <= sampled <= most or known != (sampled, sampled):
@@ -213,7 +216,10 @@ def _search(episode: episode_state.Episode, query: str) -> types.SearchRequest:
 def _answered(
   episode: episode_state.Episode,
 ) -> tuple[episode_state.Episode, episode_state.Request]:
-  """Ends an episode with its answer, or asks what the policy thinks of it."""
+  """Ends an episode with its answer, or asks the policy to verify the answer.
+
+  The verification is skipped if no search or no token is left.
+  """
   verification = episode.environment.verification
   if verification is None or episode.left <= 0 or _limit(episode):
     return _finish(episode, types.Outcome.ANSWERED)
@@ -224,7 +230,7 @@ def _answered(
 def _after_verification(
   episode: episode_state.Episode, generation: types.Generation
 ) -> tuple[episode_state.Episode, episode_state.Request]:
-  """Lets an answer stand, or has the policy go on."""
+  """Accepts an answer after its verification, or continues the episode."""
   verification = episode.environment.verification
   episode = dataclasses.replace(episode, verifying=False)
   if verification.accepted(generation.text) or _limit(episode):
@@ -235,10 +241,10 @@ def _after_verification(
 def _next_turn(
   episode: episode_state.Episode, *chunks: episode_state.Chunk
 ) -> tuple[episode_state.Episode, episode_state.Request]:
-  """Records `chunks` and asks for a turn, or truncates where none has room.
+  """Records `chunks` and requests a turn, or truncates if there is no room.
 
-  What no turn can read is not recorded: a trajectory never outgrows the
-  context, and never ends in an observation that nobody saw.
+  On truncation `chunks` are dropped. A trajectory therefore never exceeds the
+  context, and never ends with an observation that the policy did not read.
   """
   if episode.scaffold:
     line = episode.environment.before_turn(episode.budget, episode.used)
@@ -258,7 +264,7 @@ def _next_turn(
 
 
 def _limit(episode: episode_state.Episode) -> str:
-  """Which limit leaves no room for another token; "" when none does."""
+  """Returns the limit that leaves no room for a token, "" if there is room."""
   config = episode.config
   if episode.generated >= config.max_generated:
     return (
@@ -276,12 +282,15 @@ def _limit(episode: episode_state.Episode) -> str:
 def _unwanted(
   env: environment_lib.Environment, codec: types.TextCodec
 ) -> tuple[str, ...]:
-  """Texts that nothing from outside may hold."""
+  """Returns the texts to neutralise in questions and passages.
+
+  Otherwise a passage could forge a control token or a marker of the system.
+  """
   return (*codec.control_tokens, *env.markers)
 
 
 def _written(episode: episode_state.Episode, text: str) -> episode_state.Chunk:
-  """A text of the environment."""
+  """Returns a text of the environment as a chunk."""
   ids = episode.codec.encode(text)
   return _given(types.Author.ENVIRONMENT, text, ids)
 
@@ -289,7 +298,7 @@ def _written(episode: episode_state.Episode, text: str) -> episode_state.Chunk:
 def _given(
   author: types.Author, text: str, ids: list[int]
 ) -> episode_state.Chunk:
-  """Tokens that nobody sampled."""
+  """Returns a chunk of tokens that the policy did not sample."""
   return episode_state.Chunk(
     author, tuple(ids), (0.0,) * len(ids), (-1,) * len(ids), text
   )

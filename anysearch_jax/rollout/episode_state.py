@@ -1,8 +1,8 @@
-"""An episode as it stands, and the requests and events that move it.
+"""The state of an episode, and the requests and events that advance it.
 
-An episode is a row of chunks. A chunk is what one author wrote at one time:
-the sampled ids of a turn as they came (they are never encoded again), or the
-ids of a text of the environment. Tokens, authors and spans all derive from it.
+An episode is a sequence of chunks. A chunk is what one author wrote at once:
+the sampled ids of a turn, or the ids of a text of the environment. Sampled ids
+are never encoded again. Tokens, authors and spans all derive from the chunks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from anysearch_jax.methods import systems
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-  """Tokens that one author wrote at one time, and their text."""
+  """Tokens that one author wrote at once, and their text."""
 
   author: types.Author
   token_ids: tuple[int, ...]
@@ -28,21 +28,21 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-  """The episode is over: nothing more is asked."""
+  """The last request of an episode: it is over and asks for nothing more."""
 
   trajectory: types.Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
 class Retrieved:
-  """The event that answers a `SearchRequest`; no hit is legal."""
+  """The event that answers a `SearchRequest`; `passages` may be empty."""
 
   passages: tuple[types.Passage, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-  """The event of a request that nobody could answer; `reason` says why."""
+  """The event for a request that could not be answered, with the reason."""
 
   reason: str
 
@@ -53,17 +53,17 @@ Event = types.Generation | Retrieved | Failure
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-  """What has happened so far, and the request that the episode waits on.
+  """The history of an episode and the request that it waits for.
 
   Attributes:
     chunks: prompt, turns and environment texts in order.
     queries: the charged queries; their number is the budget used.
-    documents: what each of them found.
-    search_ends: where the turns ended that searched, as in a `Trajectory`.
-    bad_turns: turns answered with an error line.
-    violation: a search beyond the budget was tried.
-    verifying: the policy was asked what it thinks of its answer.
-    request: what is awaited; None only inside `start`.
+    documents: the passages that each charged query found.
+    search_ends: index of the last token of each turn that searched.
+    bad_turns: number of turns that were answered with an error line.
+    violation: whether the policy tried to search beyond its budget.
+    verifying: whether the next turn is the policy's verification of its answer.
+    request: the request that the episode waits for; None only inside `start`.
   """
 
   address: types.Address
@@ -83,33 +83,33 @@ class Episode:
 
   @property
   def environment(self) -> environment_lib.Environment:
-    """The texts around the episode, and how its own are read."""
+    """The environment: its texts, and how it parses turns."""
     return systems.environment(self.config.prompts)
 
   @property
   def used(self) -> int:
-    """Searches charged."""
+    """Number of searches charged."""
     return len(self.queries)
 
   @property
   def left(self) -> int:
-    """Searches that may still be made."""
+    """Number of searches that the budget still allows."""
     lost = self.bad_turns if self.environment.turns_are_budget else 0
     return self.budget - self.used - lost
 
   @property
   def turns(self) -> int:
-    """Turns that the model has taken."""
+    """Number of turns that the model has taken."""
     return sum(chunk.author is types.Author.MODEL for chunk in self.chunks)
 
   @property
   def tokens(self) -> int:
-    """Tokens of the context."""
+    """Number of tokens in the context."""
     return sum(len(chunk.token_ids) for chunk in self.chunks)
 
   @property
   def generated(self) -> int:
-    """Tokens that the model wrote."""
+    """Number of tokens that the model wrote."""
     return sum(
       len(chunk.token_ids)
       for chunk in self.chunks
@@ -118,7 +118,7 @@ class Episode:
 
   @property
   def room(self) -> int:
-    """Tokens that the next turn may sample; none are left below 1."""
+    """Number of tokens that the next turn may sample; may be 0 or negative."""
     return min(
       self.config.max_generated - self.generated,
       self.config.max_context - self.tokens,

@@ -1,8 +1,9 @@
-"""What the episodes under way wait for, said when nothing moves.
+"""Warns when no running episode makes progress, and says what they wait for.
 
-An engine or a retriever that hangs looks like one that works until deadlines
-pass. A move is a turn or a search that ends, or an episode that gets its place:
-how far a turn has come is not seen here.
+Until its deadline passes, an engine or retriever that hangs looks like one that
+works. Progress is a turn or search that ends, or an episode that starts to run.
+Tokens inside a turn are not visible here, so one long turn can also cause the
+warning. The warning never aborts anything; deadlines do.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from anysearch_jax import types
 
 _log = logging.getLogger(__name__)
 
-# What is waited for: a turn, a search, or a place among those that may run.
+# What an episode waits for. An address: permission to run (max_concurrency).
 Request = types.GenerateRequest | types.SearchRequest | types.Address
 
 _STATES = {
@@ -26,7 +27,7 @@ _STATES = {
   types.SearchRequest: "a search",
   types.Address: "a place",
 }
-_QUERY = 80  # Characters of a query that are shown; a policy wrote it.
+_QUERY = 80  # Show at most this many characters: a policy wrote the query.
 
 
 class _Wait(NamedTuple):
@@ -35,13 +36,13 @@ class _Wait(NamedTuple):
 
 
 class InFlight:
-  """The waits of many episodes; of one event loop at a time.
+  """Tracks what many episodes of one event loop wait for.
 
   Args:
-    quiet_seconds: so long nothing moves before it is said; if it lasts, again
-      after twice as long, and so on. 0: never.
-    warn: is told the sentence.
-    clock: seconds that only grow.
+    quiet_seconds: warn after this many seconds without progress, and again
+      each time the quiet period has doubled. 0 never warns.
+    warn: called with the warning.
+    clock: a monotonic clock in seconds.
   """
 
   def __init__(
@@ -57,7 +58,7 @@ class InFlight:
 
   @contextlib.contextmanager
   def waiting(self, request: Request) -> Iterator[None]:
-    """One episode's wait for the answer to a request, or for its place."""
+    """Marks one episode as waiting for `request` inside the context."""
     if not self._quiet > 0:
       yield
       return
@@ -71,7 +72,7 @@ class InFlight:
 
   @contextlib.contextmanager
   def watched(self) -> Iterator[None]:
-    """Looks from time to time, while the running event loop goes on."""
+    """Checks for progress on the running event loop inside the context."""
     if not self._quiet > 0:
       yield
       return
@@ -89,7 +90,7 @@ class InFlight:
       timer.cancel()
 
   def look(self) -> float:
-    """Warns if nothing has moved for long; seconds until the next look."""
+    """Warns if the quiet period is over; returns seconds to the next check."""
     now = self._clock()
     quiet = now - self._moved
     if quiet >= self._due:
@@ -102,19 +103,19 @@ class InFlight:
     self._moved, self._due = self._clock(), self._quiet
 
 
-# Watches nothing.
+# Never warns.
 OFF = InFlight()
 
 
 def _sentence(quiet: float, now: float, waits: list[_Wait]) -> str:
-  """How many wait for what, and which of them has waited longest."""
+  """Returns how many episodes wait for what, and the longest wait."""
   told = []
   for kind, state in _STATES.items():
     since = [wait.since for wait in waits if isinstance(wait.request, kind)]
     if since:
       longest = _seconds(now - min(since))
       told.append(f"{len(since)} waiting for {state} (longest {longest})")
-  # Who waits for a place waits for those that have one.
+  # Queued episodes are blocked by running ones, so report a running one first.
   oldest = min(
     waits, key=lambda w: (isinstance(w.request, types.Address), w.since)
   )

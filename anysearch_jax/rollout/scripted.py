@@ -1,4 +1,4 @@
-"""An engine that a function writes the turns of: upper bounds, tests, tools."""
+"""An engine whose turns a function writes: for bounds, tests and tools."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ Say = Callable[[types.GenerateRequest, str], str]
 
 
 class ScriptedEngine:
-  """`types.Engine` that says what it is told, with certainty.
+  """A `types.Engine` whose turns come from a function, with log-prob 0.
 
   Args:
-    say: the text of a turn, of its request and of the context as text. It is
-      cut at the first stop text; one without any ends the turn as it stands.
-    codec: encodes it.
+    say: returns the text of a turn, given the request and the decoded context.
+      The text is cut after its first stop text. A text without a stop text gets
+      an end-of-turn token.
+    codec: encodes the text.
   """
 
   def __init__(self, say: Say, codec: types.TextCodec):
@@ -26,7 +27,7 @@ class ScriptedEngine:
     self.counters: Counter[str] = Counter()
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
-    """Says one turn."""
+    """Returns the scripted turn, truncated to `max_tokens`."""
     said = self._say(request, self._codec.decode(request.token_ids))
     text = stops.cut(said, request.stop)
     finish = types.Finish.STOP
@@ -43,4 +44,4 @@ class ScriptedEngine:
     return types.Generation(tuple(ids), (0.0,) * n, text, finish, (0,) * n)
 
   def release(self, address: types.Address) -> None:
-    """Nothing is held."""
+    """Does nothing: this engine keeps no cache."""

@@ -1,7 +1,8 @@
-"""The searches of many episodes as few calls to a retriever.
+"""Combines the searches of many episodes into few calls to a retriever.
 
-What the episodes ask in one round of the event loop leaves as one batch; a
-query that is asked already is not asked again, and answers are kept.
+Queries that episodes ask in the same iteration of the event loop are sent as
+one batch. A query that is already in flight is not sent again, and answers are
+cached.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ class BatchRetriever(types.Retriever, Protocol):
   async def search_many(
     self, requests: Sequence[types.SearchRequest]
   ) -> Sequence[Sequence[types.Passage] | Exception]:
-    """Answers in the order of the requests.
+    """Returns the answers in the order of the requests.
 
-    A query that fails alone is answered by its exception; what is raised fails
-    all of them.
+    The answer of a query that fails alone is its exception. An exception that
+    is raised fails all queries of the call.
     """
     ...
 
 
 @dataclasses.dataclass
 class _Query:
-  """One query on its way, and the episodes that wait for it."""
+  """One query in flight, and the episodes that wait for it."""
 
   key: Hashable
   request: types.SearchRequest
@@ -46,17 +47,18 @@ class _Query:
 
 @dataclasses.dataclass
 class _Call:
-  """One call to the retriever, and the queries that it asks."""
+  """One call to the retriever, and the queries in it."""
 
   task: asyncio.Task
   queries: list[_Query]
 
 
 class _Traffic:
-  """What is on its way in one event loop.
+  """The searches in flight in one event loop.
 
-  open: queries without an answer. waiting: those of them that no call has
-  taken. calls: how many run; `starting` of them took nothing yet.
+  open: queries without an answer. waiting: the open queries that belong to no
+  call yet. calls: number of calls that exist; `starting` of them have not taken
+  their queries yet.
   """
 
   def __init__(self):
@@ -66,27 +68,27 @@ class _Traffic:
 
 
 class Searcher:
-  """`types.Retriever` over another one; see the module.
+  """A `types.Retriever` that batches and caches the searches of another one.
 
   Args:
-    retriever: answers; by `search_many` (see `BatchRetriever`) where it has it.
-      Where it has not, the queries of a batch are asked by concurrent `search`.
-      One whose answer is for the asker alone (`types.Asker`) has an attribute
-      `by_asker` that is true.
-    config: sizes of batches and cache.
-    identity: of the index behind the retriever. Assign another one to
-      `identity` when the index changes: older answers are then not found.
+    retriever: answers by `search_many` (see `BatchRetriever`) if it has it, and
+      by concurrent `search` calls otherwise. If its answer depends on the
+      episode that asks (`types.Asker`), its attribute `by_asker` is true.
+    config: sizes of batches, cache and passages.
+    identity: of the index behind the retriever, a part of the cache's keys.
+      Assign a new value to `identity` when the index changes.
 
-  A failure is told to those who wait for that query and is not kept. Who stops
-  waiting takes nothing from the others; when nobody waits for any query of a
-  call any more, it is cancelled. Answers outlive the event loop, nothing else
-  does.
+  A failure is raised for every episode that waits for the query and is not
+  cached. Cancelling one waiter does not affect the others; a call is cancelled
+  when none of its queries has a waiter. Only cached answers survive the event
+  loop.
 
-  `counters` holds `searches` that were asked, of which `cache_hits` and
-  `deduplicated` (another episode's answer was waited for) needed no query; the
-  `batches` sent, their `batched_queries`, how many of these had `failures`, and
-  the `call_seconds` of all batches together; the `cut_passages` that were
-  longer than `config` allows.
+  Attributes:
+    counters: `searches` (requested), `cache_hits` and `deduplicated` (searches
+      that needed no query; the latter waited for another episode's answer),
+      `batches` and `batched_queries` (sent), `failures` (of sent queries),
+      `call_seconds` (summed over batches), and `cut_passages` (longer than
+      `config` allows).
   """
 
   def __init__(
@@ -100,7 +102,8 @@ class Searcher:
     self._retriever = retriever
     self._many = getattr(retriever, "search_many", None)
     self._by_asker = getattr(retriever, "by_asker", False)
-    # Without batches a query is a call: as many are under way at a time.
+    # If the retriever cannot batch, send queries individually with the same
+    # total concurrency.
     self._size, self._most_calls = (
       (config.batch, config.concurrency)
       if self._many
@@ -119,19 +122,19 @@ class Searcher:
     self.counters: Counter[str] = Counter()
 
   def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
-    """Gives the policy's engine to a retriever that asks it."""
+    """Passes the policy's engine to a retriever that generates with it."""
     if hasattr(self._retriever, "attach"):
       self._retriever.attach(engine, codec)
 
   async def search(
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
-    """Answers one query. Raises `types.RetrievalError` when it cannot."""
+    """Answers one query. Raises `types.RetrievalError` if it cannot."""
     key = (request.query, request.k, request.corpus, self.identity)
     if self._by_asker:
       key += (request.asker.address, request.asker.turn)
     self.counters["searches"] += 1
-    # Taken out and put back, it is the most recently used.
+    # LRU order: reinserting makes this the most recently used entry.
     answer = self._cache.pop(key, None)
     if answer is not None:
       self._cache[key] = answer
@@ -148,7 +151,7 @@ class Searcher:
       self._start_calls(traffic)
     else:
       self.counters["deduplicated"] += 1
-    # A future for each, because cancelling one must leave the others theirs.
+    # One future per waiter, because cancelling one must not cancel the others.
     mine = loop.create_future()
     query.waiters.append(mine)
     try:
@@ -158,22 +161,24 @@ class Searcher:
       raise
 
   def _start_calls(self, traffic: _Traffic) -> None:
-    """Has calls for all that waits, as far as there may be so many.
+    """Starts calls for waiting queries, up to the concurrency limit.
 
-    A call takes its queries when it first runs: by then all that runs in this
-    round of the loop has asked.
+    A call takes its queries when it first runs. By then every episode that runs
+    in this iteration of the event loop has added its query to the batch.
     """
     while (
       traffic.starting * self._size < len(traffic.waiting)
       and traffic.calls < self._most_calls
     ):
-      # The loop holds it until it runs, then the queries that it took do.
+      # The event loop references the task until it runs, its queries then do:
+      # a task without a strong reference may be garbage-collected, see
+      # https://docs.python.org/3/library/asyncio-task.html#asyncio.create_task
       asyncio.get_running_loop().create_task(self._call(traffic))
       traffic.starting += 1
       traffic.calls += 1
 
   async def _call(self, traffic: _Traffic) -> None:
-    """Takes queries that wait and answers them."""
+    """Takes up to one batch of waiting queries and answers them."""
     traffic.starting -= 1
     keys = list(itertools.islice(traffic.waiting, self._size))
     queries = [traffic.waiting.pop(key) for key in keys]
@@ -184,7 +189,7 @@ class Searcher:
       if queries:
         _settle(queries, await self._answers(queries), traffic)
     except asyncio.CancelledError:
-      # By the last of the waiters, or by the retriever itself.
+      # Cancelled by the last waiter (`_leave`) or by the retriever itself.
       gone = types.RetrievalError("The retriever gave the search up.")
       _settle(queries, [gone] * len(queries), traffic)
       raise
@@ -195,7 +200,7 @@ class Searcher:
   async def _answers(
     self, queries: Sequence[_Query]
   ) -> Sequence[tuple[types.Passage, ...] | Exception]:
-    """What the retriever says, an answer or an exception for each query."""
+    """Returns the retriever's answer or an exception for each query."""
     requests = [query.request for query in queries]
     self.counters["batches"] += 1
     self.counters["batched_queries"] += len(requests)
@@ -210,7 +215,7 @@ class Searcher:
           f"Found {len(found)} answers to {len(requests)} queries, expected "
           "one for each."
         )
-    # Bugs too: they are raised where the answer is waited for.
+    # Bugs are caught too: `search` raises them in the episodes that wait.
     except Exception as error:
       found = [error] * len(requests)
     self.counters["call_seconds"] += time.perf_counter() - started
@@ -219,7 +224,7 @@ class Searcher:
   def _kept(
     self, query: _Query, found: Sequence[types.Passage] | Exception
   ) -> tuple[types.Passage, ...] | Exception:
-    """An answer for all who ask now and later; failures are not for later."""
+    """Caches and returns an answer; counts a failure and returns it."""
     if isinstance(found, Exception):
       self.counters["failures"] += 1
       return found
@@ -231,7 +236,7 @@ class Searcher:
   def _cut(
     self, passages: Sequence[types.Passage]
   ) -> tuple[types.Passage, ...]:
-    """The passages as far as an episode may see them.
+    """Cuts passages to the sizes that `config` allows.
 
     Encoding ten million characters takes 20 seconds and 2 GB, and no context
     has room for them.
@@ -252,11 +257,11 @@ class Searcher:
 
 
 def metrics(counters: Mapping[str, float]) -> dict[str, float]:
-  """What is logged of `Searcher.counters`, of one process or summed over all.
+  """Returns the metrics of `Searcher.counters`, which may be summed over hosts.
 
   Returns:
-    `search/...`: the counts; the share of searches that the cache answered
-    (`hit_rate`); queries and seconds of a batch. Shares of nothing are 0.
+    `search/...`: the counts; `hit_rate`, the share of searches that the cache
+    answered; queries and seconds per batch. A ratio with denominator 0 is 0.
   """
   count = Counter(counters)
 
@@ -286,7 +291,7 @@ def _settle(
   answers: Sequence[tuple[types.Passage, ...] | Exception],
   traffic: _Traffic,
 ) -> None:
-  """Wakes who waits."""
+  """Gives all waiters of `queries` their answers or exceptions."""
   for query, answer in zip(queries, answers, strict=True):
     if traffic.open.get(query.key) is query:
       del traffic.open[query.key]
@@ -301,9 +306,9 @@ def _settle(
 
 
 def _leave(query: _Query, mine: asyncio.Future, traffic: _Traffic) -> None:
-  """Stops waiting; what nobody waits for any more is given up."""
+  """Removes a waiter; cancels the call if none of its queries has a waiter."""
   if mine not in query.waiters:
-    return  # It was answered just now.
+    return  # The query was answered in the meantime.
   query.waiters.remove(mine)
   if query.waiters:
     return
@@ -311,13 +316,13 @@ def _leave(query: _Query, mine: asyncio.Future, traffic: _Traffic) -> None:
     del traffic.open[query.key], traffic.waiting[query.key]
   elif not any(other.waiters for other in query.call.queries):
     for other in query.call.queries:
-      # From now on the same query is asked anew.
+      # From now on the same query starts a new call.
       traffic.open.pop(other.key, None)
     query.call.task.cancel()
 
 
 def validate(config: config_lib.SearchConfig) -> None:
-  """Raises ValueError with a sentence for sizes that cannot work."""
+  """Raises ValueError for sizes that cannot work."""
   for name, least in (
     *(("cache", 0), ("batch", 1), ("concurrency", 1)),
     *(("passage_characters", 1), ("answer_characters", 1)),

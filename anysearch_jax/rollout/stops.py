@@ -1,8 +1,9 @@
-"""Stop texts over decoded text, whatever the token boundaries are.
+"""Stop texts are found in decoded text, wherever token boundaries are.
 
-The device cannot decode. It halts a row at every token that could complete a
-stop text; the host then looks at the decoded turn and lets the row go on where
-none is there. The completing token stays whole.
+The device cannot decode text. It halts a row at every token that could complete
+a stop text. The host then decodes the turn, and resumes the row if the turn
+contains no stop text. The completing token is kept whole, even if its text
+continues after the stop text.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ def halting_tokens(
   *,
   vocab_size: int,
 ) -> np.ndarray:
-  """Returns the tokens that halt a row, bool `[vocab_size]`.
+  """Returns the mask of tokens that halt a row, bool `[vocab_size]`.
 
-  A token could complete a stop text when it contains the stop text, or when it
-  begins with a proper suffix of it (the rest came before; more may overhang).
-  A token with a part of a character, which decodes to U+FFFD, could complete
-  any stop text that is not ASCII.
+  A token could complete a stop text if it contains the stop text, or if it
+  begins with a suffix of it (the rest was sampled before; the token may
+  continue beyond the stop text). A token with only part of a character decodes
+  to U+FFFD and could complete any stop text that is not ASCII.
 
   Args:
     token_texts: what each token adds to the decoded text.
     stops: the texts that end a turn.
     end_of_turn_ids: tokens that end a turn by themselves.
-    vocab_size: of the policy; ids beyond `token_texts` are padding.
+    vocab_size: the policy's; ids beyond `token_texts` are padding.
   """
   suffixes = {stop[i:] for stop in stops for i in range(len(stop))}
   longest = max(len(stop) for stop in stops)
@@ -47,6 +48,6 @@ def halting_tokens(
 
 
 def cut(text: str, stops: Sequence[str]) -> str | None:
-  """`text` up to the end of its first stop text, or None without one."""
+  """Returns `text` up to the end of its first stop text, None without one."""
   ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
   return text[: min(ends)] if ends else None

@@ -1,1 +1,1 @@
-"""The in-process engine: continuous batching over pages of KV cache."""
+"""The in-process engine: continuous batching over a paged KV cache."""

@@ -1,13 +1,16 @@
-"""The in-process JAX engine: turns of many episodes over one pool of KV pages.
+"""The in-process JAX engine: turns of many episodes over one paged KV cache.
 
-An episode keeps its pages, and so its KV cache, from its first turn until it
-is released; while it searches, others decode. What a turn's context has in
-common with that cache is kept; the rest, such as what the environment wrote, is
-appended by chunked prefill between decode calls. Prompts that begin alike share
-pages. While a decode call runs, the results of the one before are handed out
-and, where enough others wait, the next one is made up. Calls have fixed shapes
-(`kv_store`), so results do not depend on admission order, on pages or on which
-episodes run beside each other.
+An episode keeps its pages, and so its KV cache, from its first turn until it is
+released; while it searches, other episodes decode. The next turn reuses the
+cached prefix of its context; chunked prefill between decode calls appends the
+rest, such as an observation. Prompts with a common prefix share pages. While a
+decode call runs, the engine hands out the results of the previous call and, if
+enough other turns are ready, prepares the next one.
+
+Calls have fixed shapes (`kv_store`), so results do not depend on admission
+order, on page numbers or on which episodes run at the same time. Paged caches
+are described in https://arxiv.org/abs/2309.06180 (vLLM), chunked prefill in
+https://arxiv.org/abs/2308.16369 (Sarathi).
 """
 
 from __future__ import annotations
@@ -32,13 +35,13 @@ from anysearch_jax.rollout import stops
 from anysearch_jax.rollout.jax_engine import kv_device, kv_memory, page_pool
 from anysearch_jax.rollout.jax_engine import turn as turn_lib
 
-# Episodes that were answered need this many turns of the event loop to search
-# and come back; decoding before that would leave lanes empty.
+# An episode that was answered needs this many iterations of the event loop to
+# request its next turn. Decoding before that would leave lanes empty.
 _YIELDS = 8
-# Seconds between looks at what nobody told of.
+# Polling interval in seconds when no event arrives.
 _PATIENCE = 1.0
-# A decode call is over when this share of its rows has finished, so that others
-# take their lanes.
+# A decode call ends when this share of its rows has finished, so that waiting
+# turns can take their lanes.
 _FINISHED = 0.25
 
 
@@ -47,26 +50,26 @@ class JaxEngine:
 
   Args:
     params: the policy's parameters.
-    architecture: its sizes.
-    tokenizer: its text side.
+    architecture: the policy's sizes.
+    tokenizer: the policy's tokenizer.
     config: slots, pages and compiled shapes.
-    sampling: how tokens are drawn, one setting an engine.
-    seed: of every draw; `types.Address` does the rest.
-    version: of `params`, recorded with every token.
+    sampling: how tokens are drawn, the same for all turns.
+    seed: seed of all draws; `types.Address` is folded into it.
+    version: version of `params`, recorded with every token.
     dtype: compute and cache type.
-    mesh: of `params`; kv heads are cut over its `tensor`, rows and pages over
-      its `data`. None: one device.
+    mesh: of `params`; kv heads are sharded over its `tensor` axis, rows and
+      pages over `data`. None means one device.
     stop: texts that end a turn, those of the environment that is played.
 
-  `counters` holds `sampled_tokens`, `prefilled_tokens`, `shared_tokens` (of
-  prompts that others had prefilled), `reused_tokens` (of later turns' contexts
-  that the episode itself had cached), `discarded_tokens` (that a changed
-  context took from its episode's cache), `prefill_calls`, `decode_calls`,
-  `preemptions`, and the lanes that decode calls offered and used (their ratio
-  is the occupancy).
+  Attributes:
+    counters: `sampled_tokens`, `prefilled_tokens`, `shared_tokens` (prefilled
+      by other episodes), `reused_tokens` (cached by the episode's own earlier
+      turns), `discarded_tokens` (dropped because a context changed),
+      `prefill_calls`, `decode_calls`, `preemptions`, `lanes_offered` and
+      `lanes_used` (their ratio is the occupancy of decode calls).
 
   Raises:
-    ValueError: shapes that cannot work.
+    ValueError: the shapes cannot work.
   """
 
   def __init__(
@@ -120,7 +123,7 @@ class JaxEngine:
     return self._config.max_context
 
   def set_params(self, params: decoder.Params, version: int) -> None:
-    """Switches weights; caches of other weights must be gone.
+    """Sets the weights; no episode may hold a cache of the old ones.
 
     Raises:
       RuntimeError: an episode still holds a cache.
@@ -140,7 +143,8 @@ class JaxEngine:
     Its context need not extend that of the episode's last turn.
 
     Raises:
-      types.EngineError: there is no room for the context.
+      types.EngineError: the context leaves no room for a token.
+      ValueError: the request has other stop texts than the engine.
       RuntimeError: another turn of the episode is being sampled.
     """
     if request.stop != self._stop:
@@ -165,19 +169,19 @@ class JaxEngine:
     return await future
 
   def release(self, address: types.Address) -> None:
-    """Forgets an episode's cache."""
+    """Forgets an episode's cache and its turn, if any."""
     self._queue = deque(t for t in self._queue if t.request.address != address)
     self._running = [t for t in self._running if t.request.address != address]
     self._memory.release(address)
     self._news.set()
 
   def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
-    """Log-probabilities as `collection.Engine` says."""
+    """Scores a sequence on each data shard; see `collection.Engine.scores`."""
     found = self._device.score(np.asarray(token_ids, np.int32))
     return {f"part {i}": row.tolist() for i, row in enumerate(found)}
 
   async def _serve(self) -> None:
-    """Runs calls until no turn is left."""
+    """Schedules calls until no turn is left."""
     self._news = asyncio.Event()
     flight: turn_lib.Flight | None = None
     following: turn_lib.Flight | None = None
@@ -191,7 +195,7 @@ class JaxEngine:
         if flight is not None:
           await self._land(flight)
         elif following is None and not self._running:
-          # Every slot searches; who waits for one waits for them.
+          # No turn can run until a request or a release arrives.
           self._news.clear()
           with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
@@ -199,12 +203,12 @@ class JaxEngine:
         flight = following
     except asyncio.CancelledError:
       turn_lib.give_up(flight, following)
-      # Whoever comes next has the devices to itself.
+      # No call may still use the pages when the next one starts.
       self._device.drain()
       raise
     except Exception as error:
       turn_lib.give_up(flight, following)
-      # A bug or a full device, not an outage: it stops whoever waits.
+      # A bug or an out-of-memory error, not an outage: raise it in all waiters.
       for turn in (*self._queue, *self._running):
         if not turn.future.done():
           turn.future.set_exception(error)
@@ -212,9 +216,9 @@ class JaxEngine:
       self._running.clear()
 
   def _admit(self) -> None:
-    """Lets waiting turns run, in order of arrival, while there are pages.
+    """Admits queued turns in order of arrival while there are pages.
 
-    Where one finds no room, no later one takes what it waits for.
+    Once a turn finds no room, no later one may open a row, so none starves.
     """
     room = True
     waiting: deque[turn_lib.Turn] = deque()
@@ -240,7 +244,7 @@ class JaxEngine:
       self._copy(copies)
 
   def _copy(self, rows: deque[kv_memory.Row]) -> None:
-    """One call: the ends of prompts that others have, for the first rows."""
+    """Makes one call that copies shared partial pages for the first rows."""
     call = kv_memory.Lanes(
       self._config.prefill_lanes, self._config, parts=self._parts
     )
@@ -256,13 +260,13 @@ class JaxEngine:
   def _fits(
     self, turn: turn_lib.Turn, tokens: int, busy: Collection[kv_memory.Row]
   ) -> bool:
-    """Whether a turn has pages for so many tokens, after it asked for them."""
+    """Grows a turn's row to `tokens` tokens; returns whether it could."""
     if self._memory.get(turn.request.address) is not turn.row:
-      return False  # It gave up its own to one before it.
+      return False  # Its pages were preempted by an earlier turn in this loop.
     gone = set(self._memory.grow(turn.row, tokens, busy))
     if gone:
       self.counters["preemptions"] += len(gone)
-      # Those of them that had a turn come back for new pages.
+      # Preempted turns return to the front of the queue and prefill again.
       stay = [t for t in self._running if t.request.address not in gone]
       self._queue.extendleft(t for t in self._running if t not in stay)
       self._running = stay
@@ -272,10 +276,10 @@ class JaxEngine:
     return {t.row for t in self._running if t.flying}
 
   def _prefill(self, *, full: bool) -> None:
-    """Prefills where lanes of the next decode call would stay empty.
+    """Prefills turns while lanes of the next decode call would stay empty.
 
     Args:
-      full: only where that fills the largest one.
+      full: prefill only if there are enough turns to fill the largest call.
     """
     most = self._config.lanes[-1]
     while True:
@@ -288,10 +292,10 @@ class JaxEngine:
       self._admit()
 
   def _prefill_some(self, turns: Sequence[turn_lib.Turn]) -> bool:
-    """One call: stretches of the turns' missing tokens, the oldest first.
+    """Makes one prefill call with chunks of missing tokens, oldest turn first.
 
     Returns:
-      False where none has room: decode calls under way hold it.
+      False if no turn has room, because running decode calls hold the pages.
     """
     width, chunk = self._config.prefill_lanes, self._config.prefill_chunk
     call = kv_memory.Lanes(width, self._config, parts=self._parts)
@@ -321,10 +325,10 @@ class JaxEngine:
     return True
 
   def _launch(self, *, full: bool) -> turn_lib.Flight | None:
-    """Starts a decode call for the turns that have run longest, if there are.
+    """Starts a decode call for the turns that have run longest, if any.
 
     Args:
-      full: only one whose lanes are all taken.
+      full: start a call only if it fills all lanes of the largest size.
     """
     steps = self._config.decode_steps
     ready = [t for t in self._running if t.missing == 0 and not t.flying]
@@ -370,7 +374,7 @@ class JaxEngine:
     return turn_lib.Flight(width, lanes, asyncio.wrap_future(decoded))
 
   async def _land(self, flight: turn_lib.Flight) -> None:
-    """Waits for a decode call and hands out what it sampled."""
+    """Waits for a decode call and hands out its tokens."""
     decoded = await flight.decoded
     self.counters["decode_calls"] += 1
     self.counters["lanes_offered"] += flight.width * int(decoded.counts.max())

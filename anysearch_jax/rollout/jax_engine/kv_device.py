@@ -1,7 +1,7 @@
-"""An engine's devices: its weights, its pages, and the calls on them.
+"""The device state of an engine: its weights, its pages, and calls on them.
 
-Calls run one after the other on a thread of their own, so that episodes go on
-meanwhile and the next call can be made up while this one runs.
+Calls run one after the other on a separate thread. Episodes therefore continue
+during a call, and the next call can be prepared while one runs.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 
-# The first call compiles.
+# Long, because the first call compiles.
 _SCORING_SECONDS = 600.0
 
 _Call = tuple[concurrent.futures.Future, Callable[[], Any]]
 
 
 class KvDevice:
-  """Takes the calls of `kv_store`, rows as NumPy arrays.
+  """Runs the calls of `kv_store`, with rows as NumPy arrays.
 
-  What a call raises is raised by every later one too: its pages are lost.
+  If a call raises, every later call raises the same error: the pages were
+  donated to the failed call and are lost.
 
   Args:
     params: the policy's parameters.
-    architecture: its sizes.
+    architecture: the policy's sizes.
     halts: bool `[V]`, tokens that halt a row.
     config: pages and compiled shapes.
     sampling: how tokens are drawn.
-    seed: of every draw.
+    seed: seed of all draws.
     dtype: compute and cache type.
-    mesh: of `params`.
+    mesh: the mesh of `params`.
 
   Raises:
-    ValueError: what cannot run on the mesh.
+    ValueError: the architecture or the attention cannot run on the mesh.
   """
 
   def __init__(
@@ -84,8 +85,8 @@ class KvDevice:
     )
     self._broken: BaseException | None = None
     self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-    # A daemon, so that a call which hangs does not hold the process; unlike an
-    # executor's thread.
+    # A daemon thread, so that a call that hangs cannot keep the process alive.
+    # The threads of an executor are joined at interpreter exit.
     threading.Thread(
       target=_serve, args=(self._calls,), name="engine", daemon=True
     ).start()
@@ -93,7 +94,7 @@ class KvDevice:
     self.set_params(params)
 
   def set_params(self, params: decoder.Params) -> None:
-    """Later calls take these weights."""
+    """Sets the weights of later calls."""
     self._params = kv_store.apart(params, a=self._a)
 
   def copy(self, sources: np.ndarray, targets: np.ndarray) -> None:
@@ -133,7 +134,7 @@ class KvDevice:
     *,
     enough: int,
   ) -> concurrent.futures.Future[kv_store.Decoded]:
-    """See `kv_store.decode`; what it sampled, as NumPy arrays."""
+    """See `kv_store.decode`; returns the sampled tokens as NumPy arrays."""
     params = self._params
 
     def call() -> kv_store.Decoded:
@@ -174,12 +175,12 @@ class KvDevice:
       ) from None
 
   def drain(self, deadline: float = 60.0) -> None:
-    """Waits until no call is under way, but not for one that hangs."""
-    with contextlib.suppress(Exception):  # It was told to who waited for it.
+    """Waits at most `deadline` seconds until no call is running."""
+    with contextlib.suppress(Exception):  # Already raised in its waiter.
       self._submit(lambda: None).result(deadline)
 
   def _put(self, *arrays: np.ndarray) -> tuple[jax.Array, ...]:
-    """A call's rows on their devices."""
+    """Moves the rows of a call to the devices, sharded over `data`."""
     return jax.device_put(arrays, self._rows_stand)
 
   def _submit(self, call: Callable[[], Any]) -> concurrent.futures.Future:
@@ -198,13 +199,13 @@ class KvDevice:
 
 
 def _serve(calls: queue.SimpleQueue[_Call | None]) -> None:
-  """Runs calls in their order until None."""
+  """Runs calls in order until it receives None."""
   while (call := calls.get()) is not None:
     future, run = call
     if not future.set_running_or_notify_cancel():
       continue
     try:
       future.set_result(run())
-    except BaseException as error:  # Raised where the result is waited for.
+    except BaseException as error:  # `future.result()` raises it.
       future.set_exception(error)
     del call, future, run

@@ -1,4 +1,8 @@
-"""What each episode has in the KV cache, and who gets what is left of it."""
+"""The rows of the KV cache: which pages each episode holds, and preemption.
+
+The rows and pages of an engine are divided into data shards (called `part` in
+the code), one for each device along the mesh's `data` axis.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +16,20 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.rollout.jax_engine import page_pool
 
-# Rows that a part may have beyond another for the sake of shared pages.
+# A shard may have this many more rows than another, to share more pages.
 _AHEAD = 8
 
 
 @dataclasses.dataclass(eq=False)
 class Row:
-  """An episode's part of the cache.
+  """The KV cache of one episode.
 
-  part: of the devices' rows that it stands in, and whose pages it has.
-  pages: in order. cached: tokens of its context that stand in them. own: the
-  first page that it fills itself; those before it are shared. prompt: tokens
-  that others may share. copied: the page that its first own one begins as.
-  context: the episode's; the pages hold its first `cached` tokens.
+  part: the data shard that the row and its pages belong to.
+  pages: page numbers in order. cached: number of tokens stored in them. own:
+  index of the first page that the row fills itself; earlier ones are shared.
+  prompt: number of tokens that other rows may share. copied: page whose content
+  is copied into page `own` first. context: the episode's tokens; the pages hold
+  its first `cached` ones.
   """
 
   part: int
@@ -37,11 +42,11 @@ class Row:
 
 
 class KvMemory:
-  """The rows of an engine: opened, grown, given up and released.
+  """The rows of an engine: it opens, grows, preempts and releases them.
 
   Args:
     config: slots and pages.
-    parts: of the rows; each has its own pages.
+    parts: number of data shards; each has its own pages.
   """
 
   def __init__(self, config: config_lib.EngineConfig, *, parts: int = 1):
@@ -57,26 +62,27 @@ class KvMemory:
     return len(self._rows)
 
   def get(self, address: types.Address) -> Row | None:
-    """The episode's row, if it has one."""
+    """Returns the episode's row, if it has one."""
     return self._rows.get(address)
 
   def filling(self, context: Sequence[int]) -> bool:
-    """Whether another is prefilling what a context would share with it."""
+    """Returns whether another row is prefilling a prefix of `context`."""
     return any(pool.shared(context[:-1]).filling for pool in self._pools)
 
   def open(
     self, address: types.Address, context: Sequence[int], *, prompt: bool
   ) -> Row | None:
-    """A row for a context that has none.
+    """Opens a row for an episode that has none.
 
     Args:
-      address: of the episode.
-      context: its tokens; the last one will be decoded from, not prefilled.
-      prompt: whether others may share what this row prefills of it.
+      address: the episode's.
+      context: its tokens. The last one is not prefilled: it is the first input
+        of decode.
+      prompt: whether other rows may share the tokens that this row prefills.
 
     Returns:
-      The row with pages for the context, or None where there is no slot or
-      there are no pages.
+      The row with pages for all of the context but its last token, or None if
+      no slot or too few pages are free.
     """
     known = context[:-1]
     found = [pool.shared(known) for pool in self._pools]
@@ -84,8 +90,8 @@ class KvMemory:
     each = -(-self._config.slots // len(self._pools))
     even = min(held[part] for part in range(len(self._pools))) + _AHEAD
     most = pages_of(len(context) + self._config.decode_steps, self._config)
-    # Where most is shared, as long as all parts have their share of the rows;
-    # else where most is free.
+    # Prefer the shard with the longest shared prefix if the load is balanced,
+    # otherwise a less loaded shard. Ties go to the one with most free pages.
     fits = [
       (
         held[part] < even,
@@ -120,17 +126,17 @@ class KvMemory:
     return row
 
   def resume(self, row: Row, context: Sequence[int]) -> int:
-    """Keeps of a row what is the beginning of its episode's new context.
+    """Keeps the cached prefix of an episode's new context and drops the rest.
 
-    Whole pages are kept: one that holds other tokens too may be shared, and
-    then it must not be written to.
+    Only whole pages are kept. A page that also holds other tokens may be shared
+    with other rows and must then not be written to.
 
     Args:
-      row: of an episode whose last turn is over.
-      context: of its next turn; the last token will be decoded from.
+      row: the row of an episode whose last turn is over.
+      context: of its next turn; the last token is the first input of decode.
 
     Returns:
-      The number of cached tokens that were given up.
+      The number of cached tokens that were dropped.
     """
     known, old = row.cached, row.context
     row.context = context
@@ -147,17 +153,17 @@ class KvMemory:
   def grow(
     self, row: Row, tokens: int, busy: Collection[Row]
   ) -> Iterator[types.Address]:
-    """Gives a row pages for `tokens` in all, as far as there are any.
+    """Gives a row pages for `tokens` tokens in all, if it can.
 
-    Where none is free, the youngest others give theirs up.
+    If too few pages are free, the youngest other rows are preempted.
 
     Args:
-      row: that grows.
-      tokens: that it has to hold.
-      busy: rows that keep what they have.
+      row: the row that grows.
+      tokens: number of tokens that it must hold.
+      busy: rows that must not be preempted.
 
     Yields:
-      The episodes that gave up: they have no row any more.
+      The addresses of preempted episodes, which have no row any more.
     """
     pool = self._pools[row.part]
     wanted = pages_of(tokens, self._config) - len(row.pages)
@@ -169,7 +175,7 @@ class KvMemory:
   def _give_up(
     self, row: Row, wanted: int, busy: Collection[Row]
   ) -> Iterator[types.Address]:
-    """Has the youngest rows give up their pages until so many are free."""
+    """Preempts the youngest rows until `wanted` pages are free."""
     pool = self._pools[row.part]
     for address, other in reversed(list(self._rows.items())):
       if pool.free >= wanted:
@@ -179,11 +185,14 @@ class KvMemory:
         yield address
 
   def holds(self, row: Row, tokens: int) -> bool:
-    """Whether a row has pages for `tokens`."""
+    """Returns whether a row has pages for `tokens` tokens."""
     return len(row.pages) >= pages_of(tokens, self._config)
 
   def fulfil(self, row: Row) -> None:
-    """Lets others share what a row has prefilled of its prompt by now."""
+    """Lets other rows share the prompt pages that a row has filled so far.
+
+    Device calls run in order, so a write that is only queued counts.
+    """
     end = row.cached // self._config.page
     if row.cached >= row.prompt:
       end = max(end, pages_of(row.prompt, self._config))
@@ -196,21 +205,21 @@ class KvMemory:
       self._pools[row.part].drop(row.pages)
 
   def forget_prompts(self) -> None:
-    """What stands in the pages is of other weights from now on."""
+    """Stops sharing what the pages hold, because the weights change."""
     for pool in self._pools:
       pool.forget_all()
 
 
 class Lanes:
-  """The lanes of one call: each part of the rows has its share of them.
+  """The lanes of one call, divided evenly between the data shards.
 
   Args:
-    width: lanes of the call.
+    width: number of lanes, a multiple of `parts`.
     config: slots and pages.
-    parts: of the rows.
+    parts: number of data shards.
 
   Attributes:
-    table: int `[width, M]`, the pages of each lane's row.
+    table: int `[width, M]`, the pages of each lane's row, padded with 0.
   """
 
   def __init__(
@@ -224,11 +233,11 @@ class Lanes:
     self.table = np.full((width, columns), page_pool.PADDING, np.int32)
 
   def room(self, row: Row) -> bool:
-    """Whether there is a lane for a row."""
+    """Returns whether the row's shard has a free lane."""
     return bool(self._free[row.part])
 
   def lane(self, row: Row) -> int | None:
-    """A lane for a row, with its pages; None when they are all taken."""
+    """Assigns a lane and enters the row's pages; None if all are taken."""
     if not self.room(row):
       return None
     lane = self._free[row.part].popleft()
@@ -245,12 +254,12 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def pages_of(tokens: int, config: config_lib.EngineConfig) -> int:
-  """Pages that hold so many tokens, of a context that may be so long."""
+  """Returns the number of pages for `tokens` tokens, at most a full context."""
   return -(-min(tokens, config.max_context) // config.page)
 
 
 def pages(config: config_lib.EngineConfig, *, parts: int) -> int:
-  """Pages of each part of the rows, the one for padding included."""
+  """Returns the number of pages of each shard, the padding page included."""
   if config.kv_tokens:
     return -(-config.kv_tokens // (parts * config.page)) + 1
   slots = -(-config.slots // parts)
@@ -258,14 +267,11 @@ def pages(config: config_lib.EngineConfig, *, parts: int) -> int:
 
 
 def validate(config: config_lib.EngineConfig, *, parts: int = 1) -> None:
-  """Refuses shapes that cannot work.
+  """Raises ValueError for shapes that cannot work.
 
   Args:
-    config: of the engine.
-    parts: of the rows, the size of its mesh's `data`.
-
-  Raises:
-    ValueError: a sentence.
+    config: the engine's.
+    parts: number of data shards, the size of the mesh's `data` axis.
   """
   for name in (
     "slots",

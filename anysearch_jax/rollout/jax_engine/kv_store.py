@@ -1,8 +1,8 @@
-"""The device side of the in-process engine: pages of KV and jitted calls.
+"""The device side of the in-process engine: KV pages and jitted calls.
 
-A call takes a fixed number of rows, padded where there are fewer, so that each
-size compiles once; a row's numbers depend on its own tokens and on nothing that
-runs beside it.
+A call takes a fixed number of rows and pads missing ones, so each size compiles
+once. The numbers of a row depend only on its own tokens, not on the other rows
+of the call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 
 
 class Decoded(NamedTuple):
-  """What one decode call sampled; `counts` `[R]` of the columns are real."""
+  """The tokens that a decode call sampled; row r has `counts[r]` of them."""
 
   tokens: jax.Array  # int32 [R, steps]
   logps: jax.Array  # float32 [R, steps]
@@ -37,14 +37,16 @@ def empty(
   *,
   mesh: jax.sharding.Mesh,
 ) -> paged_attention.Pools:
-  """Zeroed pages, placed as the calls hand them back: none compiles twice.
+  """Returns zeroed pages with the sharding that the calls return.
+
+  With another sharding, the first call of each kind would compile twice.
 
   Args:
     a: the architecture.
-    pages: of each part of the rows, the one for padding included.
-    size: tokens of a page.
+    pages: number of pages of each data shard, the padding page included.
+    size: tokens per page.
     dtype: of keys and values.
-    mesh: of `sharding.AXES`; each part of `data` has its own pages.
+    mesh: has the axes `sharding.AXES`; each shard of `data` has its own pages.
   """
   pages *= mesh.shape["data"]
   make = functools.partial(paged_attention.empty, a, pages, size, dtype)
@@ -54,10 +56,12 @@ def empty(
 def sharding(
   a: architecture_lib.Architecture, mesh: jax.sharding.Mesh
 ) -> jax.sharding.NamedSharding:
-  """Of pages `[K, P, S, H]`: kv heads over `tensor`, pages over `data`.
+  """Returns the sharding of pages `[K, P, S, H]`.
+
+  Kv heads are sharded over `tensor`, pages over `data`.
 
   Raises:
-    ValueError: kv heads that do not divide.
+    ValueError: `tensor` does not divide the kv heads.
   """
   if a.kv_heads % mesh.shape["tensor"]:
     raise ValueError(
@@ -76,10 +80,10 @@ def paged(
   *,
   dtype: Any,
 ) -> paged_attention.Paged:
-  """How cached attention is computed on a mesh.
+  """Returns how cached attention is computed on a mesh.
 
   Raises:
-    ValueError: `engine.attention` names what cannot run there.
+    ValueError: `engine.attention` cannot run there.
   """
   platform = mesh.devices.flat[0].platform
   return paged_attention.Paged(
@@ -90,7 +94,7 @@ def paged(
       dtype=dtype,
       page=config.page,
     ),
-    # Short blocks skip more of what no row has; loops cost more elsewhere.
+    # Small blocks skip more padding; on accelerators loop overhead dominates.
     block=64 if platform == "cpu" else 512,
     mesh=mesh if mesh.size > 1 else None,
   )
@@ -109,17 +113,18 @@ def copy(
   *,
   parts: int,
 ) -> paged_attention.Pools:
-  """Makes some pages equal to others, all of them as they stand before.
+  """Copies pages `sources` to pages `targets`; reads all before writing any.
 
   Args:
     pages: donated.
-    sources, targets: int `[R]`, each part's own pages in its share of them.
-    parts: of the rows.
+    sources, targets: int `[R]`, page numbers within each data shard; the first
+      R / parts entries belong to the first shard, and so on.
+    parts: number of data shards.
   """
   sources, targets = (x.reshape(parts, -1) for x in (sources, targets))
 
   def moved(pool: jax.Array) -> jax.Array:
-    """Of a pool `[K, P, S, H]`."""
+    """Copies within one pool `[K, P, S, H]`, without crossing shards."""
     k, p, *page = pool.shape
     cut = pool.reshape(k, parts, p // parts, *page)
     part = jnp.arange(parts)[:, None]
@@ -145,16 +150,16 @@ def prefill(
   dtype: Any,
   paged: paged_attention.Paged,
 ) -> paged_attention.Pools:
-  """Appends known tokens to some rows.
+  """Appends known tokens to some rows (chunked prefill).
 
   Args:
-    params: the policy's, `apart`.
+    params: the policy's, as returned by `apart`.
     pages: donated.
     table: int `[R, M]`, pages of each row.
-    tokens: int `[R, C]`, padded at the end. Several rows may be stretches of
-      one sequence.
-    starts: int `[R]`, where each stretch begins.
-    counts: int `[R]`, tokens of each; 0 for padding rows.
+    tokens: int `[R, C]`, padded at the end. Several rows may be chunks of one
+      sequence.
+    starts: int `[R]`, position of each chunk's first token.
+    counts: int `[R]`, tokens of each chunk; 0 for padding rows.
     a: the architecture.
     dtype: compute type.
     paged: how cached attention is computed.
@@ -178,20 +183,20 @@ def score(
   dtype: Any,
   paged: paged_attention.Paged,
 ) -> jax.Array:
-  """Scores a sequence as prefill computes it, in pages of its own.
+  """Scores a sequence by the computation of prefill, in separate pages.
 
   Args:
-    params: the policy's, `apart`.
+    params: the policy's, as returned by `apart`.
     tokens: int `[T]`.
     a: the architecture.
-    size: tokens of a page.
-    parts: of the rows; each of them scores the sequence.
+    size: tokens per page.
+    parts: number of data shards; each of them scores the whole sequence.
     dtype: compute type.
     paged: how cached attention is computed.
 
   Returns:
-    float32 `[parts, T - 1]`, the log-probabilities of all tokens but the first
-    at temperature 1.
+    float32 `[parts, T - 1]`, log-probabilities of all tokens but the first, at
+    temperature 1.
   """
   count = len(tokens) - 1
   table = jnp.arange(1, -(-count // size) + 1)
@@ -240,25 +245,28 @@ def decode(
   dtype: Any,
   paged: paged_attention.Paged,
 ) -> tuple[paged_attention.Pools, Decoded]:
-  """Samples up to `steps` tokens for each row, until it halts.
+  """Samples up to `steps` tokens for each row, until the row halts.
 
   Args:
-    params: the policy's, `apart`.
+    params: the policy's, as returned by `apart`.
     pages: donated.
-    table: int `[R, M]`, pages of each row, for what it samples too.
+    table: int `[R, M]`, pages of each row, with room for the sampled tokens.
     tokens: int `[R]`, each row's last token, not yet cached.
-    starts: int `[R]`, tokens that stand in its pages.
-    limits: int `[R]`, tokens to sample at most, 0 for padding rows.
-    enough: int, the call is over when so many rows or fewer go on.
+    starts: int `[R]`, number of tokens cached in the row's pages.
+    limits: int `[R]`, maximum number of tokens to sample; 0 for padding rows.
+    enough: int, the call ends when at most `enough` rows are still running.
     addresses: uint32 `[R, n]`, the turn's address.
     sampled: int `[R]`, tokens of this turn sampled in earlier calls.
     halts: bool `[V]`, tokens that halt a row.
     seed: PRNG key of the run.
     a: the architecture.
     steps: columns of the result.
-    sampling: how to draw.
+    sampling: how tokens are drawn.
     dtype: compute type.
     paged: how cached attention is computed.
+
+  Returns:
+    The pages with the new tokens (all but each row's last), and the sample.
   """
   chex.assert_equal_shape([tokens, starts, limits, sampled])
   keys = jax.vmap(lambda address: sampling_lib.address_key(seed, address))(
@@ -273,7 +281,7 @@ def decode(
 
   def go_on(carry):
     i, _, _, _, done, _ = carry
-    # The first token is for all: a call that does nothing would come again.
+    # Always run one step; a call without a step would be scheduled forever.
     left = jnp.sum(~done)
     return (left > enough) | ((i == 0) & (left > 0))
 

@@ -1,9 +1,14 @@
-"""Who holds which page of the KV cache, and which prompts stand in them.
+"""Reference counts of KV pages, and the prompt prefixes that they hold.
 
-Prompts that begin alike share whole pages: a page is known by the tokens in it
-and by the pages before it. The last page of a prompt, which is not whole, is
-copied by who has the same prompt. What nobody holds any more stays known until
-its page is wanted for something else, the longest unused first.
+Prompts with a common prefix share whole pages. A page is identified by its
+tokens and by the page before it, so a lookup walks the prompt page by page. The
+last, partial page of a prompt is copied instead of shared: each row continues
+it with its own tokens. A page that no row holds keeps its content until it is
+allocated again, least recently used first.
+
+This is the prefix caching of vLLM and SGLang, keyed by exact tokens instead of
+hashes: https://docs.vllm.ai/en/latest/design/prefix_caching/,
+https://arxiv.org/abs/2312.07104.
 """
 
 from __future__ import annotations
@@ -13,16 +18,16 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-# The page that padding is written to.
+# The reserved page that padding is written to.
 PADDING = 0
-# What a page is known by: the name of the one before it, and its tokens.
+# Identifies a page: the name of the page before it, and its tokens.
 _Key = tuple[int, tuple[int, ...]]
 _START = 0
 
 
 @dataclasses.dataclass
 class _Known:
-  """A page with known tokens; `ready` once they stand in it."""
+  """A page with known tokens; `ready` once a call has written them."""
 
   name: int
   key: _Key
@@ -31,10 +36,10 @@ class _Known:
 
 
 class Shared(NamedTuple):
-  """What there is of the beginning of some tokens.
+  """The pages that hold a prefix of some tokens.
 
-  pages: whole ones, in order. last: the page that holds the rest, to be copied;
-  None where there is none. filling: what comes next is being filled right now.
+  pages: whole pages, in order. last: a page that holds all remaining tokens, to
+  be copied, or None. filling: whether another row is filling the next page.
   """
 
   pages: list[int]
@@ -43,10 +48,7 @@ class Shared(NamedTuple):
 
 
 class PagePool:
-  """Pages `1` to `count - 1` of `size` tokens each.
-
-  Pages are held by rows, several times where they are shared.
-  """
+  """Pages `1` to `count - 1` of `size` tokens each, with reference counts."""
 
   def __init__(self, count: int, size: int):
     self.size = size
@@ -58,11 +60,11 @@ class PagePool:
 
   @property
   def free(self) -> int:
-    """Pages that nobody holds."""
+    """Number of pages that no row holds."""
     return len(self._free)
 
   def shared(self, tokens: Sequence[int]) -> Shared:
-    """Finds pages that hold the beginning of `tokens`."""
+    """Finds pages that hold a prefix of `tokens`."""
     pages, name = [], _START
     for key_tokens in self._cut(tokens):
       known = self._known.get((name, key_tokens))
@@ -77,13 +79,13 @@ class PagePool:
     return Shared(pages)
 
   def hold(self, pages: Sequence[int]) -> None:
-    """Holds pages that `shared` found."""
+    """Adds a reference to each of the pages, which `shared` found."""
     for page in pages:
       self._holders[page] += 1
       self._free.pop(page, None)
 
   def take(self, count: int) -> list[int]:
-    """Holds so many pages that nobody else does; there must be as many."""
+    """Allocates `count` free pages; `free` must be at least `count`."""
     pages = []
     for _ in range(count):
       page, _ = self._free.popitem(last=False)
@@ -93,7 +95,7 @@ class PagePool:
     return pages
 
   def promise(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
-    """Says that `pages` will hold `tokens`."""
+    """Registers that `pages` will hold `tokens`; see `fulfil`."""
     name = _START
     for key_tokens, page in zip(self._cut(tokens), pages, strict=True):
       key = (name, key_tokens)
@@ -105,13 +107,16 @@ class PagePool:
       name = known.name
 
   def fulfil(self, pages: Sequence[int]) -> None:
-    """Says that what was promised of these pages stands in them."""
+    """Marks promised pages as ready to be shared: their writes are queued."""
     for page in pages:
       if page in self._by_page:
         self._by_page[page].ready = True
 
   def drop(self, pages: Sequence[int]) -> None:
-    """Lets go of pages; the last ones of a row leave first."""
+    """Removes a reference from each page, last page first.
+
+    The first pages of a prompt are then the last to be allocated again.
+    """
     for page in reversed(pages):
       self._holders[page] -= 1
       if not self._holders[page]:
@@ -121,7 +126,7 @@ class PagePool:
         self._free[page] = None
 
   def forget_all(self) -> None:
-    """What stands in the pages is of other weights from now on."""
+    """Forgets the content of all pages, because the weights change."""
     self._known.clear()
     self._by_page.clear()
 
@@ -131,6 +136,6 @@ class PagePool:
       del self._known[known.key]
 
   def _cut(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """The tokens of each page; those of the last may be fewer."""
+    """Yields the tokens of each page; the last page may be partial."""
     for start in range(0, len(tokens), self.size):
       yield tuple(tokens[start : start + self.size])

@@ -1,4 +1,4 @@
-"""Sampling one token from logits, addressed by key."""
+"""Draws one token from logits, with a key that follows from its address."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from anysearch_jax import config as config_lib
 
 
 def validate_training(config: config_lib.SamplingConfig) -> None:
-  """Refuses what would train on another distribution than was sampled.
+  """Raises ValueError for settings that training cannot use.
 
-  Raises:
-    ValueError: temperature 0, top-p or top-k in training.
+  With temperature 0, top-p or top-k the recorded log-probabilities are not
+  those of the distribution that was sampled.
   """
   if config.temperature <= 0 or config.top_p < 1 or config.top_k:
     raise ValueError(
@@ -24,7 +24,7 @@ def validate_training(config: config_lib.SamplingConfig) -> None:
 
 
 def address_key(seed: jax.Array, address: jax.Array) -> jax.Array:
-  """The key at an address: `fold_in` of each of its numbers in order.
+  """Returns the key of an address: `fold_in` of each of its numbers in order.
 
   Args:
     seed: a PRNG key.
@@ -44,7 +44,8 @@ def sample(
   Args:
     logits: float32 `[V]`.
     key: PRNG key, consumed.
-    config: temperature 0 is greedy (and log-probs are at temperature 1).
+    config: how to draw; temperature 0 is greedy, with log-probabilities at
+      temperature 1.
 
   Returns:
     The token, int32, and its log-probability under
@@ -60,7 +61,11 @@ def sample(
 
 
 def _restrict(logps: jax.Array, config: config_lib.SamplingConfig) -> jax.Array:
-  """Log-probs with everything outside top-k and the top-p nucleus at -inf."""
+  """Sets log-probs outside top-k and the top-p nucleus to -inf.
+
+  Top-p (https://arxiv.org/abs/1904.09751) applies to the renormalised top-k. A
+  token that ties with the smallest kept one is kept too.
+  """
   if config.top_k:
     floor = jax.lax.top_k(logps, config.top_k)[0][-1]
     logps = jnp.where(logps >= floor, logps, -jnp.inf)

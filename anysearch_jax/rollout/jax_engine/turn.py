@@ -1,4 +1,4 @@
-"""A turn that an engine samples, call by call."""
+"""A turn that the engine samples over several decode calls."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 
 @dataclasses.dataclass(eq=False)
 class Turn:
-  """A turn in progress; `context` grows by what it samples.
+  """A turn in progress; sampled tokens are appended to `context`.
 
-  row: its part of the KV cache, once it runs. flying: a decode call that has it
-  is under way.
+  row: the episode's KV cache, None while the turn is queued. flying: whether a
+  running decode call contains the turn.
   """
 
   request: types.GenerateRequest
@@ -35,22 +35,22 @@ class Turn:
 
   @property
   def left(self) -> int:
-    """Tokens that it may still sample."""
+    """Number of tokens that the turn may still sample."""
     return self.request.max_tokens - self.sampled
 
   @property
   def missing(self) -> int:
-    """Context tokens to prefill; the last one is decode's first input."""
+    """Number of tokens to prefill; the last one is decode's first input."""
     return len(self.context) - 1 - self.row.cached
 
   def ended(
     self, halts: np.ndarray, tokenizer: tokenizer_lib.Tokenizer, version: int
   ) -> types.Generation | None:
-    """What was sampled, once it is over; None while it goes on.
+    """Returns the finished turn, or None if it must sample more tokens.
 
     Args:
       halts: bool `[V]`, tokens that may end a turn.
-      tokenizer: the text side.
+      tokenizer: decodes the turn to look for a stop text.
       version: of the weights that sampled.
     """
     if not halts[self.context[-1]] and self.left > 0:
@@ -75,10 +75,10 @@ class Turn:
 def bounded(
   request: types.GenerateRequest, max_context: int
 ) -> types.GenerateRequest:
-  """Returns a request for no more tokens than a context may have.
+  """Caps `max_tokens` so that the context stays within `max_context`.
 
   Raises:
-    types.EngineError: there is no room for a single one.
+    types.EngineError: there is no room for a single token.
   """
   room = max_context - len(request.token_ids)
   if room < 1:
@@ -93,7 +93,7 @@ def bounded(
 
 
 class Flight(NamedTuple):
-  """A decode call under way, and the turns in its lanes."""
+  """A running decode call, and the turns in its lanes."""
 
   width: int
   lanes: dict[int, Turn]
@@ -101,7 +101,7 @@ class Flight(NamedTuple):
 
 
 def give_up(*flights: Flight | None) -> None:
-  """Takes the results of calls that nobody waits for any more."""
+  """Cancels calls, or retrieves their errors so that asyncio logs none."""
   for flight in flights:
     if flight is not None and not flight.decoded.cancel():
       flight.decoded.cancelled() or flight.decoded.exception()
