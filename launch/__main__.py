@@ -1,7 +1,7 @@
 """Starts a command by its name: `anysearch train`, `python -m launch train`.
 
 `anysearch X` becomes `python -m launch.X` in the same process, with the same
-arguments. The two therefore look alike to whoever watches or stops them.
+arguments, so process listings and signals treat the two alike.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
     print(usage())
     return
   if asked == "--version":
-    import anysearch_jax  # The list of commands does without.
+    import anysearch_jax  # Slow; the list of commands does not need it.
 
     print(f"anysearch {anysearch_jax.__version__}")
     return

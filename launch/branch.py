@@ -1,14 +1,14 @@
-r"""Asks what one more search was worth, by other ends of stored episodes.
+r"""Measures the value of one more search by replaying ends of stored episodes.
 
     python -m launch.branch --evaluation=runs/x/evaluation/plain \
         --hf=runs/x/policy --episodes=200 --samples=4 \
         --output=runs/x/evaluation/plain/branches
 
-Writes branches.jsonl, one end a line, and summary.json: the worth of a search,
-with its interval, where episodes stopped with budget left and where they
-searched, by hops and by budget left. `evaluation/branching.py` says what is
-drawn. The configuration is the evaluation's own. The same command again goes on
-where a killed one stopped.
+Writes branches.jsonl, one end per line, and summary.json: the value of a search
+with its interval, for episodes that stopped with budget left and for episodes
+that searched, by hops and by remaining budget. `evaluation/branching.py`
+describes the sampling. The configuration is that of the evaluation. If the
+command is killed, running it again resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from launch import parts, policies, progress, retrievers
 
 
 def define_flags() -> None:
-  """The command's flags; only the command that runs defines them."""
+  """Defines the command's flags; importing the module defines none."""
   policies.define_flags()
   flags.DEFINE_string(
     "evaluation", None, "Folder of launch.evaluate.", required=True
@@ -57,11 +57,11 @@ def main(argv) -> None:
 
 
 def branch() -> str:
-  """Plays the ends that the flags ask for; what they came to, in lines.
+  """Plays the ends that the flags ask for and returns a summary as text.
 
   Raises:
-    ValueError: an evaluation, a policy or a folder that cannot be used.
-    types.EngineError: servers that cannot be used.
+    ValueError: the evaluation, the policy or the folder cannot be used.
+    types.EngineError: the SGLang servers cannot be used.
   """
   from anysearch_jax.evaluation import branching, harness, journal
   from anysearch_jax.rollout import searching
@@ -145,7 +145,7 @@ def branch() -> str:
 
 
 def _digest(evaluation: pathlib.Path) -> str:
-  """SHA-256 of the stored episodes."""
+  """Returns the SHA-256 of the stored episodes."""
   with (evaluation / "episodes.jsonl").open("rb") as file:
     return hashlib.file_digest(file, "sha256").hexdigest()
 

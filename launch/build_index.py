@@ -4,15 +4,16 @@ r"""Builds an index over a corpus of passages.
     python -m launch.build_index --corpus=wiki-18.jsonl.gz --kind=faiss_flat \
         --encoder=models/e5-base-v2 --output=indexes/e5
 
-Kinds: `bm25` for corpora of up to some million passages; `faiss_flat`, exact on
-a CPU; `jax_flat`, exact on GPUs and TPUs; `faiss_file`, an index that is there
-already (Search-R1's e5_Flat.index, say), named by --faiss_file with the encoder
-that it was made with. The corpus is Search-R1's: JSON lines of `id` and
-`contents`, plain or gzip.
+Kinds: `bm25` for corpora of up to a few million passages; `faiss_flat`, exact
+search on a CPU; `jax_flat`, exact search on GPUs and TPUs; `faiss_file`, an
+existing index (for example Search-R1's e5_Flat.index), named by --faiss_file
+together with the encoder that made it. The corpus has Search-R1's format: JSON
+lines of `id` and `contents`, plain or gzip.
 
-The same command goes on where it was stopped. On several GPUs or hosts that see
-the output folder, each runs it with --processes=N --process=I; when all are
-done, any one of them run again ends the work if none has.
+If the command is stopped, running it again resumes. Several GPUs or hosts that
+share the output folder can build together: each runs the command with
+--processes=N --process=I. The last process to finish completes the index; if
+none did, run any one of them again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from launch import parts, progress
 
 
 def define_flags() -> None:
-  """The command's flags; only the command that runs defines them."""
+  """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_string("corpus", None, "JSON lines.", required=True)
   flags.DEFINE_string("output", None, "Folder of the index.", required=True)
   flags.DEFINE_enum(

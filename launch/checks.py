@@ -1,4 +1,4 @@
-"""Looking after something within a deadline, and one line about it."""
+"""Checks with a deadline, and the line that reports each finding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 
 
 class Finding(NamedTuple):
-  """What a check found; `todo` says what to do about it."""
+  """The result of a check; `todo` says what to do about it."""
 
   level: str
   found: str
@@ -27,23 +27,23 @@ def warning(found: str, todo: str) -> Finding:
 
 
 def problem(found: str, todo: str = "") -> Finding:
-  """What a run cannot do with; a sentence that says all needs no todo."""
+  """Returns a finding that prevents a run; `todo` may be empty."""
   return Finding(PROBLEM, found, todo)
 
 
 class Check(NamedTuple):
-  """What is looked after; `look` may take its time and may raise."""
+  """A named check; `look` may be slow and may raise."""
 
   name: str
   look: Callable[[], Finding | Iterable[Finding]]
 
 
 def run(check: Check, *, deadline: float) -> list[Finding]:
-  """What a check finds; that it hangs or breaks is a problem too.
+  """Returns what a check finds; a timeout or an exception is a problem too.
 
   Args:
-    check: runs on a thread, which is left behind where it hangs.
-    deadline: seconds that it may take.
+    check: runs on a daemon thread, which is abandoned if it hangs.
+    deadline: seconds that the check may take.
   """
   outcome: queue.SimpleQueue[list[Finding]] = queue.SimpleQueue()
 
@@ -53,7 +53,7 @@ def run(check: Check, *, deadline: float) -> list[Finding]:
       outcome.put([found] if isinstance(found, Finding) else list(found))
     except (ValueError, OSError) as error:
       outcome.put([problem(str(error) or type(error).__name__)])
-    except BaseException as error:  # Whatever a broken installation raises.
+    except BaseException as error:  # A broken installation may raise anything.
       outcome.put(
         [
           problem(
@@ -77,7 +77,7 @@ def run(check: Check, *, deadline: float) -> list[Finding]:
 
 
 def lines(name: str, findings: Iterable[Finding]) -> Iterator[str]:
-  """Each finding as it is shown."""
+  """Yields the printed lines of each finding."""
   for finding in findings:
     said = " ".join(finding.found.split())
     yield f"{finding.level:<8} {name:<11} {said}"
@@ -86,7 +86,7 @@ def lines(name: str, findings: Iterable[Finding]) -> Iterator[str]:
 
 
 def size(count: float) -> str:
-  """Bytes for people."""
+  """Formats a number of bytes for people, as "1.5 GB"."""
   for unit in ("B", "KB", "MB"):
     if count < 1000:
       return f"{count:.3g} {unit}"

@@ -1,7 +1,7 @@
 """The part of `--help` that lists the values of a configuration.
 
-A group's docstring says what its values mean: each is named with a colon after
-it (`window: ...`, `b1, b2: ...`). The list takes its texts from there.
+The texts come from the docstrings of the configuration groups, in which each
+value's name is followed by a colon (`window: ...`, `b1, b2: ...`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ def text(config: Any, source: str) -> str:
   """Returns every value of a configuration as a flag, group by group.
 
   Args:
-    config: a configuration dataclass; those of its fields that are dataclasses
-      are groups.
-    source: what the values were read from, for the first line.
+    config: a configuration dataclass; its fields that are dataclasses are
+      groups.
+    source: name of the source of the values, for the first line.
   """
   parts = [f"configuration flags, with the values of {source}:"]
   for path, group in _groups(config, "--config"):
@@ -37,17 +37,17 @@ def text(config: Any, source: str) -> str:
     for (name, value), after in zip(values, following):
       parts.append(f"  {path}.{name}={_typed(value)}")
       meaning = meanings.get(name)
-      # Values that share a text stand together above it.
+      # Values that share a text are listed together above it.
       if meaning and meaning != after:
         parts.append(textwrap.indent(textwrap.fill(meaning, 74), " " * 6))
   return "\n".join(parts)
 
 
 def described(group: type) -> tuple[str, dict[str, str]]:
-  """Returns what a group's docstring says: of the whole, and of each value."""
-  # The longest first: `attention` begins `attention_chunk`.
+  """Returns a group's summary and the text of each value, by name."""
+  # Longest first, because `attention` is a prefix of `attention_chunk`.
   fields = sorted((f.name for f in dataclasses.fields(group)), key=len)[::-1]
-  # A name may have its unit beside it, in brackets.
+  # A name may be followed by its unit in brackets.
   name = rf"(?:{'|'.join(fields)})(?: \([^)]*\))?"
   docstring = " ".join(inspect.getdoc(group).split())
   head, *rest = re.split(
@@ -71,7 +71,7 @@ def _groups(node: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _typed(value: Any) -> str:
-  """Returns a value as its flag takes it."""
+  """Returns a value in the form that its flag accepts."""
   if isinstance(value, bool):
     return str(value).lower()
   if isinstance(value, tuple):

@@ -4,18 +4,18 @@ r"""One run on several hosts: the same command on each, under `jax.distributed`.
         --process=0     # and --process=1 on the other host
     srun python -m launch.train ... --distributed
 
-With `--distributed` JAX finds the others by itself: SLURM, Open MPI, Kubernetes
-(GKE) and TPU pods. Under SLURM and Open MPI a process has one GPU, so start one
-a GPU; with plain addresses it has all of its host, which `mesh.trainer` and
-`mesh.rollout` may divide. All hosts see the run folder (a shared file system)
-and each has the policy.
+With `--distributed` JAX finds the other processes by itself: SLURM, Open MPI,
+Kubernetes (GKE) and TPU pods. Under SLURM and Open MPI each process has one
+GPU, so start one process per GPU; with plain addresses each process has all
+GPUs of its host, which `mesh.trainer` and `mesh.rollout` may divide. All hosts
+must share the run folder (a shared file system) and each needs the policy.
 
-A signal to any of them while they train stops all of them before the next
-rollout, with one checkpoint. What a process finds wrong before it trains, or
-while it samples, ends all of them with its sentence. One that fails elsewhere
-leaves at once, without waiting for the others at the door; they leave when
-their next exchange with it breaks, or when JAX has missed its heartbeat, after
-100 seconds.
+During training, a signal to any process stops all of them before the next
+rollout, with one checkpoint. An error that a process finds before training or
+while sampling ends all processes with the same message. A process that fails
+anywhere else exits at once, without waiting for the others; the others exit
+when their next collective with it fails, or when JAX has missed its heartbeat,
+after 100 seconds.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from absl import app, flags
 
 from launch import stopping
 
-# JAX ends a process itself when it waits too long, without saying for what.
+# Seconds that JAX waits beyond our timeout: after its own timeout JAX ends the
+# process without naming what it waited for.
 _GRACE = 60
 
 
 def define_flags() -> None:
-  """The flags that `connect` reads."""
+  """Defines the flags that `connect` reads."""
   flags.DEFINE_string(
     "coordinator", None, "host:port of process 0, where it will listen."
   )
@@ -51,20 +52,21 @@ def define_flags() -> None:
 
 
 def connect() -> None:
-  """Joins the other processes, if flags name them; JAX computed nothing yet.
+  """Joins the other processes, if flags name them.
 
-  Ends the process with a sentence when they do not come in time.
+  Call before JAX computes anything. If the others do not connect in time, the
+  process exits with an error message.
 
   Raises:
-    app.UsageError: flags that do not name them.
+    app.UsageError: the flags are incomplete or contradict each other.
   """
   f = flags.FLAGS
   where = address(f.coordinator, f.processes, f.process, f.distributed)
   if not where and not f.distributed:
     return
-  import jax  # Its flags stand now.
+  import jax  # Imported late: `parts.setup_jax` has set its flags by now.
 
-  # It would take SIGTERM for itself; see `Trainer.stop`.
+  # JAX's preemption service would handle SIGTERM itself; see `Trainer.stop`.
   jax.config.update("jax_enable_preemption_service", False)
 
   def give_up() -> None:
@@ -99,12 +101,13 @@ def address(
   process: int | None,
   distributed: bool,
 ) -> dict[str, object]:
-  """Plain addresses as JAX takes them, from the flags of these names.
+  """Returns the arguments of `jax.distributed.initialize` from the flags.
 
-  {} where JAX is to find the others, or there are none.
+  The result is empty if JAX finds the other processes itself or if there are
+  none.
 
   Raises:
-    app.UsageError: the values name no processes.
+    app.UsageError: the flags are incomplete or contradict each other.
   """
   plain = (coordinator, processes, process)
   if plain == (None, None, None):
@@ -129,24 +132,25 @@ def address(
     "coordinator_address": coordinator,
     "num_processes": processes,
     "process_id": process,
-    # These three say it all, inside a cluster too.
+    # The three values suffice, so JAX need not detect a cluster.
     "cluster_detection_method": "deactivate",
   }
 
 
 @contextlib.contextmanager
 def leaves_at_once() -> Iterator[None]:
-  """Ends a process of several whose failure the others know nothing of.
+  """Exits at once if this process fails in a way that the others do not know.
 
-  An orderly exit would wait for them, while they wait for it.
+  An orderly exit would wait at a barrier for the others, while they wait for
+  this process in a collective.
   """
   try:
     yield
   except (Exception, SystemExit) as error:
-    import jax  # Connected by now.
+    import jax  # `connect` has initialised it by now.
 
     code = error.code if isinstance(error, SystemExit) else 1
-    # All of them have agreed on this stop, and leave together.
+    # All processes agreed on this stop and exit together.
     agreed = code == stopping.RESUME and not isinstance(
       error, stopping.StoppedError
     )

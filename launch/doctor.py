@@ -3,9 +3,9 @@
     python -m launch.doctor
     python -m launch.doctor --config=configs/qwen3_4b.py --output=runs/x
 
-One line a check: ok, warning or problem, what was found, and what to do.
-Nothing is changed, started or paid for; a web search engine is asked once, with
---ask_web. The exit code is 1 where there is a problem.
+Each check prints one line: ok, warning or problem, what was found, and what to
+do. Nothing is changed, started or paid for, except that --ask_web sends one
+query to a web search engine. The exit code is 1 if there is a problem.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from launch import flags as launch_flags
 
 
 def define_flags() -> None:
-  """The command's flags; only the command that runs defines them."""
+  """Defines the command's flags; importing the module defines none."""
   launch_flags.define_config(required=False)
   launch_flags.define_output()
   flags.DEFINE_integer(
@@ -41,7 +41,7 @@ def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   f = flags.FLAGS
-  # To look is not to take.
+  # The checks only look at the devices, so they must not reserve their memory.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   config = launch_flags.read_config() if f.config or f.set_config else None
   found = list(
@@ -58,7 +58,7 @@ def main(argv) -> None:
   warnings = sum(finding.level == checks.WARNING for finding in found)
   print(f"{problems} problems, {warnings} warnings")
   sys.stdout.flush()
-  # A check that hangs may hold an orderly end.
+  # A hanging check could block an orderly exit.
   os._exit(1 if problems else 0)
 
 
@@ -71,15 +71,15 @@ def examine(
   deadline: float = 120.0,
   threads: int = 0,
 ) -> Iterator[checks.Finding]:
-  """Every finding, printed as it comes.
+  """Runs the checks, prints each finding at once, and yields it.
 
   Args:
-    config: of a run; None is the installation alone.
-    output: of the run.
-    processes: like this one that will train.
-    ask_web: whether a web search engine is asked.
-    deadline: seconds of a check.
-    threads: as for `parts.setup_jax`.
+    config: configuration of a run; None checks the installation only.
+    output: folder of the run; None is the default folder.
+    processes: number of processes like this one that will train.
+    ask_web: whether to send a query to a web search engine.
+    deadline: seconds that each check may take.
+    threads: CPU threads, as for `parts.setup_jax`.
   """
 
   def look(name: str, check) -> list[checks.Finding]:
@@ -97,7 +97,7 @@ def examine(
     return machine_checks.devices()
 
   yield from (found := look("devices", devices))
-  # What follows imports JAX.
+  # The remaining checks import JAX, so they need the ones above to pass.
   if config is None or any(x.level == checks.PROBLEM for x in found):
     return
   yield from _of_run(
@@ -117,7 +117,7 @@ def _of_run(
   processes: int,
   ask_web: bool,
 ) -> Iterator[checks.Finding]:
-  """What a configuration needs."""
+  """Yields the findings about what a configuration needs."""
   from launch import policy_checks, run_checks
 
   yield from look("config", lambda: run_checks.configuration(config))

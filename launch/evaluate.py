@@ -4,11 +4,11 @@ r"""Evaluates a policy under several budgets on held-out questions.
         --hf=runs/quickstart/anysearch/policy --budgets=0..8 --seeds=3 \
         --output=runs/quickstart/anysearch/evaluation/plain
 
-All budgets and seeds of all questions are one pass. Writes episodes.jsonl, one
-episode a line, which `launch.report` reads, with config.json, provenance.json
-and summary.json beside it. The same command again goes on where a killed one
-stopped; a folder that is finished is left as it is. `launch.policies` lists the
-policies that can be named; docs/evaluation.md says more.
+Plays all questions with all budgets and seeds in one pass. Writes
+episodes.jsonl, one episode per line, which `launch.report` reads, and
+config.json, provenance.json and summary.json beside it. If the command is
+killed, running it again resumes; a finished folder is left as it is.
+`launch.policies` lists the ways to name a policy. See docs/evaluation.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SUMMARY = "summary.json"
 
 
 def define_flags() -> None:
-  """The command's flags; only the command that runs defines them."""
+  """Defines the command's flags; importing the module defines none."""
   launch_flags.define_config()
   policies.define_flags()
   flags.DEFINE_string(
@@ -65,7 +65,7 @@ def main(argv) -> None:
     config = short_flags(launch_flags.read_config())
   except ValueError as error:
     raise app.UsageError(str(error)) from error
-  # What is saved beside the episodes names the policy that played them.
+  # The configuration saved beside the episodes must name the policy played.
   config, chosen = policies.read_flags(config)
   parts.setup_jax(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   from anysearch_jax.evaluation import harness, journal
@@ -114,7 +114,7 @@ def _play(
   retriever: types.Retriever,
   folder: pathlib.Path,
 ) -> None:
-  """Plays what is left, and says what it came to."""
+  """Plays the remaining episodes and prints a summary of all."""
   from anysearch_jax.evaluation import harness
 
   e = config.evaluation
@@ -129,7 +129,7 @@ def _play(
       folder=folder,
       on_done=lambda done, _: line.tick(done),
     )
-  # The last file: where it stands, the folder is finished.
+  # Written last: this file marks the folder as finished.
   beside = folder / f"{_SUMMARY}.writing"
   beside.write_text(json.dumps(summary, indent=2) + "\n")
   beside.rename(folder / _SUMMARY)
@@ -146,10 +146,10 @@ def _play(
 def short_flags(
   config: config_lib.ExperimentConfig,
 ) -> config_lib.ExperimentConfig:
-  """The configuration with what --datasets, --budgets, ... say.
+  """Returns the configuration with --datasets, --budgets, ... applied.
 
   Raises:
-    ValueError: budgets that are none.
+    ValueError: --budgets is invalid.
   """
   f = flags.FLAGS
   values: dict[str, Any] = {}
@@ -168,10 +168,10 @@ def short_flags(
 
 
 def parse_budgets(text: str) -> tuple[int, ...]:
-  """Budgets of "0..8", "0,1,5" or both together, "0..3,8".
+  """Parses budgets such as "0..8", "0,1,5" or "0..3,8".
 
   Raises:
-    ValueError: anything else, or a budget twice.
+    ValueError: the text has another form, or a budget occurs twice.
   """
   found: list[int] = []
   for part in text.split(","):
@@ -195,7 +195,7 @@ def provenance(
   questions: Sequence[types.Question],
   split: str,
 ) -> dict[str, Any]:
-  """Who plays what against which retriever, by hashes."""
+  """Returns the policy, the questions and the retriever, with their hashes."""
   digest = hashlib.sha256()
   for q in questions:
     text = json.dumps([q.id, q.text, *q.golden_answers])

@@ -2,13 +2,13 @@
 
     python -m launch.export_hf --checkpoint=runs/x/checkpoints --output=DIR
 
-Writes sharded safetensors, the configuration, tokenizer and chat template that
-training began with, and a model card made from the run. The folder appears
-whole or not at all. Adapters (LoRA) are added into the weights of the policy
-that training began with; `--adapter=DIR` writes them as a PEFT folder too.
+Writes sharded safetensors, the configuration, tokenizer and chat template of
+the starting policy, and a model card made from the run. The folder appears
+complete or not at all. LoRA adapters are merged into the weights of the
+starting policy; `--adapter=DIR` also writes them as a PEFT folder.
 
-What was trained is held in float32 on the devices at hand; where these are too
-small, set JAX_PLATFORMS=cpu.
+The trained weights are held in float32 on the available devices; if these are
+too small, set JAX_PLATFORMS=cpu.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def define_flags() -> None:
-  """The command's flags; only the command that runs defines them."""
+  """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_string(
     "checkpoint", None, "A run's folder, or its checkpoints/.", required=True
   )
@@ -81,10 +81,10 @@ def main(argv) -> None:
 
 
 def size(text: str) -> int:
-  """Bytes of "5GB", "200MB", "1000".
+  """Parses a size such as "5GB", "200MB" or "1000" into bytes.
 
   Raises:
-    ValueError: anything else.
+    ValueError: the text has another form, or the size is 0.
   """
   match = re.fullmatch(r"(\d+)\s*([KMG]B)?", text.strip().upper())
   if not match or not int(match[1]):

@@ -4,9 +4,9 @@ r"""The `--config` flags that every command shares, over absl.
         --config.reward.gamma_mode=off --config.seed=7
 
 `--config=FILE` names a Python file whose `get_config()` returns a
-`config.ExperimentConfig`, `--config=FILE:PRESET` one of its presets;
-`--config.<path>=<value>` replaces one value of it, typed as the dataclass types
-it.
+`config.ExperimentConfig`; `--config=FILE:PRESET` names one of its presets.
+`--config.<path>=<value>` replaces one value, parsed as the type of its
+dataclass field.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from anysearch_jax.host import disk
 from launch import config_help, shipped, stopping
 
 _PREFIX = "config."
-# Of the ways to ask for help, absl lacks the first.
+# absl does not know `-h`.
 _HELP = dict.fromkeys(("-h", "-help", "-?"), "--help")
 
 
 def run(main: Callable[[Sequence[str]], Any], *, resumes: bool = False) -> None:
-  """Runs a command: `app.run` with `--config` flags and short refusals.
+  """Runs a command: `app.run` with `--config` flags and short error messages.
 
-  `--help` exits with 0. A wrong use is one sentence and exits with 2; absl
-  would print every flag before it.
+  `--help` exits with 0. A usage error prints one sentence and exits with 2;
+  absl would print every flag before it.
 
   Args:
-    main: takes what flags leave of the command line.
-    resumes: whether the same command resumes after a stop, see `stopping`.
+    main: is called with the arguments that are not flags.
+    resumes: whether the same command resumes after a stop; see `stopping`.
   """
 
   def short(argv: Sequence[str]) -> Any:
@@ -78,10 +78,10 @@ def define_output() -> None:
 def run_folder(
   config: config_lib.ExperimentConfig, output: str | None
 ) -> pathlib.Path:
-  """Returns the folder of a run: `output`, or one of its name and seed.
+  """Returns the folder of a run: `output`, or a default from name and seed.
 
-  The seed keeps `runs/quickstart`, which `make quickstart` fills, free of a
-  training that somebody starts by hand.
+  The seed in the default keeps a training that is started by hand out of
+  `runs/quickstart`, which `make quickstart` fills.
   """
   return pathlib.Path(output or f"runs/{config.name}-{config.seed}")
 
@@ -109,10 +109,10 @@ def define_resume() -> None:
 
 
 def read_config() -> config_lib.ExperimentConfig:
-  """The configuration of the parsed flags; defaults where no file is named.
+  """Returns the configuration of the flags, or the defaults without a file.
 
   Raises:
-    app.UsageError: what is wrong with the file or with an override.
+    app.UsageError: the file or an override is invalid.
   """
   try:
     config = (
@@ -127,13 +127,14 @@ def read_config() -> config_lib.ExperimentConfig:
 
 
 def load_config(name: str) -> config_lib.ExperimentConfig:
-  """Runs the file's `get_config()`, or `get_config(preset)` of `FILE:preset`.
+  """Runs the file's `get_config()`, or `get_config(preset)` for `FILE:preset`.
 
-  A file `configs/...` that the current folder lacks is taken from the project.
+  A file `configs/...` that is missing in the current folder is taken from the
+  project.
 
   Raises:
-    ValueError: no such file, one that cannot be run, or one without a
-      configuration or that preset; an unknown key or a value of the wrong type.
+    ValueError: the file is missing, fails to run, or has no `get_config()` or
+      no presets; a key is unknown or a value has the wrong type.
   """
   path, *preset = name.split(":", 1)
   path = shipped.find(path)
@@ -161,18 +162,18 @@ def load_config(name: str) -> config_lib.ExperimentConfig:
       f"--config={path}: get_config() returned {type(config).__name__}, "
       "expected an ExperimentConfig."
     )
-  # Python does not look at the types of fields.
+  # Dataclasses do not check the types of their fields; `from_dict` does.
   return config_values.from_dict(type(config), config_values.to_dict(config))
 
 
 @contextlib.contextmanager
 def _told(path: str) -> Iterator[None]:
-  """Makes a sentence of what a configuration file raises."""
+  """Turns any exception of a configuration file into a one-line ValueError."""
   try:
     yield
   except (ValueError, app.UsageError):
     raise
-  except Exception as error:  # Whatever its author did.
+  except Exception as error:  # The file is user code and may raise anything.
     line = next(
       (
         f", line {frame.lineno}"
@@ -192,7 +193,7 @@ def override(
   """Applies `path=value` strings in order.
 
   Raises:
-    ValueError: an unknown path or a value of the wrong type.
+    ValueError: a path is unknown or a value has the wrong type.
   """
   for assignment in assignments:
     path, separator, text = assignment.partition("=")
@@ -234,7 +235,7 @@ def _shallow(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _literal(hint: Any, text: str) -> Any:
-  """`text` as a Python literal where the type asks for one."""
+  """Parses `text` as a Python literal if the type is not a string."""
   if hint is str:
     return text
   if typing.get_args(hint)[:1] == (str,) and not text.startswith(("(", "[")):
@@ -251,7 +252,7 @@ def _literal(hint: Any, text: str) -> Any:
 
 
 def _parse_argv(argv: Sequence[str]) -> list[str]:
-  """absl's parser, with `--config.a.b=v` turned into `--set_config=a.b=v`."""
+  """Parses flags with absl; `--config.a.b=v` becomes `--set_config=a.b=v`."""
   # Without this, --help lists only what the command's own file defines.
   for module, defined in flags.FLAGS.flags_by_module_dict().items():
     if module.startswith("launch."):
@@ -270,8 +271,8 @@ def _parse_argv(argv: Sequence[str]) -> list[str]:
   except flags.Error as error:
     _refuse(error)
   except SystemExit:
-    # Only a help flag exits while flags are parsed; absl gives it a 1.
-    # The text is long: without this, `--help | head` ends in a traceback.
+    # Only a help flag exits during parsing, and absl exits with 1. Restoring
+    # SIGPIPE keeps `--help | head` from ending in a traceback.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     print(printed.getvalue())
     if "set_config" in flags.FLAGS and "--help" in rewritten:
@@ -280,7 +281,7 @@ def _parse_argv(argv: Sequence[str]) -> list[str]:
 
 
 def _print_config() -> None:
-  """Adds the configuration that was named before `--help` to its text."""
+  """Prints the values of the configuration that was named before `--help`."""
   name = flags.FLAGS["config"].value
   try:
     config = override(
@@ -293,7 +294,7 @@ def _print_config() -> None:
 
 
 def _refuse(error: Exception) -> NoReturn:
-  """Ends the command with what is wrong with its flags."""
+  """Exits with 2 and a message about the flags."""
   spec = sys.modules["__main__"].__spec__
   command = spec.name if spec else sys.argv[0]
   sys.stderr.write(f"{command}: {error}\nPass --help to see the flags.\n")

@@ -1,7 +1,7 @@
-"""The room that a run takes, from its configuration and the parameter table.
+"""Memory and disk of a run, from its configuration and the parameter table.
 
-Lower bounds: of a device, activations come on top, and `launch.plan` knows
-them.
+These are lower bounds: the memory of a device excludes activations, which
+`launch.plan` measures.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from anysearch_jax.policy import lora, table
 from anysearch_jax.policy import parameters as weights
 
 _MASTER = 4  # Bytes of a float32.
-_TOKEN = 6  # Bytes of a token's text in a record, at most for most languages.
+_TOKEN = 6  # Bytes of a token's text in a record; enough for most languages.
 
 
 class Footprint(NamedTuple):
   """Bytes of a run.
 
   Attributes:
-    checkpoint: one of them; `checkpoints`: as many as stand at a time.
-    export: the policy's folder at the end.
-    trajectories: what is recorded, at the longest.
-    handed: the present weights, which SGLang servers read, in RAM.
-    trained: of each device that trains: weights, moments, gradients, reference.
-    sampled: of each that samples: weights and KV cache; 0 for SGLang.
+    checkpoint: one checkpoint.
+    checkpoints: the most checkpoints that exist at a time.
+    export: the exported policy.
+    trajectories: the recorded trajectories, if all have the maximum length.
+    handed: the current weights, which SGLang servers read.
+    trained: each training device: weights, moments, gradients, reference.
+    sampled: each sampling device: weights and KV cache; 0 for SGLang.
   """
 
   checkpoint: int
@@ -42,18 +43,18 @@ class Footprint(NamedTuple):
 
   @property
   def disk(self) -> int:
-    """Of the run's folder."""
+    """Bytes of the run's folder."""
     return self.checkpoints + self.export + self.trajectories
 
 
 def of(
   a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
 ) -> Footprint:
-  """The footprint of a run.
+  """Returns the footprint of a run.
 
   Args:
-    a: of the policy, without adapters.
-    config: of the run.
+    a: architecture of the policy, without adapters.
+    config: configuration of the run.
   """
   a = lora.attach(a, config.lora)
   trained = weights.count(table.trainable_rows(a))
@@ -83,7 +84,7 @@ def of(
     sampled=_sampled(
       a,
       config,
-      # In float32 it may sample with the very arrays that are trained.
+      # In float32 the engine may sample with the trained arrays themselves.
       0
       if compute == _MASTER and not (mesh.rollout or config.lora.rank)
       else base * compute,
@@ -96,7 +97,7 @@ def _sampled(
   config: config_lib.ExperimentConfig,
   policy: int,
 ) -> int:
-  """Bytes of a device that samples."""
+  """Returns the bytes of a sampling device, given the bytes of the policy."""
   e, mesh = config.engine, config.mesh
   if e.kind != "jax":
     return 0

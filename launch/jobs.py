@@ -1,6 +1,6 @@
-"""Runs commands that need one another, some at a time, and shows what they do.
+"""Runs commands in the order of their dependencies and shows their progress.
 
-A job whose result stands is not run again: remove the result to do so.
+A job whose result exists is not run again; remove the result to repeat it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from collections.abc import Sequence
 
 from launch import progress, stopping
 
-_POLL = 0.2  # Seconds between looks at the running processes.
+_POLL = 0.2  # Seconds between polls of the running processes.
 _SHOW = 5.0  # Seconds between progress lines of one process.
 
 
 @dataclasses.dataclass
 class Job:
-  """One command of Python's.
+  """One command of the Python interpreter.
 
   Attributes:
-    name: shown, and the name of its log.
+    name: the displayed name, also the name of its log.
     command: arguments of the interpreter.
-    result: the file that says that it is done.
+    result: the file that exists once the job is done.
     after: names of the jobs that it needs.
-    again: run even if the result stands.
-    shows: print its output at the end.
-    quiet: arguments that begin so are left out of the command that is shown.
+    again: whether to run it even if the result exists.
+    shows: whether to print its output at the end.
+    quiet: prefixes of arguments that are left out of the displayed command.
   """
 
   name: str
@@ -44,14 +44,14 @@ class Job:
   quiet: tuple[str, ...] = ()
 
   def shown(self) -> str:
-    """The command as a user would give it."""
+    """Returns the command as a user would type it."""
     brief = [a for a in self.command if not a.startswith(self.quiet or ("\0",))]
     return shlex.join(["python", *brief])
 
 
 @dataclasses.dataclass
 class Running:
-  """A started job: its process, its log and how far the log was shown."""
+  """A started job: its process, its log and when a line was last shown."""
 
   job: Job
   process: subprocess.Popen
@@ -61,16 +61,16 @@ class Running:
 
 
 def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
-  """Runs the jobs as their needs are met, the first ones first.
+  """Runs the jobs when the jobs that they need are done, in the given order.
 
   Args:
-    jobs: what they need is among them.
-    logs: folder of their output, made if it is not there.
-    at_once: processes at a time.
+    jobs: all jobs, including those that others need.
+    logs: folder of their output; created if missing.
+    at_once: the most processes at a time.
 
   Raises:
-    SystemExit: a command failed, or a signal came; the others are stopped, and
-      save what they save. A second signal kills them.
+    SystemExit: a command failed or a signal arrived. The other commands are
+      stopped and may save first; a second signal kills them.
   """
   asked, urged = threading.Event(), threading.Event()
 
@@ -128,14 +128,14 @@ def _start(job: Job, logs: pathlib.Path) -> Running:
       stdout=file,
       stderr=subprocess.STDOUT,
       stdin=subprocess.DEVNULL,
-      # Ctrl-C reaches it through this process alone.
+      # In its own session, so that Ctrl-C reaches it only through this process.
       start_new_session=True,
     )
   return Running(job, process, log, time.monotonic())
 
 
 def _poll(each: Running) -> bool:
-  """Shows progress; True when the job is over."""
+  """Prints progress; returns whether the job is done."""
   code = each.process.poll()
   now = time.monotonic()
   if code is None:

@@ -1,4 +1,4 @@
-"""What a machine has: Python, packages, devices."""
+"""Checks of a machine: Python, packages, devices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PYTHON = (3, 11)
 _IMPORT_SECONDS = 110.0  # A check has 120 by default.
 REQUIREMENTS = shipped.ROOT / "requirements.txt"
 
-# Modules of packages whose names differ from theirs.
+# The modules of packages that are imported under another name.
 _MODULES = {
   "absl-py": "absl",
   "faiss-cpu": "faiss",
@@ -41,7 +41,7 @@ for argument in sys.argv[1:]:
 
 
 def python() -> checks.Finding:
-  """The interpreter's version."""
+  """Checks the version of the interpreter."""
   found = ".".join(map(str, sys.version_info[:3]))
   if sys.version_info < _PYTHON:
     return checks.problem(
@@ -54,11 +54,11 @@ def python() -> checks.Finding:
 def packages(path: pathlib.Path = REQUIREMENTS) -> Iterator[checks.Finding]:
   """Compares versions with the list of requirements and imports each package.
 
-  A package can have the right version and still not import: half of it was
-  copied, or a system library that it needs is missing.
+  A package can have the right version and still fail to import, because it was
+  copied only in part or because a system library is missing.
 
   Args:
-    path: of the list; if it is missing, the package's own metadata is read.
+    path: the list; if it is missing, the metadata of this package is read.
   """
   wanted = [requirements.Requirement(line) for line in _wanted(path)]
   good = []
@@ -112,7 +112,7 @@ def _broken(names: tuple[str, ...]) -> dict[str, str]:
         reasons[name] = reason
     if done.returncode == 0:
       break
-    # The last one that was tried ended the process.
+    # The module that was tried last ended the process; continue after it.
     name = modules[tried - 1].partition("=")[0]
     reasons[name] = f"the process ended with {done.returncode}"
     modules = modules[tried:] if tried else []
@@ -120,7 +120,7 @@ def _broken(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def devices() -> Iterator[checks.Finding]:
-  """What JAX computes on."""
+  """Reports the devices that JAX computes on."""
   import jax
 
   found = jax.devices()
@@ -139,7 +139,7 @@ def devices() -> Iterator[checks.Finding]:
 
 
 def available_memory() -> int | None:
-  """Bytes of RAM that are free for use; None where nobody says."""
+  """Returns the bytes of available RAM; None if the system does not say."""
   try:
     text = pathlib.Path("/proc/meminfo").read_text()
   except OSError:
@@ -149,7 +149,7 @@ def available_memory() -> int | None:
 
 
 def device_memory() -> int | None:
-  """Bytes of the smallest device's own memory; None where it has none."""
+  """Returns the memory of the smallest local device; None if not reported."""
   import jax
 
   limits = [
@@ -169,7 +169,7 @@ def _wanted(path: pathlib.Path) -> list[str]:
 
 
 def _plugins() -> Iterator[checks.Finding]:
-  """JAX's plugins have to be of its own version."""
+  """Warns of JAX plugins whose version differs from JAX's own."""
   own = importlib.metadata.version("jax")
   for plugin in ("jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin"):
     try:

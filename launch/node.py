@@ -4,19 +4,22 @@ r"""Trains on one node: a retriever, SGLang servers on some GPUs, the trainer.
     python -m launch.node --config=configs/qwen2_5_7b.py \
         --sglang_python=.venv-sglang/bin/python --output=runs/qwen2_5_7b
 
-`mesh.trainer` and `mesh.rollout` name the GPUs. Servers are started where
-`engine.kind` is `sglang`, and where `mesh.rollout` names GPUs of its own unless
-`--config.engine.kind=jax` is given. An index (`retrieval.kind=index`) is served
-by a part of its own, on the CPU. Otherwise the trainer is the only part. Each
-part logs to `<part>.log` in `--log_dir`, by default `<output>/logs`. Ctrl-C,
-another signal or a part that fails stops the trainer first, which says how long
-its checkpoint may take, and the others when it has ended. The same command
-resumes from the checkpoint; a second Ctrl-C ends everything at once. An SGLang
-server that ends is started again, five times at most; the trainer waits for it.
+`mesh.trainer` and `mesh.rollout` name the GPUs. SGLang servers are started if
+`engine.kind` is `sglang`, or if `mesh.rollout` has GPUs that are not in
+`mesh.trainer`, unless `--config.engine.kind=jax` is given. An index
+(`retrieval.kind=index`) is served by a separate process on the CPU. Otherwise
+the trainer is the only process. Each process logs to `<name>.log` in
+`--log_dir`, by default `<output>/logs`.
 
-The exit code is the trainer's, or 1 where another part failed. Servers of other
-nodes are named by `--servers=0 --config.sglang.urls=...`; with that, several of
-these train together by the flags of `launch/distributed.py`.
+Ctrl-C, another signal or a failing process stops the trainer first; it prints
+how long its checkpoint may take. The other processes are stopped after it. The
+same command resumes from the checkpoint; a second Ctrl-C ends everything at
+once. An SGLang server that ends is restarted at most five times, and the
+trainer waits for it.
+
+The exit code is that of the trainer, or 1 if another process failed. To use
+servers of other nodes, pass `--servers=0 --config.sglang.urls=...`. Several
+nodes can then train together by the flags of `launch/distributed.py`.
 """
 
 from __future__ import annotations
@@ -39,8 +42,8 @@ SERVER = (
   "CONTEXT={context} launch/serve_sglang.sh {model} {port} --dtype {dtype}"
 )
 _SERVER_PYTHON = ".venv-sglang/bin/python"
-_RESTARTS = 5  # Of each server; one that ends more often is broken.
-# Of the trainer too; those that were given are handed on.
+_RESTARTS = 5  # Per server; a server that ends more often is broken.
+# Flags that are passed on to the trainer if they were given.
 _TRAINER_FLAGS = (
   "threads",
   "cache",
@@ -56,15 +59,16 @@ _TRAINER_FLAGS = (
 
 @dataclasses.dataclass(frozen=True)
 class Servers:
-  """How the SGLang servers of a node are started.
+  """Settings of the SGLang servers that are started on a node.
 
   Attributes:
-    count: how many, each on as many GPUs; None: one for every two GPUs.
-    port: of the first one, on 127.0.0.1.
+    count: number of servers, which share the GPUs equally; None: one server
+      for every two GPUs.
+    port: port of the first server, on 127.0.0.1; the others follow it.
     memory: share of a GPU's memory for weights and KV cache.
-    python: of an environment with SGLang.
-    command: template of the command; `SERVER` has the names it may use, and
-      `{gpus}` are the server's, as 4,5.
+    python: interpreter of an environment with SGLang.
+    command: template of the command. It may use the names in `SERVER`, and
+      `{gpus}` for the server's GPUs, as 4,5.
   """
 
   count: int | None = None
@@ -82,20 +86,20 @@ def parts_of(
   processes: int = 1,
   retriever_port: int = 8000,
 ) -> tuple[list[supervisor.Part], supervisor.Part]:
-  """The parts of a run on this node.
+  """Returns the parts of a run on this node.
 
   Args:
-    config: resolved, as the trainer will have it but for what is added here.
+    config: the resolved configuration, before the overrides added here.
     trainer: the trainer's command with the flags that make that configuration.
-    servers: how SGLang is started; None: the trainer samples by itself.
-    processes: how many of these nodes train together.
-    retriever_port: of the retriever, on 127.0.0.1.
+    servers: settings of the SGLang servers; None: the trainer samples itself.
+    processes: number of nodes that train together.
+    retriever_port: port of the retriever, on 127.0.0.1.
 
   Returns:
-    The retriever and the servers, and the trainer.
+    (services, trainer): the retriever and the servers, then the trainer.
 
   Raises:
-    ValueError: GPUs that the parts cannot have, or a wrong template.
+    ValueError: the GPUs cannot be divided, or the template is wrong.
   """
   served, command = _retriever(config, trainer, retriever_port)
   if servers is None:
@@ -121,7 +125,7 @@ def parts_of(
   overrides = {
     "engine.kind": "sglang",
     "sglang.urls": ",".join(urls or config.sglang.urls),
-    # The trainer sees no other GPUs than its own.
+    # CUDA_VISIBLE_DEVICES hides the other GPUs, so the trainer's count from 0.
     "mesh.trainer": _indices(range(len(trains))),
     "mesh.rollout": "()",
   }
@@ -134,11 +138,11 @@ def parts_of(
 def samples_by_servers(
   config: config_lib.ExperimentConfig, assignments: Sequence[str]
 ) -> bool:
-  """Whether a configuration wants SGLang servers on this node; see the module.
+  """Returns whether a configuration uses SGLang servers; see the module.
 
   Args:
-    config: resolved.
-    assignments: what flags replaced in it, as `path=value`.
+    config: the resolved configuration.
+    assignments: the overrides of the command line, as `path=value`.
   """
   if any(each.startswith("engine.kind=") for each in assignments):
     return config.engine.kind == "sglang"
@@ -149,7 +153,7 @@ def samples_by_servers(
 def _retriever(
   config: config_lib.ExperimentConfig, trainer: Sequence[str], port: int
 ) -> tuple[list[supervisor.Part], list[str]]:
-  """The retriever's part, if there is one, and the trainer's command."""
+  """Returns the retriever's part, if needed, and the trainer's command."""
   if config.retrieval.kind != "index":
     return [], list(trainer)
   url = f"http://127.0.0.1:{port}"
@@ -173,7 +177,7 @@ def _retriever(
 
 
 def _shares(gpus: tuple[int, ...], count: int | None) -> list[tuple[int, ...]]:
-  """The GPUs of each server."""
+  """Divides the GPUs equally among `count` servers."""
   if count == 0:
     return []
   if not gpus:
@@ -210,7 +214,7 @@ def _server(
     "dtype": config.compute_dtype,
   }
   try:
-    # Words first: a folder's name may have blanks.
+    # Split into words before filling in: a folder's name may contain spaces.
     command = [
       shipped.find(word.format(**values))
       for word in shlex.split(servers.command)
@@ -227,7 +231,7 @@ def _server(
     tuple(command),
     {"CUDA_VISIBLE_DEVICES": _indices(gpus)},
     health=f"http://127.0.0.1:{port}/health",
-    # The trainer waits for it, and hands it the present weights.
+    # The trainer waits for a restarted server and sends it the weights.
     restarts=_RESTARTS,
   )
 
@@ -241,7 +245,7 @@ def describe(
   trainer: supervisor.Part,
   logs: pathlib.Path,
 ) -> str:
-  """The commands, as they can be run by hand."""
+  """Returns the commands as a user can run them by hand."""
   lines = []
   for part in (*services, trainer):
     ready = f"; ready when {part.health} answers" if part.health else ""
@@ -256,18 +260,18 @@ def validate(
   *,
   allow_changes: bool = False,
 ) -> None:
-  """Refuses a configuration before servers are started for it.
+  """Checks a configuration before servers are started for it.
 
   Args:
-    config: resolved, less what the trainer's command adds to it.
-    trainer: as `parts_of` made it.
-    output: the run folder, whose run the trainer will resume if it has one.
-    allow_changes: whether settings of learning may differ from that run's.
+    config: the resolved configuration, without the trainer's own overrides.
+    trainer: the part that `parts_of` made.
+    output: the run folder; the trainer resumes the run in it, if there is one.
+    allow_changes: whether learning settings may differ from that run's.
 
   Raises:
-    ValueError: what was found, what was expected.
+    ValueError: the configuration is invalid or does not fit the run.
   """
-  with captured_stderr.standard_error():  # JAX tells what it does not find.
+  with captured_stderr.standard_error():  # JAX warns of missing plugins.
     from anysearch_jax.training import validation  # No device is touched.
 
   prefix = "--config."
@@ -280,7 +284,7 @@ def validate(
 
 
 def define_flags() -> None:
-  """The command's flags; only the command that runs defines them."""
+  """Defines the command's flags; importing the module defines none."""
   launch_flags.define_config()
   launch_flags.define_process()
   distributed.define_flags()
@@ -327,7 +331,7 @@ def main(argv) -> int:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   config, f = launch_flags.read_config(), flags.FLAGS
   output = launch_flags.run_folder(config, f.output)
-  # Nodes that train together share the run folder.
+  # Nodes that train together share the run folder, so each logs to its own.
   node = "" if f.process is None else f"process-{f.process}"
   logs = pathlib.Path(f.log_dir or output / "logs" / node)
   trainer = [

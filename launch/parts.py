@@ -1,4 +1,4 @@
-"""Builds what the commands share from a configuration."""
+"""Builds the parts that commands share: questions, provenance, JAX settings."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if typing.TYPE_CHECKING:
   from retrieval import lexical
 
 
-# Common to every evaluated policy, so that all see the same questions.
+# The same for every evaluated policy, so that all see the same questions.
 _QUESTION_SEED = 2024
-# Fewer questions than these are the first ones of them, so that evaluations of
-# different sizes can be paired.
+# Smaller sets are the first questions of a shuffled pool of this size, so that
+# evaluations of different sizes can be paired.
 _POOL = {"train": 1000, "dev": 600, "held-out": 1000}
 
 
@@ -40,21 +40,21 @@ class Source(typing.NamedTuple):
   def questions(
     self, split: str, count: int, seed: int
   ) -> Sequence[types.Question]:
-    """The training stream: `count` questions of a split."""
+    """Returns the training stream: `count` questions of a split."""
     return self.world.questions(split, count, seed)
 
   def evaluation_questions(
     self, datasets: Sequence[str] = (), each: int = 0, *, split: str = ""
   ) -> list[types.Question]:
-    """What policies are measured on; a smaller set is inside a larger one.
+    """Returns evaluation questions; a smaller set is a prefix of a larger one.
 
     Args:
-      datasets: "world" or nothing: it has no other.
-      each: how many; 0: 1000 (600 of dev).
-      split: of the world; "" is "held-out".
+      datasets: "world" or nothing, because the world is the only dataset.
+      each: number of questions; 0 returns 1000 (600 of "dev").
+      split: a split of the world; "" is "held-out".
 
     Raises:
-      ValueError: another dataset or split.
+      ValueError: a dataset or the split is unknown.
     """
     if others := set(datasets) - {"world"}:
       raise ValueError(
@@ -74,11 +74,10 @@ class Source(typing.NamedTuple):
 def source(
   config: config_lib.ExperimentConfig,
 ) -> Source | prepared_lib.Prepared:
-  """Where questions come from, and passages where they are with them.
+  """Returns the source of questions, and of passages if it brings them.
 
   Raises:
-    ValueError: a source that is not there, or one whose questions the retriever
-      cannot answer.
+    ValueError: the source is missing, or `retrieval.kind` does not fit it.
   """
   kind = config.retrieval.kind
   match config.data.source:
@@ -95,7 +94,8 @@ def source(
           f"data.path: found {config.data.path!r} with data.source 'world', "
           "which reads no folder; expected data.source=prepared, or no path."
         )
-      from retrieval import lexical  # Its library computes with JAX at import.
+      # Imported late, because its library computes with JAX at import.
+      from retrieval import lexical
 
       seed = config.data.world_seed
       world = world_lib.World(world_lib.WorldConfig(seed=seed))
@@ -126,7 +126,7 @@ def provenance(
   retriever: typing.Any,
   questions: Sequence[types.Question],
 ) -> dict[str, dict[str, object]]:
-  """What a run begins with, by its hashes, and what it runs on."""
+  """Returns the inputs of a run with their hashes, and package versions."""
   digest = hashlib.sha256()
   for q in questions:
     text = json.dumps([q.id, q.text, *q.golden_answers])
@@ -148,18 +148,19 @@ def provenance(
 
 
 def policy(folder: str) -> dict[str, object]:
-  """A policy by its weights, wherever they stand."""
+  """Identifies a policy by the hash of its weights, and names its folder."""
   from anysearch_jax.policy import tensor_files  # Imports JAX.
 
   return {"folder": folder, "sha256": tensor_files.digest(folder)}
 
 
 def setup_jax(*, threads: int, cache: str) -> None:
-  """Settings that must stand before JAX computes anything.
+  """Sets up JAX; call before JAX computes anything.
 
   Args:
-    threads: CPU threads of this process; 0 leaves XLA's own choice.
-    cache: folder of compiled programs, shared by processes; "" is none.
+    threads: 1 restricts this process to one CPU thread; any other value leaves
+      the choice to XLA.
+    cache: folder of compiled programs, shared by processes; "" disables it.
   """
   if threads == 1:
     flags = os.environ.get("XLA_FLAGS", "")
@@ -169,7 +170,8 @@ def setup_jax(*, threads: int, cache: str) -> None:
     ).strip()
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
       os.environ.setdefault(name, "1")
-  # JAX takes three quarters of a GPU by itself; plans count on this much.
+  # By default JAX reserves 75% of a GPU; `launch.plan` assumes this share:
+  # https://docs.jax.dev/en/latest/gpu_memory_allocation.html
   os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
   _keep_freed_memory()
   import jax  # Reads the flags above.
@@ -181,7 +183,7 @@ def setup_jax(*, threads: int, cache: str) -> None:
 
 
 def _takes_files(folder: pathlib.Path) -> bool:
-  """Whether compiled programs can be kept in a folder; warns if not."""
+  """Returns whether a folder can hold compiled programs; warns if not."""
   try:
     folder.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=folder).close()
@@ -197,17 +199,18 @@ def _takes_files(folder: pathlib.Path) -> bool:
 
 
 def _keep_freed_memory() -> None:
-  """Has glibc reuse freed memory instead of handing it back to the kernel.
+  """Makes glibc reuse freed memory instead of returning it to the kernel.
 
-  XLA allocates each call's temporaries anew; above 32 MB that is a map, a page
-  fault for every page and an unmap, which doubled the time of a train step.
-  Elsewhere than on glibc this does nothing.
+  XLA allocates its temporaries anew for each call. Above 32 MB glibc serves
+  them by mmap, which costs a page fault for every page and doubled the time of
+  a train step. Without glibc this does nothing. The options are described at
+  https://man7.org/linux/man-pages/man3/mallopt.3.html
   """
   try:
     mallopt = ctypes.CDLL(None).mallopt
   except (AttributeError, OSError, TypeError):
     return
-  trim_threshold, mmap_max, arena_max = -1, -4, -8  # Of glibc's malloc.h.
+  trim_threshold, mmap_max, arena_max = -1, -4, -8  # From glibc's malloc.h.
   mallopt(trim_threshold, 2**31 - 1)
   mallopt(mmap_max, 0)
-  mallopt(arena_max, 1)  # What one thread freed, another one uses.
+  mallopt(arena_max, 1)  # One arena, so threads reuse each other's memory.

@@ -1,13 +1,14 @@
-r"""Says whether a configuration fits hardware that need not be here.
+r"""Predicts whether a configuration fits hardware, which need not be present.
 
     python -m launch.plan --config=configs/qwen2_5_7b.py --target=h100:4 \
         --mesh=fsdp=2,tensor=2 --json=plan.json
 
 Compiles the train step, the reference pass, prefill and decode ahead of time
-and prints what each needs, a prediction of its time and a verdict. `--search`
-tries micro-batches, recomputation and meshes first, and plans the best.
-The exit code is 0 where it fits, 1 where it does not, 2 where the question
-is wrong. Needs the compilers of requirements-plan.txt and no accelerator.
+and prints the memory and the predicted time of each, and a verdict. `--search`
+first tries micro-batches, recomputation and meshes, and plans the best. The
+exit code is 0 if the configuration fits, 1 if it does not, and 2 if the flags
+or the configuration are invalid. Needs the compilers of requirements-plan.txt,
+but no accelerator.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _SHAPES = shipped.ROOT / "configs" / "shapes"
 
 
 def define_flags() -> None:
-  """The command's flags; only the command that runs defines them."""
+  """Defines the command's flags; importing the module defines none."""
   launch_flags.define_config()
   flags.DEFINE_string(
     "target", None, "Hardware and how much of it: h100:4, h200:1, v5p:2x2x1."
@@ -51,10 +52,10 @@ def define_flags() -> None:
 
 
 def main(argv) -> None:
-  # A plan is the same whatever is present. JAX reads this on import; without
-  # it, the CUDA plug-in would want a driver.
+  # A plan does not depend on the devices present. JAX reads this on import;
+  # without it, the CUDA plug-in would look for a driver.
   os.environ["JAX_PLATFORMS"] = "cpu"
-  # The partitioner's complaints are counted; information is not needed.
+  # Keeps warnings, because the partitioner's are counted; drops information.
   os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"
   try:
     if len(argv) > 1:
@@ -83,10 +84,12 @@ def main(argv) -> None:
 def with_mesh(
   config: config_lib.ExperimentConfig, axes: list[str]
 ) -> config_lib.ExperimentConfig:
-  """The configuration on another mesh, where `axes` (`name=size`) name one.
+  """Returns the configuration with the mesh that `axes` (`name=size`) name.
+
+  Axes that are not named have size 1. Without `axes` nothing changes.
 
   Raises:
-    ValueError: an axis that there is not.
+    ValueError: an axis is unknown or has no positive size.
   """
   if not axes:
     return config
@@ -110,7 +113,7 @@ def _devices(mesh: config_lib.MeshConfig) -> int:
 
 
 def _plan(config: config_lib.ExperimentConfig):
-  with captured_stderr.standard_error():  # JAX tells what it does not find.
+  with captured_stderr.standard_error():  # JAX warns of missing plugins.
     from anysearch_jax.planning import planner, search, targets
     from anysearch_jax.training import validation
 
@@ -131,10 +134,10 @@ def _plan(config: config_lib.ExperimentConfig):
 
 
 def read_architecture(policy: str):
-  """Of a Hugging Face folder; of a known model's name, where there is none.
+  """Returns the architecture of a Hugging Face folder or of a known model.
 
   Raises:
-    ValueError: neither is there.
+    ValueError: the folder has no config.json and the name is unknown.
   """
   from anysearch_jax.policy import architecture
 

@@ -1,10 +1,11 @@
 """The policy that a command plays: its flags, its identity, its engine.
 
 * `--hf=FOLDER`: a Hugging Face folder; default: config.policy
-* `--checkpoint=RUN[@N]`: a training run's checkpoint, N rollouts in
-* `--sglang=URL[,URL]`: either of them, sampled by SGLang servers
+* `--checkpoint=RUN[@N]`: a training run's checkpoint after N rollouts; default:
+  the newest
+* `--sglang=URL[,URL]`: either of the two, sampled by SGLang servers
 * `--scripted=MODULE:FUNCTION`: a function of (config, source) that returns an
-  engine and its codec; `expert` is the generated world's own
+  engine and its codec; `expert` is the expert of the generated world
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ _KINDS = ("hf", "checkpoint", "scripted")
 
 
 class Chosen(typing.NamedTuple):
-  """What the flags name: one of `_KINDS`, and which."""
+  """The policy that the flags name: one of `_KINDS`, and its name."""
 
   kind: str
   name: str
 
 
 def define_flags() -> None:
-  """The flags; only the command that runs defines them."""
+  """Defines the flags that name a policy; importing the module defines none."""
   flags.DEFINE_string(
     "hf", None, "Hugging Face folder; default: config.policy."
   )
@@ -59,14 +60,14 @@ def read_flags(
   config: config_lib.ExperimentConfig,
   default: Chosen | None = None,
 ) -> tuple[config_lib.ExperimentConfig, Chosen]:
-  """The policy of the parsed flags, and a configuration that names it.
+  """Returns a configuration that names the policy of the flags, and the policy.
 
   Args:
-    config: of the command.
-    default: where no flag names one; None: config.policy.
+    config: configuration of the command.
+    default: the policy if no flag names one; None: config.policy.
 
   Raises:
-    app.UsageError: more than one, or none.
+    app.UsageError: the flags name several policies, or there is none.
   """
   named = [
     Chosen(kind, name)
@@ -88,10 +89,11 @@ def read_flags(
 def served(
   config: config_lib.ExperimentConfig, urls: Sequence[str]
 ) -> config_lib.ExperimentConfig:
-  """The configuration, sampled by the servers at `urls` if there are any.
+  """Returns the configuration, with the SGLang servers at `urls` if any.
 
-  With SGLang servers, whoever named them, this process needs one device: the
-  weights only pass through it. The mesh of the configuration is for training.
+  With SGLang servers, from flags or from the configuration, this process needs
+  only one device, because the weights just pass through it. The configured mesh
+  is for training and is dropped.
   """
   if urls:
     config = dataclasses.replace(
@@ -105,10 +107,11 @@ def served(
 
 
 def describe(config: config_lib.ExperimentConfig) -> tuple[Any, Any]:
-  """Architecture and tokenizer of `config.policy`, and that it can be sampled.
+  """Returns architecture and tokenizer of `config.policy`.
 
   Raises:
-    ValueError: there is no such policy, or no key to the servers' door.
+    ValueError: there is no such policy, or the SGLang servers' API key cannot
+      be read.
   """
   from anysearch_jax.policy import hf
   from anysearch_jax.rollout.sglang import server as sglang_server
@@ -129,14 +132,14 @@ def check(
   source: parts.Source,
   questions: Sequence[types.Question],
 ) -> None:
-  """Refuses what cannot be played, before weights are read.
+  """Checks that a policy can be played, before its weights are read.
 
   Args:
     chosen, config, source: as for `player`.
-    questions: that will be asked.
+    questions: the questions that will be asked.
 
   Raises:
-    ValueError: what was found, what was expected.
+    ValueError: the policy cannot be played in this configuration.
   """
   from anysearch_jax.training import placement, validation
 
@@ -165,7 +168,9 @@ def check(
 
 
 def identity(chosen: Chosen) -> dict[str, Any]:
-  """What tells the policy from every other, by the hash of its weights.
+  """Returns values that identify the policy, with the hash of its weights.
+
+  A scripted policy is identified by its name.
 
   Raises:
     ValueError: there is no such policy.
@@ -194,7 +199,7 @@ def identity(chosen: Chosen) -> dict[str, Any]:
 
 
 def identified(identity: Mapping[str, Any]) -> Chosen:
-  """The policy that an identity was taken of."""
+  """Returns the policy that an `identity` describes."""
   if "scripted" in identity:
     return Chosen("scripted", identity["scripted"])
   if "checkpoint" in identity:
@@ -207,16 +212,16 @@ def identified(identity: Mapping[str, Any]) -> Chosen:
 def player(
   chosen: Chosen, config: config_lib.ExperimentConfig, source: parts.Source
 ) -> Iterator[harness.Player]:
-  """The policy, ready to play.
+  """Yields the policy with its engine, ready to play.
 
   Args:
-    chosen: of `read_flags`.
-    config: says how its engine samples.
-    source: of the questions; scripted policies may know it.
+    chosen: the policy, from `read_flags`.
+    config: configuration of engine and sampling.
+    source: source of the questions, which scripted policies may use.
 
   Raises:
-    ValueError: a policy that cannot be loaded.
-    types.EngineError: servers that cannot be used.
+    ValueError: the policy cannot be loaded.
+    types.EngineError: the SGLang servers cannot be used.
   """
   from anysearch_jax.evaluation import harness
 
@@ -233,7 +238,7 @@ def player(
 
 
 def _policy(chosen: Chosen, config: config_lib.ExperimentConfig) -> Any:
-  """The weights on the devices that sample."""
+  """Loads the weights onto the sampling devices."""
   import jax
 
   from anysearch_jax.policy import hf, sharding
@@ -251,7 +256,7 @@ def _policy(chosen: Chosen, config: config_lib.ExperimentConfig) -> Any:
 
 
 def _engine(policy: Any, config: config_lib.ExperimentConfig) -> Any:
-  """What samples the policy."""
+  """Returns the engine that samples the policy."""
   import jax.numpy as jnp
 
   from anysearch_jax.evaluation import harness
@@ -279,7 +284,7 @@ def _engine(policy: Any, config: config_lib.ExperimentConfig) -> Any:
 
 
 def _scripted(name: str, source: parts.Source) -> Callable[..., Any]:
-  """What makes an engine and its codec, of configuration and source."""
+  """Returns the function that makes an engine and its codec."""
   if name == "expert":
     if not isinstance(source, parts.Source):
       raise ValueError(
@@ -302,7 +307,7 @@ def _scripted(name: str, source: parts.Source) -> Callable[..., Any]:
 
 
 def _run(name: str) -> tuple[pathlib.Path, int | None]:
-  """A run's folder and the rollout, None for the newest."""
+  """Parses RUN[@N] into the run's folder and the rollout (None: newest)."""
   folder, at, rollout = name.rpartition("@")
   if not at:
     folder, rollout = name, None

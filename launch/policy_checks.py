@@ -1,4 +1,4 @@
-"""Whether a policy's text side carries the protocol, as episodes need it."""
+"""Checks that a policy's tokenizer and chat template support the protocol."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ _BEFORE_TAGS = ("a ", "a.", "a\n", "a", "?")
 def folder(
   config: config_lib.ExperimentConfig,
 ) -> tuple[architecture_lib.Architecture, tokenizer_lib.Tokenizer, str]:
-  """What a policy's folder holds, its weights by their headers, in words.
+  """Returns architecture, tokenizer and a description of a policy's folder.
+
+  Of the weights only the headers are read.
 
   Raises:
-    ValueError: it cannot be used.
+    ValueError: the folder cannot be used.
   """
   if not config.policy:
     raise ValueError(
@@ -50,14 +52,14 @@ def folder(
 def texts(
   codec: tokenizer_lib.Tokenizer, config: config_lib.ExperimentConfig
 ) -> Iterator[checks.Finding]:
-  """Tags, ends of turns, and the prompt."""
+  """Checks the tags, the stop texts and the prompt."""
   yield from _tags(codec)
   yield from _stops(codec, systems.environment(config.episode.prompts).stops)
   yield from _prompt(codec, config)
 
 
 def _tags(codec: tokenizer_lib.Tokenizer) -> Iterator[checks.Finding]:
-  """Every tag must come back from its tokens, whatever stands beside it."""
+  """Checks that every tag survives encoding, after any preceding text."""
   lost = [
     tag
     for name in protocol.TAGS
@@ -80,7 +82,7 @@ def _tags(codec: tokenizer_lib.Tokenizer) -> Iterator[checks.Finding]:
 def _stops(
   codec: tokenizer_lib.Tokenizer, texts: Sequence[str]
 ) -> Iterator[checks.Finding]:
-  """The engine must halt at the token that completes a stop text."""
+  """Checks that the engine halts at the token that completes a stop text."""
   halts = stops.halting_tokens(
     codec.token_texts(),
     texts,
@@ -113,7 +115,7 @@ def _stops(
 def _prompt(
   codec: tokenizer_lib.Tokenizer, config: config_lib.ExperimentConfig
 ) -> Iterator[checks.Finding]:
-  """The prompt of a question, and what ends a turn."""
+  """Checks the prompt of a question and the end-of-turn tokens."""
   if not codec.end_of_turn_ids:
     yield checks.problem(
       "no token ends a turn",
@@ -146,7 +148,7 @@ def _prompt(
 
 
 def _template_end(codec: tokenizer_lib.Tokenizer) -> Iterator[checks.Finding]:
-  """What the template ends a message with must end a turn."""
+  """Warns if the token that the template ends messages with ends no turn."""
   text, _ = codec.render(_QUESTION.text)
   after = text.rpartition(_QUESTION.text)[2].lstrip()
   closing = [t for t in codec.control_tokens if after.startswith(t)]

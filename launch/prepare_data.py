@@ -1,4 +1,4 @@
-r"""Prepares questions for training and evaluation from the files of others.
+r"""Prepares questions for training and evaluation from published data sets.
 
     python -m launch.prepare_data --folder=flashrag --output=data/qa
     python -m launch.prepare_data --hub=RUC-NLPIR/FlashRAG_datasets \
@@ -7,24 +7,26 @@ r"""Prepares questions for training and evaluation from the files of others.
         --input=hotpotqa:dev=hotpot_dev_distractor_v1.json --output=data/qa \
         --mix=nq
 
-The first two are the paper's setup: training on NQ and HotpotQA mixed, seven
-evaluation sets. --folder has `<dataset>/<split>.jsonl` or
-`<dataset>_<split>.jsonl` (any suffix that --input takes). An input is
-`DATASET:SPLIT=FILE`, `DATASET:SPLIT:FORMAT=FILE` or, where its rows say what
-they are, `FILE`. Formats, from anysearch_jax/data/formats.py, are recognised
-by the columns.
+The first two commands are the paper's setup: training on a mix of NQ and
+HotpotQA, and seven evaluation sets. The folder contains
+`<dataset>/<split>.jsonl` or `<dataset>_<split>.jsonl` (with any suffix that
+--input accepts). An input is `DATASET:SPLIT=FILE`, `DATASET:SPLIT:FORMAT=FILE`
+or, if its rows name their data set and split, `FILE`. The formats of
+anysearch_jax/data/formats.py are recognised by their columns.
 
-What is read beside the questions:
+Other inputs:
 
---held_out=data/eval     a folder of this command, or a question file: training
-                         questions that its evaluation splits (or the file) ask
-                         are left out, as those of this command's own are
---passages=corpus.jsonl  gives training questions the texts of the passages that
-                         they name by `gold_doc_ids`
---evidence               leaves training questions out that have no evidence
---aliases=id_aliases.json  2WikiMultihopQA's, for --scorer=official
+--held_out=data/eval     a folder written by this command, or a question file:
+                         training questions that occur in its evaluation splits
+                         (or in the file) are left out. The evaluation splits of
+                         this command are always held out.
+--passages=corpus.jsonl  adds to training questions the texts of the passages
+                         that they name by `gold_doc_ids`
+--evidence               leaves out training questions without evidence
+--aliases=id_aliases.json  aliases of 2WikiMultihopQA, for --scorer=official
 
-The output folder appears whole. The same command again finds it and checks it.
+The output folder appears complete or not at all. Running the same command again
+checks the existing folder.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ from anysearch_jax.data import (
 )
 from launch import flags as launch_flags
 
-# <dataset>_<split> of the paper: what it trains on, what it measures.
+# The paper's sets, as <dataset>_<split>: two for training, seven evaluated.
 PAPER = (
   *("nq_train", "hotpotqa_train"),
   *("nq_test", "triviaqa_test", "popqa_test"),
@@ -58,7 +60,7 @@ _INPUT = re.compile(r"([\w.-]+):(\w+)(?::(\w+))?=(.+)")
 
 
 def define_flags() -> None:
-  """The command's flags; only the command that runs defines them."""
+  """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_multi_string("input", [], "See the module.")
   flags.DEFINE_string("folder", None, "Of files named by dataset and split.")
   flags.DEFINE_string(
@@ -109,17 +111,17 @@ def main(argv) -> None:
 
 
 def run(f: flags.FlagValues, *, on: hub.Hub | None = None) -> str:
-  """Prepares what the flags say.
+  """Prepares the questions that the flags name.
 
   Args:
     f: the parsed flags.
     on: the hub; None is Hugging Face's.
 
   Returns:
-    What became of the questions, as text.
+    A table of the questions read, kept and dropped, as text.
 
   Raises:
-    ValueError: what is wrong with the flags, a file or the output folder.
+    ValueError: the flags, a file or the output folder are invalid.
   """
   if bool(f.hub) != bool(f.revision):
     raise ValueError("--hub and --revision go together; name a commit.")
@@ -156,10 +158,10 @@ def run(f: flags.FlagValues, *, on: hub.Hub | None = None) -> str:
 
 
 def parse_input(text: str) -> preparing.Input:
-  """An --input flag.
+  """Parses an --input flag.
 
   Raises:
-    ValueError: an unknown split or format.
+    ValueError: the dataset, the split or the format is unknown.
   """
   named = _INPUT.fullmatch(text)
   if not named:
@@ -179,10 +181,10 @@ def parse_input(text: str) -> preparing.Input:
 
 
 def parse_limit(text: str) -> tuple[str, int]:
-  """One of --limit.
+  """Parses one item of --limit.
 
   Raises:
-    ValueError: not `<dataset>_<split>=<count>`.
+    ValueError: the item is not `<dataset>_<split>=<count>`.
   """
   name, _, count = text.partition("=")
   if not count.isdecimal() or not int(count):
@@ -193,13 +195,13 @@ def parse_limit(text: str) -> tuple[str, int]:
 def read_beside(
   f: flags.FlagValues,
 ) -> tuple[beside.Beside, dict[str, Any]]:
-  """What is read beside the files of questions.
+  """Reads the inputs of --held_out, --aliases and --passages.
 
   Returns:
-    It, and what the manifest says of the files.
+    The inputs, and their entries for the manifest.
 
   Raises:
-    ValueError: a file or folder that cannot be used.
+    ValueError: a file or a folder cannot be used.
   """
   held_out: list[str] = []
   read: dict[str, Any] = {}
@@ -219,13 +221,13 @@ def read_beside(
 
 
 def held_out_of(path: pathlib.Path) -> tuple[list[str], dict[str, Any]]:
-  """The questions of a folder's evaluation splits, or of a file.
+  """Reads the questions of a folder's evaluation splits, or of a file.
 
   Returns:
-    The questions, and what the manifest says of them.
+    The questions, and their entry for the manifest.
 
   Raises:
-    ValueError: a folder without an evaluation split, a row that is no question.
+    ValueError: the folder has no evaluation split, or a row is not a question.
   """
   source = path
   if path.is_dir():
@@ -250,14 +252,16 @@ def held_out_of(path: pathlib.Path) -> tuple[list[str], dict[str, Any]]:
 def find(
   folder: pathlib.Path, sets: Sequence[str] | None
 ) -> list[preparing.Input]:
-  """The files of a folder in FlashRAG's layout, or flat.
+  """Finds the question files of a folder, in FlashRAG's layout or flat.
 
   Args:
-    folder: of them.
-    sets: the wanted ones; None: the paper's that are there; `all`.
+    folder: the folder to search.
+    sets: names of the sets; ("all",) for all; None for those of the paper that
+      the folder has.
 
   Raises:
-    ValueError: none is there, one that is asked for is not, or one is twice.
+    ValueError: no set is found, a requested set is missing, or a set has two
+      files.
   """
   there: dict[str, preparing.Input] = {}
   for path in sorted([*folder.glob("*/*"), *folder.glob("*")]):
@@ -301,10 +305,10 @@ def fetch(
   """Downloads `<dataset>/<split>.jsonl` of a repository.
 
   Returns:
-    The inputs, and what the manifest says of their origin.
+    The inputs, and their origin for the manifest.
 
   Raises:
-    ValueError: what the hub does not give.
+    ValueError: a set is unknown, or the hub does not provide it.
   """
   if tuple(sets or ()) == ("all",):
     raise ValueError(
@@ -314,7 +318,7 @@ def fetch(
   wanted = []
   for name in sets or PAPER:
     dataset, _, split = name.rpartition("_")
-    # The hub's own name; another may be the usual one.
+    # Checks the name. The path keeps the hub's spelling, which may differ.
     preparing.dataset_name(dataset)
     wanted.append((dataset, preparing.split_name(split)))
   names = [f"{dataset}/{split}.jsonl" for dataset, split in wanted]
@@ -334,7 +338,7 @@ def fetch(
 
 
 def table(parts: preparing.Parts, mixed: Sequence[preparing.Entry]) -> str:
-  """What became of the rows, one line a dataset and split."""
+  """Formats the counts of rows, one line per dataset and split."""
   lines = [f"{'':24} {'read':>8} {'kept':>8}  dropped, mended"]
   for name, part in parts.items():
     noted = [f"{n} {why}" for why, n in sorted(part.dropped.items())]

@@ -1,4 +1,4 @@
-"""One line that says what runs, how fast, and how long it still takes."""
+"""A progress line: what is done, how fast, and the time left."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Line:
     self._printed = float("-inf")
 
   def tick(self, done: int, note: str = "") -> None:
-    """`done` of the total are done; the last one is always printed."""
+    """Reports that `done` items are done; always prints the last one."""
     now = self._clock()
     if self._first is None:
-      # A resumed run starts in the middle: rate counts from here.
+      # A resumed run starts in the middle, so the rate counts from here.
       self._first = max(done - 1, 0)
     if now - self._printed < self._every and done < self._total:
       return
@@ -45,6 +45,6 @@ class Line:
 
 
 def duration(seconds: float) -> str:
-  """Minutes and seconds, as 3:07."""
+  """Formats seconds as minutes and seconds, such as 3:07."""
   minutes, rest = divmod(round(seconds), 60)
   return f"{minutes}:{rest:02d}"

@@ -3,10 +3,10 @@
     python -m launch.quickstart            # `make quickstart`
     python -m launch.quickstart --full     # every budget, full n, 3 seeds
 
-Every command is printed as it starts, so that it can be run by hand. Two run
-at a time, each on one thread; their own output goes to `<run>/logs/`. Stages
-that are done (their result stands) are not run again, whatever has changed
-since: remove the folder to start over.
+Each command is printed when it starts, so that you can run it by hand. Two run
+at a time, each on one thread; their output goes to `<output>/logs/`. A stage
+whose result exists is not run again, even if the code or the configuration has
+changed: remove the folder to start over.
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ _LABELS = {
 
 
 def plan(root: pathlib.Path, *, full: bool) -> list[jobs_lib.Job]:
-  """The jobs in order of preference: trainings first, report last."""
+  """Returns the jobs in the order to start them: trainings first, report last.
+
+  Args:
+    root: folder of the quickstart.
+    full: whether to run every budget, all questions and three seeds.
+  """
   seeds = (42, 43, 44) if full else (42,)
   trainings, evaluations = [], []
   for seed in seeds:
@@ -159,13 +164,13 @@ def _report(
     tuple(job.name for job in jobs),
     again=True,
     shows=True,
-    # They hold all other commands, which were shown already.
+    # The notes contain all other commands, which were already shown.
     quiet=("--notes=",),
   )
 
 
 def define_flags() -> None:
-  """The command's flags; only the command that runs defines them."""
+  """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_string("output", "runs/quickstart", "Folder.")
   flags.DEFINE_bool(
     "full", False, "Every budget, full n, three training seeds."
@@ -187,7 +192,7 @@ def main(argv) -> None:
 
 
 def _load() -> str:
-  """Processes that wanted to run, on average, in the last minute."""
+  """Returns the load average of the last minute."""
   return f"{os.getloadavg()[0]:.1f}"
 
 

@@ -3,8 +3,9 @@ r"""Reports how often indexes find the gold passages of questions.
     python -m launch.recall --index=indexes/bm25,indexes/e5 \
         --questions=hotpotqa_dev.jsonl,musique_dev.jsonl [--k=3]
 
-Several indexes of one corpus are measured one by one and fused by reciprocal
-ranks. Questions are FlashRAG's JSON lines with `metadata.gold_doc_ids`.
+Several indexes of one corpus are measured separately and then fused by
+reciprocal ranks. Questions are JSON lines in FlashRAG's format with
+`metadata.gold_doc_ids`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from launch import parts
 
 
 def define_flags() -> None:
-  """The command's flags; only the command that runs defines them."""
+  """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_list("index", None, "Folders of indexes.", required=True)
   flags.DEFINE_list("questions", None, "JSON lines.", required=True)
   flags.DEFINE_integer("k", 3, "Passages a question.", 1)

@@ -1,16 +1,17 @@
-r"""Plays the paper's run in small, every command of it, on a CPU.
+r"""Runs every command of the paper's experiment at a small size on a CPU.
 
     python -m launch.rehearsal --family=qwen2_5 --tokenizer=DIR \
         --questions=DIR --corpus=FILE --output=runs/rehearsal
 
-Questions as `launch.prepare_data --folder` takes them, the corpus as
-`launch.build_index` does, the tokenizer from a folder of the family's. The
-policy is random, so nothing is learnt: what is shown is that the parts fit.
-Training is killed once (SIGKILL) and goes on from its checkpoint. Where torch
-is installed, transformers reads the exported policy; elsewhere that step is
-left out, and the first and the last line say so. Each command
-is printed as it starts; with other paths, and configs/qwen2_5_7b.py or another
-in the place of configs/rehearsal.py, they are the paper's run.
+--questions is a folder for `launch.prepare_data --folder`, --corpus a file for
+`launch.build_index`, and --tokenizer a folder with a tokenizer of the family.
+The policy is random, so nothing is learnt; the rehearsal shows that the parts
+work together. Training is killed once (SIGKILL) and resumes from its
+checkpoint. If torch is installed, transformers reads the exported policy;
+otherwise that step is left out, and the first and the last line say so. Each
+command is printed when it starts. With other paths, and with
+configs/qwen2_5_7b.py or another instead of configs/rehearsal.py, the commands
+are the paper's experiment.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from configs import rehearsal
 from launch import flags as launch_flags
 from launch import progress, shipped
 
-_DEADLINE = 600.0  # Seconds of a command.
-_GRACE = 20.0  # Seconds to end in.
+_DEADLINE = 600.0  # Seconds that a command may take.
+_GRACE = 20.0  # Seconds between SIGTERM and SIGKILL.
 _POLL = 0.02
 _ADDRESS = re.compile(r"at (http://\S+)")
-# Those that take flags about the process.
+# The commands that accept --threads and --cache.
 _COMPUTING = {
   "launch.train",
   "launch.evaluate",
@@ -55,7 +56,7 @@ print(repr(codec.decode(policy.generate(**prompt, max_new_tokens=8)[0])))
 
 
 def define_flags() -> None:
-  """The command's flags; only the command that runs defines them."""
+  """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_enum("family", None, [*rehearsal.FAMILIES], "Of the policy.")
   flags.DEFINE_string("tokenizer", None, "Folder with the real tokenizer.")
   flags.DEFINE_string("questions", None, "Folder of question files.")
@@ -107,20 +108,20 @@ def play(
   cache: str,
   reload: bool,
 ) -> None:
-  """Plays all of it in `root`.
+  """Runs the rehearsal in `root`.
 
   Args:
-    root: folder to make.
-    family: of the policy, one of `rehearsal.FAMILIES`.
+    root: the folder to create.
+    family: family of the policy, one of `rehearsal.FAMILIES`.
     tokenizer: folder with the family's tokenizer.
     questions: folder of question files.
     corpus: file of passages.
     cache: folder of compiled programs.
-    reload: whether transformers reads the export, which takes torch.
+    reload: whether transformers reads the export, which needs torch.
 
   Raises:
     RuntimeError: a command failed.
-    ValueError: a tokenizer that is not of the family.
+    ValueError: the tokenizer does not belong to the family.
   """
   config = f"--config=configs/rehearsal.py:{family}"
   run, export = root / "run", root / "export"
@@ -183,7 +184,7 @@ def _make_policy(
 
 
 class _Stage:
-  """Runs commands one after the other; each has its log."""
+  """Runs commands one after the other, each with its own log."""
 
   def __init__(self, root: pathlib.Path, process: Sequence[str]):
     self._logs, self._process = root / "logs", list(process)
@@ -191,11 +192,11 @@ class _Stage:
     self._count = 0
 
   def __call__(self, module: str, *arguments: str) -> None:
-    """Runs a command of ours."""
+    """Runs a command of the project."""
     self._finish(*self._start(module, ["-m", module, *arguments]))
 
   def killed(self, module: str, *arguments: str, once: pathlib.Path) -> None:
-    """Kills it as soon as a file is there."""
+    """Starts a command and kills it as soon as the path `once` exists."""
     process, log = self._start(module, ["-m", module, *arguments])
     with _ended(process):
       _wait(process, log, once.exists)
@@ -204,7 +205,7 @@ class _Stage:
 
   @contextlib.contextmanager
   def service(self, *arguments: str) -> Iterator[str]:
-    """A retriever on a free port; gives its address."""
+    """Runs a retriever on a free port and yields its address."""
     module = "launch.serve_retriever"
     process, log = self._start(module, ["-m", module, *arguments, "--port=0"])
     with _ended(process):
@@ -212,7 +213,7 @@ class _Stage:
       yield _ADDRESS.search(log.read_text())[1]
 
   def reload(self, folder: pathlib.Path) -> None:
-    """Has transformers read the exported policy and continue a text."""
+    """Loads the exported policy with transformers and continues a text."""
     self._finish(*self._start("transformers", ["-c", _RELOAD, str(folder)]))
 
   def _start(
@@ -228,7 +229,7 @@ class _Stage:
         [sys.executable, *command],
         stdout=file,
         stderr=subprocess.STDOUT,
-        # Ctrl-C reaches it through this process alone.
+        # In its own session, so that Ctrl-C reaches it only through us.
         start_new_session=True,
       )
     return process, log
@@ -246,7 +247,7 @@ class _Stage:
 
 @contextlib.contextmanager
 def _ended(process: subprocess.Popen) -> Iterator[None]:
-  """The process does not outlive this."""
+  """Ends the process on exit, if it still runs."""
   try:
     yield
   finally:
@@ -262,7 +263,7 @@ def _ended(process: subprocess.Popen) -> Iterator[None]:
 def _wait(
   process: subprocess.Popen, log: pathlib.Path, there: Callable[[], object]
 ) -> None:
-  """Until something is there; the process has to live so long."""
+  """Waits until `there()` is true; raises if the process ends or hangs."""
   end = time.monotonic() + _DEADLINE
   while not there():
     if process.poll() is not None or time.monotonic() > end:

@@ -2,15 +2,15 @@ r"""Writes the report of one or more runs: one page, its numbers, its tables.
 
     python -m launch.report runs/a runs/b --output=runs/report/report.html
 
-An argument is the folder of a run with `evaluation/<name>/` inside, or of one
-evaluation, or `label=folder`; folders of several seeds make one row, joined by
-`+`. The first row is the system under test. Beside the page are report.json,
-tables.md and a CSV file for each table, so give them a folder of their own.
-Without --output that folder is `report/` inside the run of the first row.
+An argument is the folder of a run that contains `evaluation/<name>/`, the
+folder of one evaluation, or `label=folder`. Folders of several seeds joined by
+`+` make one row. The first row is the system under test. report.json, tables.md
+and a CSV file for each table are written beside the page, so give it its own
+folder. The default is `report/` inside the run of the first row.
 
-The page needs no network and runs no script but its own (its content security
-policy says so to the browser). It prints across; a table of more than 60 lines
-is printed if it was opened before.
+The page needs no network and runs no script but its own, which its content
+security policy enforces. It prints in landscape; a table of more than 60 lines
+is printed only if it is open.
 
 Rows and training runs can also be named one by one, as other commands do:
 
@@ -20,11 +20,11 @@ Rows and training runs can also be named one by one, as other commands do:
         --controls="No tool reward" --tables="No tool reward=tool" \
         --training="AnySearch=runs/q/anysearch,No tool reward=runs/q/no_tool"
 
-`--figure=FILE.svg` writes no report but one picture: accuracy and searches of
-all rows against the budget, readable on white and on dark ground.
+`--figure=FILE.svg` writes a single picture instead of the report: accuracy and
+searches of all rows against the budget, for light and dark backgrounds.
 
-Labels and folders may hold `=` and `+`: the longest end of an item that names
-existing folders is read as folders, the text before it as the label.
+Labels and folders may contain `=` and `+`: the longest suffix of an item that
+names existing folders is read as folders, and the text before it as the label.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _GROUP_FILES = 3  # Rollouts of a training run that the browser shows.
 
 
 def parse_tables(items: Sequence[str]) -> dict[str, str]:
-  """Reads `label=ablation` items. Raises ValueError with a sentence."""
+  """Parses `label=ablation` items. Raises ValueError if one is invalid."""
   found = {}
   for item in items:
     label, separator, table = item.rpartition("=")
@@ -166,7 +166,7 @@ def _draw(
 
 @contextlib.contextmanager
 def _writing(output: pathlib.Path) -> Iterator[None]:
-  """Ends the command with a sentence where the report cannot be written."""
+  """Exits with an error message if the report cannot be written."""
   try:
     yield
   except OSError as error:
@@ -177,7 +177,7 @@ def _writing(output: pathlib.Path) -> Iterator[None]:
 
 
 def parse_prices(items: Sequence[str]) -> costs.Prices | None:
-  """Three numbers, or none. Raises ValueError with a sentence."""
+  """Parses three prices; None without items. Raises ValueError otherwise."""
   if not items:
     return None
   try:
@@ -192,7 +192,7 @@ def parse_prices(items: Sequence[str]) -> costs.Prices | None:
 def groups_of(
   runs: dict[str, pathlib.Path],
 ) -> list[trajectories.Sample]:
-  """The last rollouts that each run recorded, with reward and advantage."""
+  """Returns each run's last recorded rollouts, with rewards and advantages."""
   found = []
   for label, folder in runs.items():
     paths = sorted((folder / "trajectories").glob("rollout-*.jsonl"))
@@ -203,9 +203,9 @@ def groups_of(
 
 
 def _scored(path: pathlib.Path) -> list[metrics.Episode]:
-  """The trajectories of a file that earned something, as episodes.
+  """Returns a file's trajectories that have an advantage, as episodes.
 
-  Their `seed` is the rollout's number.
+  Their `seed` is the number of the rollout.
   """
   rollout = int(path.stem.rpartition("-")[2])
   groups = map(json.loads, path.read_bytes().splitlines())

@@ -12,7 +12,7 @@ from anysearch_jax import types
 
 KINDS = ("lexical", "index", "http", "web")
 _FIELDS = {"index": "index", "http": "url", "web": "web"}
-# What else the kinds take, if it is given.
+# Optional fields, and the kinds that accept them.
 _EXTRAS = {
   "encoder": ("index",),
   "engine": ("web",),
@@ -20,18 +20,19 @@ _EXTRAS = {
   "key_variable": ("http", "web"),
 }
 _LOG_MODES = ("record", "replay", "strict")
-# Who makes passages up, or reads them, other than a model at an address.
+# Values of `simulated` and `refined` that are not the address of a model.
 _WITHOUT_ADDRESS = ("", "world", "policy")
 
 
 class Named:
-  """A retriever under its identity, whose failures are `types.RetrievalError`.
+  """A retriever with an identity, whose failures are `types.RetrievalError`.
 
-  All but a miss of a log that is to hold every answer: that one ends the run.
+  The exception is a `MissError` of a log that must contain every answer: it is
+  passed on unchanged and ends the run.
 
   Args:
-    retriever: answers by `search_many`.
-    identity: JSON values; equal ones answer alike.
+    retriever: the wrapped retriever, called by `search_many`.
+    identity: JSON values; retrievers with equal values give equal answers.
   """
 
   def __init__(self, retriever: Any, identity: Any):
@@ -43,14 +44,14 @@ class Named:
     }
 
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
-    """What answers come from, with its hash."""
+    """Returns the identity and its hash, the same for all corpora."""
     del corpora
     return self._identity
 
   async def search(
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
-    """Answers one query. Raises `types.RetrievalError` when it cannot."""
+    """Answers one query. Raises `types.RetrievalError` if that fails."""
     (answer,) = await self.search_many([request])
     if isinstance(answer, Exception):
       raise answer
@@ -59,7 +60,7 @@ class Named:
   async def search_many(
     self, requests: Sequence[types.SearchRequest]
   ) -> list[Sequence[types.Passage] | Exception]:
-    """Answers in the order of the requests; see `searching.BatchRetriever`."""
+    """Returns answers in request order; see `searching.BatchRetriever`."""
     from anysearch_jax.host.http import errors
 
     def told(answer: Any) -> Any:
@@ -77,10 +78,10 @@ class Named:
 
 
 def validate(c: config_lib.RetrievalConfig) -> None:
-  """Refuses values that do not belong together.
+  """Checks that the values of a retrieval configuration fit together.
 
   Raises:
-    ValueError: what was found, what was expected.
+    ValueError: a value is invalid or contradicts another.
   """
   if c.kind not in KINDS:
     raise ValueError(
@@ -113,10 +114,10 @@ def validate(c: config_lib.RetrievalConfig) -> None:
 
 
 def _validate_secrets(c: config_lib.RetrievalConfig) -> None:
-  """Refuses keys in a configuration, which is stored with a run.
+  """Checks that a configuration, which is stored with a run, has no keys in it.
 
   Raises:
-    ValueError: a sentence that does not show them.
+    ValueError: a URL or a variable name is invalid; no key is shown.
   """
   from anysearch_jax.host.http import redaction
 
@@ -139,7 +140,7 @@ def _validate_secrets(c: config_lib.RetrievalConfig) -> None:
 
 
 def _validate_models(c: config_lib.RetrievalConfig) -> None:
-  """Raises ValueError, as `validate`."""
+  """Checks the fields of simulated and refined passages, as `validate`."""
   addresses = 0
   for field in ("simulated", "refined"):
     found = getattr(c, field)
@@ -178,17 +179,17 @@ def _validate_models(c: config_lib.RetrievalConfig) -> None:
 
 
 def make(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
-  """What `config.retrieval` names.
+  """Returns the retriever that `config.retrieval` names.
 
-  One that asks the policy itself is given its engine by whoever plays
-  (`text_model.attach`).
+  A retriever that asks the policy itself gets the engine later, from the code
+  that plays the episodes (`text_model.attach`).
 
   Args:
-    config: of the run.
-    lexical: of the questions' own source.
+    config: configuration of the run.
+    lexical: the retriever of the source of the questions, for kind "lexical".
 
   Raises:
-    ValueError: what was found, what was expected.
+    ValueError: the configuration is invalid or the retriever cannot be opened.
   """
   validate(config.retrieval)
   c = config.retrieval
@@ -203,7 +204,10 @@ def make(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
 
 
 def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
-  """Made-up passages; what is real is asked by the world's script only."""
+  """Returns a retriever that makes passages up.
+
+  Only the world's script also searches the real passages, in `lexical`.
+  """
   from anysearch_jax.generative_retrieval import simulation
   from anysearch_jax.world import world, world_retrieval
 
@@ -227,7 +231,7 @@ def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
 
 
 def _refined(config: config_lib.ExperimentConfig, retriever: Any) -> Any:
-  """What helps of what `retriever` finds."""
+  """Returns a retriever that refines the passages which `retriever` finds."""
   from anysearch_jax.generative_retrieval import refining
   from anysearch_jax.methods import systems
   from anysearch_jax.world import world_retrieval
@@ -244,7 +248,7 @@ def _refined(config: config_lib.ExperimentConfig, retriever: Any) -> Any:
 
 
 def _model(config: config_lib.ExperimentConfig, name: str) -> Any:
-  """The policy's own engine, or a model at an address."""
+  """Returns the policy's own engine, or a model at an address."""
   from anysearch_jax.generative_retrieval import text_model
   from anysearch_jax.methods import systems
 
@@ -256,11 +260,11 @@ def _model(config: config_lib.ExperimentConfig, name: str) -> Any:
 
 
 def _real(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
-  """A retriever of passages that are there."""
+  """Returns a retriever of existing passages, with its log if there is one."""
   c = config.retrieval
   if c.kind == "lexical" and not c.log:
     return lexical
-  # A log answers by itself in this mode.
+  # A strict log answers alone, so no retriever is opened.
   offline = bool(c.log) and c.log_mode == "strict"
   retriever, identity = (None, None) if offline else _make(config, lexical)
   if c.log:
@@ -278,7 +282,7 @@ def _real(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
 
 
 def _make(config: config_lib.ExperimentConfig, lexical: Any) -> tuple[Any, Any]:
-  """A retriever and its identity."""
+  """Returns a retriever and its identity."""
   c = config.retrieval
   if c.kind == "lexical":
     return lexical, {"kind": "bm25", "world_seed": config.data.world_seed}

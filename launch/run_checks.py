@@ -1,4 +1,4 @@
-"""What a configuration needs: devices, room, questions, retriever, servers."""
+"""Checks of a configuration: devices, space, data, retriever and servers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _QUESTION = types.Question("doctor", "Which river flows through Paris?", ("",))
 
 
 def configuration(config: config_lib.ExperimentConfig) -> checks.Finding:
-  """Whether it can run at all."""
+  """Checks that the configuration is valid."""
   validation.validate(config)
   return checks.ok(f"{config.name} is one that can run")
 
@@ -41,7 +41,7 @@ def mesh(
   config: config_lib.ExperimentConfig,
   processes: int,
 ) -> checks.Finding:
-  """Whether the devices bear the mesh."""
+  """Checks that there are enough devices for the mesh."""
   import jax
 
   m = config.mesh
@@ -64,7 +64,7 @@ def mesh(
 def memory(
   a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
 ) -> Iterator[checks.Finding]:
-  """The least that a device holds against what it has."""
+  """Compares the minimum memory of a device with what the device has."""
   takes = footprint.of(a, config)
   apart = bool(config.mesh.rollout) and not (
     set(config.mesh.rollout) & set(config.mesh.trainer)
@@ -76,7 +76,7 @@ def memory(
   if has is None:
     has, where = free, "free RAM"
     m = config.mesh
-    least *= m.fsdp * m.tensor  # All of them are in it.
+    least *= m.fsdp * m.tensor  # All shards share the RAM.
   said = f"at least {checks.size(least)}, before activations"
   if has is None:
     yield checks.warning(
@@ -108,7 +108,7 @@ def disk(
   config: config_lib.ExperimentConfig,
   folder: pathlib.Path,
 ) -> checks.Finding:
-  """Room for checkpoints, the export and trajectories."""
+  """Checks the disk space for checkpoints, the export and trajectories."""
   takes = footprint.of(a, config)
   there = sum(
     path.stat().st_size
@@ -129,7 +129,7 @@ def disk(
 
 
 def output(folder: pathlib.Path) -> checks.Finding:
-  """Whether a run may write there."""
+  """Checks that a run can write to the folder and that no other run does."""
   nearest = _nearest(folder)
   if who := run_lock.holder(folder / run_lock.NAME):
     return checks.problem(
@@ -149,7 +149,7 @@ def output(folder: pathlib.Path) -> checks.Finding:
 def handed_over(
   a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
 ) -> checks.Finding:
-  """Room for the weights that SGLang servers read."""
+  """Checks the space for the weights that SGLang servers read."""
   takes = footprint.of(a, config).handed
   where = _nearest(
     sglang_weights.folder(config.sglang.weights, config.sglang.urls)
@@ -170,7 +170,7 @@ def handed_over(
 
 
 def data(config: config_lib.ExperimentConfig) -> Iterator[checks.Finding]:
-  """The questions; prepared ones are read whole and their hashes compared."""
+  """Checks the questions; reads prepared ones whole and compares the hashes."""
   if config.data.source != "prepared":
     parts.source(config)
     yield checks.ok(f"{config.data.source}: its questions are made as needed")
@@ -202,7 +202,7 @@ def data(config: config_lib.ExperimentConfig) -> Iterator[checks.Finding]:
 def retriever(
   config: config_lib.ExperimentConfig, *, ask_web: bool
 ) -> Iterator[checks.Finding]:
-  """Whether it answers, and how fast; its log is not written to."""
+  """Checks that the retriever answers, and how fast; does not write its log."""
   c = config.retrieval
   if c.log:
     yield _log(c)
@@ -215,7 +215,7 @@ def retriever(
     questions = source.evaluation_questions(
       config.evaluation.datasets, _QUERIES
     )[:_QUERIES] or [_QUESTION]
-  except ValueError:  # Another check is of the questions.
+  except ValueError:  # Reported by the check of the questions.
     if c.kind == "lexical":
       raise
   live = dataclasses.replace(
@@ -224,7 +224,7 @@ def retriever(
       c,
       log="",
       log_mode="record",
-      # These answer episodes only.
+      # Simulated and refined passages need the context of an episode.
       simulated="",
       refined="",
       model=config_lib.TextModelConfig(),
@@ -239,7 +239,7 @@ def retriever(
 
 
 def servers(config: config_lib.ExperimentConfig) -> Iterator[checks.Finding]:
-  """SGLang servers: health, context, what they serve; nothing is changed."""
+  """Checks the SGLang servers' health, context and weights; changes nothing."""
   client, each_one = sglang_server.connect(config.sglang, Counter())
   background = sglang_server.Background()
   try:
@@ -308,7 +308,7 @@ def _asked(
 
 
 def _log(c: config_lib.RetrievalConfig) -> checks.Finding:
-  """A log is opened as for reading."""
+  """Checks that the log can be read."""
   if not pathlib.Path(c.log).exists() and c.log_mode != "strict":
     return checks.ok(f"log {c.log}: not there yet, the run makes it")
   try:
@@ -322,10 +322,10 @@ def _log(c: config_lib.RetrievalConfig) -> checks.Finding:
 
 
 def _nearest(folder: pathlib.Path) -> pathlib.Path:
-  """Returns the folder, or the existing one that it will be made in.
+  """Returns the folder, or its nearest parent that exists.
 
   Raises:
-    ValueError: a file is in the way.
+    ValueError: that path is a file.
   """
   folder = folder.absolute()
   found = next(path for path in (folder, *folder.parents) if path.exists())

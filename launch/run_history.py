@@ -1,8 +1,9 @@
-"""What a run folder notes of its run, and of how it changed.
+"""The record of a run in its folder, and of its changes.
 
-`config.json` is the configuration of the newest start, `provenance.json` what
-that start learned from. Its `changes` lists what differed at each start that
-resumed: the rollout from which it holds, and each setting's old and new value.
+`config.json` is the configuration of the latest start, `provenance.json` the
+policy, questions, retriever and packages of the run. Its `changes` has an entry
+for each resumed start that differed: the rollout from which the change holds,
+and each setting's old and new value.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from anysearch_jax.config import values as config_values
 from anysearch_jax.host import disk, json_files
 
 _CONFIG, _PROVENANCE = "config.json", "provenance.json"
-# What a run is trained on; other answers to its searches are a change of
-# learning, because the same corpus may be served at another address.
+# A run cannot resume with another policy or other questions. Another retriever
+# is only a change of learning, because its identity may change although the
+# corpus is the same, for example with the address of the server.
 _IDENTITY = ("policy", "questions")
 
 
@@ -30,19 +32,20 @@ def begin(
   *,
   allow: bool,
 ) -> None:
-  """Makes the run folder, or checks that its run may resume.
+  """Creates the run folder, or checks that the run in it may resume.
 
-  Nothing of a run that is there changes: `resumed` does that, once the
-  checkpoint was looked at too.
+  An existing run is not modified here: `resumed` does that after the checkpoint
+  has been checked too.
 
   Args:
-    folder: of the run.
-    config: of this start.
-    provenance: as `parts.provenance` gives it.
-    allow: whether settings of learning may change.
+    folder: folder of the run.
+    config: configuration of this start.
+    provenance: the result of `parts.provenance`.
+    allow: whether learning settings may change.
 
   Raises:
-    ValueError: the folder holds another run, or one that learned otherwise.
+    ValueError: the folder contains another run, or learning settings differ
+      and `allow` is false.
   """
   folder.mkdir(parents=True, exist_ok=True)
   check(folder, config, allow=allow)
@@ -59,10 +62,10 @@ def begin(
 def check(
   folder: pathlib.Path, config: config_lib.ExperimentConfig, *, allow: bool
 ) -> None:
-  """Checks a configuration against that of the folder's run, if there is one.
+  """Compares a configuration with that of the folder's run, if there is one.
 
   Raises:
-    ValueError: as `begin`.
+    ValueError: as for `begin`.
   """
   path = folder / _CONFIG
   if path.is_file():
@@ -79,17 +82,18 @@ def resumed(
   rollout: int,
   changes: Sequence[config_changes.Change],
 ) -> list[config_changes.Change]:
-  """Has the folder tell of this start, and keeps what was there in `changes`.
+  """Records this start in the run folder, and the differences in `changes`.
 
   Args:
-    folder: of the run, which `begin` has checked.
-    config: of this start.
-    provenance: of this start.
-    rollout: the first one that it trains on.
-    changes: what differs from the checkpoint that it resumes from.
+    folder: folder of the run, which `begin` has checked.
+    config: configuration of this start.
+    provenance: provenance of this start.
+    rollout: the first rollout that this start trains on.
+    changes: differences from the checkpoint that it resumes from.
 
   Returns:
-    What differs from the start before, or else from the checkpoint.
+    The settings that differ from the previous start or, if none do, from the
+    checkpoint; then the sources that differ.
   """
   noted = json_files.read(folder / _PROVENANCE)
   before = json_files.read(folder / _CONFIG)
@@ -102,15 +106,15 @@ def resumed(
     "rollout": rollout,
     "settings": {c.path: [c.old, c.new] for c in changed},
   }
-  # A start that was killed before its first checkpoint made the same change.
+  # A start that was killed before its first checkpoint noted the same change.
   if changed and entry not in history[-1:]:
     history.append(entry)
-  # First, because a change that is not noted yet is found again by the
-  # checkpoint.
+  # config.json comes first: if the process dies between the two writes, the
+  # next start finds the change again by comparing with the checkpoint.
   _write(folder / _CONFIG, config_values.to_dict(config))
   _write(
     folder / _PROVENANCE,
-    # The packages are those of the first start.
+    # The packages remain those of the first start.
     {**noted, **provenance, "packages": noted["packages"]}
     | ({"changes": history} if history else {}),
   )
@@ -120,9 +124,9 @@ def resumed(
 def _sources(
   noted: Mapping[str, Any], provenance: Mapping[str, Any]
 ) -> list[config_changes.Change]:
-  """What a start learns from that the one before did not.
+  """Returns the changes of policy, questions and retriever between two starts.
 
-  Folders may move: what lies in them is compared by its hash.
+  Folders may move, because their contents are compared by hash.
   """
   found = []
   for name in (*_IDENTITY, "retriever"):
@@ -144,7 +148,7 @@ def _sources(
 
 
 def _write(path: pathlib.Path, values: Mapping[str, Any]) -> None:
-  """Writes a JSON file, unless it holds these values already."""
+  """Writes a JSON file, unless it already contains these values."""
   text = json.dumps(values, indent=2) + "\n"
   if not path.is_file() or path.read_text() != text:
     disk.write_whole(path, text)

@@ -10,9 +10,9 @@ Each input line is one group:
        {"spans": [{"author": "model" | "environment", "text": str}, ..],
         "searches": int, "generated_tokens": int, "failed": bool}, ..]}
 
-`failed` may be left out (false); keys beyond these, and those of --scorer
-below, are ignored. Output line n scores input line n, its trajectories in the
-same order:
+`failed` is optional (default false). Other keys are ignored, except those that
+--scorer needs (see below). Output line n has the scores of input line n, with
+its trajectories in the same order:
 
     {"trajectories": [
        {"answer": str | null, "em": 0 | 1, "format": 0 | 1, "length": float,
@@ -20,28 +20,29 @@ same order:
         "total": float, "advantage": float}, ..]}
 
 `length` is R_length and `tool` is r_abs * r_rel, both unweighted; `gamma` is
-gamma_q, one value for the group. A failed trajectory gets null for every key
-and is left out of the group's statistics. Without --config the paper's weights
+gamma_q, one value for the group. A failed trajectory has null for every key and
+is excluded from the group's statistics. Without --config the paper's weights
 apply.
 
 --scorer=official adds `official_em` and `official_f1` to each trajectory: the
-score that the published evaluation script of the question's data set gives its
-answer, or null for a set without a script. A group then needs `dataset`, the
-name that launch.prepare_data gives the set, and it needs `official_answers`
-where the script accepts other answers than `golden_answers`. Groups that
-training recorded have both.
+score of its answer by the published evaluation script of the data set, or null
+if the set has no script. A group then needs `dataset`, the name that
+launch.prepare_data gives the set, and also `official_answers` if the script
+accepts other answers than `golden_answers`. Groups that training recorded have
+both.
 
-The reward is AnySearch's. That of another system (`method.name`), which may
-look at more than a file has, stands in the files that its training wrote: each
-trajectory has `answer`, `em`, `format`, `reward`, its `parts` and `advantage`.
+The reward is AnySearch's. The rewards of other systems (`method.name`) may need
+more than these files contain; they are in the files that training wrote, where
+each trajectory has `answer`, `em`, `format`, `reward`, its `parts` and
+`advantage`.
 
-`searches` is taken as recorded: where it disagrees with the text the format is
-0 and the rewards use `searches`; above the budget r_abs is negative, as its
+`searches` is used as recorded: if it disagrees with the text, the format is 0
+and the rewards still use `searches`. Above the budget r_abs is negative, as its
 equation says.
 
-A malformed line (a blank one too) is named on standard error with what is
-wrong; the exit code is 2 and no output is written. An output file of an earlier
-run is replaced on success only.
+A malformed (or blank) line is reported on standard error with its number; the
+exit code is 2 and no output is written. An existing output file is replaced
+only on success.
 """
 
 from __future__ import annotations
@@ -78,12 +79,12 @@ _NAMES = {
   str: "a string",
 }
 _FLOATS = ("length", "r_abs", "r_rel", "tool", "gamma", "total", "advantage")
-_LARGEST = 2**31 - 1  # Counts become int32.
+_LARGEST = 2**31 - 1  # Counts are stored as int32.
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordedTrajectory:
-  """One trajectory of a file: what scoring needs of `types.Trajectory`."""
+  """One trajectory of a file: what scoring needs of a `types.Trajectory`."""
 
   spans: tuple[types.Span, ...]
   searches: int
@@ -93,7 +94,7 @@ class RecordedTrajectory:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedGroup:
-  """One line of a file: what scoring needs of `types.Group`."""
+  """One line of a file: what scoring needs of a `types.Group`."""
 
   golden_answers: tuple[str, ...]
   budget: int
@@ -104,7 +105,7 @@ class RecordedGroup:
 
 
 def parse_group(line: bytes, *, scorer: str = "paper") -> RecordedGroup:
-  """Reads one input line. Raises ValueError with a sentence."""
+  """Parses one input line. Raises ValueError if it is malformed."""
   try:
     record = json.loads(line.decode(), parse_constant=_refuse_constant)
   except RecursionError:
@@ -127,7 +128,7 @@ def parse_group(line: bytes, *, scorer: str = "paper") -> RecordedGroup:
 
 
 def _of_script(record: dict) -> dict[str, Any]:
-  """What the official scorer needs of a group."""
+  """Returns the fields of a group that only the official scorer needs."""
   name = official_scoring.ANSWERS
   return {
     "dataset": _member(record, "dataset", str, ""),
@@ -138,7 +139,7 @@ def _of_script(record: dict) -> dict[str, Any]:
 def score_group(
   group: RecordedGroup, config: config_lib.ExperimentConfig
 ) -> list[dict[str, Any]]:
-  """Scores one group; a failed trajectory's values are all None."""
+  """Returns one group's scores; all values of a failed trajectory are None."""
   verdicts = [
     scoring.judge(
       trajectory.spans,
@@ -161,7 +162,7 @@ def score_group(
       )
       for verdict in verdicts
     ]
-  # Padded to a power of two: few group sizes are compiled.
+  # Padded to a power of two, so that few group sizes are compiled.
   padded = 1 << (size - 1).bit_length()
   columns = np.zeros((4, padded), np.int32)
   columns[:, :size] = [
@@ -172,8 +173,8 @@ def score_group(
   ]
   valid = np.zeros(padded, np.bool_)
   valid[:size] = [not item.failed for item in group.trajectories]
-  # Rewards that differ by one token differ by less than float32 resolves once
-  # the group's spread divides them.
+  # Rewards of trajectories that differ by one token differ very little, and
+  # dividing by the group's spread would amplify float32 rounding.
   with jax.enable_x64(True):
     reward, advantage = jax.device_get(
       _score(*columns, np.int32(group.budget), valid, config=config)
@@ -214,11 +215,12 @@ def score_file(
   target: pathlib.Path,
   config: config_lib.ExperimentConfig,
 ) -> None:
-  """Scores every line of `source` into `target`, all or nothing.
+  """Scores every line of `source` into `target`, which is written whole.
 
   Raises:
-    ValueError: a malformed line, by its number; another system's rewards.
-    OSError: a file that cannot be read or written.
+    ValueError: a line is malformed (the message has its number), or the
+      configuration is of another system than AnySearch.
+    OSError: a file cannot be read or written.
   """
   if config.method.name != "anysearch":
     raise ValueError(
@@ -290,7 +292,7 @@ def _count(record: dict, key: str, where: str) -> int:
 
 
 def _typed(value: Any, kind: type, where: str) -> Any:
-  if type(value) is not kind:  # A bool is no int.
+  if type(value) is not kind:  # `isinstance` would accept a bool as an int.
     raise ValueError(
       f"{where}: found {reprlib.repr(value)}, expected {_NAMES[kind]}."
     )

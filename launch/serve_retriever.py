@@ -1,19 +1,21 @@
-r"""Serves an index over HTTP, for this project's client and those of others.
+r"""Serves an index over HTTP, for this project's client and for other clients.
 
     python -m launch.serve_retriever --index=indexes/e5 --port=8000
 
-Speaks the protocol of Search-R1's server, also as AnySearch's authors have it,
-and those of ZeroSearch and ReSearch; `retrieval/service/service.py` lists
-routes and errors. It is ready when GET /health answers 200. Queries of
-concurrent requests are searched together.
+Supports the protocol of Search-R1's server, its variant by AnySearch's authors,
+and the protocols of ZeroSearch and ReSearch; `retrieval/service/service.py`
+lists routes and errors. The server is ready when GET /health answers 200.
+Queries of concurrent requests are searched in one batch.
 
-Only this machine reaches it unless --host says otherwise; then give it a token:
+By default only this machine can reach the server. If you pass --host, set a
+token too:
 
     RETRIEVER_TOKEN=... python -m launch.serve_retriever --index=indexes/e5 \
         --host=0.0.0.0 --token_variable=RETRIEVER_TOKEN
 
-Ctrl-C, SIGTERM or SIGHUP stop it: it accepts nothing more, answers what is open
-within --grace seconds and exits with 0. A second signal does not wait.
+Ctrl-C, SIGTERM or SIGHUP stop the server: it accepts no more requests, answers
+open ones within --grace seconds and exits with 0. A second signal stops it
+without waiting.
 """
 
 from __future__ import annotations
@@ -36,20 +38,21 @@ from launch import parts, stopping
 from retrieval.service import connections, service
 from retrieval.service import limits as limits_lib
 
-# Longer than clients keep a connection; else they write into a closed one.
+# Seconds. Longer than clients keep idle connections; otherwise a client may
+# write into a connection that the server has just closed.
 _KEEP_ALIVE = 75
 _BACKLOG = 2048
-# Connections that asyncio accepts in one turn of the event loop. It takes as
-# many as its backlog before the first of them is looked at, so that a burst
-# takes every descriptor, however few connections are held:
+# Connections that asyncio accepts in one iteration of the event loop. It
+# accepts up to its backlog before the first connection is handled, so with a
+# large backlog a burst would use up all file descriptors despite our limit:
 # https://github.com/python/cpython/blob/3.11/Lib/asyncio/selector_events.py#L159
 _ACCEPTED = 8
-# Seconds in which a client has to read its answer.
+# Seconds within which a client must read its answer.
 _READING = 60
 
 
 class _Server(uvicorn.Server):
-  """Ends by a signal as by itself, and tells the service before."""
+  """A uvicorn server that exits normally on signals and drains the service."""
 
   def __init__(
     self,
@@ -66,7 +69,7 @@ class _Server(uvicorn.Server):
     await super().startup(sockets)
     for each in sockets or ():
       each.listen(_BACKLOG)
-    # Not before: from here on signals are heard.
+    # Printed only now, because signals are handled from here on.
     print(self._greeting, flush=True)
 
   def capture_signals(self) -> contextlib.AbstractContextManager[None]:
@@ -93,19 +96,19 @@ def serve(
   grace: float = 30.0,
   described: Mapping[str, Any] | None = None,
 ) -> None:
-  """Serves until a signal comes; see the module.
+  """Serves until a signal arrives; see the module.
 
   Args:
-    search: what answers.
-    host, port: where to listen; port 0 is any free one.
-    limits: of requests and of the queue.
-    token: that clients must have; empty for all of them.
-    grace: seconds for requests that are open at the end.
-    described: more fields of `/health`.
+    search: the index that answers.
+    host, port: the address to listen at; port 0 takes any free port.
+    limits: limits of requests and of the queue; None: the defaults.
+    token: token that clients must send; "" admits all clients.
+    grace: seconds for requests that are open when the server stops.
+    described: additional fields of `/health`.
 
   Raises:
-    OSError: it cannot listen there.
-    ValueError: this process may open too few files.
+    OSError: the server cannot listen at the address.
+    ValueError: the limit of open files of this process is too low.
   """
   limits = limits or limits_lib.Limits()
   made = service.create_app(
@@ -128,7 +131,7 @@ def serve(
     access_log=False,
     server_header=False,
     timeout_keep_alive=_KEEP_ALIVE,
-    # The service ends its requests by then; this is for slow readers.
+    # The service answers its requests by then; the rest is for slow readers.
     timeout_graceful_shutdown=int(grace) + 2,
   )
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -146,7 +149,8 @@ def serve(
       f"{descriptors} files (ulimit -n)",
     ).run(sockets=[listening])
   if running.busy:
-    # A search that nobody waits for any more; a thread cannot be ended.
+    # A search still runs though no request waits for it. Its thread cannot be
+    # ended, so the process exits around it.
     logging.getLogger(__name__).warning("left a search unfinished")
     logging.shutdown()
     sys.stdout.flush()
@@ -154,7 +158,7 @@ def serve(
 
 
 def define_flags() -> None:
-  """The command's flags; only the command that runs defines them."""
+  """Defines the command's flags; importing the module defines none."""
   default = limits_lib.Limits()
   flags.DEFINE_string("index", None, "Folder of the index.", required=True)
   flags.DEFINE_string(
@@ -233,7 +237,7 @@ def main(argv) -> None:
     index = opening.open_index(f.index, encoder=f.encoder, verify=f.verify)
   except ValueError as error:
     sys.exit(f"launch.serve_retriever: {error}")
-  # Loads and compiles what the first client would wait for.
+  # A first search loads and compiles, so that the first client need not wait.
   index.search(["ready"], limits.topk)
   if not token and not _is_loopback(f.host):
     print(
@@ -261,10 +265,10 @@ def main(argv) -> None:
 
 
 def _token(variable: str | None) -> str:
-  """The token in an environment variable; "" where none is named.
+  """Returns the token in an environment variable; "" if none is named.
 
   Raises:
-    ValueError: nothing in it.
+    ValueError: the variable is empty or its name is invalid.
   """
   if variable is None:
     return ""

@@ -1,4 +1,4 @@
-"""Finds the files that come with the project from any folder.
+"""Finds the project's own files from any working folder.
 
 `configs/quickstart.py`, `configs/quickstart_policy` and
 `launch/serve_sglang.sh` are named relative to the root of the repository. An
@@ -15,10 +15,11 @@ _FOLDERS = ("configs", "launch")
 
 
 def find(name: str) -> str:
-  """Returns `name`, or the shipped file of that name if there is none here.
+  """Returns `name`, or the shipped file if the current folder has none.
 
-  A file in the current folder comes first, so your own may have the same name.
-  A name that exists nowhere is returned unchanged; its reader reports it.
+  A file in the current folder comes first, so it may override a shipped one.
+  A name that exists in neither place is returned unchanged; its reader reports
+  it as missing.
   """
   path = pathlib.Path(name)
   if not path.parts or path.parts[0] not in _FOLDERS or path.exists():
@@ -27,6 +28,6 @@ def find(name: str) -> str:
 
 
 def is_shipped(name: str) -> bool:
-  """Whether `name` is a path that `find` took from the installation."""
+  """Returns whether `name` is an absolute path in the installed configs/."""
   path = pathlib.Path(name)
   return path.is_absolute() and path.is_relative_to(ROOT / "configs")

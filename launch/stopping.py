@@ -1,10 +1,10 @@
-"""One way to stop for every command: save, say so, exit with 75.
+"""One way to stop for every command: print a line, save, exit with 75.
 
-SIGINT (Ctrl-C), SIGTERM and SIGHUP (a terminal that was closed) stop a command,
-and so does an output that nobody reads any more (`| head`). The command says
-so at once, also while it compiles; what it saves is its own affair. It exits
-with `RESUME` where the same command resumes. A second signal ends it at once.
-A signal that was ignored when the command started stays ignored (`nohup`).
+SIGINT (Ctrl-C), SIGTERM and SIGHUP (a closed terminal) stop a command, and so
+does a closed output pipe (`| head`). The command prints a line at once, even
+while it compiles, and then saves what it needs. It exits with `RESUME` if the
+same command resumes. A second signal ends it at once. A signal that was ignored
+when the command started stays ignored (`nohup`).
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from typing import Any
 
 from absl import logging
 
-# Exit code of a command that the same command resumes: "try again".
+# Exit code of a stopped command that can resume: "temporary failure", 75.
 RESUME = os.EX_TEMPFAIL
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Seconds in which signals are the same request: `timeout` and service managers
-# send one to a process and again to its group, and both the kernel and the
-# shell report a terminal that is gone.
+# Signals within this many seconds count as one request: `timeout` and service
+# managers signal a process and then its group, and both the kernel and the
+# shell report a closed terminal.
 _SAME = 1.0
 _WORD = re.compile(r"stopping on \w+; it may take up to (\d+) s")
-# Seconds for a process that does not say how long it takes, and beyond what it
-# said: it ends itself before that.
+# Seconds to wait for a process that does not say how long it needs, and seconds
+# added to what it says, because it exits by itself before that.
 _SILENT, _MARGIN = 600.0, 30.0
 _POLL = 0.1
 
 
 class StoppedError(SystemExit):
-  """A signal ends the command; what it has begun is left in order."""
+  """Raised when a signal stops the command, so that cleanup code runs."""
 
 
 def _nothing(number: int, frame: Any) -> None:
-  """Takes a signal that the listening thread acts on."""
+  """Does nothing; the listening thread acts on the signal."""
 
 
 def _end_at_once(number: int) -> None:
@@ -60,16 +60,16 @@ def heard(
   *,
   handler: Callable[[int, Any], None] = _nothing,
 ) -> Iterator[None]:
-  """Has signals that ask to stop heard; for the main thread.
+  """Listens for signals that ask to stop; call in the main thread.
 
-  Python runs a signal's handler when the main thread is between two steps of
-  Python, which a compilation may keep it from for minutes. The interpreter's
-  wakeup descriptor has the number at once, and a thread reads it:
+  Python runs a signal handler only between two bytecode instructions of the
+  main thread, which a compilation can delay for minutes. The wakeup descriptor
+  receives the signal's number at once, and a thread reads it:
   https://docs.python.org/3/library/signal.html#signal.set_wakeup_fd
 
   Args:
-    first: called once, on that thread, with the first signal's number.
-    again: called there with each later one.
+    first: called once, on the listening thread, with the first signal's number.
+    again: called on that thread with each later signal's number.
     handler: called for each signal in the main thread.
   """
   listening, telling = socket.socketpair()
@@ -103,13 +103,13 @@ def heard(
 
 @contextlib.contextmanager
 def command(*, resumes: bool) -> Iterator[None]:
-  """Stops whatever runs inside, by a `StoppedError` in the main thread.
+  """Raises `StoppedError` in the main thread when a signal asks to stop.
 
   Args:
     resumes: whether the same command resumes.
 
   Raises:
-    SystemExit: with `RESUME`, or the number that a shell gives to a signal.
+    StoppedError: with exit code `RESUME`, or 128 + signal if not `resumes`.
   """
   asked: list[int] = []
 
@@ -119,7 +119,7 @@ def command(*, resumes: bool) -> Iterator[None]:
       raise StoppedError(RESUME if resumes else 128 + number)
 
   keep_output()
-  # A task that it is raised in ends with it, which asyncio calls an error.
+  # asyncio would log an error for a task that ends with this exception.
   logging.get_absl_handler().addFilter(
     lambda record: not record.exc_info or record.exc_info[0] is not StoppedError
   )
@@ -130,7 +130,7 @@ def command(*, resumes: bool) -> Iterator[None]:
     say("stopped; the same command resumes" if resumes else "stopped")
     raise
   finally:
-    # While errors of it are still ours.
+    # Flushed here, while `_Output` still handles errors of the stream.
     sys.stdout.flush()
 
 
@@ -138,11 +138,11 @@ def command(*, resumes: bool) -> Iterator[None]:
 def saving(
   stop: Callable[[], None], seconds: Callable[[], float]
 ) -> Iterator[None]:
-  """Has a signal call `stop`, which ends what runs inside when it has saved.
+  """Calls `stop` on a signal; the code inside then saves and returns.
 
   Args:
-    stop: called from another thread.
-    seconds: how long that may take; the process ends without it after that.
+    stop: asks the code inside to save and return; called on another thread.
+    seconds: returns how long that may take; after it the process exits.
   """
 
   def give_up() -> None:
@@ -176,10 +176,10 @@ def _say_stopping(number: int, seconds: float | None = None) -> None:
 
 
 def patience(lines: Sequence[str]) -> float:
-  """The seconds that a process which is told to stop may take.
+  """Returns the seconds that a stopping process may take.
 
   Args:
-    lines: the last ones that it wrote; it says there how long it takes.
+    lines: the last lines of its output, which may say how long it needs.
   """
   said = _WORD.findall("\n".join(lines))
   return (float(said[-1]) if said else _SILENT) + _MARGIN
@@ -190,12 +190,12 @@ def await_end(
   log: pathlib.Path,
   urged: Callable[[], bool] = lambda: False,
 ) -> None:
-  """Asks a process to stop and waits as long as it says that it takes.
+  """Asks a process to stop, and kills it after the time that it announces.
 
   Args:
     process: a command of this project.
-    log: what it writes.
-    urged: whether to kill it now.
+    log: the file with its output.
+    urged: returns whether to kill it now.
   """
   if process.poll() is None:
     process.terminate()
@@ -208,16 +208,16 @@ def await_end(
 
 
 def say(line: str) -> None:
-  """Prints a line to the standard error at once."""
+  """Prints a line to standard error at once."""
   print(line, file=sys.stderr, flush=True)
 
 
 def keep_output() -> None:
-  """Has standard output and error never raise: see `_Output`."""
+  """Keeps standard output and error from raising; see `_Output`."""
   for name, descriptor in (("stdout", 1), ("stderr", 2)):
     stream = getattr(sys, name)
     try:
-      # Not in tests, which take what a command prints.
+      # Tests replace the streams to capture them; leave those alone.
       if stream is None or stream.fileno() != descriptor:
         continue
     except OSError:
@@ -234,10 +234,11 @@ def keep_output() -> None:
 
 
 class _Output(io.FileIO):
-  """A standard stream whose errors do not end what writes to it.
+  """A standard stream whose errors do not raise in the code that writes to it.
 
-  Where nobody reads it any more the command is stopped, as by SIGHUP. Where
-  the disk behind it is full, lines are dropped: the command has its own files.
+  If its pipe or terminal is closed, the command is stopped, as by SIGHUP. If
+  its disk is full, lines are dropped, because the command's results are in
+  other files.
   """
 
   def __init__(self, descriptor: int):
@@ -256,13 +257,14 @@ class _Output(io.FileIO):
   def _fail(self, error: OSError) -> None:
     gone = error.errno in (errno.EPIPE, errno.EIO)
     if gone:
-      # What C++ libraries and the interpreter's end write does not fail either:
+      # So that writes of C++ libraries and at interpreter exit do not fail:
       # https://docs.python.org/3/library/signal.html#note-on-sigpipe
       with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), self.fileno())
     if self.fileno() == 1:
       then = "nobody reads it any more" if gone else "its lines are dropped"
       say(f"standard output: {error.strerror}; {then}")
-    # Not where a command is over, or was told to outlive its terminal.
+    # Only while `heard` is active: not after the command has ended, and not if
+    # SIGHUP is ignored (`nohup`).
     if gone and callable(signal.getsignal(signal.SIGHUP)):
       os.kill(os.getpid(), signal.SIGHUP)

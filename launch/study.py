@@ -3,13 +3,14 @@
     python -m launch.study --study=ablations --seeds=3
     python -m launch.study --study=methods
 
-Rows are those of configs/ablations.py or of configs/methods/study.py;
-`--tables=tool,sampling` or `--rows=anysearch,no_abs` take some of them. Two run
-at a time, each on one thread. Every command is printed as it starts, so that it
-can be run by hand. The same command again goes on where it was stopped,
-whatever stopped it: a training from its newest checkpoint, an evaluation from
-its last episode. The report holds every row and seed of the folder that is
-finished, also those of earlier commands; `tables.md` beside it has the tables.
+The rows are those of configs/ablations.py or configs/methods/study.py;
+`--tables=tool,sampling` or `--rows=anysearch,no_abs` select some of them. Two
+jobs run at a time, each on one thread. Each command is printed when it starts,
+so that you can run it by hand. If the study is interrupted, running the same
+command again resumes it: a training from its newest checkpoint, an evaluation
+from its last episode. The report contains every finished row and seed in the
+folder, including those of earlier commands; `tables.md` beside it has the
+tables.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _FIRST_SEED = 42
 
 
 def define_flags() -> None:
-  """The command's flags; only the command that runs defines them."""
+  """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_enum("study", "ablations", sorted(_STUDIES), "Which rows.")
   flags.DEFINE_string("config", "configs/quickstart.py", "What rows change.")
   flags.DEFINE_integer("seeds", 3, "Trainings of a row.", lower_bound=1)
@@ -85,10 +86,12 @@ def choose(
   tables: Sequence[str],
   names: Sequence[str],
 ) -> list[study_rows.Row]:
-  """The rows of these tables and names, and those whose policy they need.
+  """Returns the rows of these tables and names, and the rows that they need.
+
+  A row that evaluates another row's policy needs that row.
 
   Raises:
-    ValueError: no such table or row.
+    ValueError: a table or a row is unknown.
   """
   known = {"tables": {r.table for r in rows}, "rows": {r.name for r in rows}}
   for flag, asked in (("tables", tables), ("rows", names)):
@@ -108,14 +111,14 @@ def choose(
 
 
 class Plan:
-  """Where rows are trained and evaluated, and by which commands.
+  """The folders of a study's rows and the commands that fill them.
 
   Args:
     root: folder of the study.
-    config: file of the configuration that rows change.
-    untrained: its policy.
+    config: file of the configuration that rows override.
+    untrained: the policy of that configuration, before training.
     evaluation: flags of every evaluation.
-    threads: of a process.
+    threads: CPU threads of each process.
   """
 
   def __init__(
@@ -134,9 +137,10 @@ class Plan:
   def jobs(
     self, rows: Sequence[study_rows.Row], seeds: Sequence[int]
   ) -> list[jobs_lib.Job]:
-    """A training, where there is one, and an evaluation of each row and seed.
+    """Returns the training and the evaluation of each row and seed.
 
-    The first seed of all rows comes before the second of any.
+    Rows with another row's policy have no training. All rows of the first seed
+    come before those of the second.
     """
     jobs = []
     for seed in seeds:
@@ -186,7 +190,7 @@ class Plan:
     )
 
   def report(self, rows: Sequence[study_rows.Row]) -> jobs_lib.Job:
-    """Of all rows and seeds that are evaluated by then."""
+    """Returns the job that reports all rows and seeds evaluated so far."""
     shown, training, tables, commands = [], [], [], []
     for row in rows:
       finished = sorted(

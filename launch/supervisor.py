@@ -1,11 +1,11 @@
-"""Several commands as one: started, watched, and stopped together.
+"""Runs several commands as one: starts, watches and stops them together.
 
-Services start first; when all of them answer, the main command starts, and
-when it ends, so does everything. Each writes to a log of its own; what is
-printed is one line whenever something changes. A stop is passed on to the main
-command, which may need its services while it saves: they are stopped when it
-has ended, however long it says that it takes. A command is stopped with all
-the processes that it started, unless one of them made a session of its own.
+Services start first. When all of them answer, the main command starts; when it
+ends, everything ends. Each command writes to its own log, and one line is
+printed whenever something changes. A stop is passed on to the main command,
+which may need its services while it saves, so they are stopped only after it
+has ended, however long it says that it needs. A command is stopped together
+with all processes that it started, except those with a session of their own.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from launch import progress, stopping
 
-_POLL = 0.1  # Seconds between looks at the processes.
+_POLL = 0.1  # Seconds between polls of the processes.
 _PATIENCE = 15.0  # Seconds between lines of a service that is not ready.
-_LEFT_BEHIND = 10.0  # Seconds that killed processes may take to be gone.
-_TAIL = 20  # Lines of a log that tell a failure.
+_LEFT_BEHIND = 10.0  # Seconds that killed processes may take to disappear.
+_TAIL = 20  # Lines of a log that are shown after a failure.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +38,11 @@ class Part:
   """One command.
 
   Attributes:
-    name: of its lines, and of its log: `<name>.log`.
+    name: prefix of its printed lines, and name of its log: `<name>.log`.
     command: the program and its arguments.
-    env: what is added to the environment.
-    health: URL that answers without error when it is ready; "": at once.
-    restarts: times that it is started again where it ends before the main
-      command does.
+    env: variables that are added to the environment.
+    health: URL that answers without error when it is ready; "": ready at once.
+    restarts: how often it is restarted if it ends before the main command.
   """
 
   name: str
@@ -53,7 +52,7 @@ class Part:
   restarts: int = 0
 
   def shown(self) -> str:
-    """The command as a shell takes it, with its environment."""
+    """Returns the command with its environment, quoted for a shell."""
     words = [f"{name}={shlex.quote(x)}" for name, x in self.env.items()]
     for word in self.command:
       line = "\\\n    " if word.startswith("--") else ""
@@ -62,11 +61,11 @@ class Part:
 
 
 class PartError(RuntimeError):
-  """A part that cannot go on; the sentence says how it ended."""
+  """A part has failed; the message says how."""
 
 
 def say_at_once(line: str) -> None:
-  """Prints a line where a pipe would hold it back."""
+  """Prints a line and flushes, because a pipe would buffer it."""
   print(line, flush=True)
 
 
@@ -86,22 +85,21 @@ def run(
 ) -> int:
   """Runs `main` beside its services, and stops them all whatever happens.
 
-  A signal stops everything, see `stopping`; one more of them while parts are
-  being stopped kills what is left.
+  A signal stops everything, see `stopping`; a second signal kills what is left.
 
   Args:
-    services: what the main command needs.
-    main: the command whose end is the end.
-    logs: folder of the logs; a log that is there is continued.
-    deadline: seconds until all services answer.
+    services: the commands that the main command needs.
+    main: the main command; when it ends, everything is stopped.
+    logs: folder of the logs; an existing log is appended to.
+    deadline: seconds within which all services must answer.
     grace: seconds between SIGTERM and SIGKILL of a service; the main command
-      has those that it asks for.
-    every: seconds between lines of the main command.
-    say: takes each line.
+      has as many as it asks for.
+    every: seconds between printed lines of the main command.
+    say: is called with each line.
 
   Returns:
-    The exit code of `main`, 128 and the number of a signal that killed it; 1
-    when a service failed; `stopping.RESUME` when `main` was not started yet.
+    The exit code of `main`, or 128 + the signal that killed it; 1 if a service
+    failed; `stopping.RESUME` if a signal arrived before `main` was started.
   """
   logs.mkdir(parents=True, exist_ok=True)
   serving: list[_Running] = []
@@ -137,7 +135,7 @@ def run(
 
 
 class _Running:
-  """A started part: its process, the group of it and its children, its log."""
+  """A started part: its process, its process group and its log."""
 
   def __init__(
     self,
@@ -161,7 +159,7 @@ class _Running:
     with self.log.open("ab") as file:
       file.write(f"$ {part.shown()}\n".encode())
       file.flush()
-      # Of an earlier run's lines, none is this one's.
+      # `tail` reads from here, so it skips the lines of earlier runs.
       self._start = file.tell()
       try:
         self.process = subprocess.Popen(
@@ -185,19 +183,19 @@ class _Running:
 
   @property
   def code(self) -> int | None:
-    """The exit code as a shell gives it; None while it runs."""
+    """The exit code in a shell's convention; None while it runs."""
     code = self.process.poll()
     return code if code is None or code >= 0 else 128 - code
 
   def patience(self) -> float:
-    """Seconds that it may take to stop, as it says."""
+    """Returns the seconds that it says it needs to stop."""
     return stopping.patience(self.tail(_TAIL))
 
   def say(self, what: str) -> None:
     self._say(f"[{self.part.name}] {what}")
 
   def show(self, *, now: bool = False) -> None:
-    """Says the last line of the log, where there is another one to say."""
+    """Prints the last line of the log, if it is a new one."""
     if not now and time.monotonic() - self._shown < self._every:
       return
     self._shown = time.monotonic()
@@ -207,7 +205,7 @@ class _Running:
       self.say(last[:200])
 
   def tail(self, count: int) -> list[str]:
-    """The last lines that it wrote; progress bars rewrite theirs by a CR."""
+    """Returns its last lines; a CR, as progress bars write it, ends a line."""
     with self.log.open("rb") as file:
       end = file.seek(0, os.SEEK_END)
       file.seek(max(self._start, end - 400 * count - 4000))
@@ -216,7 +214,7 @@ class _Running:
     return list(filter(None, lines))[-count:]
 
   def with_log(self, what: str) -> str:
-    """What happened, and the end of the log."""
+    """Returns `what` with the end of the log."""
     end = "".join(f"\n  {line}" for line in self.tail(_TAIL)) or " empty."
     return f"{what}; the end of {self.log}:{end}"
 
@@ -224,13 +222,13 @@ class _Running:
     return PartError(f"[{self.part.name}] {self.with_log(what)}")
 
   def again(self) -> _Running:
-    """The part, started anew after it ended, with one restart less."""
+    """Restarts the part after it ended, with one restart less."""
     left = self.part.restarts
     self.say(
       f"ended with code {self.code} after {self.took}; it is started again, "
       f"{left} of that left"
     )
-    self.signal_all(signal.SIGKILL)  # What it left behind has its port or GPUs.
+    self.signal_all(signal.SIGKILL)  # Children may still hold its port or GPUs.
     end = time.monotonic() + _LEFT_BEHIND
     while self.alive() and time.monotonic() < end:
       time.sleep(_POLL)
@@ -238,9 +236,9 @@ class _Running:
     return _Running(part, self.log.parent, say=self._say, every=self._every)
 
   def ask_to_end(self) -> None:
-    """Sends SIGTERM to the command; when it ended, to what it left behind.
+    """Sends SIGTERM once to the command and, after it ended, to its children.
 
-    A command may have its own way to end what it started.
+    The command comes first, because it may have its own way to end them.
     """
     ended = self.process.poll() is not None
     if ended in self._asked:
@@ -252,18 +250,18 @@ class _Running:
       self.process.terminate()
 
   def signal_all(self, number: int) -> None:
-    """Sends a signal to the command and to all that it started."""
-    # Only a group that is there: its number may be another's by and by.
+    """Sends a signal to the command and to all processes of its group."""
+    # Check that the group exists: process-group ids can be reused.
     if self.alive():
       with contextlib.suppress(ProcessLookupError):
         os.killpg(self.process.pid, number)
 
   def alive(self) -> bool:
-    """Whether any process of its group runs."""
+    """Returns whether any process of its group runs."""
     return self.process.poll() is None or _group_runs(self.process.pid)
 
   def _await_health(self) -> None:
-    # A proxy of the environment is not for one's own machine.
+    # Ignore proxies of the environment: the service is on this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while self.process.returncode is None:
       with contextlib.suppress(OSError, ValueError):
@@ -276,7 +274,7 @@ class _Running:
 def _await_health(
   services: Sequence[_Running], asked: threading.Event, deadline: float
 ) -> None:
-  """Returns when all services answered."""
+  """Waits until all services have answered."""
   end = time.monotonic() + deadline
   waiting = [each for each in services if each.part.health]
   while waiting:
@@ -297,9 +295,9 @@ def _await_health(
 def _await_end(
   main: _Running, services: list[_Running], asked: threading.Event
 ) -> int:
-  """Returns the exit code of the main command.
+  """Waits for the main command and returns its exit code.
 
-  Services that may be started again meanwhile are replaced in their list.
+  A service that is restarted meanwhile is replaced in the list.
   """
   while (code := main.code) is None:
     for place, each in enumerate(services):
@@ -317,7 +315,7 @@ def _await_end(
 
 
 def _check(services: Sequence[_Running], asked: threading.Event) -> None:
-  """Raises when a signal came or a service is over."""
+  """Raises if a signal arrived or a service has ended."""
   if asked.is_set():
     raise _SignalError
   for each in services:
@@ -336,13 +334,13 @@ def _stop(
   limit: Callable[[], float],
   say: Callable[[str], None],
 ) -> None:
-  """Ends all that runs: by SIGTERM, later or when urged by SIGKILL.
+  """Stops all parts by SIGTERM, and by SIGKILL after the limit or when urged.
 
   Args:
-    running: what is ended.
-    urged: whether that cannot wait.
-    limit: seconds that it may take, as far as is known by now.
-    say: takes each line.
+    running: the parts to stop.
+    urged: set when SIGKILL must be sent at once.
+    limit: returns the seconds that stopping may take, as known so far.
+    say: is called with each line.
   """
   began = time.monotonic()
   while left := [each for each in running if each.alive()]:
@@ -366,10 +364,10 @@ def _stop(
 
 
 def _expect_silence(part: Part) -> None:
-  """Refuses a port that another process has: it would be taken for the part.
+  """Checks that the port is free: another process could pass for the part.
 
   Raises:
-    PartError: something listens there.
+    PartError: another process listens at the address.
   """
   address = urllib.parse.urlsplit(part.health)
   with contextlib.suppress(OSError):
@@ -381,7 +379,7 @@ def _expect_silence(part: Part) -> None:
 
 
 def _group_runs(group: int) -> bool:
-  """Whether a process of the group runs; one that nobody reaped does not."""
+  """Returns whether a process of the group runs; zombies do not count."""
   try:
     os.killpg(group, 0)
   except ProcessLookupError:
@@ -394,4 +392,4 @@ def _group_runs(group: int) -> bool:
       state, _, of = stat.read_text().rpartition(")")[2].split()[:3]
       if int(of) == group and state not in "ZX":
         return True
-  return not stats  # Without /proc the group itself is the answer.
+  return not stats  # Without /proc, the existence of the group must suffice.

@@ -3,15 +3,17 @@ r"""Trains a policy by GRPO under the budget curriculum.
     python -m launch.train --config=configs/quickstart.py \
         --output=runs/quickstart/anysearch
 
-The run folder gets config.json, provenance.json, source/, prompts.json,
+The run folder contains config.json, provenance.json, source/, prompts.json,
 metrics.jsonl, steps.jsonl, tensorboard/, checkpoints/, trajectories/, policy/
-(the trained policy as a Hugging Face folder) and, of adapters, adapter/ (a PEFT
-folder). The same command again resumes from the newest checkpoint that is not
-damaged. Settings of placement may differ then, those of learning with
-`--allow_changes`; provenance.json notes both. Ctrl-C, SIGTERM, SIGHUP or an
-output that nobody reads any more have it save before its next optimizer step
-and exit with 75, "try again"; a second signal ends it at once. On several hosts
-it trains one policy, see `launch/distributed.py`.
+(the trained policy as a Hugging Face folder) and, with LoRA, adapter/ (a PEFT
+folder).
+
+Running the same command again resumes from the newest checkpoint that is not
+damaged. Placement settings may then differ, learning settings only with
+`--allow_changes`; provenance.json records both. On Ctrl-C, SIGTERM, SIGHUP or a
+closed output pipe, training saves before its next optimizer step and exits with
+75, "try again"; a second signal ends it at once. Several hosts can train one
+policy together, see `launch/distributed.py`.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from launch import (
 )
 from launch import flags as launch_flags
 
-# In the line of a rollout, by its metrics; some systems have no format.
+# Metrics in the progress line of a rollout; some systems have no format.
 _SHOWN = {
   "em": "reward/em",
   "format": "reward/format",
@@ -54,7 +56,7 @@ _SHOWN = {
 
 
 def define_flags() -> None:
-  """The command's flags; only the command that runs defines them."""
+  """Defines the command's flags; importing the module defines none."""
   launch_flags.define_config()
   launch_flags.define_output()
   launch_flags.define_process()
@@ -208,7 +210,7 @@ def _main(
 
 
 def _goes_on(error: disk.DiskError, folder: pathlib.Path) -> str:
-  """What to say of a run that a disk has stopped."""
+  """Returns the error message of a run that a full or broken disk stopped."""
   from anysearch_jax.training import checkpoint
 
   saved = checkpoint.rollouts(folder / "checkpoints")
@@ -220,7 +222,10 @@ def _goes_on(error: disk.DiskError, folder: pathlib.Path) -> str:
 def _begin(
   config: config_lib.ExperimentConfig, count: int
 ) -> tuple[Sequence[types.Question], types.Retriever, dict]:
-  """What a run learns from; refuses before anything is claimed."""
+  """Returns questions, retriever and provenance of a run.
+
+  Every check here comes before the run folder is created or locked.
+  """
   from anysearch_jax.data import dataset_iterator, evidence
   from anysearch_jax.methods import systems
   from anysearch_jax.training import placement, validation
@@ -242,11 +247,13 @@ def _begin(
 
 
 def dry_run(config: config_lib.ExperimentConfig, target: str | None) -> None:
-  """Prints what would run; exits with a sentence if it cannot, or not there.
+  """Prints the resolved configuration and, with a target, its plan.
+
+  Exits with an error message if the configuration is invalid or does not fit.
 
   Args:
     config: the resolved configuration.
-    target: hardware to plan for, which need not be here; None plans nothing.
+    target: hardware to plan for, which need not be present; None: no plan.
   """
   os.environ["JAX_PLATFORMS"] = "cpu"  # Before JAX is imported.
   from anysearch_jax.training import validation
@@ -270,7 +277,7 @@ def dry_run(config: config_lib.ExperimentConfig, target: str | None) -> None:
 
 
 def describe(config: config_lib.ExperimentConfig) -> str:
-  """The resolved configuration and what follows from it."""
+  """Returns the resolved configuration and values derived from it, as text."""
   c = config.curriculum
   trajectories = config.questions * config.group
   derived = {
@@ -285,10 +292,10 @@ def describe(config: config_lib.ExperimentConfig) -> str:
 
 
 def agree(config: config_lib.ExperimentConfig, provenance: dict) -> None:
-  """Checks that several processes are of one run.
+  """Checks that all processes have the same configuration and provenance.
 
   Raises:
-    ValueError: one has another configuration, policy or package than the first.
+    ValueError: a process differs from process 0.
   """
   from anysearch_jax.host import processes
 

@@ -1,10 +1,10 @@
-"""Makes the quickstart's policy from scratch, by supervised demonstrations.
+"""Trains the quickstart's policy from scratch on supervised demonstrations.
 
     python -m launch.warm_start --config=configs/quickstart.py
 
-Writes a Hugging Face folder (default: config.policy) after checking on held-
-back demonstrations that the decisions which reinforcement learning builds on
-are there; a policy that fails the gate is written to `<folder>.rejected`.
+Writes a Hugging Face folder (default: config.policy). Held-out demonstrations
+first check that the policy makes the decisions that reinforcement learning
+builds on; a policy that fails is written to `<folder>.rejected`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from launch import parts, progress, shipped
 
 
 def define_flags() -> None:
-  """The command's flags; only the command that runs defines them."""
+  """Defines the command's flags; importing the module defines none."""
   launch_flags.define_config()
   flags.DEFINE_string("output", None, "Folder; default config.policy.")
   launch_flags.define_process()
@@ -111,7 +111,7 @@ def main(argv) -> None:
 
 
 def _demonstrations(config: config_lib.ExperimentConfig, source, codec) -> list:
-  """The pool: 40% scaffolded, budgets 0 to 8, training questions only."""
+  """Makes the pool: training questions, budgets 0 to 8, 40% with scaffold."""
   import numpy as np
 
   from anysearch_jax.world import demonstrations as demonstrations_lib
@@ -140,7 +140,7 @@ def _demonstrations(config: config_lib.ExperimentConfig, source, codec) -> list:
 
 
 def _around(pool: list, seed: int):
-  """The pool for ever, each time in another order."""
+  """Yields the pool endlessly, in a new order on each pass."""
   import numpy as np
 
   rng = np.random.Generator(np.random.PCG64(seed))
