@@ -1,4 +1,4 @@
-"""Turns at which a stored episode can be taken up, and how it stood there."""
+"""Finds turns at which a stored episode can branch, and restores its state."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from anysearch_jax.rollout import episode_state
 
 
 class Cut(NamedTuple):
-  """Where a stored episode is taken up.
+  """A branch point of a stored episode.
 
-  searches: that were charged before. turn: the one that is sampled again.
+  Attributes:
+    kind: `continue` or `stop`, see `branching`.
+    searches: number of searches that were charged before.
+    turn: index of the model turn that is sampled again.
   """
 
   kind: str
@@ -27,10 +30,10 @@ class Cut(NamedTuple):
 
 
 def of(row: journal.Row, env: environment_lib.Environment) -> list[Cut]:
-  """Where an episode of an environment can be taken up; failed ones nowhere.
+  """Returns the branch points of an episode; a failed one has none.
 
   Raises:
-    ValueError: answers are verified there.
+    ValueError: the environment verifies answers.
   """
   if env.verification is not None:
     raise ValueError(
@@ -55,25 +58,26 @@ def take_up(
   config: config_lib.EpisodeConfig,
   codec: types.TextCodec,
 ) -> episode_state.Episode:
-  """The episode as it stood before a turn.
+  """Restores the episode's state before the turn of a branch point.
 
   Args:
-    row: of the episode.
+    row: the stored episode.
     cut: one of `of(row, env)`.
-    config: of its evaluation.
-    codec: of the policy that played it.
+    config: configuration of its evaluation.
+    codec: codec of the policy that played it.
 
   Returns:
-    For `episode.go_on`; with `stop`, its budget is used up.
+    The state for `episode.go_on`. For `stop`, its budget is the number of
+    searches used so far, so that none is left.
 
   Raises:
-    ValueError: a row without tokens, or with those of another tokenizer.
+    ValueError: the row has no tokens, or those of another tokenizer.
   """
   chunks = _chunks(row, codec)
   models = [i for i, c in enumerate(chunks) if c.author is types.Author.MODEL]
   end = models[cut.turn]
   if row["scaffold"]:
-    end -= 1  # The turn gets a budget line of its own.
+    end -= 1  # Drop the turn's budget line; `go_on` writes a new one.
   env = systems.environment(config.prompts)
   before = _turns(row, env)[: cut.turn]
   ends = [
@@ -108,14 +112,14 @@ def take_up(
 
 
 class _Turn(NamedTuple):
-  """charged: for a search. beyond: for one that the budget did not grant."""
+  """Whether a turn was charged a search, or tried one beyond the budget."""
 
   charged: bool
   beyond: bool
 
 
 def _turns(row: journal.Row, env: environment_lib.Environment) -> list[_Turn]:
-  """What each turn came to; charged queries stand in their order."""
+  """Classifies each model turn, in order."""
   found: list[_Turn] = []
   for span in row["spans"]:
     if span["author"] != "model":
@@ -129,7 +133,7 @@ def _turns(row: journal.Row, env: environment_lib.Environment) -> list[_Turn]:
 
 
 def _query(text: str, env: environment_lib.Environment) -> str:
-  """What a turn searches for; "" where it does not."""
+  """Returns the query of a turn, "" if it does not search."""
   match env.action(text):
     case protocol.Action(protocol.ActionKind.SEARCH, query):
       return query
@@ -137,14 +141,18 @@ def _query(text: str, env: environment_lib.Environment) -> str:
 
 
 def _lost(turns: Sequence[_Turn], env: environment_lib.Environment) -> int:
-  """Searches that turns without one have used up."""
+  """Returns the number of searches used up by turns without a search."""
   return env.turns_are_budget * sum(not turn.charged for turn in turns)
 
 
 def _chunks(
   row: journal.Row, codec: types.TextCodec
 ) -> list[episode_state.Chunk]:
-  """The whole episode; what the environment wrote is encoded as it was then."""
+  """Returns all chunks of an episode with their stored tokens.
+
+  Environment texts are encoded again to find the end of each; the ids must
+  equal the stored ones.
+  """
   tokens = row.get("tokens")
   if tokens is None:
     raise ValueError(

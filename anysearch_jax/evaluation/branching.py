@@ -1,26 +1,26 @@
-"""What one more search was worth: other ends for episodes that were played.
+"""Measures the value of one more search by replaying stored episodes.
 
-Two questions are put to an evaluation, each at a turn of a stored episode, with
-all tokens before that turn as they are:
+Two counterfactuals are sampled. Each starts at a turn of a stored episode and
+keeps all tokens before that turn:
 
-* `continue`: it answered with budget left. What if it had searched? Its last
-  turn is sampled again until it asks for a search, at most so many times, and
-  the episode then goes on as any other.
-* `stop`: it searched. What if it had not been given that search? The turn is
-  sampled again with a budget that is used up, for each search of the episode.
+* `continue`: the episode answered with budget left. What if it had searched?
+  Its last turn is sampled again until it asks for a search, at most `tries`
+  times; the episode then continues normally.
+* `stop`: the episode searched. What if that search had been denied? For each
+  search, its turn is sampled again with the budget used up.
 
-A search is forced by rejection and not by writing `<search>` behind the stored
-thoughts: every token remains one that the policy samples, thoughts that lead to
-a search included, so what is estimated is the policy's own mean over the turns
-that search. The price is that a policy which is sure to stop is not reached;
-`reached` says how often it was. An end without a search needs no such luck: it
-is the episode's own rule for a budget that is used up, under which a turn that
-still searches is told in the environment's words that none is left. Nothing
-else changes: the prompt names the budget that the episode began with.
+`continue` uses rejection sampling and does not append `<search>` to the stored
+thoughts. Every token, including the thoughts that lead to the search, is then
+sampled by the policy, and the estimate is the policy's own mean over the turns
+that search. The drawback: a policy that almost surely stops never searches;
+`reached` counts the ends with a search. `stop` needs no rejection: the usual
+rule for a used-up budget applies, and a turn that still searches gets the
+environment's over-budget line. The prompt keeps the original budget in both.
 
-Worth is paired: exact match with the search less exact match without it, one
-of the two as it was played; what came after a search counts as its worth. Every
-end is addressed, so it is drawn again alike.
+The value (`worth`) is paired: exact match with the search minus exact match
+without it, where one of the two is the stored episode. The value of a search
+includes everything that follows it. Every end has a random address, so it can
+be drawn again exactly.
 """
 
 from __future__ import annotations
@@ -60,28 +60,28 @@ def branch(
   tries: int,
   on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-  """Plays other ends and writes `branches.jsonl`, one end a line.
+  """Plays counterfactual ends and writes `branches.jsonl`, one end a line.
 
-  What an earlier call has left there is not played again, but for ends that
-  failed.
+  If an earlier call was interrupted, its finished ends are kept and only its
+  failed ones are played again.
 
   Args:
-    config: of the evaluation.
+    config: configuration of the evaluation.
     evaluation: folder of its episodes.
     player: the policy that played them.
     retriever: answers the searches.
-    folder: that exists.
-    episodes: of each kind, picked by hash; 0 takes all.
-    samples: ends of each cut.
-    tries: turns that are sampled at most until one searches.
-    on_done: called with (ends done, ends in all).
+    folder: an existing folder to write to.
+    episodes: number of episodes of each kind, chosen by hash; 0 takes all.
+    samples: number of ends for each branch point.
+    tries: maximum number of samples of a turn until it searches.
+    on_done: called with (ends done, ends in total).
 
   Returns:
-    `summary` of the ends.
+    The `summary` of the ends.
 
   Raises:
-    ValueError: episodes without their tokens, or of another tokenizer, or none
-      to take up; an environment that verifies answers.
+    ValueError: the episodes have no tokens, are of another tokenizer, or have
+      no branch point; or the environment verifies answers.
   """
   path = evaluation / harness.EPISODES
   env = systems.environment(config.episode.prompts)
@@ -139,18 +139,22 @@ def branch(
 
 
 def summary(rows: Iterator[journal.Row]) -> dict[str, Any]:
-  """What one more search was worth, by kind.
+  """Summarises the value of one more search, by kind.
 
   Intervals come from resampling whole questions.
 
   Args:
-    rows: of `branches.jsonl`.
+    rows: rows of `branches.jsonl`.
 
   Returns:
-    For each kind that occurs: `ends`, `failed` and `reached` ones, `tries` a
-    reached one took, `gained` and `lost` (exact matches with the search that
-    there were not without it, and the reverse), `worth`, and the same by hops,
-    by budget left before the search, and by searches made before it.
+    For each kind that occurs: the number of `ends`, of `failed` ones and of
+    `reached` ones (those with a result that did not fail); `tries`, the mean
+    number of tries of a reached end; `gained` and `lost`, the number of ends
+    right only with the search and only without it; `questions`, the number of
+    questions of the reached ends; `worth`, the mean value with its interval.
+    `by_hops`, `by_budget_left` and `by_searches_before` hold the same for
+    subsets: the last two by the budget left before the search and the number
+    of searches before it.
   """
   light = [
     {
@@ -218,7 +222,11 @@ async def _end(
   retriever: types.Retriever,
   tries: int,
 ) -> tuple[int, types.Trajectory | None]:
-  """Turns that were sampled, and the end; None where none of them searched."""
+  """Plays one end.
+
+  Returns:
+    The number of tries, and the trajectory; None if no try searched.
+  """
   most = tries if cut.kind == "continue" else 1
   parts = {"engine": player.engine, "retriever": retriever}
   for attempt in range(most):
@@ -245,7 +253,7 @@ def _row(
   end: types.Trajectory | None,
   config: config_lib.EpisodeConfig,
 ) -> dict[str, Any]:
-  """One end as plain values."""
+  """Returns one end as plain values."""
   row = {
     **{name: stored[name] for name in ("question_id", "budget", "seed")},
     "kind": cut.kind,
@@ -289,7 +297,7 @@ def _places(
   episodes: int,
   samples: int,
 ) -> dict[tuple[Any, ...], int]:
-  """The place of the first end of each cut that is taken up."""
+  """Chooses episodes; returns the place of each branch point's first end."""
   found: dict[str, list[tuple[int, tuple[Any, ...]]]] = {k: [] for k in KINDS}
   for row in journal.read(path):
     by_kind: dict[str, list[tuple[Any, ...]]] = {}

@@ -1,7 +1,7 @@
-"""Two rows on the same questions.
+"""Compares two rows on the same questions.
 
-Follows the paper's early-stopping analysis: both discordant counts, how many
-of the losses left budget unused, the net gain.
+This follows the paper's early-stopping analysis: both discordant counts, the
+number of losses that left budget unused, and the net gain.
 """
 
 from __future__ import annotations
@@ -24,11 +24,17 @@ pair = pairing.pair
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """The paper's early-stopping table for one budget (None: B >= 1 pooled).
+  """The paper's early-stopping table for one budget.
 
-  wins: we are right, they are wrong. losses: the other way round;
-  losses_unused: those where we left budget unused. net = wins - losses.
-  difference: accuracy, ours minus theirs. tp_difference: likewise.
+  Attributes:
+    budget: None: B >= 1 pooled.
+    n: number of pairs.
+    wins: number of pairs in which only we are right.
+    losses: number of pairs in which only they are right.
+    losses_unused: number of losses in which we left budget unused.
+    net: wins - losses.
+    difference: accuracy, ours minus theirs.
+    tp_difference: tool productivity, ours minus theirs.
   """
 
   budget: int | None
@@ -43,7 +49,7 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-  """One number that a verdict rests on."""
+  """A number that a verdict is based on, over `n` episodes or pairs."""
 
   label: str
   estimate: intervals.Estimate
@@ -91,9 +97,9 @@ def differences(
   *,
   resamples: int = 10_000,
 ) -> list[intervals.Estimate]:
-  """A measure, ours minus theirs, inside each of S masks `[P]`.
+  """Returns a measure, ours minus theirs, inside each of S masks `[P]`.
 
-  Episodes of several datasets are taken together, each of one weight.
+  Episodes of several datasets are pooled with equal weights.
   """
   sides = [
     measures.columns_of(side)[part]
@@ -120,7 +126,7 @@ def differences(
 def pooled_accuracy(
   measured: columns.Measured, *, resamples: int = 10_000
 ) -> intervals.Estimate:
-  """Accuracy averaged over budgets, as `metrics.average` has it."""
+  """Returns accuracy averaged over budgets, as in `metrics.average`."""
   found = measures.sums(measured, ("accuracy",))
   if not found.budgets:
     return intervals.Estimate(*intervals.NOTHING)
@@ -135,7 +141,7 @@ def pooled_accuracy(
 def productivities(
   measured: columns.Measured, *, resamples: int = 10_000
 ) -> dict[int | None, intervals.Estimate]:
-  """Tool productivity by budget, and pooled over B >= 1 under None."""
+  """Returns tool productivity by budget; the key None pools B >= 1."""
   found = measures.sums(measured, ("tp",))
   if not found.budgets:
     return {}
@@ -152,10 +158,10 @@ def productivities(
 def knowledge(
   row: metrics.Row, *, resamples: int = 10_000
 ) -> dict[str, Number]:
-  """How often the first fact is searched, by what the model remembers of it.
+  """Returns how often the first fact is searched, by the policy's memory of it.
 
   Returns:
-    `known`, `unknown`, `stale` and `gap` (unknown minus known); empty when no
+    `known`, `unknown`, `stale` and `gap` (unknown minus known); empty if no
     question lists its facts.
   """
   table = row.columns.scored()

@@ -1,4 +1,4 @@
-"""What episodes cost in US dollars, by a table of prices."""
+"""The cost of episodes in US dollars, from a table of prices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from anysearch_jax.evaluation import columns
 
 @dataclasses.dataclass(frozen=True)
 class Prices:
-  """US dollars: of a thousand searches, a million tokens read, or written."""
+  """Prices in US dollars.
+
+  Attributes:
+    search: of 1,000 searches.
+    input: of a million tokens that the policy reads.
+    output: of a million tokens that the policy writes.
+  """
 
   search: float = 0.0
   input: float = 0.0
@@ -22,10 +28,10 @@ class Prices:
 
 
 def dollars(table: columns.Columns, prices: Prices) -> np.ndarray:
-  """What each episode costs, float `[P]`.
+  """Returns the cost of each episode, float `[P]`.
 
-  What is free needs no count; nan where a count that is priced is not known
-  (files of older versions do not tell what the policy read).
+  The cost is nan if a count with a price above 0 is unknown (files of older
+  versions do not record the number of tokens read).
   """
   cost = np.zeros(len(table))
   for price, unit, count in (
@@ -39,5 +45,5 @@ def dollars(table: columns.Columns, prices: Prices) -> np.ndarray:
 
 
 def priced(table: columns.Columns, prices: Prices) -> columns.Columns:
-  """The same episodes at other prices than they were recorded with."""
+  """Returns the episodes with their costs recomputed from `prices`."""
   return dataclasses.replace(table, cost=dollars(table, prices))

@@ -1,4 +1,4 @@
-"""Measures against the budget, the area under the curve, the Pareto front."""
+"""Measures as functions of the budget: curves, areas and the Pareto front."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _SHOWN = ("accuracy", "tp", "searches", "total_tokens", "cost")
 class Point:
   """One budget of a curve.
 
-  unseen: above the largest budget of training. n: scored episodes.
+  Attributes:
+    unseen: the budget is above the largest budget of training.
+    n: number of scored episodes.
+    tokens: mean total tokens of an episode.
   """
 
   budget: int
@@ -33,9 +36,9 @@ class Point:
 class Curve:
   """A row over its budgets, ascending.
 
-  area: under accuracy, by trapezoids, over the range of budgets scaled to one:
-  the accuracy at a budget drawn evenly from that range. Nothing with one
-  budget only.
+  `area` is the area under the accuracy, by the trapezoidal rule, with the range
+  of budgets scaled to 1. It is the mean accuracy at a budget that is uniform in
+  this range. It is undefined with fewer than two budgets.
   """
 
   label: str
@@ -47,8 +50,8 @@ class Curve:
 class Offer:
   """A row at a budget: an accuracy at a price.
 
-  dominated: another one is at least as accurate, costs no more, and is better
-  in one of the two. Those that are not are the Pareto front.
+  An offer is `dominated` if another one is at least as accurate, costs no more,
+  and is strictly better in one of the two. The others are the Pareto front.
   """
 
   label: str
@@ -67,14 +70,15 @@ def curve(
 ) -> Curve:
   """Measures a row at each of its budgets.
 
-  Episodes of several datasets give the average over sets, each of one weight,
-  at every budget; pass a part of `columns.by_dataset` for one set.
+  With several datasets, each point is the average over datasets with equal
+  weights; pass a part of `columns.by_dataset` for a single dataset.
 
   Args:
-    label: the row's.
+    label: name of the row.
     measured: its episodes.
     trained: the largest budget of its training.
-    resamples: of the bootstrap, clustered by question, stratified by set.
+    resamples: number of bootstrap resamples, clustered by question and
+      stratified by dataset.
   """
   table = columns.of(measured)
   found = measures.sums(table, _SHOWN)
@@ -114,7 +118,11 @@ def _estimate(values: Sequence[float | None]) -> intervals.Estimate:
 def _area(
   found: measures.Sums, parts: np.ndarray, resamples: int
 ) -> intervals.Estimate:
-  """parts: float `[N, B, 2]`, correct and scored by question and budget."""
+  """Returns the area under the accuracy.
+
+  `parts` is float `[N, B, 2]`: correct and scored episodes by question and
+  budget.
+  """
   if len(found.budgets) < 2:
     return intervals.Estimate(*intervals.NOTHING)
   span = found.budgets[-1] - found.budgets[0]
@@ -136,14 +144,15 @@ def _area(
 def pareto(
   curves: Sequence[Curve], against: str = "searches"
 ) -> tuple[Offer, ...]:
-  """Every row at every budget, as an accuracy at a price.
+  """Returns every row at every budget, as an accuracy at a price.
 
   Args:
-    curves: of all rows to hold against each other, on the same episodes.
-    against: the price: `searches`, `tokens` or `cost`, a mean of an episode.
+    curves: curves of all rows to compare, on the same episodes.
+    against: the price, a mean over episodes: `searches`, `tokens` or `cost`.
 
   Returns:
-    By price, then falling accuracy; points without a price are left out.
+    Offers by ascending price, then descending accuracy; points without an
+    accuracy or a price are left out.
   """
   found = [
     (curve.label, p.budget, p.accuracy.value, getattr(p, against).value)

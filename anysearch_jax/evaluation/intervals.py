@@ -1,7 +1,7 @@
-"""Uncertainty of what is measured, where questions are what is independent.
+"""Confidence intervals of measures whose independent samples are questions.
 
-Wilson's interval for rates, the delta method for ratios, and a bootstrap over
-whole questions for everything else.
+Rates have Wilson's interval, ratios have the delta method's, and everything
+else is bootstrapped over whole questions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOTHING = (None, None, None)
 
 
 class Estimate(NamedTuple):
-  """A value and its interval; None where it is not defined."""
+  """A value and its interval; None where undefined."""
 
   value: float | None
   low: float | None
@@ -37,15 +37,15 @@ class Estimate(NamedTuple):
 
 
 def wilson(successes: int, n: int, *, confidence: float = 0.95) -> Estimate:
-  """Wilson's score interval of a rate.
+  """Returns Wilson's score interval of a rate.
 
   Args:
-    successes: in [0, n].
-    n: independent trials, >= 0; with none the interval is all of [0, 1].
-    confidence: in (0, 1).
+    successes: number of successes, in [0, n].
+    n: number of independent trials, >= 0; for 0 the interval is [0, 1].
+    confidence: coverage of the interval, in (0, 1).
 
   Raises:
-    ValueError: successes outside [0, n].
+    ValueError: `successes` is outside [0, n].
   """
   if not 0 <= successes <= n:
     raise ValueError(f"Found {successes} successes, expected 0 to n = {n}.")
@@ -55,17 +55,17 @@ def wilson(successes: int, n: int, *, confidence: float = 0.95) -> Estimate:
 def clustered_rate(
   successes: np.ndarray, n: np.ndarray, *, confidence: float = 0.95
 ) -> Estimate:
-  """Wilson's interval of a rate over trials that share questions.
+  """Returns Wilson's interval of a rate over trials that share questions.
 
-  The number of trials is divided by the design effect: the variance of the
-  rate by questions over that of independent trials, at least 1. With one trial
-  a question this is Wilson's interval. Where all trials agree, those of one
-  question count once.
+  The number of trials is divided by the design effect: the ratio of the rate's
+  variance with clusters of questions to that with independent trials, at least
+  1. With one trial for each question this is Wilson's interval. If the rate is
+  0 or 1, all trials of a question are assumed to be identical.
 
   Args:
-    successes: float `[N]`, of each question.
-    n: float `[N]`, trials of each question, >= 0.
-    confidence: in (0, 1).
+    successes: float `[N]`, number of successes of each question.
+    n: float `[N]`, number of trials of each question, >= 0.
+    confidence: coverage of the interval, in (0, 1).
   """
   trials = float(n.sum())
   if not trials:
@@ -75,7 +75,8 @@ def clustered_rate(
     return Estimate(*NOTHING)
   independent = rate * (1 - rate) * trials
   residuals = successes - rate * n
-  # The largest effect, a question's trials all alike, where nothing varies.
+  # If the rate is 0 or 1 there is no variance to compare; assume the worst
+  # case, in which all trials of a question are identical.
   shared = residuals @ residuals if independent > 0 else n @ n
   effect = max(1.0, float(shared) / (independent or trials))
   return _wilson(rate, trials / effect, confidence)
@@ -93,18 +94,18 @@ def _wilson(rate: float, n: float, confidence: float) -> Estimate:
 def delta(
   numerator: np.ndarray, denominator: np.ndarray, *, confidence: float = 0.95
 ) -> Estimate:
-  """A ratio of two sums, with the delta method's interval.
+  """Returns a ratio of two sums with the delta method's interval.
 
-  The cluster-robust variance of a ratio of means; a mean is the ratio with a
-  denominator of counts.
+  The variance is the cluster-robust variance of a ratio of means. A mean is the
+  ratio whose denominators are counts.
 
   Args:
     numerator, denominator: float `[N]`, sums of each question.
-    confidence: in (0, 1).
+    confidence: coverage of the interval, in (0, 1).
 
   Returns:
-    Nothing where the denominator's sum is zero or anything is nan; no interval
-    with fewer than two questions.
+    The estimate. All of it is None if the denominator's sum is zero or a value
+    is nan; the interval is None with fewer than two questions.
   """
   total = float(denominator.sum())
   value = float(numerator.sum()) / total if total > 0 else np.nan
@@ -121,7 +122,7 @@ def delta(
 
 
 def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-  """numerator / denominator; nan, never infinite, where nothing divides."""
+  """Returns numerator / denominator; nan where the denominator is not > 0."""
   numerator, denominator = np.broadcast_arrays(numerator, denominator)
   result = np.full(numerator.shape, np.nan)
   np.divide(numerator, denominator, out=result, where=denominator > 0)
@@ -134,7 +135,7 @@ def cluster_sums(
   """Sums `columns` within clusters.
 
   Args:
-    cluster: int `[P]`, in [0, clusters).
+    cluster: int `[P]`, the cluster of each episode, in [0, clusters).
     columns: K arrays `[P]`.
     clusters: number of clusters N.
 
@@ -155,25 +156,26 @@ def bootstrap(
   resamples: int = 10_000,
   seed: int = 0,
 ) -> list[Estimate]:
-  """Percentile intervals from resampling whole questions.
+  """Returns percentile intervals from resampling whole questions.
 
-  A question is drawn with all its budgets, seeds and both compared rows, so
-  that what they share stays together (a paired, clustered bootstrap). With
-  strata, each keeps its number of questions, as an evaluation over several
-  datasets does. Equal arguments give equal intervals.
+  A question is drawn together with all its budgets and seeds, in both compared
+  rows (a paired, clustered bootstrap). With strata, every resample keeps the
+  number of questions of each stratum, because an evaluation fixes these
+  numbers. Equal arguments give equal intervals.
 
   Args:
     sums: float `[N, K]`, K sums for each of N >= 1 questions.
     statistic: maps totals `[R, K]`, or `[R, D, K]` with strata, to values
-      `[R, S]`; nan is undefined.
-    stratum: int `[N]`, the stratum of each question, all of [0, D).
-    confidence: in (0, 1).
-    resamples: R >= 1.
-    seed: of the draws.
+      `[R, S]`; nan means undefined.
+    stratum: int `[N]`, the stratum of each question; every number in [0, D)
+      occurs.
+    confidence: coverage of the intervals, in (0, 1).
+    resamples: R, the number of resamples, >= 1.
+    seed: seed of the draws.
 
   Returns:
-    S estimates. Where the statistic is not defined on the sample, or on more
-    than 1 - confidence of the resamples, there is no interval.
+    S estimates. An estimate has no interval if the statistic is undefined on
+    the sample, or on more than 1 - confidence of the resamples.
   """
   chex.assert_rank(sums, 2)
   rng = np.random.default_rng(seed)
@@ -195,12 +197,13 @@ def bootstrap(
 def _resample(
   rng: np.random.Generator, sums: np.ndarray, resamples: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Totals as observed `[1, K]` and of every resample `[R, K]`."""
+  """Returns the observed totals `[1, K]` and those of resamples `[R, K]`."""
   observed = sums.sum(axis=0, keepdims=True)
   questions = len(sums)
   kinds, times = np.unique(sums, axis=0, return_counts=True)
   if len(kinds) * _PER_KIND <= questions:
-    # Alike questions need not be told apart: how many of each kind is enough.
+    # Questions with equal sums are interchangeable, so a resample is described
+    # by the number of questions of each kind: one multinomial draw.
     drawn = rng.multinomial(questions, times / questions, size=resamples)
     return observed, drawn @ kinds
   step = max(1, _CHUNK // questions)
@@ -214,7 +217,7 @@ def _resample(
 def _counts(
   rng: np.random.Generator, resamples: int, questions: int
 ) -> np.ndarray:
-  """How often each resample draws each question, float64 `[R, N]`."""
+  """Returns how often each resample draws each question, float64 `[R, N]`."""
   draws = rng.integers(questions, size=(resamples, questions))
   draws += np.arange(resamples)[:, None] * questions
   counts = np.bincount(draws.ravel(), minlength=resamples * questions)

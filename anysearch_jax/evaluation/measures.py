@@ -1,7 +1,7 @@
-"""What is measured of episodes, each measure a ratio of two sums.
+"""The measures of episodes; each is a ratio of two sums.
 
-Summed by question first, because a question's budgets and seeds share its
-difficulty: questions, not episodes, are what is independent.
+Episodes are first summed by question. The budgets and seeds of a question share
+its difficulty, so questions are independent samples and episodes are not.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 
 from anysearch_jax.evaluation import columns, intervals
 
-# Name -> numerator, denominator. TP is over B >= 1: with none allowed, correct
-# answers are not what searches gave.
+# Name -> numerator, denominator. TP counts B >= 1 only, because correct answers
+# without a permitted search are not a product of searching.
 MEASURES = {
   "accuracy": ("em", "n"),
   "f1": ("f1", "n"),
@@ -50,7 +50,10 @@ SUMMED = tuple(
 
 
 def columns_of(table: columns.Columns) -> dict[str, np.ndarray]:
-  """The SUMMED quantities of each episode, float `[P]`; all must be scored."""
+  """Returns the SUMMED quantities of each episode, float `[P]`.
+
+  No episode may have failed.
+  """
 
   def ended(outcome: str) -> np.ndarray:
     return (table.outcome == columns.OUTCOMES.index(outcome)).astype(float)
@@ -69,7 +72,7 @@ def columns_of(table: columns.Columns) -> dict[str, np.ndarray]:
 
 
 def totals(table: columns.Columns) -> dict[str, float]:
-  """The sums of SUMMED over all episodes; all must be scored."""
+  """Returns the sums of SUMMED over all episodes; none may have failed."""
   return {name: float(c.sum()) for name, c in columns_of(table).items()}
 
 
@@ -78,11 +81,12 @@ class Sums:
   """Sums of the scored episodes by question and budget.
 
   Attributes:
-    values: float64 `[N, B, K]`, K sums, in the order of `names`.
-    names: of SUMMED.
+    values: float64 `[N, B, K]`: N questions, B budgets, and K sums in the order
+      of `names`.
+    names: K names of SUMMED.
     budgets: the B budgets, ascending.
-    stratum: int `[N]`, index in `datasets`.
-    datasets: those that occur.
+    stratum: int `[N]`, index in `datasets` of each question.
+    datasets: the datasets that occur.
   """
 
   values: np.ndarray
@@ -92,7 +96,7 @@ class Sums:
   datasets: tuple[str, ...]
 
   def parts(self, *measures: str) -> np.ndarray:
-    """Numerators and denominators of measures, float `[N, B, M, 2]`."""
+    """Returns numerators and denominators of M measures: `[N, B, M, 2]`."""
     index = [[self.names.index(n) for n in MEASURES[m]] for m in measures]
     return self.values[..., np.array(index)]
 
@@ -100,7 +104,7 @@ class Sums:
 def sums(
   measured: columns.Measured, measures: Sequence[str] = tuple(MEASURES)
 ) -> Sums:
-  """Sums what `measures` need of the scored episodes."""
+  """Sums the quantities that `measures` need over the scored episodes."""
   table = columns.of(measured).scored()
   names = tuple(dict.fromkeys(n for m in measures for n in MEASURES[m]))
   summed = columns_of(table)
@@ -124,10 +128,11 @@ def sums(
 def estimates(
   measured: columns.Measured, measures: Sequence[str] = tuple(MEASURES)
 ) -> dict[str, intervals.Estimate]:
-  """Every measure of some episodes taken together, with its 95 % interval.
+  """Returns every measure, pooled over the episodes, with 95 % intervals.
 
-  Rates have Wilson's interval, widened by what seeds and budgets of a question
-  share; means and ratios the delta method's, clustered by question.
+  Rates have Wilson's interval, widened by the design effect of questions
+  (`intervals.clustered_rate`). Means and ratios have the delta method's
+  interval, clustered by question.
   """
   found = sums(measured, measures)
   parts = found.parts(*measures).sum(axis=1)
@@ -142,12 +147,12 @@ def estimates(
 def set_means(
   stratum: np.ndarray, parts: np.ndarray, *, resamples: int
 ) -> list[intervals.Estimate]:
-  """Ratios of each dataset, averaged over datasets.
+  """Returns the unweighted mean over datasets of each dataset's ratio.
 
   Args:
     stratum: int `[N]`, the dataset of each question.
     parts: float `[N, S, 2]`, numerators and denominators by question.
-    resamples: of the bootstrap.
+    resamples: number of bootstrap resamples.
 
   Returns:
     S estimates.

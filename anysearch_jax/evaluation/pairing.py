@@ -1,4 +1,4 @@
-"""Two rows on the same episodes."""
+"""Pairs the episodes of two rows."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Pairs:
   """P episodes of two rows that share question, budget and seed.
 
   Attributes:
-    ours, theirs: the episodes, P each, in one order; all scored.
-    failed: pairs left out because either episode failed.
-    unpaired: episodes of one row that the other does not have.
+    ours, theirs: P scored episodes each, in the same order.
+    failed: number of pairs left out because one of the episodes failed.
+    unpaired: number of episodes that only one of the rows has.
   """
 
   ours: columns.Columns
@@ -30,7 +30,7 @@ class Pairs:
 
   @property
   def budget(self) -> np.ndarray:
-    """Of our episodes, int `[P]`."""
+    """The budget of our episodes, int `[P]`."""
     return self.ours.budget
 
   @functools.cached_property
@@ -40,7 +40,7 @@ class Pairs:
 
   @functools.cached_property
   def questions(self) -> int:
-    """How many questions there are."""
+    """The number of questions."""
     return len(np.unique(self.ours.question))
 
   @functools.cached_property
@@ -60,11 +60,11 @@ class Pairs:
     return self.ours.dataset_of[np.unique(self.ours.question)]
 
   def where(self, mask: np.ndarray) -> Pairs:
-    """The pairs of a mask `[P]`; what was left out is not counted again."""
+    """Returns the pairs of a mask `[P]`; `failed` and `unpaired` become 0."""
     return Pairs(self.ours.where(mask), self.theirs.where(mask), 0, 0)
 
   def by_dataset(self) -> dict[str, Pairs]:
-    """One part for each dataset that occurs, in the paper's order."""
+    """Returns one part for each dataset that occurs, in the paper's order."""
     codes = np.unique(self.ours.dataset)
     return {
       self.ours.datasets[code]: self.where(self.ours.dataset == code)
@@ -75,12 +75,13 @@ class Pairs:
 def pair(ours: metrics.Row, theirs: metrics.Row) -> Pairs:
   """Pairs two rows by question, budget and seed.
 
-  Rows need not have the same budgets or seeds: the common ones are compared.
-  One row's questions must be a subset of the other's.
+  Budgets and seeds that only one row has are left out. One row's questions must
+  be a subset of the other's.
 
   Raises:
-    ValueError: no common budget and seed, or question sets that differ both
-      ways: a difference of accuracies over them would compare questions.
+    ValueError: the rows have no common budget and seed, or each has questions
+      that the other lacks. In the latter case a difference of accuracies would
+      compare questions rather than rows.
   """
   left, right = ours.columns, theirs.columns
   cells = _codes([(c.budget, c.seed) for c in (left, right)])
@@ -127,7 +128,7 @@ def budgets_of(row: metrics.Row, budget: int, other: int) -> Pairs:
 
 
 def _codes(sides: list[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
-  """One number for each tuple of values, the same on both sides."""
+  """Maps tuples of values to integers, with equal codes on both sides."""
   codes = [np.zeros(len(side[0]), dtype=np.int64) for side in sides]
   for columns_ in zip(*sides, strict=True):
     values = np.union1d(*columns_)

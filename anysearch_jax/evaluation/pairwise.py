@@ -1,4 +1,4 @@
-"""Every pair of rows, every measure: by how much, how sure, how many asked."""
+"""Compares every pair of rows in every measure: effect, interval, p values."""
 
 from __future__ import annotations
 
@@ -22,25 +22,29 @@ MEASURES = ("accuracy", "tp", "searches", "total_tokens", "cost")
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-  """One measure of one row minus another's, on the episodes they share.
+  """The difference of two rows in one measure, on their common episodes.
 
   Attributes:
-    ours, theirs: labels. measure: of `measures.MEASURES`.
-    dataset: None: all of them, each of one weight, as the paper averages.
-    budget: None: all with B >= 1 together.
-    n: pairs of episodes, over so many questions.
-    estimate: ours minus theirs; paired bootstrap, clustered by question.
-      It tells what other questions would give, not what training again would:
-      where seeds are runs of their own, see by_seed.
-    by_seed: the estimate's value on each seed alone, by seed.
+    ours, theirs: labels of the rows.
+    measure: key of `measures.MEASURES`.
+    dataset: name; None: the average over all, with equal weights, as in the
+      paper.
+    budget: None: all B >= 1 pooled.
+    n: number of pairs of episodes.
+    questions: number of questions that they are of.
+    estimate: ours minus theirs; paired bootstrap, clustered by question. The
+      interval covers the choice of questions, not the variation of training; if
+      seeds are separate training runs, see `by_seed`.
+    by_seed: the difference on each seed alone, ascending by seed.
     permutation: p value of exchanging whole questions between the rows.
-    mcnemar: mid-p of the discordant pairs; of accuracy only, and only where
-      each question has one pair, as the test asks for independent ones.
-    adjusted: `permutation` after Holm's correction over the family: all pairs
-      of rows, in this measure, at this level of detail (everything together;
-      by budget; by dataset; by both).
-    discovery: likewise after Benjamini and Hochberg's: the share of false
-      claims among those with no larger value.
+    mcnemar: mid-p of the discordant pairs. For accuracy only, and only if each
+      question has one pair, because the test needs independent pairs.
+    adjusted: `permutation` after Holm's correction over its family: all pairs
+      of rows, in this measure, at this level of detail (everything pooled; by
+      budget; by dataset; by both).
+    discovery: `permutation` after Benjamini and Hochberg's correction over the
+      same family: the false discovery rate of claiming all lines with a value
+      that is not larger.
   """
 
   ours: str
@@ -65,19 +69,20 @@ def pairwise(
   resamples: int = 10_000,
   draws: int = 10_000,
 ) -> tuple[Difference, ...]:
-  """Compares every two rows, earlier minus later.
+  """Compares every two rows, the earlier minus the later.
 
   Args:
-    rows: two or more, on the same questions; see `pairing.pair`.
-    names: of `measures.MEASURES`.
-    resamples: of the bootstrap. draws: of the permutation test.
+    rows: two or more rows on the same questions, see `pairing.pair`.
+    names: keys of `measures.MEASURES`.
+    resamples: number of bootstrap resamples.
+    draws: number of random permutations.
 
   Returns:
-    Pair by pair; in each by dataset (all together first), budget (all together
-    first) and measure. With one dataset only the lines of all together.
+    Lines ordered by pair, dataset (all together first), budget (all together
+    first) and measure. With one dataset, there are no lines by dataset.
 
   Raises:
-    ValueError: rows that cannot be paired.
+    ValueError: two rows cannot be paired.
   """
   found = [
     line
@@ -116,7 +121,7 @@ def _compared(
     measures.sums(side, names) for side in (pairs.ours, pairs.theirs)
   )
   used = np.array(first.budgets) >= 1
-  # The first "budget" is all of B >= 1 together.
+  # Index 0 of the budget axis is B >= 1 pooled.
   left, right = (_pooled(side.values, used) for side in (first, second))
   questions, cells, sums = left.shape
   difference = _difference(first, names, cells)
@@ -170,7 +175,7 @@ def _compared(
 
 
 def _pooled(values: np.ndarray, used: np.ndarray) -> np.ndarray:
-  """Sums `[..., B, K]` with those of the `used` budgets put first."""
+  """Prepends the pooled sums of the `used` budgets to sums `[..., B, K]`."""
   pooled = values[..., used, :].sum(axis=-2, keepdims=True)
   return np.concatenate([pooled, values], axis=-2)
 
@@ -178,7 +183,7 @@ def _pooled(values: np.ndarray, used: np.ndarray) -> np.ndarray:
 def _by_seed(
   side: columns.Columns, pairs: pairing.Pairs, found: measures.Sums
 ) -> np.ndarray:
-  """Sums of one side by seed, dataset and budget, `[seeds, D, B, K]`."""
+  """Returns sums by seed, dataset and budget, `[seeds, D, B, K]`."""
   seeds, seed = np.unique(pairs.ours.seed, return_inverse=True)
   shape = len(seeds), len(found.datasets), len(found.budgets)
   budget = np.searchsorted(found.budgets, pairs.budget)
@@ -194,7 +199,10 @@ def _by_seed(
 def _difference(
   found: measures.Sums, names: Sequence[str], cells: int
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-  """Maps totals of both rows `[R, D, cells * K]` to differences `[R, S]`."""
+  """Returns a map from both rows' totals to differences `[R, S]`.
+
+  Totals are `[R, D, cells * K]`.
+  """
   index = np.array(
     [[found.names.index(n) for n in measures.MEASURES[m]] for m in names]
   )
@@ -216,7 +224,7 @@ def _difference(
 def _counts(
   pairs: pairing.Pairs, budget: int | None
 ) -> tuple[int, int, float | None]:
-  """Pairs, questions and McNemar's p value of a cell."""
+  """Returns the pairs, the questions and McNemar's p value of a cell."""
   mask = pairs.budget >= 1 if budget is None else pairs.budget == budget
   n, questions = int(mask.sum()), len(np.unique(pairs.ours.question[mask]))
   if not n or n > questions:

@@ -1,4 +1,4 @@
-"""Tests of paired differences, and what many tests at once cost."""
+"""Tests of paired differences, and corrections for multiple tests."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-_EXACT = 12  # Questions up to which every assignment of signs is looked at.
+_EXACT = 12  # Up to this number of questions, all sign assignments are tested.
 _CHUNK = 4_000_000  # Signs held at once: bounds memory, not the result.
 
 
 def mcnemar(wins: int, losses: int, *, mid: bool = True) -> float:
-  """McNemar's exact test of two discordant counts, two-sided.
+  """Returns the two-sided p value of McNemar's test of discordant counts.
 
-  Pairs must be independent: one episode of each row a question.
+  Pairs must be independent: one episode of each row for each question.
 
   Args:
-    wins: pairs where only the first is right.
-    losses: pairs where only the second is.
-    mid: the mid-p variant, which is not conservative (Fagerland 2013); False
-      for the exact binomial test.
+    wins: number of pairs in which only the first is right.
+    losses: number of pairs in which only the second is right.
+    mid: True for the mid-p variant, which is less conservative (Fagerland et
+      al. 2013); False for the exact binomial test.
 
   Returns:
-    The p value, 1 without any discordant pair.
+    The p value; 1 without discordant pairs.
 
   Raises:
-    ValueError: a negative count.
+    ValueError: a count is negative.
   """
   if min(wins, losses) < 0:
     raise ValueError(
@@ -40,7 +40,7 @@ def mcnemar(wins: int, losses: int, *, mid: bool = True) -> float:
 
 
 def _binomial(k: int, n: int) -> float:
-  """P(k heads of n fair coins)."""
+  """Returns the probability of k heads among n fair coins."""
   return math.exp(
     math.lgamma(n + 1)
     - math.lgamma(k + 1)
@@ -58,25 +58,26 @@ def sign_flips(
   draws: int = 10_000,
   seed: int = 0,
 ) -> np.ndarray:
-  """Permutation tests of differences between two rows, two-sided.
+  """Returns p values of two-sided permutation tests between two rows.
 
-  Under the null hypothesis a question's episodes could as well be the other
-  row's: whole questions are exchanged between the rows. All tests see the same
-  exchanges. Exact up to 12 questions, else by seeded draws, where the observed
-  assignment counts as one of them.
+  Under the null hypothesis the rows are exchangeable within a question, so a
+  permutation swaps the rows of a random subset of questions. All S tests use
+  the same permutations. The test is exact up to 12 questions; beyond, it uses
+  seeded random permutations and counts the observed assignment as one of them.
 
   Args:
     ours, theirs: float `[N, K]`, K sums for each of N >= 1 questions.
     statistic: maps both rows' totals, each `[R, D, K]`, to S differences
-      `[R, S]` that change their sign when the rows are exchanged; nan is
+      `[R, S]`; they must change sign if the rows are exchanged; nan means
       undefined.
-    stratum: int `[N]`, the stratum of each question, all of [0, D); None: one.
-    draws: random exchanges.
-    seed: of the draws.
+    stratum: int `[N]`, the stratum of each question; every number in [0, D)
+      occurs. None: a single stratum.
+    draws: number of random permutations.
+    seed: seed of the draws.
 
   Returns:
-    p values `[S]`; nan where the observed difference is not defined. Exchanges
-    under which it is not defined are left out.
+    p values `[S]`; nan where the observed difference is undefined. Permutations
+    with an undefined difference are left out.
   """
   questions = len(ours)
   if stratum is None:
@@ -93,7 +94,8 @@ def sign_flips(
     return np.abs(statistic((both + gap) / 2, (both - gap) / 2))
 
   observed = differences(np.ones((1, questions)))[0]
-  # Sums in another order differ in the last bits; equal must count as equal.
+  # A different summation order changes the last bits; the tolerance lets equal
+  # differences count as equal.
   bound = observed * (1 - 1e-9) - 1e-12
   exact = questions <= _EXACT
   reached, defined = np.zeros(len(observed)), np.zeros(len(observed))
@@ -120,10 +122,10 @@ def _drawn(questions: int, draws: int, seed: int) -> Iterator[np.ndarray]:
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
-  """Holm's correction: the chance of any false claim in the family.
+  """Returns Holm's adjustment, which controls the family-wise error rate.
 
   Args:
-    p_values: `[M]`; nan is no test and stays nan.
+    p_values: `[M]`; NaN entries are skipped and returned as NaN.
 
   Returns:
     Adjusted p values `[M]`, in the order given.
@@ -134,10 +136,10 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
 
 
 def benjamini_hochberg(p_values: Sequence[float]) -> np.ndarray:
-  """Benjamini and Hochberg's: the share of false claims among the claims.
+  """Returns Benjamini and Hochberg's adjustment: the false discovery rate.
 
   Args:
-    p_values: `[M]`; nan is no test and stays nan.
+    p_values: `[M]`; NaN entries are skipped and returned as NaN.
 
   Returns:
     Adjusted p values `[M]`, in the order given.

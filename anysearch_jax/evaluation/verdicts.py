@@ -1,6 +1,6 @@
-"""The targets a run is held to, reported as measured.
+"""Judges a run by the paper's claims.
 
-Each is a claim of the paper in a form that numbers can refuse.
+Each claim is stated so that measured numbers can refute it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import numpy as np
 
 from anysearch_jax.evaluation import comparison, metrics, pairing
 
-_TIGHT = (1, 2, 3, 4)  # Budgets that must beat closed book.
-_AMPLE = 4  # From this budget on the controls must not be better.
-_WELL_BELOW = 0.5  # P(search | known) over P(search | unknown), at most.
+_TIGHT = (1, 2, 3, 4)  # Budgets that must beat closed-book answers (B = 0).
+_AMPLE = 4  # From this budget on, no control may be better.
+_WELL_BELOW = 0.5  # Largest P(search | known) / P(search | unknown).
 
 Compared = tuple[pairing.Pairs, Sequence[comparison.Comparison]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-  """A target with what was measured; `met` is None where nothing tells."""
+  """A claim and its measurement; `met` is None if it cannot be judged."""
 
   claim: str
   met: bool | None
@@ -37,13 +37,14 @@ def verdicts(
   recalled: Mapping[str, comparison.Number],
   resamples: int = 10_000,
 ) -> list[Verdict]:
-  """Holds the first row to the five targets, as measured.
+  """Judges the first row by the five claims.
 
   Args:
     rows: the first is the system under test.
-    controls: labels of the rows it must beat.
-    compared: by label, the system against each other row.
-    recalled: `knowledge` of the system.
+    controls: labels of the rows that it must beat.
+    compared: by label, the comparison of the system with each other row.
+    recalled: `comparison.knowledge` of the system.
+    resamples: number of bootstrap resamples.
   """
   system = rows[0]
   scaffolded = [
