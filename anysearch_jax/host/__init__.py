@@ -1,1 +1,1 @@
-"""The machine beneath a run: processes, files, disks, locks, hardware."""
+"""The machine that a run uses: processes, files, disks, locks, hardware."""

@@ -1,4 +1,4 @@
-"""What compilers write to the process's standard error, kept from the user."""
+"""Captures what C++ libraries, such as compilers, write to standard error."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from collections.abc import Iterator
 
 
 class Captured:
-  """What was written; complete once the `with` block has ended."""
+  """The captured text; it is complete once the `with` block has ended."""
 
   text: str = ""
 
 
 @contextlib.contextmanager
 def standard_error() -> Iterator[Captured]:
-  """Takes file descriptor 2, which C++ libraries write to, for a while."""
+  """Redirects standard error to a file while the `with` block runs.
+
+  The redirection is of file descriptor 2, because C++ libraries do not use
+  Python's `sys.stderr`.
+  """
   captured = Captured()
   sys.stderr.flush()
   kept = os.dup(2)

@@ -1,4 +1,4 @@
-"""Disks that take no more: what could not be written, and why."""
+"""Turns errors of the disk into a sentence: what was not written, and why."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import logging as absl_logging
 
-# By the error's number: what helps.
+# Advice by the error's number.
 _HELP = {
   errno.ENOSPC: "Free some space",
   errno.EDQUOT: "Free some space, or have the quota raised",
@@ -24,20 +24,21 @@ _HELP = {
 
 
 class DiskError(OSError):
-  """The disk did not take what was written; a sentence says what helps."""
+  """Writing failed because of the disk; the message says what to do."""
 
 
 @contextlib.contextmanager
 def writing(path: str | pathlib.Path) -> Iterator[None]:
-  """Makes a `DiskError` that names the path of any error of the disk.
+  """Raises a `DiskError` that names the path in place of any disk error.
 
-  Libraries raise such errors as others of their own, which say it in words.
+  Libraries wrap such errors in classes of their own, so causes, contexts and
+  messages are searched too.
 
   Args:
-    path: what is written inside.
+    path: file or folder that the `with` block writes to.
 
   Raises:
-    DiskError: the disk did not take it.
+    DiskError: the block failed because of the disk.
   """
   try:
     yield
@@ -50,11 +51,11 @@ def writing(path: str | pathlib.Path) -> Iterator[None]:
 
 
 def hide_tracebacks() -> None:
-  """Leaves errors of the disk to the sentence of `writing`, in this process.
+  """Hides tracebacks of disk errors; the sentence of `writing` remains.
 
-  Threads of Orbax log each of them with its traceback, some when the command
-  has ended; those of tensorstore print one for every write whose event loop,
-  which waits for it, has been closed.
+  Orbax's threads log every disk error with its traceback, some of them after
+  the command has ended. Threads of tensorstore print one more for every write
+  that finishes after its event loop was closed.
   """
   handler, printed = absl_logging.get_absl_handler(), sys.unraisablehook
 
@@ -63,7 +64,7 @@ def hide_tracebacks() -> None:
     return not any(map(_number, _all(error)))
 
   def show(raised: Any) -> None:
-    # C++ names no object that it is raised in, Python does.
+    # Unraisable errors from C++ have no `object`, those from Python have one.
     if raised.object or not isinstance(raised.exc_value, RuntimeError):
       printed(raised)
 
@@ -72,10 +73,10 @@ def hide_tracebacks() -> None:
 
 
 def write_whole(path: pathlib.Path, text: str) -> None:
-  """Writes a file beside `path` and renames it: whole or not at all.
+  """Writes a file atomically: to a temporary file, which is then renamed.
 
   Raises:
-    DiskError: see `writing`; what was there stays.
+    DiskError: see `writing`; an existing file at `path` is unchanged.
   """
   beside = path.with_name(path.name + ".writing")
   with writing(path):
@@ -87,7 +88,7 @@ def write_whole(path: pathlib.Path, text: str) -> None:
 
 
 def _said(error: Exception, path: pathlib.Path) -> str:
-  """The sentence for an error of the disk; "" for another error."""
+  """Returns the sentence for a disk error; "" for any other error."""
   for each in _all(error):
     if isinstance(each, DiskError):
       return str(each)
@@ -100,7 +101,10 @@ def _said(error: Exception, path: pathlib.Path) -> str:
 
 
 def _number(error: BaseException) -> int | None:
-  """The number of an error of the disk; libraries have it in words only."""
+  """Returns the number of a disk error; None for any other error.
+
+  Libraries often keep only the message, so that is searched too.
+  """
   for number in _HELP:
     ours = isinstance(error, OSError) and error.errno == number
     if ours or os.strerror(number) in str(error):
@@ -109,7 +113,7 @@ def _number(error: BaseException) -> int | None:
 
 
 def _all(error: BaseException | None) -> Iterator[BaseException]:
-  """An error, those of its group, and those that led to it."""
+  """Yields an error, the errors of its group, its causes and its contexts."""
   waiting, seen = [error], set()
   while waiting:
     each = waiting.pop(0)
@@ -122,7 +126,7 @@ def _all(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _free(path: pathlib.Path) -> str:
-  """What is free beside a path, in words."""
+  """Returns the free space of the disk that holds a path, in words."""
   there = next(p for p in (path, *path.absolute().parents) if p.exists())
   found = os.statvfs(there)
   return f"{found.f_bavail * found.f_frsize / 1e6:.1f} MB"

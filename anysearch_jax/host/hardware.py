@@ -1,7 +1,8 @@
-"""Accelerators by name: what their data sheets say.
+"""Accelerators by name, with the numbers of their data sheets.
 
-Peaks are dense bfloat16 products; links count one direction; a GPU's memory is
-what CUDA reports of it, a TPU's what its compiler leaves to programs.
+Peaks are of dense bfloat16 matrix products. Bandwidths of links count one
+direction. The memory of a GPU is what CUDA reports, that of a TPU is what its
+compiler leaves to programs.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ GIB = 2**30
 class Hardware:
   """One kind of device.
 
-  platform: what JAX lowers for. memory: bytes. head_room: the share of it that
-    programs may fill. flops: a second. memory_bandwidth, link_bandwidth,
-    network_bandwidth: bytes a second, the latter between hosts. source: where
-    the numbers are from.
+  platform: JAX's name of the platform.
+  memory: bytes.
+  head_room: share of the memory that programs may use.
+  flops: operations per second.
+  memory_bandwidth: bytes per second.
+  link_bandwidth: bytes per second between the devices of a host or slice.
+  network_bandwidth: bytes per second between hosts.
+  source: where the numbers are from.
   """
 
   name: str
@@ -35,7 +40,15 @@ class Hardware:
 
 @dataclasses.dataclass(frozen=True)
 class Gpu(Hardware):
-  """capability: CUDA's. The rest describes the die to the compiler."""
+  """A GPU.
+
+  capability: CUDA compute capability.
+
+  The other values describe the chip to XLA's compiler: description (its name),
+  cores (multiprocessors), units_a_core (FP32 units of one), clock_ghz,
+  shared_memory and shared_memory_block (bytes, of a multiprocessor and of a
+  thread block) and l2 (bytes).
+  """
 
   capability: tuple[int, int]
   description: str
@@ -49,7 +62,11 @@ class Gpu(Hardware):
 
 @dataclasses.dataclass(frozen=True)
 class Tpu(Hardware):
-  """dimensions: of its torus. shapes: some slices that exist."""
+  """A TPU.
+
+  dimensions: of its torus.
+  shapes: examples of slices that exist.
+  """
 
   dimensions: int
   shapes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""JSON files of others, or a sentence that says what is wrong with them."""
+"""Reads JSON files, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-  """The object that a file holds.
+  """Returns the JSON object in a file.
 
   Raises:
-    ValueError: the file holds something else, by its name.
+    ValueError: the file contains something else; the message names the file.
   """
   try:
     values = json.loads(path.read_bytes())

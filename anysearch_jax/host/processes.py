@@ -1,13 +1,13 @@
-"""Several processes that run one program on one mesh of all their devices.
+"""Exchanges values between the processes that run one program on one mesh.
 
-All of them compute the same values; the first one writes files and prints.
-Every process makes these calls in the same order. A lone process makes them
-too, and then they cost nothing.
+All processes compute the same values; the first one writes files and prints.
+Every process must make these calls in the same order. With a single process
+they call through and cost nothing.
 
-What is shared are JSON values (keys are strings) and NumPy arrays of numbers
-among them. From another process tuples come as lists, and errors as what they
-are where they are Python's or this project's own; nothing that is received can
-run anything.
+The values are JSON values (keys are strings) that may contain NumPy arrays of
+numbers. Tuples from another process arrive as lists. Errors keep their class if
+it is Python's or this project's own. Values are never unpickled, so a received
+message cannot run code.
 """
 
 from __future__ import annotations
@@ -25,27 +25,29 @@ from jax.experimental import multihost_utils
 
 T = TypeVar("T")
 
-_PIECE = 1 << 22  # Most bytes of each process in one exchange.
-# Stands for an array, by its number; no name of anything that is shared.
+_PIECE = 1 << 22  # Limit on the bytes of each process in one exchange.
+# The only key of the JSON object that replaces an array; its value is the
+# array's number.
 _ARRAY = "\0array"
-# Packages whose errors are raised again as what they are.
+# Packages whose errors are raised again with their own class.
 _KNOWN = ("builtins", "anysearch_jax", "retrieval")
 
 
 def first() -> bool:
-  """Whether this process is the one that writes files and prints."""
+  """Returns whether this process is the one that writes files and prints."""
   return jax.process_index() == 0
 
 
 def share(make: Callable[[], T]) -> list[T]:
-  """What `make` gives in each process, known to all.
+  """Returns the results of `make` in all processes (an all-gather).
 
   Args:
-    make: called once in each; what it gives can be shared, see the module.
+    make: called once in each process. Its result must be a value that can be
+      shared, see the module.
 
   Raises:
-    Exception: what `make` raised in the first process where it did; all raise
-      it, so that none waits for one that has left.
+    Exception: `make` failed in some process. All processes raise the error of
+      the first one that failed, so that no process waits for one that has left.
   """
   if jax.process_count() == 1:
     return [make()]
@@ -65,22 +67,26 @@ def share(make: Callable[[], T]) -> list[T]:
 
 
 def by_first(make: Callable[[], T]) -> T:
-  """What `make` gives in the first process, known to all; see `share`.
+  """Calls `make` in the first process and returns its result in all processes.
 
-  No process goes on before the first one is done.
+  All processes wait until the first one has finished. Errors are those of
+  `share`.
   """
   return share(lambda: make() if first() else None)[0]
 
 
 def together(make: Callable[[], T]) -> T:
-  """What `make` gives in this process, once it went well in all of them."""
+  """Returns this process's result of `make` once all processes have succeeded.
+
+  The result itself is not shared and may be any object.
+  """
   made = []
   share(lambda: made.append(make()))
   return made[0]
 
 
 def whole(x: jax.Array) -> jax.Array:
-  """All of an array, on devices of this process."""
+  """Returns a fully replicated copy of an array, on this process's devices."""
   if x.is_fully_addressable:
     return x
   everywhere = jax.sharding.NamedSharding(x.sharding.mesh, jax.P())
@@ -93,10 +99,10 @@ def _copied(sharding: jax.sharding.NamedSharding):
 
 
 def _encoded(value: Any, error: Exception | None = None) -> bytes:
-  """A value, or what is told of an error: JSON, then the arrays of it.
+  """Encodes a value and an error: JSON first, then the value's arrays.
 
   Raises:
-    TypeError: a value that cannot be shared.
+    TypeError: the value cannot be shared.
   """
   arrays: list[np.ndarray] = []
 
@@ -118,7 +124,7 @@ def _encoded(value: Any, error: Exception | None = None) -> bytes:
 
 
 def _decoded(content: bytes) -> tuple[Any, dict[str, Any] | None]:
-  """The value, and what is told of an error; see `_encoded`."""
+  """Returns the value and the description of the error; see `_encoded`."""
   file, found = io.BytesIO(content), []
   while file.tell() < len(content):
     found.append(np.load(file, allow_pickle=False))
@@ -131,8 +137,9 @@ def _decoded(content: bytes) -> tuple[Any, dict[str, Any] | None]:
 
 
 def _told(error: Exception) -> dict[str, Any]:
-  """An error as values: its classes by name, its arguments where plain."""
-  # Those of its constructor: `args` has no file name.
+  """Describes an error: names of its classes, and its arguments if plain."""
+  # `__reduce__` has the constructor's arguments; `args` of an OSError lacks the
+  # file name.
   arguments = error.__reduce__()[1]
   plain = all(x is None or isinstance(x, str | int | float) for x in arguments)
   classes = type(error).__mro__
@@ -149,10 +156,11 @@ def _told(error: Exception) -> dict[str, Any]:
 def _error(
   classes: list[list[str]], arguments: list[Any] | None, text: str
 ) -> Exception:
-  """The error that was told of, or what it is a kind of, with its words."""
+  """Rebuilds a received error, or its nearest known base with its message."""
   said = f"{classes[0][1] if classes else 'Exception'}: {text}"
   for i, (module, name) in enumerate(classes):
-    # Nothing is imported for it: this process runs the same program.
+    # Nothing is imported, so a message cannot load code; this process runs the
+    # same program and has the module already.
     found = getattr(sys.modules.get(module), name, None)
     known = module.partition(".")[0] in _KNOWN and isinstance(found, type)
     if not known or not issubclass(found, Exception):
@@ -160,13 +168,17 @@ def _error(
     given = [said] if i or arguments is None else arguments
     try:
       return found(*given)
-    except Exception:  # Its constructor wants something else.
+    except Exception:  # Its constructor takes other arguments.
       continue
   return RuntimeError(said)
 
 
 def _gather(content: bytes) -> list[bytes]:
-  """Each process's bytes, in pieces of one size: it compiles once a size."""
+  """Returns the bytes of every process, exchanged in pieces of equal size.
+
+  `process_allgather` compiles a program for each shape. The size of a piece is
+  a power of two up to `_PIECE`, so only a few programs are compiled.
+  """
   gather = multihost_utils.process_allgather
   sizes = gather(np.uint32(len(content))).tolist()
   longest = max(sizes)

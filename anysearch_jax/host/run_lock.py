@@ -1,7 +1,7 @@
-"""One process at a time that writes to a folder.
+"""A lock that lets one process at a time write to a folder.
 
-The kernel holds the lock (`flock`) and frees it however its holder ends, so no
-lock is ever left over; a file that is left over locks nothing.
+The lock is the kernel's (`flock`), which releases it however the process ends.
+A lock file that is left behind therefore locks nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TextIO
 from absl import logging
 
 NAME = "run.lock"
-# A file system without locks says one of these.
+# Errors of file systems that have no locks.
 _UNABLE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -27,33 +27,37 @@ _UNABLE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 def hold(path: str | pathlib.Path) -> Iterator[None]:
   """Holds a lock file, which is removed at the end.
 
-  Where the file system has no locks a warning says so, and nothing is held.
+  If the file system has no locks, this warns and continues without a lock.
 
   Args:
-    path: of the file, made with its folder.
+    path: of the file; it is created, with its folder.
 
   Raises:
-    ValueError: another process holds it, or no file can be made there.
+    ValueError: another process holds the lock, or the file cannot be created.
   """
   path = pathlib.Path(path)
   file = _take(path)
   try:
     yield
   finally:
-    # Before it is free: after that it may be another's.
+    # Unlink before releasing the lock; afterwards the file may belong to
+    # another process.
     with contextlib.suppress(OSError):
       path.unlink()
     file.close()
 
 
 def beside(folder: str | pathlib.Path) -> pathlib.Path:
-  """The lock file of a folder that appears whole, and so holds none."""
+  """Returns the lock file of a folder that is written aside and then renamed.
+
+  The lock is beside such a folder, because the folder cannot contain it.
+  """
   folder = pathlib.Path(folder).absolute()
   return folder.with_name(f"{folder.name}.lock")
 
 
 def holder(path: str | pathlib.Path) -> str:
-  """Who holds a lock file; "" where nobody does."""
+  """Describes the process that holds a lock file; "" if no process does."""
   with contextlib.suppress(OSError), pathlib.Path(path).open() as file:
     try:
       fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -82,7 +86,11 @@ def _take(path: pathlib.Path) -> TextIO:
 
 
 def _lock(file: TextIO, path: pathlib.Path) -> bool:
-  """False where the file is no longer the one at `path`."""
+  """Locks an open file; returns False if it is no longer the one at `path`.
+
+  Raises:
+    ValueError: another process holds the lock.
+  """
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
@@ -102,15 +110,16 @@ def _lock(file: TextIO, path: pathlib.Path) -> bool:
       error.strerror,
     )
   try:
-    # Its last holder may have removed it in between.
+    # The last holder may have removed the file after this process opened it.
+    # A lock on a removed file would not stop a process that creates a new one.
     if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
       return False
   except FileNotFoundError:
     return False
   since = time.strftime("%Y-%m-%d %H:%M:%S")
   said = f"process {os.getpid()} on {socket.gethostname()} since {since}"
-  # A full disk takes the name only. Nothing stays in a buffer, else closing
-  # would fail too.
+  # The lock holds even if the disk is full and the holder's name is lost.
+  # `os.write` is unbuffered; buffered text would make closing fail as well.
   with contextlib.suppress(OSError):
     os.ftruncate(file.fileno(), 0)
     os.write(file.fileno(), said.encode())

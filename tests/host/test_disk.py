@@ -1,4 +1,4 @@
-"""Full disks, folders that only read, half-written files: nothing is lost."""
+"""Tests that full disks, read-only folders and cut files lose no data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def finished(parts, tmp_path_factory):
 
 
 def _says_that_it_is_full(error: BaseException) -> bool:
-  """The error, or one that led to it, names the full disk."""
+  """Returns whether the error or one of its causes names the full disk."""
   seen = []
   while error is not None and error not in seen:
     seen.append(error)
@@ -47,7 +47,7 @@ def _says_that_it_is_full(error: BaseException) -> bool:
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85])
-def test_a_run_stops_on_a_full_disk_and_goes_on_when_there_is_room(
+def test_a_run_stops_on_a_full_disk_and_resumes_when_there_is_space(
   share, finished, parts, disk, monkeypatch
 ):
   whole, _, _ = finished(0)
@@ -82,13 +82,13 @@ def _journal(folder):
 
 
 @pytest.mark.parametrize("size", [300, 333, 1000])
-def test_an_evaluation_on_a_full_disk_goes_on_where_it_stopped(tmp_path, size):
+def test_an_evaluation_on_a_full_disk_resumes_where_it_stopped(tmp_path, size):
   with pytest.raises(OSError), disks.files_of_at_most(size):
     with _journal(tmp_path) as rows:
       for place in range(30):
         rows.add(_row(place))
   with _journal(tmp_path) as rows:
-    # Every line that was whole.
+    # Every complete line is kept.
     assert len(rows) == sum(
       size >= end
       for end in itertools.accumulate(
@@ -103,7 +103,7 @@ def test_an_evaluation_on_a_full_disk_goes_on_where_it_stopped(tmp_path, size):
   assert found == [_row(place) for place in range(30)]
 
 
-def test_records_of_a_rollout_that_were_cut_are_dropped(tmp_path):
+def test_incomplete_records_of_a_rollout_are_dropped(tmp_path):
   def record(writer, rollout):
     writer.write(
       2 * rollout + 2,
@@ -129,7 +129,7 @@ def test_records_of_a_rollout_that_were_cut_are_dropped(tmp_path):
 
 
 def _events(folder: pathlib.Path):
-  """The records of TensorBoard's files, as their format says."""
+  """Yields the records of TensorBoard's event files."""
   for path in sorted(folder.iterdir()):
     content = path.read_bytes()
     while content:
@@ -138,27 +138,27 @@ def _events(folder: pathlib.Path):
       content = content[16 + size :]
 
 
-def test_tensorboard_is_shown_the_numbers_as_they_come(tmp_path):
+def test_tensorboard_gets_metrics_while_the_run_continues(tmp_path):
   with metrics.Writer(tmp_path) as writer:
     writer.write(2, {"rollout": 0, "reward/em": 0.25, "x": float("nan")}, [])
-    # It is there before the end.
+    # The record can be read before the writer is closed.
     first, found = _events(tmp_path / "tensorboard")
   assert first.file_version == "brain.Event:2"
   values = {v.tag: v.simple_value for v in found.summary.value}
   assert (found.step, values) == (2, {"rollout": 0.0, "reward/em": 0.25})
 
 
-def test_metrics_on_a_full_disk_stop_the_run_and_do_not_hang_it(tmp_path):
+def test_metrics_on_a_full_disk_raise_and_do_not_hang(tmp_path):
   with pytest.raises(OSError), disks.files_of_at_most(2000):
     with metrics.Writer(tmp_path) as writer:
       for rollout in range(1000):
         writer.write(rollout, {"rollout": rollout}, [{"y": 1.0}])
 
 
-# Folders that only read. /proc takes no folder, not even of root's.
+# Read-only folders: not even root can create a folder in /proc.
 
 
-def test_without_a_place_for_compiled_programs_there_is_a_warning(tmp_path):
+def test_an_unusable_compilation_cache_gives_a_warning(tmp_path):
   (tmp_path / "file").touch()
   code = (
     "import jax, sys; from launch import parts\n"
@@ -187,7 +187,7 @@ def test_without_a_place_for_compiled_programs_there_is_a_warning(tmp_path):
     ("evaluate", ["--scripted=expert"]),
   ],
 )
-def test_a_folder_that_only_reads_is_refused_with_a_sentence(module, arguments):
+def test_a_read_only_folder_is_refused_with_a_sentence(module, arguments):
   done = subprocess.run(
     [
       *(sys.executable, "-m", f"launch.{module}", "--cache=", *arguments),

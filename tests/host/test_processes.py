@@ -1,4 +1,4 @@
-"""What processes tell each other, with the others played by the test."""
+"""Tests exchanges between processes; the test plays the other processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_lone_process_calls_through():
 
 @pytest.fixture
 def other(monkeypatch):
-  """Makes this process 0 of two; the other answers what it is given here."""
+  """Plays the second of two processes; returns a setter of its value."""
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   answers = []
 
@@ -43,7 +43,7 @@ def other(monkeypatch):
   return answer
 
 
-def test_what_one_makes_all_know(other):
+def test_values_of_each_process_reach_all(other):
   other(5)
   assert processes.share(lambda: 3) == [3, 5]
   other(None)
@@ -68,7 +68,7 @@ def test_what_one_makes_all_know(other):
     {"\0array": 0, "b": 1},
   ],
 )
-def test_plain_values_arrive_as_they_are(other, value):
+def test_plain_values_arrive_unchanged(other, value):
   other(value)
   mine, theirs = processes.share(lambda: value)
   assert mine == theirs == value
@@ -79,7 +79,7 @@ def test_plain_values_arrive_as_they_are(other, value):
   "dtype", [np.int8, np.int32, np.int64, np.uint8, np.float32, bool]
 )
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3)])
-def test_arrays_arrive_to_the_bit(other, dtype, shape):
+def test_arrays_arrive_bit_for_bit(other, dtype, shape):
   rng = np.random.default_rng(0)
   array = np.asarray(rng.integers(0, 2, shape)).astype(dtype)
   other(0)
@@ -94,9 +94,7 @@ def test_arrays_arrive_to_the_bit(other, dtype, shape):
   "value",
   [object(), {1, 2}, b"x", np.asarray([object()]), lambda: 3],
 )
-def test_what_would_have_to_be_run_to_arrive_is_refused_everywhere(
-  other, value
-):
+def test_values_that_would_need_pickling_are_refused(other, value):
   other(5)
   with pytest.raises(TypeError, match="nothing else is shared") as caught:
     processes.share(lambda: [value])
@@ -106,7 +104,7 @@ def test_what_would_have_to_be_run_to_arrive_is_refused_everywhere(
 @pytest.mark.parametrize(
   "call", [processes.share, processes.by_first, processes.together]
 )
-def test_what_fails_in_one_fails_in_all(other, call):
+def test_an_error_in_one_process_is_raised_in_all(other, call):
   other(error=ValueError("no such policy"))
   with pytest.raises(ValueError, match="no such policy") as caught:
     call(lambda: 3)
@@ -118,7 +116,7 @@ def test_what_fails_in_one_fails_in_all(other, call):
 
 
 class _OddError(ValueError):
-  """One whose constructor wants something else than its message."""
+  """An error whose constructor does not take its message."""
 
   def __init__(self, code, *, reason):
     super().__init__(f"{reason} ({code})")
@@ -130,14 +128,14 @@ class _OddError(ValueError):
     (OSError(28, "No space left", "a.txt"), OSError, "No space left: 'a.txt'"),
     (types.EngineError("gone"), types.EngineError, "gone"),
     (errors.MissError("never asked"), errors.MissError, "never asked"),
-    # A library's own is what it is a kind of.
+    # An error of a library arrives as its nearest built-in base.
     (json.JSONDecodeError("odd", "{", 0), ValueError, "JSONDecodeError: odd"),
     (_OddError(3, reason="x"), ValueError, "_OddError: x (3)"),
     (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), ValueError, "bad"),
     (ExceptionGroup("two", [KeyError("a")]), RuntimeError, "two"),
   ],
 )
-def test_an_error_is_told_of_as_what_it_is(other, error, kind, words):
+def test_an_error_arrives_with_its_class_and_message(other, error, kind, words):
   other(error=error)
   with pytest.raises(kind, match=re.escape(words)) as caught:
     processes.share(lambda: 3)
@@ -145,8 +143,8 @@ def test_an_error_is_told_of_as_what_it_is(other, error, kind, words):
     assert caught.value.errno == 28
 
 
-def test_what_is_told_of_an_error_names_no_other_thing():
-  """Only classes of errors, of modules that are there already."""
+def test_a_received_error_cannot_name_anything_but_an_error_class():
+  """Only error classes of modules that are already imported are used."""
   for classes in (
     [["os", "system"]],
     [["builtins", "exec"]],
@@ -161,7 +159,7 @@ def test_what_is_told_of_an_error_names_no_other_thing():
   assert "this" not in sys.modules
 
 
-def test_an_error_is_itself_where_it_was_raised(other):
+def test_the_failing_process_raises_its_original_error(other):
   class LocalError(Exception):
     pass
 
@@ -183,14 +181,14 @@ def test_bytes_of_any_length_arrive_whole(monkeypatch, size):
 
   def allgather(x):
     shapes.add(x.shape)
-    # The other process sends the same bytes, the last one cut off.
+    # The other process sends the same bytes without the last one.
     theirs = x - 1 if x.ndim == 0 else x
     return np.stack([x, theirs])
 
   monkeypatch.setattr(processes, "_PIECE", 8)
   monkeypatch.setattr(multihost_utils, "process_allgather", allgather)
   assert processes._gather(mine) == [mine, mine[:-1]]
-  # One shape for the lengths, one for all pieces, and no large one.
+  # One shape for the lengths and one for all pieces; neither is large.
   assert len(shapes) == 2
   assert max(shapes) <= (8,)
 
@@ -199,7 +197,7 @@ def test_a_mesh_that_leaves_out_a_process_is_refused(monkeypatch):
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   with pytest.raises(ValueError, match="leave out process 1 of 2; expected"):
     placement.training_mesh(config_lib.MeshConfig(fsdp=2))
-  # A plan has devices of its own, whatever runs here.
+  # The planner passes its own devices, so no process is left out.
   devices = jax.devices()
   mesh = placement.training_mesh(config_lib.MeshConfig(fsdp=2), devices)
   assert mesh.size == 2

@@ -1,4 +1,4 @@
-"""No part of a key is in a quote, whatever a server makes of it."""
+"""Tests that quotes contain no part of a key, however a server encodes it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LETTERS = string.ascii_letters + string.digits + string.punctuation
 
 
 def mixed(text):
-  """Percent escapes of all characters, their digits in both cases."""
+  """Percent-escapes all characters, with upper- and lower-case digits."""
   codes = (f"%{ord(c):02x}" for c in text)
   return "".join(c.upper() if i % 2 else c for i, c in enumerate(codes))
 
@@ -67,7 +67,7 @@ ECHOES = {
 
 
 def readings(text):
-  """What a reader of a quote can make of it."""
+  """Returns what a reader could decode from a quote."""
   found = {text, re.sub(r"\s", "", text), text.replace("\\", "")}
   found |= {urllib.parse.unquote(urllib.parse.unquote(t)) for t in found}
   found |= {html.unescape(t) for t in found}
@@ -88,7 +88,7 @@ def readings(text):
 
 
 def leaks(text, key):
-  """Parts of a key of 10 characters or more, letter case aside."""
+  """Finds parts of a key of 10 characters or more, ignoring letter case."""
   key = key.lower()
   size = min(10, len(key))
   parts = {key[i : i + size] for i in range(len(key) - size + 1)}
@@ -97,7 +97,7 @@ def leaks(text, key):
 
 
 @pytest.mark.parametrize("echo", ECHOES)
-def test_every_echo_of_a_key_is_found_where_nothing_is_redacted(echo):
+def test_the_leak_detector_finds_every_echo_of_a_key(echo):
   if echo not in ("JSON in JSON", "JSON", "repr"):  # Backslashes within.
     assert leaks(ECHOES[echo](KEY), KEY)
 
@@ -113,7 +113,7 @@ def test_every_echo_of_a_key_is_found_where_nothing_is_redacted(echo):
 def test_a_quote_has_no_part_of_a_key(key, echo, before, end, most):
   told = "~ " * (before // 2) + ECHOES[echo](key)
   redact = redaction.Redactor("", key)
-  # A server may have cut it, and goes on or not.
+  # The server may have cut the echo, and may write more after it.
   for text in (told, told[:end], told[:end] + " (bad)"):
     for value in (text, text.encode(), {"error": text}):
       quote = redact.quote(value, most)
@@ -122,25 +122,25 @@ def test_a_quote_has_no_part_of_a_key(key, echo, before, end, most):
 
 
 @hypothesis.given(text=st.text(max_size=300))
-def test_what_holds_no_key_is_quoted_as_it_is(text):
+def test_a_text_without_a_key_is_quoted_unchanged(text):
   assert redaction.Redactor("")(text) == text
   assert redaction.Redactor("\x01\x02\x03\x04\x05" * 5)(text) == text
 
 
-def test_a_keys_beginning_at_the_end_of_a_text_is_removed():
+def test_the_beginning_of_a_key_is_removed_at_the_end_of_a_text():
   redact = redaction.Redactor(KEY)
   assert redact(f"Bad key {KEY[:5]}") == "Bad key ..."
   assert redact(f"Bad key {KEY} today.") == "Bad key ... today."
 
 
-def test_an_answer_keeps_words_that_are_short_keys():
+def test_scrub_keeps_keys_that_are_as_short_as_words():
   answer = json.dumps({"result": [["The password of KEY", KEY]]}).encode()
   assert redaction.Redactor("password").scrub(answer) == answer
   assert KEY.encode() not in redaction.Redactor(KEY).scrub(answer)
 
 
 def shapes(headers):
-  """Errors and answers that show the key where a sentence is cut."""
+  """Returns errors and answers that show the key where a message is cut."""
   (key,) = (
     value.removeprefix("Bearer ")
     for name, value in headers.items()
@@ -178,7 +178,7 @@ PATIENCE = fake.calls.Patience(retries=0, pause=0.001, failures=10**6)
 
 
 @pytest.mark.parametrize("make", [make_http, make_web])
-def test_no_sentence_of_a_search_has_a_part_of_the_key(make, monkeypatch):
+def test_no_search_error_contains_a_part_of_the_key(make, monkeypatch):
   monkeypatch.setenv("A_KEY", KEY)
   left = None
 
@@ -201,7 +201,7 @@ def test_no_sentence_of_a_search_has_a_part_of_the_key(make, monkeypatch):
   assert not leaks("\n".join(map(str, said)), KEY)
 
 
-def test_the_password_of_a_proxy_is_in_no_sentence_either(monkeypatch):
+def test_no_error_contains_the_password_of_a_proxy(monkeypatch):
   monkeypatch.setenv("A_KEY", "k" * 20)
   secret = KEY[:20]
   quoted = urllib.parse.quote(secret, safe="")
@@ -216,7 +216,7 @@ def test_the_password_of_a_proxy_is_in_no_sentence_either(monkeypatch):
   assert "403" in str(said) and not leaks(str(said), secret)
 
 
-def test_no_sentence_about_a_sglang_server_has_a_part_of_the_key(monkeypatch):
+def test_no_sglang_error_contains_a_part_of_the_key(monkeypatch):
   monkeypatch.setenv("A_KEY", KEY)
   with fake_sglang.Server() as server:
     for echo in ECHOES.values():
@@ -240,7 +240,7 @@ def test_no_sentence_about_a_sglang_server_has_a_part_of_the_key(monkeypatch):
     {"simulated": "http://host", "model": {"key_variable": KEY}},
   ],
 )
-def test_a_key_in_the_configuration_is_refused_without_being_shown(values):
+def test_a_key_in_the_configuration_is_refused_and_not_shown(values):
   model = config_lib.TextModelConfig(**values.pop("model", {}))
   with pytest.raises(ValueError, match="retrieval") as caught:
     retrievers.validate(config_lib.RetrievalConfig(model=model, **values))
@@ -255,7 +255,7 @@ def test_a_key_in_the_configuration_is_refused_without_being_shown(values):
     {"urls": ("http://host",), "api_key_variable": KEY},
   ],
 )
-def test_a_key_among_the_servers_is_refused_without_being_shown(values):
+def test_a_key_in_a_server_address_is_refused_and_not_shown(values):
   from anysearch_jax.rollout.sglang import server as sglang_server
 
   with pytest.raises(ValueError, match="sglang") as caught:
@@ -263,7 +263,7 @@ def test_a_key_among_the_servers_is_refused_without_being_shown(values):
   assert not leaks(str(caught.value), KEY)
 
 
-def test_a_models_reply_without_the_key(monkeypatch):
+def test_the_key_is_removed_from_a_models_reply(monkeypatch):
   monkeypatch.setenv("A_KEY", KEY)
   config = config_lib.TextModelConfig(name="m", key_variable="A_KEY")
   reply = httpx2.Response(200, json={"choices": "~" * 60 + KEY})

@@ -1,4 +1,4 @@
-"""One process at a time writes to a folder, and any death frees it."""
+"""Tests that one process at a time writes to a folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def other(tmp_path):
   process.wait(120)
 
 
-def test_the_second_is_told_who_the_first_is(other):
+def test_the_error_names_the_process_that_holds_the_lock(other):
   path, process = other
   who = f"process {process.pid} on {socket.gethostname()} since 20"
   with pytest.raises(ValueError, match=re.escape(f"{path}: found it held by")):
@@ -51,7 +51,7 @@ def test_the_second_is_told_who_the_first_is(other):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_any_death_frees_it(other, number):
+def test_a_killed_process_releases_the_lock(other, number):
   path, process = other
   process.send_signal(number)
   process.wait(120)
@@ -60,7 +60,7 @@ def test_any_death_frees_it(other, number):
     assert run_lock.holder(path).startswith(f"process {os.getpid()} on")
 
 
-def test_nothing_is_left_of_a_lock_that_ended(tmp_path):
+def test_the_lock_file_is_removed_at_the_end(tmp_path):
   path = tmp_path / "run" / run_lock.NAME
   with pytest.raises(KeyError), run_lock.hold(path):
     assert path.is_file()
@@ -69,7 +69,7 @@ def test_nothing_is_left_of_a_lock_that_ended(tmp_path):
   assert run_lock.holder(path) == ""
 
 
-def test_a_process_that_it_starts_does_not_keep_it(tmp_path):
+def test_a_child_process_does_not_keep_the_lock(tmp_path):
   path = tmp_path / run_lock.NAME
   with run_lock.hold(path):
     child = subprocess.Popen(["sleep", "60"], close_fds=False)
@@ -81,7 +81,7 @@ def test_a_process_that_it_starts_does_not_keep_it(tmp_path):
     child.wait(120)
 
 
-def test_of_many_that_come_and_go_one_holds_it_at_a_time(tmp_path):
+def test_many_threads_hold_the_lock_one_at_a_time(tmp_path):
   path, inside, most, taken = tmp_path / run_lock.NAME, [], [], []
 
   def work():
@@ -104,14 +104,14 @@ def test_of_many_that_come_and_go_one_holds_it_at_a_time(tmp_path):
   assert max(most) == 1
 
 
-def test_a_folder_that_nobody_may_write_to_is_refused_by_name(tmp_path):
+def test_a_folder_that_cannot_be_created_is_refused_by_name(tmp_path):
   (tmp_path / "file").write_text("")
   with pytest.raises(ValueError, match="file/run/run.lock: .*--output"):
     with run_lock.hold(tmp_path / "file" / "run" / run_lock.NAME):
       pytest.fail("it is held")
 
 
-def test_a_file_system_without_locks_is_a_warning(
+def test_a_file_system_without_locks_gives_a_warning(
   tmp_path, monkeypatch, caplog
 ):
   def unable(*_):
@@ -122,7 +122,7 @@ def test_a_file_system_without_locks_is_a_warning(
     assert "has no locks (No locks available)" in caplog.text
 
 
-def test_the_lock_of_an_export_stands_beside_it(tmp_path):
+def test_the_lock_of_an_export_is_beside_its_folder(tmp_path):
   assert run_lock.beside(tmp_path / "out") == tmp_path / "out.lock"
 
 
@@ -138,7 +138,7 @@ def test_the_lock_of_an_export_stands_beside_it(tmp_path):
     ("export_hf", ["--checkpoint=runs/none"], "out.lock"),
   ],
 )
-def test_a_command_leaves_a_folder_that_another_writes_to(
+def test_a_command_refuses_a_folder_that_another_process_writes_to(
   tmp_path, module, arguments, lock
 ):
   with run_lock.hold(tmp_path / lock):
@@ -158,5 +158,5 @@ def test_a_command_leaves_a_folder_that_another_writes_to(
       done.stderr
     )
     added = {p.name for p in tmp_path.rglob("*")} - set(before)
-    # What an evaluation is of is noted, and is the same for both.
+    # An evaluation writes its configuration first, which is harmless.
     assert added <= {"config.json", "provenance.json"}

@@ -1,4 +1,4 @@
-"""Keys come from the environment, and are in nothing that is left or said."""
+"""Tests that keys come from the environment and are never written or shown."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def get_config():
 
 
 class _Retriever(http.server.BaseHTTPRequestHandler):
-  """Answers every other search, and shows its caller's key with the others."""
+  """Answers every other search; its errors for the rest quote the key."""
 
   asked: list[str]
 
@@ -105,7 +105,7 @@ def _retriever():
 
 
 def _says(context):
-  """Searches at first; what follows an observation answers."""
+  """Searches in the first turn and answers in the second."""
   text = fake_sglang.tokenizer().decode(context)
   tag = "answer" if "</search>" in text else "search"
   ends = {"answer": "</answer>", "search": "</search>"}
@@ -114,7 +114,7 @@ def _says(context):
 
 @pytest.fixture
 def world(tmp_path):
-  """A folder with a policy, questions and a configuration; who serves them."""
+  """Yields a folder with a policy, questions and a configuration; servers."""
   hf.save(tmp_path / "policy", sglang_engines.policy())
   entries = [
     preparing.Entry(f"nq_dev/{i}", "a" * i, ["b"], "nq", "dev", None, "{}")
@@ -129,7 +129,7 @@ def world(tmp_path):
 
 
 def _command(root: pathlib.Path, module: str, *flags: str):
-  """Runs a command; what it said is kept beside what it wrote."""
+  """Runs a command and saves its output beside the files that it wrote."""
   done = subprocess.run(
     [
       *(sys.executable, "-m", f"launch.{module}"),
@@ -141,7 +141,7 @@ def _command(root: pathlib.Path, module: str, *flags: str):
     check=False,
     env=os.environ
     | _KEYS
-    # Nobody listens there.
+    # No proxy listens at this port.
     | {"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
     | {"XLA_FLAGS": "", "TF_CPP_MIN_LOG_LEVEL": "2"},
   )
@@ -150,7 +150,7 @@ def _command(root: pathlib.Path, module: str, *flags: str):
 
 
 def _shown(root: pathlib.Path) -> dict[str, list[str]]:
-  """Which files hold which key."""
+  """Returns the files that contain a key, by the key's variable."""
   files = [path for path in root.rglob("*") if path.is_file()]
   assert len(files) > 5
   return {
@@ -166,7 +166,7 @@ def _shown(root: pathlib.Path) -> dict[str, list[str]]:
 
 def test_an_evaluation_leaves_no_key_behind(world):
   root, server, asked = world
-  # A server that shows the key in its error.
+  # The server quotes the key in its error.
   key = f"Bad key Bearer {_KEYS['SERVER_KEY']}"
   server.faults["/generate"] = [(401, {"error": {"message": key}})]
   done = _command(root, "evaluate", "--cache=")
@@ -203,7 +203,7 @@ def test_a_web_search_leaves_no_key_behind(world):
   )
   assert done.returncode == 0, done.stderr
   rows = (root / "evaluate/episodes.jsonl").read_text()
-  assert "https://google.serper.dev/search" in rows  # It was tried.
+  assert "https://google.serper.dev/search" in rows  # The search was tried.
   assert _shown(root) == {}
 
 

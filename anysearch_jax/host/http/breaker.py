@@ -1,6 +1,7 @@
-"""A circuit breaker: a service that does not answer is left alone for a while.
+"""A circuit breaker: calls to a failing service are refused for a while.
 
-What it says then costs its callers no waiting, and it nothing at all.
+The refusals cost callers no waiting and the service no load. The pattern is
+described at https://martinfowler.com/bliki/CircuitBreaker.html.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ from anysearch_jax.host.http import errors
 
 
 class Breaker:
-  """Lets calls through, or refuses them at once; for one thread.
+  """Lets calls through, or refuses them at once. Not thread-safe.
 
-  After `failures` failed calls in a row none is let through for `cooldown`
-  seconds. Then one is: when it succeeds all are again, when it fails another
-  `cooldown` begins.
+  After `failures` consecutive failed calls, it refuses all calls for `cooldown`
+  seconds and then lets one through. If that one succeeds, all calls are let
+  through again; if it fails, another `cooldown` begins.
 
   Args:
     failures: 1 or more.
     cooldown: seconds.
-    unless: an error that tells of a service that is well.
-    clock: seconds that only grow.
+    unless: class of errors that show that the service works; such an error
+      counts as a success.
+    clock: monotonic clock, in seconds.
   """
 
   def __init__(
@@ -45,17 +47,17 @@ class Breaker:
   def call(
     self, unsure: tuple[type[errors.RetrievalError], ...] = ()
   ) -> Iterator[None]:
-    """One call; a `RetrievalError` in it is a failure.
+    """Wraps one call; a `RetrievalError` inside counts as a failure.
 
-    Any other exception, as when nobody waits for the call any more, tells
-    nothing about the service.
+    Any other exception, for example a cancellation, says nothing about the
+    service and changes nothing.
 
     Args:
-      unsure: errors that tell nothing either; whoever finds out that they are
-        the service's fault says so by `fail`.
+      unsure: classes of errors that count neither as failures nor as successes.
+        A caller that finds the service at fault reports it by `fail`.
 
     Raises:
-      RetrievalError: the call may not be made now.
+      RetrievalError: calls are refused at present.
     """
     is_probe = self._failed >= self._limit
     if is_probe:

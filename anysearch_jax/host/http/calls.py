@@ -1,8 +1,8 @@
-"""HTTP calls that end, from any event loop.
+"""HTTP calls with limits, usable from any event loop.
 
-Each has a deadline, a number of tries and a number of bytes at most; a service
-that does not answer is left alone for a while. What goes wrong is a sentence
-without the key.
+Each call has a deadline and limits on its retries and on the size of its
+answer. A circuit breaker protects a failing service. Error messages never
+contain the key.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from anysearch_jax.host.http import errors, redaction, wire
 
 T = TypeVar("T")
 
-# Statuses that pass: of servers that are busy, restarted or too slow.
+# Temporary statuses: of servers that are busy, restarting or too slow.
 BUSY = (408, 425, 429, 502, 503, 504)
 _CONNECT_SECONDS = 10.0
 _LONGEST_PAUSE = 5.0
@@ -35,7 +35,7 @@ _LONGEST_MET = 300
 
 
 class StatusError(errors.RetrievalError):
-  """An answer that is no 200; `status` is its number."""
+  """The service answered with another status than 200, stored in `status`."""
 
   def __init__(self, sentence: str, status: int):
     super().__init__(sentence)
@@ -43,24 +43,25 @@ class StatusError(errors.RetrievalError):
 
 
 class RefusedError(StatusError, errors.AnswerError):
-  """The service is well, and does not answer such a request (4xx)."""
+  """The service works, and refuses this request (4xx)."""
 
 
 class FailedError(StatusError, errors.AnswerError):
-  """The service failed at a request, which may be at fault (500)."""
+  """The service failed (5xx); the request may be the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-  """How long a service is waited for.
+  """Limits on the waiting for a service.
 
-  deadline: seconds that a search may take, with all its tries.
-  retries: tries after the first; for broken connections, and HTTP 408, 425,
-    429, 502, 503 and 504.
-  pause: seconds before the first retry, about twice as many before each next.
-  concurrency: calls at a time.
-  failures: so many calls in a row that fail, and for `cooldown` seconds none is
-    made.
+  deadline: seconds that a search may take, including its retries.
+  retries: limit on retries, which follow broken connections and temporary
+    statuses (by default `BUSY`).
+  pause: seconds before the first retry; it doubles for each further one, up to
+    5 seconds, with random jitter.
+  concurrency: limit on concurrent calls.
+  failures, cooldown: after `failures` consecutive failed calls, no call is made
+    for `cooldown` seconds.
   """
 
   deadline: float = 30.0
@@ -87,21 +88,22 @@ DEFAULT = Patience()
 
 
 class Caller:
-  """Makes calls on a thread of its own, so that event loops come and go.
+  """Makes HTTP calls on its own thread, which outlives callers' event loops.
 
   Args:
-    patience: how long is waited.
-    headers: of each call.
-    secret: the key; `redact` removes it from what is quoted.
-    advice: ends the sentence of a service that is out of reach.
-    largest: bytes of an answer.
-    again: statuses that are tried again.
-    proxies: whether those of the environment are used.
-    transport: answers instead of the network.
-    clock: of the breaker.
+    patience: limits on the waiting.
+    headers: sent with each call.
+    secret: the key; `redact` removes it from everything that is quoted.
+    advice: last sentence of the error for an unreachable service.
+    largest: limit on the bytes of an answer.
+    again: statuses that are retried.
+    proxies: whether to use the proxies that the environment names.
+    transport: replaces the network, for tests.
+    clock: clock of the circuit breaker.
 
-  `counters` holds the `requests` sent, how many of them were `retries`, the
-  calls that were `failures`, and the `seconds` of all calls together.
+  `counters` holds the number of `requests` sent, how many of them were
+  `retries`, the number of calls that were `failures`, and the total `seconds`
+  of all calls.
   """
 
   def __init__(
@@ -142,7 +144,10 @@ class Caller:
     self._thread.start()
 
   async def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Waits for it in any event loop; cancelling this cancels it."""
+    """Awaits a coroutine of this caller from any event loop.
+
+    Cancelling the wait cancels the coroutine.
+    """
     future = self._submit(coroutine)
     try:
       return await asyncio.wrap_future(future)
@@ -152,22 +157,25 @@ class Caller:
       raise errors.RetrievalError("The retriever was closed.") from None
 
   def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Waits for it outside of any event loop."""
+    """Runs a coroutine of this caller from outside of any event loop."""
     return self._submit(coroutine).result()
 
   def close(self) -> None:
-    """Ends calls that are under way, and the thread."""
+    """Cancels the calls in progress and ends the thread."""
     if not self._closed:
       self._closed = True
       ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
-      # A daemon: one that hangs is left behind.
+      # The thread is a daemon, so one that hangs can be abandoned.
       with contextlib.suppress(TimeoutError):
         ending.result(3 * _CLOSE_SECONDS)
       self._loop.call_soon_threadsafe(self._loop.stop)
       self._thread.join(_CLOSE_SECONDS)
 
   def until(self) -> float:
-    """The end of a search that begins now; in a coroutine of this caller."""
+    """Returns the deadline of a search that begins now, as event-loop time.
+
+    It must be called in a coroutine of this caller.
+    """
     return asyncio.get_running_loop().time() + self._patience.deadline
 
   async def ask(
@@ -180,20 +188,22 @@ class Caller:
     counted: bool = True,
     **request: Any,
   ) -> T:
-    """Asks until there is an answer, or no more time; `wait` and `run` this.
+    """Makes a call with retries; to be passed to `wait` or `run`.
 
     Args:
-      method, url: without anything secret.
-      read: what is made of the answer's bytes; a `RetrievalError` of it is a
-        failure of the service. It quotes them by `redact`.
-      until: as `until` gave it.
-      counted: whether an `errors.AnswerError` is a failure of the service. The
-        caller of a request that may be at fault itself finds out, and says so
-        by `fail`.
-      request: arguments of httpx2's `request`.
+      method, url: of the request; the URL must not contain secrets.
+      read: converts the bytes of the answer to the result. A `RetrievalError`
+        that it raises counts as a failure of the service. It must quote the
+        answer only through `redact`.
+      until: result of the method `until`.
+      counted: whether an `errors.AnswerError` counts as a failure of the
+        service. A caller whose request may itself be at fault passes False and
+        reports by `fail` if it was not.
+      request: further arguments of httpx2's `request`.
 
     Raises:
-      RetrievalError: a sentence; `StatusError` where it is an HTTP status.
+      RetrievalError: the call failed; a `StatusError` if the last answer had
+        another status than 200.
     """
     seconds = f"within {self._patience.deadline:g} seconds"
     try:
@@ -230,7 +240,7 @@ class Caller:
   async def _try(
     self, method: str, url: str, until: float, request: dict[str, Any]
   ) -> bytes:
-    """The bytes of a 200."""
+    """Returns the bytes of an answer with status 200, retrying if needed."""
     for attempt in range(self._patience.retries + 1):
       self.counters["requests"] += 1
       self.counters["retries"] += attempt > 0
@@ -240,10 +250,10 @@ class Caller:
       try:
         status, headers, data = await self._send(method, url, request)
       except httpx2.TransportError as error:
-        # It may quote a line that is not HTTP.
+        # The message may quote what the server sent instead of HTTP.
         met = self.redact.quote(str(error), _LONGEST_MET)
         met = f"{type(error).__name__}: {met}".rstrip(": ")
-      # Its cause would hold the request, and so the key.
+      # Raised `from None`: the cause holds the request and so the key.
       except httpx2.HTTPError as error:
         met = self.redact.quote(str(error), _LONGEST_MET)
         raise errors.RetrievalError(f"{url}: {met}") from None
@@ -304,10 +314,15 @@ class Caller:
 
 
 def secret_in(variable: str, what: str) -> str:
-  """What an environment variable holds.
+  """Returns the secret in an environment variable.
+
+  Args:
+    variable: name of the variable.
+    what: what the variable should contain, for error messages.
 
   Raises:
-    ValueError: nothing, or what cannot be sent; it is not shown.
+    ValueError: the variable is not set, or its value cannot be sent in a
+      header. The message does not show the value.
   """
   redaction.check_variable(variable, f"The variable with {what}")
   value = os.environ.get(variable, "").strip()
@@ -321,10 +336,11 @@ def secret_in(variable: str, what: str) -> str:
 
 
 def check(request: Any, corpus: str) -> None:
-  """Refuses what one corpus cannot answer.
+  """Refuses a request that a retriever of one corpus cannot answer.
 
   Raises:
-    ValueError: `k` below 1, another corpus than `corpus` or "".
+    ValueError: `k` is below 1, or the request names a corpus other than
+      `corpus` and "".
   """
   if request.k < 1:
     raise ValueError(f"Found k={request.k}, expected 1 or more passages.")

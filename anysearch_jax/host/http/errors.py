@@ -1,13 +1,13 @@
-"""What retrieval raises where an answer cannot be had."""
+"""Errors of retrieval."""
 
 
 class RetrievalError(Exception):
-  """No answer: the service is out of reach, or what it says is not one."""
+  """There is no answer: the service is unreachable or its reply is invalid."""
 
 
 class AnswerError(RetrievalError):
-  """The service answered, with an error or with what is not an answer."""
+  """The service replied, with an error or with something invalid."""
 
 
 class MissError(RetrievalError):
-  """A replay was asked for what was not recorded."""
+  """A replay was asked for an answer that was not recorded."""

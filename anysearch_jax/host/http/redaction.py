@@ -1,9 +1,9 @@
-"""Removes keys from what services write, before any of it is quoted.
+"""Removes keys from the replies of services before they are quoted.
 
 A server may echo the headers of a request in an error page, in a URL, in HTML,
-or inside the base64 of an `Authorization: Basic` header. Cutting such a text
-first leaves part of a key that no search for the whole key finds, so quotes are
-made here: redacted first, cut afterwards.
+or inside the base64 of an `Authorization: Basic` header. If such a text were
+cut first, a part of a key could remain that a search for the whole key does not
+find. `Redactor.quote` therefore redacts first and cuts afterwards.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import urllib.request
 
 import httpx2
 
-# Letters of a key in a row that are removed wherever they occur.
+# This many consecutive characters of a key are removed wherever they occur.
 _RUN = 8
-# A key's beginning of this many letters is removed at the end of a text.
+# A key's first characters, at least this many, are removed at a text's end.
 _TAIL = 4
-# Shorter keys can be words of a passage; whole answers keep them.
+# Keys shorter than this may be words of a passage, so `scrub` keeps them.
 _SCRUBBED = 16
-# Characters of a text that a quote is made from.
+# A quote is taken from this many first characters of a text.
 _WINDOW = 4096
-# One escaped character: of URLs, JSON, Python or HTML, escaped once or more.
-# Backslashes and white space stand for nothing: they may be put anywhere.
+# One escaped character of a URL, JSON, Python or HTML, escaped once or more.
+# Backslashes and white space are skipped, because they may occur anywhere.
 _ESCAPE = re.compile(
   r"%(?:25)*(?P<url>[0-9a-f]{2})|\\+(?:u00|x)(?P<code>[0-9a-f]{2})"
   r"|&(?:amp;)*(?P<html>#\d{1,3}|#x0*[0-9a-f]{1,2}|lt|gt|quot|apos);"
   r"|(?P<amp>&(?:amp;)+)|\\+|\s+",
   re.IGNORECASE,
 )
-# Letter case is ignored; both alphabets of base64 become one.
+# Ignores letter case, and maps the URL-safe alphabet of base64 to the standard.
 _FOLD = str.maketrans(
   "ABCDEFGHIJKLMNOPQRSTUVWXYZ-_", "abcdefghijklmnopqrstuvwxyz+/"
 )
@@ -49,7 +49,8 @@ class Redactor:
 
   def __init__(self, *secrets: str):
     spellings = [each for s in secrets if s for each in _spellings(s)]
-    # A key that holds what looks like an escape: as it is, and without.
+    # A key may contain what looks like an escape: keep it both as it is and
+    # decoded.
     self._needles = {s.translate(_FOLD) for s in spellings}
     self._needles |= {"".join(_decoded(s)[0]) for s in spellings} - {""}
     self._runs: dict[int, set[str]] = {}
@@ -65,9 +66,11 @@ class Redactor:
     ]
 
   def __call__(self, text: str) -> str:
-    """The text without any 8 letters of a key in a row, however encoded.
+    """Returns a text in which "..." replaces each run of 8 characters of a key.
 
-    A text can end inside a key, so a key's beginning is removed there too.
+    Runs are found in every encoding of `_ESCAPE`, in hexadecimal and in base64.
+    Keys shorter than 8 characters are replaced whole. A text can end inside a
+    key, so the first 4 to 8 characters of a key are replaced at its end too.
     """
     if not self._needles:
       return text
@@ -89,16 +92,17 @@ class Redactor:
     return "...".join([*parts, text[kept:]])
 
   def quote(self, value: object, most: int) -> str:
-    """The first `most` characters of a text, bytes or a value's `repr`."""
+    """Returns text, bytes or a value's `repr`, redacted, then cut to `most`."""
     if isinstance(value, bytes):
       value = value[: 4 * _WINDOW].decode(errors="replace")
     text = value if isinstance(value, str) else repr(value)
     return self(text[:_WINDOW])[:most]
 
   def scrub(self, data: bytes) -> bytes:
-    """An answer's bytes without whole keys of 16 characters or more.
+    """Returns an answer's bytes without whole keys of 16 characters or more.
 
-    It has to stay the answer that it was, so nothing is removed on suspicion.
+    The answer is still going to be parsed, so parts that merely resemble a key
+    are kept.
     """
     for literal in self._literals:
       data = data.replace(literal, b"...")
@@ -106,7 +110,7 @@ class Redactor:
 
 
 def proxy_passwords() -> list[str]:
-  """Passwords of the proxies that the environment names (HTTPS_PROXY)."""
+  """Returns the passwords of the environment's proxies (HTTPS_PROXY)."""
   found = []
   for url in urllib.request.getproxies().values():
     try:
@@ -118,7 +122,7 @@ def proxy_passwords() -> list[str]:
 
 
 def is_address(url: str) -> bool:
-  """Whether it is an HTTP address without user, password, query, fragment."""
+  """Returns whether a URL is HTTP without user, password, query or fragment."""
   try:
     httpx2.URL(url)
   except httpx2.InvalidURL:
@@ -127,17 +131,17 @@ def is_address(url: str) -> bool:
 
 
 def shown(url: str) -> str:
-  """What a configuration has for an address, as an error may show it."""
+  """Returns a configured address in a form that an error message may show."""
   if re.search("[@?#]", url):
     return "one with a user, a query or a fragment, which is not shown"
   return repr(url)
 
 
 def check_variable(name: str, field: str) -> None:
-  """Refuses a key where the name of an environment variable belongs.
+  """Refuses a value that is not the name of an environment variable.
 
   Raises:
-    ValueError: it is not shown.
+    ValueError: the value may be a key; the message does not show it.
   """
   if not _VARIABLE.fullmatch(name):
     raise ValueError(
@@ -148,12 +152,13 @@ def check_variable(name: str, field: str) -> None:
 
 
 def _spellings(secret: str) -> list[str]:
-  """A key, its hexadecimal digits, and what all base64 with it in has."""
+  """Returns a key, its hexadecimal digits, and its base64 at all alignments."""
   raw = secret.encode()
   found = [secret, raw.hex()]
+  # base64 encodes groups of 3 bytes, so a key has 3 spellings within a text.
   for before in range(3):
     text = base64.b64encode(b"\0" * before + raw).decode().rstrip("=")
-    # The first and last letters also encode the bytes beside the key.
+    # The first and last characters also encode the bytes next to the key.
     last = len(text) - ((before + len(raw)) % 3 > 0)
     core = text[(0, 2, 3)[before] : last]
     if len(core) >= _TAIL:
@@ -162,7 +167,7 @@ def _spellings(secret: str) -> list[str]:
 
 
 def _decoded(text: str) -> tuple[list[str], list[int], list[int]]:
-  """Its folded characters without escapes, and where each was in the text."""
+  """Returns the folded, unescaped characters and their starts and ends."""
   letters: list[str] = []
   starts: list[int] = []
   ends: list[int] = []

@@ -1,4 +1,4 @@
-"""What HTTP services write: JSON, the reasons of errors, how long to wait."""
+"""Reads replies of HTTP services: JSON, error messages, Retry-After."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Any
 
 from anysearch_jax.host.http import errors, redaction
 
-# Of what an error says.
+# Limit on the characters of an error message.
 _LONGEST = 300
 
 
 def parse(data: bytes, url: str, redact: redaction.Redactor) -> Any:
-  """The JSON value of an answer; NaN and infinities are none.
+  """Parses an answer as strict JSON, without NaN and infinities.
 
   Raises:
-    AnswerError: it is no JSON; its beginning is quoted without keys.
+    AnswerError: the answer is not JSON; the message quotes its beginning with
+      keys redacted.
   """
 
   def refuse(name: str) -> None:
@@ -34,12 +35,20 @@ def parse(data: bytes, url: str, redact: redaction.Redactor) -> Any:
 
 
 def body(value: Any) -> bytes:
-  """JSON of a request in ASCII: any text of a policy can be sent."""
+  """Encodes a request as JSON in ASCII.
+
+  A policy can write half of a surrogate pair, which has no UTF-8 encoding but
+  can be escaped in ASCII.
+  """
   return json.dumps(value).encode("ascii")
 
 
 def message(data: bytes, redact: redaction.Redactor) -> str:
-  """What an error says, for logs, without keys; it has several shapes."""
+  """Returns the message of an error reply for logs, with keys redacted.
+
+  Services put it at different places: `error`, `message` or `detail`, possibly
+  nested, or plain text.
+  """
   try:
     value = json.loads(data)
   except (ValueError, RecursionError):
@@ -50,12 +59,15 @@ def message(data: bytes, redact: redaction.Redactor) -> str:
     )
   text = value if isinstance(value, str) else data.decode(errors="replace")
   text = redact.quote(" ".join(text.split()), _LONGEST) or "no reason given."
-  # Nothing that steers a terminal, and no half of a surrogate pair.
+  # Replaces terminal control characters and halves of surrogate pairs.
   return "".join(each if each.isprintable() else "\ufffd" for each in text)
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-  """Seconds that a busy service asks to wait, as a number or a date."""
+  """Returns the seconds that the Retry-After header asks to wait, or 0.
+
+  The header is a number of seconds or a date.
+  """
   text = headers.get("retry-after", "")
   try:
     seconds = float(text)
