@@ -1,26 +1,27 @@
-"""Checkpoints at rollout boundaries, which say when they are damaged.
+"""Checkpoints of a run, with a manifest that detects damage.
 
-A checkpoint is a folder named by the rollout to run next. Orbax writes it
-beside and renames it; before that it gets a manifest of its files, because
-Orbax restores flipped bits without a word and takes a truncated checkpoint
-for the latest. Its items:
+A checkpoint is a folder named by the rollout to train on next. Orbax writes a
+temporary folder and renames it. Before the rename the folder gets a manifest of
+its files, because Orbax restores flipped bits without an error and accepts a
+truncated checkpoint as the latest. Its items:
 
-    params       the policy's trained arrays, alone so that they can be exported
+    params       the policy's trained arrays, separate so that they can be
+                 exported
     critic       the critic's, if there is one
-    optimizer    optimizer state and steps taken
+    optimizer    optimizer state and number of steps taken
     curriculum   windows, counts, step, key
-    progress     JSON: rollout, seed, cursor of the questions, counters
+    progress     JSON: rollout, seed, position in the questions, counters
     pending      JSON: rollouts that were played and not trained on, if any
     tokens       their tokens
     config       JSON: the whole configuration
     metrics      JSON: the quality that `keep_best` compares
 
-A run owns its checkpoints through `Checkpoints`. Whoever else reads them asks
-`sound` for one and takes items out of it by `read` and `read_json`; that
-changes nothing in the folder.
+A run owns its checkpoints through `Checkpoints`. Other readers find one with
+`sound` and load items with `read` and `read_json`, which never modify the
+folder.
 
-Several processes of one run share the folder and make the same calls: each
-writes and reads what its devices hold, the first one does all else.
+The processes of one run share the folder and make the same calls: each writes
+and reads the shards of its devices, and the first does everything else.
 """
 
 from __future__ import annotations
@@ -48,24 +49,26 @@ from anysearch_jax.training import damaged, manifest, saving, train_step
 from anysearch_jax.training import pending as pending_lib
 
 _TEMPORARY = ocp.path.atomicity_types.TMP_DIR_SUFFIX
-# Orbax writes these at the rename, after the manifest; they enter it later. A
-# killed run leaves them out: they hold times, and nothing restores from them.
+# Orbax writes these at the rename, after the manifest, which gets them later.
+# They may be absent from it after a kill: they hold times, and no restore reads
+# them.
 _LATE = ("_CHECKPOINT_METADATA", "commit_success.txt")
 
 
 class DamagedError(RuntimeError):
-  """No checkpoint that may be used is as it was written."""
+  """All usable checkpoints differ from what was written."""
 
 
 class MismatchError(ValueError):
-  """A checkpoint is of another run or policy than the one that reads it."""
+  """A checkpoint belongs to another run or policy than its reader."""
 
 
 class Saved(NamedTuple):
-  """What a run goes on from; `rollout` is the next one to train on.
+  """The state from which a run resumes.
 
-  progress: plain values (JSON), the run's own.
-  pending: rollouts from that one on which are played already.
+  rollout: the next one to train on, or the one in training.
+  progress: plain values (JSON) of the run.
+  pending: rollouts from `rollout` on that are already played.
   """
 
   rollout: int
@@ -76,10 +79,10 @@ class Saved(NamedTuple):
 
 
 def validate(config: config_lib.CheckpointConfig) -> None:
-  """Refuses weights that cannot be exported.
+  """Checks that the export's dtype is supported.
 
   Raises:
-    ValueError: what was found, what was expected.
+    ValueError: it is not.
   """
   if config.export_dtype not in tensor_files.SAVED:
     raise ValueError(
@@ -91,9 +94,9 @@ def validate(config: config_lib.CheckpointConfig) -> None:
 def quality(
   metrics: Mapping[str, float], *, config: config_lib.CheckpointConfig
 ) -> float:
-  """Returns what `keep_best` compares, or 0 if it keeps nothing.
+  """Returns the value that `keep_best` compares, or 0 if `keep_best` is 0.
 
-  A value that is missing or not finite is the worst: a rollout whose episodes
+  A missing or non-finite metric is the worst value: a rollout whose episodes
   all failed has no reward of its searches.
 
   Args:
@@ -109,17 +112,17 @@ def quality(
 class Checkpoints:
   """The checkpoints of one run; use as a context manager.
 
-  Opening removes what a killed save left over and verifies every checkpoint.
+  Opening removes leftovers of a killed save and verifies every checkpoint.
   Damaged ones are reported and moved to `damaged/`, so that the run can save
-  them again; the newest one stays there, until a save needs its room.
+  them again. The newest of these is kept until a save needs its disk space.
 
   Args:
-    folder: of the checkpoints; made if it is not there.
-    config: the run's; `config.checkpoint` says what is kept.
-    clock: seconds.
+    folder: of the checkpoints; created if it is missing.
+    config: the run's; `config.checkpoint` sets which checkpoints are kept.
+    clock: returns the time in seconds.
 
   Raises:
-    DamagedError: there are checkpoints and none is sound.
+    DamagedError: there are checkpoints, and all are damaged.
   """
 
   def __init__(
@@ -152,16 +155,16 @@ class Checkpoints:
     )
 
   def has(self, rollout: int) -> bool:
-    """Whether there is one of this rollout, written or being written."""
+    """Whether this rollout has a checkpoint, complete or in progress."""
     return rollout in self._manager.all_steps()
 
   def save(self, saved: Saved, quality: float) -> None:
-    """Writes in the background; the arrays are copied before it returns.
+    """Saves in the background; the arrays are copied before this returns.
 
     Args:
-      saved: what to write; in several processes, JAX arrays are on a mesh of
-        all their devices.
-      quality: what `keep_best` compares; the larger, the better.
+      saved: the state to write; with several processes, JAX arrays are on a
+        mesh of all their devices.
+      quality: the value that `keep_best` compares; larger is better.
     """
     self._finish()
     self._rollout, self._began = saved.rollout, self._clock()
@@ -176,24 +179,25 @@ class Checkpoints:
             item: ocp.args.StandardSave(tree)
             for item, tree in _trees(saved).items()
           },
-          # Turned into text only in the background.
+          # A copy, because Orbax serializes it later, in the background.
           progress=ocp.args.JsonSave(copy.deepcopy(saved.progress)),
           **_pending_items(saved.pending),
           config=ocp.args.JsonSave(config_values.to_dict(self._config)),
         ),
-        # Without it a checkpoint that is already there would be skipped.
+        # Otherwise Orbax skips a save that is not newer than the last one; with
+        # `force` it raises for a checkpoint that exists.
         force=True,
       )
 
   def restore(self, like: Saved) -> Saved | None:
-    """The newest checkpoint; None without one.
+    """Restores the newest checkpoint; returns None without one.
 
     Args:
-      like: state and curriculum of the shapes, types and shardings to restore
-        to (arrays or `jax.ShapeDtypeStruct`); the rest is not looked at.
+      like: state and curriculum with the shapes, dtypes and shardings to
+        restore to (arrays or `jax.ShapeDtypeStruct`); the rest is ignored.
 
     Raises:
-      MismatchError: the checkpoint holds arrays of other names or shapes.
+      MismatchError: an array differs in name, shape or dtype.
     """
     found = processes.by_first(lambda: rollouts(self._folder))
     if not found:
@@ -217,14 +221,14 @@ class Checkpoints:
 
   def __exit__(self, failure: type | None = None, *unused) -> None:
     if failure is not None and jax.process_count() > 1:
-      return  # The others may never come; Orbax would wait for them.
+      return  # Other processes may never get here; Orbax would wait for them.
     try:
       self._finish()
     finally:
       self._manager.close()
 
   def _seal(self) -> None:
-    """Writes the manifest; Orbax calls it on process 0 before the rename."""
+    """Writes the manifest; Orbax calls this on process 0 before the rename."""
     self._listed = manifest.write(
       self._folder / f"{self._rollout}{_TEMPORARY}", late=_LATE
     )
@@ -233,7 +237,7 @@ class Checkpoints:
     saving.write(self._folder, saving.Save(size, took))
 
   def _finish(self) -> None:
-    """Waits for the save under way and lists what its rename added."""
+    """Waits for the save in progress and lists the files its rename added."""
     with disk.writing(folder := self._folder / str(self._rollout)):
       self._manager.wait_until_finished()
       if self._listed:
@@ -242,7 +246,7 @@ class Checkpoints:
 
 
 def rollouts(folder: str | pathlib.Path) -> list[int]:
-  """The checkpoints of a folder, sound or not, the newest last."""
+  """Returns the checkpoints of a folder, damaged or not, the newest last."""
   return sorted(
     int(path.name)
     for path in pathlib.Path(folder).glob("[0-9]*")
@@ -251,15 +255,15 @@ def rollouts(folder: str | pathlib.Path) -> list[int]:
 
 
 def sound(folder: str | pathlib.Path, rollout: int | None = None) -> int:
-  """Finds a checkpoint that is as it was written, and reports those passed.
+  """Returns the newest undamaged checkpoint, and logs the damaged ones before.
 
   Args:
     folder: of the checkpoints.
-    rollout: the only one that will do; None is the newest sound one.
+    rollout: the only acceptable checkpoint; None accepts any.
 
   Raises:
     FileNotFoundError: there is no such checkpoint.
-    DamagedError: it is damaged, or all are.
+    DamagedError: all acceptable checkpoints are damaged.
   """
   found = rollouts(folder)
   wanted = [r for r in found if rollout in (None, r)]
@@ -279,17 +283,17 @@ def sound(folder: str | pathlib.Path, rollout: int | None = None) -> int:
 
 
 def read(folder: str | pathlib.Path, rollout: int, item: str, like: Any) -> Any:
-  """The arrays of one item.
+  """Reads the arrays of one item.
 
   Args:
     folder: of the checkpoints.
     rollout: one that is `sound`.
     item: `params`, `optimizer`, `curriculum` or `critic`.
     like: its tree; the leaves (arrays or `jax.ShapeDtypeStruct`) give shape,
-      type and sharding, which need not be the sharding it was saved with.
+      dtype and sharding, which may differ from the sharding at saving.
 
   Raises:
-    MismatchError: the first array that differs in name, shape or type.
+    MismatchError: an array differs in name, shape or dtype; names the first.
   """
   path = pathlib.Path(folder).absolute() / str(rollout) / item
   metadata = ocp.StandardCheckpointHandler().metadata(path)
@@ -308,14 +312,14 @@ def read(folder: str | pathlib.Path, rollout: int, item: str, like: Any) -> Any:
 def read_json(
   folder: str | pathlib.Path, rollout: int, item: str
 ) -> dict[str, Any]:
-  """The values of one item, `progress` or `config`."""
+  """Reads the values of one JSON item, `progress` or `config`."""
   path = pathlib.Path(folder).absolute() / str(rollout) / item
   with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
     return reader.restore(path)
 
 
 def _trees(saved: Saved) -> dict[str, Any]:
-  """The items that are arrays."""
+  """Returns the items that are trees of arrays."""
   state = saved.state
   critic = {} if state.critic is None else {"critic": state.critic}
   return {
@@ -332,7 +336,7 @@ def _pending_items(
   if pending is None:
     return {}
   items = {"pending": ocp.args.JsonSave(pending.values)}
-  # Orbax saves no array without elements.
+  # Orbax cannot save an array without elements.
   if all(x.size for x in pending.tokens.values()):
     items["tokens"] = ocp.args.StandardSave(pending.tokens)
   return items
@@ -363,13 +367,13 @@ def _damage(folder: str | pathlib.Path, rollout: int) -> str:
 
 
 def _tidy(folder: pathlib.Path) -> None:
-  """Leaves sound checkpoints only; damaged ones are reported and set aside."""
+  """Removes leftovers of killed saves, and sets damaged checkpoints aside."""
   for left_over in folder.glob(f"*{_TEMPORARY}*"):
     if left_over.is_dir():
       shutil.rmtree(left_over)
   damages = {r: _damage(folder, r) for r in rollouts(folder)}
-  # Nothing moves without a sound one: the next start would see an empty
-  # folder and begin anew.
+  # If all are damaged, move none: the next start would find an empty folder and
+  # train from the beginning.
   if damages and all(damages.values()):
     raise DamagedError(
       f"No checkpoint in {folder} is sound: {' '.join(damages.values())} "

@@ -1,12 +1,13 @@
-"""Collecting a rollout: each process plays a share, all of them get it whole.
+"""Collects a rollout: each process plays a share, and all of them get it whole.
 
-Every draw is addressed by rollout, question and sample, so who plays what
-changes nothing.
+Every random draw is addressed by rollout, question and sample, so it does not
+matter which process plays which question.
 
-With `pipeline.extra_groups` a rollout plays that many questions more than it
-keeps, and gives up the slowest. They are used up all the same: every rollout
-has its own stretch of the stream, so where the next one begins does not depend
-on time. Long episodes are given up more often than short ones.
+With `pipeline.extra_groups` a rollout plays that many more questions than it
+keeps, and cancels the slowest groups (stragglers). Their questions count as
+used: every rollout has its own range of the stream, so the next one begins at
+the same question whatever the timing. Cancelling is biased against long
+episodes.
 """
 
 from __future__ import annotations
@@ -27,42 +28,42 @@ from anysearch_jax.rollout import driver, inflight
 from anysearch_jax.training import packed_groups
 from anysearch_jax.training import timeline as timeline_lib
 
-# The counts of `Collected`.
+# The fields of `Collected` that are counts.
 COUNTS = ("dropped", "resampled", "failed", "stragglers")
-# What a process tells the others of its share, besides groups and counters.
+# What a process sends the others of its share, besides groups and counters.
 _PLAIN = ("dropped", "resampled", "failed", "reason")
 
 
 class Engine(types.Engine, Protocol):
-  """An engine that can be given other weights between rollouts.
+  """An engine whose weights can be replaced between rollouts.
 
-  It begins with the policy that training starts from, as version 0.
+  It begins with the initial policy of the training, as version 0.
 
-  counters: what it counted since they were last cleared.
+  counters: counts of events since they were last cleared.
 
-  It may also have `scores(token_ids)`, which gives the log-probabilities of all
-  tokens but the first at temperature 1, a list for each of its parts (servers,
-  devices) by name. Weights are verified by it (`fingerprint`).
+  It may also have `scores(token_ids)`, which returns the log-probabilities of
+  all tokens but the first at temperature 1, as a list for each of its parts
+  (servers, devices) by name. `fingerprint` verifies the weights with it.
   """
 
   counters: Counter[str]
 
   def set_params(self, params: Any, version: int) -> None:
-    """Samples with these weights from now on."""
+    """Makes the engine sample with these weights from now on."""
     ...
 
 
 class Collected(NamedTuple):
-  """A rollout of all processes, `config.questions` groups in question order.
+  """A rollout of all processes: `config.questions` groups in question order.
 
-  groups: None where one was dropped.
-  places: int `[Q]`, the place of each in the rollout's assignment.
+  groups: None where a group was dropped.
+  places: int `[Q]`, the index of each group in the rollout's assignment.
   dropped, resampled, failed: as in `driver.Rollout`.
-  stragglers: groups that were given up.
-  engine, search: what engines and retrievers counted meanwhile.
-  reason: why the first of the failed ones failed.
-  fingerprint, fingerprint_max: nats between engine and trainer, see
-    `fingerprint.Gap`.
+  stragglers: number of groups that were cancelled because they were slow.
+  engine, search: counters of engines and retrievers during the rollout.
+  reason: why the first failed episode failed; "" if none did.
+  fingerprint, fingerprint_max: mean and largest distance of log-probabilities
+    between engine and trainer in nats, see `fingerprint.Gap`.
   """
 
   groups: list[types.Group | None]
@@ -79,7 +80,7 @@ class Collected(NamedTuple):
 
 
 def questions(config: config_lib.ExperimentConfig) -> int:
-  """How many questions a rollout uses up."""
+  """Returns the number of questions that a rollout consumes."""
   return config.questions + config.pipeline.extra_groups
 
 
@@ -90,7 +91,7 @@ def question(
   *,
   config: config_lib.ExperimentConfig,
 ) -> types.Question:
-  """The question at a place of a rollout; after the last comes the first."""
+  """Returns the question at an index of a rollout; the stream repeats."""
   return stream[(rollout * questions(config) + place) % len(stream)]
 
 
@@ -110,14 +111,14 @@ def collect(
 
   Args:
     rollout: its number.
-    assignment: a budget for each of its `questions`, and the prompt.
+    assignment: a budget for each of its `questions`, and which prompt to use.
     config: of the run.
-    stream: the questions of training.
-    engine: this process's own; its counters are taken from it.
-    retriever: answers the searches; its counters are taken if it has any.
-    codec: the text side of the engine's policy.
-    timeline: gets a span of every turn and search.
-    run: runs the coroutine that plays.
+    stream: the training questions.
+    engine: this process's engine; its counters are read and cleared.
+    retriever: answers the searches; its counters, if any, are read and cleared.
+    codec: tokenizer of the engine's policy.
+    timeline: records every turn and search.
+    run: runs the coroutine that plays the episodes.
   """
   first, count = jax.process_index(), jax.process_count()
   keep = len(range(first, config.questions, count))
@@ -163,7 +164,7 @@ def collect(
       lambda rollout, place: question(stream, rollout, place, config=config),
     )
   }
-  # Places that stay empty are filled up with groups that are not there.
+  # Pad missing groups with None, at the first indices that are free.
   rest = (a.index for a in assignments if a.index not in found)
   lacking = config.questions - len(found)
   places = sorted([*found, *(next(rest) for _ in range(lacking))])
@@ -189,7 +190,7 @@ def collect(
 
 
 def _taken(part: Any) -> Counter[str]:
-  """What a part has counted so far; it counts from 0 again."""
+  """Returns a part's counters and resets them to 0."""
   counters = getattr(part, "counters", Counter())
   counts = Counter(counters)
   counters.clear()
@@ -197,7 +198,7 @@ def _taken(part: Any) -> Counter[str]:
 
 
 class _TimedEngine:
-  """An engine whose turns are put on record."""
+  """An engine whose turns are recorded on the timeline."""
 
   def __init__(self, engine: types.Engine, timeline: timeline_lib.Timeline):
     self._engine = engine
@@ -220,7 +221,7 @@ class _TimedEngine:
 
 
 class _TimedRetriever:
-  """A retriever whose searches are put on record."""
+  """A retriever whose searches are recorded on the timeline."""
 
   def __init__(
     self,

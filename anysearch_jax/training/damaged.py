@@ -1,4 +1,4 @@
-"""Damaged checkpoints: kept for a look, and removed before they pile up."""
+"""Keeps damaged checkpoints for inspection, and removes the older ones."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _NAME = "damaged"
 
 
 def set_aside(folder: pathlib.Path, rollout: int, damage: str) -> None:
-  """Moves a checkpoint of a folder to its `damaged/`.
+  """Moves a checkpoint to the subfolder `damaged/`.
 
   Args:
     folder: of the checkpoints.
-    rollout: names the checkpoint.
-    damage: what is wrong with it, for the log.
+    rollout: number of the checkpoint.
+    damage: describes the damage, for the log.
   """
   aside = _free(folder / _NAME / str(rollout))
   aside.parent.mkdir(exist_ok=True)
@@ -31,10 +31,10 @@ def prune(folder: pathlib.Path, *, keep: int) -> None:
 
   Args:
     folder: of the checkpoints.
-    keep: how many stay.
+    keep: number of damaged checkpoints to keep.
   """
   found = [path for path in (folder / _NAME).glob("*") if path.is_dir()]
-  # The status changes when a folder is moved here; its content keeps its times.
+  # The move to this folder sets ctime; mtime is from before the move.
   newest = sorted(found, key=lambda path: path.stat().st_ctime_ns, reverse=True)
   for path in newest[keep:]:
     shutil.rmtree(path)
@@ -48,7 +48,7 @@ def prune(folder: pathlib.Path, *, keep: int) -> None:
 
 
 def make_room(folder: pathlib.Path, size: int) -> None:
-  """Removes all damaged checkpoints where a save needs their room.
+  """Removes all damaged checkpoints if a save needs their disk space.
 
   Args:
     folder: of the checkpoints.
@@ -59,7 +59,7 @@ def make_room(folder: pathlib.Path, size: int) -> None:
 
 
 def _free(path: pathlib.Path) -> pathlib.Path:
-  """`path`, or the first of `path.1`, `path.2`, ... that is not there."""
+  """Returns the first of `path`, `path.1`, `path.2`, ... that is missing."""
   number, free = 0, path
   while free.exists():
     number += 1

@@ -1,4 +1,4 @@
-"""The engine that a run samples with, as its configuration names it."""
+"""Makes the engine that a run's configuration names."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def make(
 
   Args:
     config: of the run.
-    policy: the start, for its tokenizer and files.
-    learning: its weights are published to the engine.
+    policy: the initial policy, for its tokenizer and files.
+    learning: the learner whose weights are published to the engine.
   """
   placed, a = learning.placement, learning.architecture
   params = learning.published()

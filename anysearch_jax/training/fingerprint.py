@@ -1,10 +1,10 @@
-"""The fingerprint of weights: a fixed prompt, scored on both sides.
+"""Verifies an engine's weights: engine and trainer both score a fixed prompt.
 
-An engine may have been handed other weights than it says, by a server that
-loaded half of them or by another run. So it scores a prompt before and after
-it samples a rollout, and the log-probabilities are compared with those that the
-trainer's own forward pass gives for the weights that were handed over. Nothing
-is drawn for it, and the engine's cache is left alone.
+An engine may have wrong weights, because a server loaded only some of them or
+because another run replaced them. Before and after each rollout it therefore
+scores a prompt, and its log-probabilities are compared with those of the
+trainer's forward pass with the weights it was given. This uses no random
+numbers and leaves the engine's cache unchanged.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from anysearch_jax.policy import decoder
 from anysearch_jax.rollout import episode
 from anysearch_jax.training import collection, logprobs
 
-# Tokens of the prompt; enough to tell policies apart, cheap at any size.
+# Tokens of the prompt: enough to distinguish policies, and cheap at any size.
 _TOKENS = 128
 
 
 class Gap(NamedTuple):
-  """Nats between the two sides; 0 where no part of the engine was compared.
+  """Distance between engine and trainer in nats; 0 if nothing was compared.
 
-  parts: of the engine that were. mean, largest: over tokens, of the part that
-    is furthest off.
+  parts: number of the engine's parts that were compared. mean, largest: over
+    tokens, of the part with the largest mean.
   """
 
   parts: int
@@ -41,14 +41,14 @@ class Gap(NamedTuple):
 
 
 class Fingerprint:
-  """Knows what the prompt's log-probabilities should be, and asks the engine.
+  """Compares the engine's log-probabilities of a prompt with the trainer's.
 
   Args:
     config: of the run.
-    engine: samples; one without `scores` is not asked.
+    engine: the engine to verify; one without `scores` is not verified.
     architecture: of the policy, with its adapters.
-    question: whose prompt is scored.
-    codec: the text side of the policy.
+    question: the question whose prompt is scored.
+    codec: tokenizer of the policy.
   """
 
   def __init__(
@@ -75,11 +75,11 @@ class Fingerprint:
     self._version = 0
 
   def expect(self, params: decoder.Params, version: int) -> None:
-    """Scores the prompt with weights that the engine is given.
+    """Scores the prompt with the weights that the engine is given.
 
     Args:
-      params: as the engine gets them.
-      version: of them.
+      params: the weights, as the engine gets them.
+      version: of the weights.
     """
     if self._engine is not None and len(self._ids) > 1:
       ids = np.asarray(self._ids, np.int32)
@@ -89,13 +89,13 @@ class Fingerprint:
       self._version = version
 
   def check(self, rollout: int) -> Gap:
-    """Has the engine score the prompt.
+    """Makes the engine score the prompt, and compares the result.
 
     Args:
-      rollout: that it samples, for the sentence.
+      rollout: number of the rollout, for the error message.
 
     Raises:
-      types.EngineError: it has other weights than those of `expect`.
+      types.EngineError: the engine's weights are not those of `expect`.
     """
     if self._expected is None:
       return Gap(0, 0.0, 0.0)
@@ -107,7 +107,7 @@ class Fingerprint:
         for gap in [np.abs(np.asarray(scores) - self._expected)]
       }
 
-    # Where one process finds a gap, all of them stop.
+    # Processes exchange their gaps, so that all of them raise the same error.
     shares = processes.share(gaps)
     found = [
       (mean, largest, part)
@@ -117,7 +117,7 @@ class Fingerprint:
     if not found:
       return Gap(0, 0.0, 0.0)
     mean, largest, part = max(found)
-    # NaN is a gap too.
+    # Written so that NaN is too large as well.
     if not all(each <= self._bound for each, _, _ in found):
       raise types.EngineError(
         f"Rollout {rollout}: {part} of the engine scores the prompt of the "
@@ -139,7 +139,7 @@ def _score(
   a: architecture_lib.Architecture,
   dtype: Any,
 ) -> jax.Array:
-  """Log-probabilities of all tokens but the first, by the training forward."""
+  """Scores all tokens but the first with the trainer's forward pass."""
   tokens, targets = ids[None, :-1], ids[None, 1:]
   logps, _ = logprobs.token_logprobs(
     params,

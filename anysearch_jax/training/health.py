@@ -1,6 +1,6 @@
-"""What stops a run, and what it warns of while it goes on.
+"""Stops an unhealthy run, and warns of problems that do not stop it.
 
-A warning is given when something begins, and again only after it has ended.
+A warning is logged when a condition begins, and again only after it has ended.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _log = logging.getLogger(__name__)
 
 
 class NotFiniteError(RuntimeError):
-  """Steps in a row had a loss or gradient that is not finite."""
+  """`watch.bad_steps` steps in a row had a non-finite loss or gradient."""
 
 
 class FailedEpisodesError(RuntimeError):
-  """Too many episodes failed for want of the engine or the retriever."""
+  """Too many episodes failed because engine or retriever were unavailable."""
 
 
 def outage(
@@ -29,10 +29,10 @@ def outage(
   *,
   config: config_lib.ExperimentConfig,
 ) -> str:
-  """Returns why a rollout must not be trained on; "" if it may be.
+  """Returns why a rollout must not be trained on, or "" if it may be.
 
-  It must not be if more of its episodes failed than `watch.max_failed`, or so
-  many that no group is left.
+  It must not be trained on if the share of its failed episodes exceeds
+  `watch.max_failed`, or if failures left no group.
   """
   groups = collection.questions(config) + collected.resampled
   played = (groups - collected.stragglers) * config.group
@@ -50,15 +50,15 @@ def outage(
 
 
 class WrongWeightsError(RuntimeError):
-  """What samples has other weights than it was given."""
+  """The engine does not sample with the weights that it was given."""
 
 
 class Watch:
-  """Watches a run from one rollout to the next.
+  """Monitors the health of a run, from one rollout to the next.
 
   Args:
     config: of the run.
-    warn: is told each warning, a sentence.
+    warn: called with the sentence of each warning.
   """
 
   def __init__(
@@ -69,14 +69,14 @@ class Watch:
     self._config, self._warn = config, warn
     self._bad = 0  # Steps in a row that were not finite.
     self._apart = 0  # Rollouts in a row whose log-probs differ too much.
-    self._on: set[str] = set()  # What was warned of and lasts.
-    self._last_seen: dict[int, int] = {}  # Rollout, by budget.
+    self._on: set[str] = set()  # Conditions that were warned of and last.
+    self._last_seen: dict[int, int] = {}  # Budget -> its last rollout.
 
   def collected(self, rollout: int, collected: collection.Collected) -> None:
-    """Looks at what a rollout's episodes came to, before it is trained on.
+    """Checks a rollout's episodes before it is trained on.
 
     Raises:
-      FailedEpisodesError: it is an `outage`.
+      FailedEpisodesError: the rollout had an `outage`.
     """
     if found := outage(rollout, collected, config=self._config):
       raise FailedEpisodesError(
@@ -90,15 +90,16 @@ class Watch:
     values: Mapping[str, float],
     dump: Callable[[], pathlib.Path],
   ) -> None:
-    """Looks at the metrics of an optimizer step.
+    """Checks the metrics of an optimizer step.
 
     Args:
-      rollout: whose step it was.
-      values: of the step.
-      dump: writes the rollout's trajectories and says where.
+      rollout: number of the step's rollout.
+      values: metrics of the step.
+      dump: writes the rollout's trajectories and returns their path.
 
     Raises:
-      NotFiniteError: it was not finite, like those before it.
+      NotFiniteError: this was the last of `watch.bad_steps` non-finite steps in
+        a row.
     """
     if values["finite"]:
       self._bad = 0
@@ -116,11 +117,12 @@ class Watch:
     self._warn(sentence)
 
   def rollout(self, values: Mapping[str, float]) -> None:
-    """Looks at the metrics of a rollout that was trained on.
+    """Checks the metrics of a rollout that was trained on.
 
     Raises:
-      WrongWeightsError: this and the rollouts before it were sampled with
-        log-probabilities that are not the trainer's.
+      WrongWeightsError: in this and the rollouts before it, in
+        `watch.gap_rollouts` altogether, the engine's log-probabilities were
+        too far from the trainer's.
     """
     c, rollout = self._config.watch, int(values["rollout"])
     entropy, kl = values["policy/entropy"], values["loss/kl"]
@@ -155,10 +157,10 @@ class Watch:
       )
 
   def _gap(self, values: Mapping[str, float]) -> str:
-    """Says how sampling and training differ too much; "" where they do not."""
+    """Describes a too large gap of log-probabilities; "" if there is none."""
     c = self._config.watch
-    # Before the first step nothing but the engine's numerics separates them.
-    # In a rollout of older weights, the training since then does too.
+    # On policy, only numerics separate engine and trainer before the first
+    # step. With older weights, training since then separates them too.
     name = "loss/logp_difference"
     if "policy/engine_gap" in values:
       name = "policy/engine_gap"
@@ -179,7 +181,7 @@ class Watch:
     )
 
   def _stale(self, values: Mapping[str, float]) -> dict[str, tuple[bool, str]]:
-    """Windows that Phase II draws by and that nothing enters."""
+    """Finds the accuracy windows that have had no episode for too long."""
     c, bound = self._config.curriculum, self._config.watch.max_stale
     rollout, signs = int(values["rollout"]), {}
     for budget in range(1, c.max_budget + 1):

@@ -1,7 +1,7 @@
-"""What a folder holds, file by file, so that later damage is found.
+"""Lists the files of a folder with checksums, to detect later damage.
 
-`write` lists every file with its size and SHA-256; `damage` says what is no
-longer as it was listed. Neither knows what the files mean.
+`write` lists every file with its size and SHA-256; `damage` finds files that
+have changed since. Neither interprets the files.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def write(
   """Lists the files of a folder in its `manifest.json`.
 
   Args:
-    folder: nothing writes to its files any more, but for the late ones.
-    known: entries that are kept without reading their files again.
-    late: names of files that are not final yet and are left out.
+    folder: its files are final, except the late ones.
+    known: entries to keep without reading their files again.
+    late: names of files that are not final yet; they are not listed.
 
   Returns:
-    All the entries.
+    All entries, those of `known` included.
   """
   entries = dict(known or {})
   names = _names(folder) - entries.keys() - set(late)
@@ -47,15 +47,15 @@ def write(
 
 
 def damage(folder: pathlib.Path, *, late: Collection[str] = ()) -> str:
-  """What is wrong with a folder.
+  """Compares a folder with its manifest.
 
   Args:
     folder: with a manifest.
-    late: names of files that the manifest may leave out.
+    late: names of files that need not be listed.
 
   Returns:
-    "" if every file is as it was listed, or a sentence that names the first
-    one that is not.
+    "" if every file is as listed; otherwise a sentence that names the first
+    difference.
   """
   try:
     listed = dict(json.loads((folder / NAME).read_bytes()))

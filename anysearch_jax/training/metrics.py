@@ -1,6 +1,7 @@
-"""Where a run's numbers go: two files always, TensorBoard beside them.
+"""Writes a run's metrics to two JSON-lines files and to TensorBoard.
 
-`metrics.jsonl` has a record a rollout, `steps.jsonl` one an optimizer step.
+`metrics.jsonl` has one record for each rollout, `steps.jsonl` one for each
+optimizer step.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Values = Mapping[str, float | int | bool]
 
 
 class Writer:
-  """Appends the records of one rollout; use as a context manager."""
+  """Appends the records of rollouts; use as a context manager."""
 
   def __init__(self, folder: str | pathlib.Path):
     folder = pathlib.Path(folder)
@@ -31,18 +32,18 @@ class Writer:
     self._board_folder = folder / "tensorboard"
     with disk.writing(self._board_folder):
       self._board_folder.mkdir(parents=True, exist_ok=True)
-      # Not a SummaryWriter: a full disk ends its thread, and then it hangs.
+      # Not a SummaryWriter: a full disk ends its thread, and later calls hang.
       self._board = event_file_writer.EventsWriter(
         str(self._board_folder / "events")
       )
 
   def write(self, step: int, values: Values, steps: Sequence[Values]) -> None:
-    """A line of plain numbers each; what is not finite becomes null.
+    """Writes the metrics of a rollout; non-finite numbers become null.
 
     Args:
-      step: the last optimizer step of the rollout.
-      values: of the rollout, its number `rollout` among them.
-      steps: of its optimizer steps, in order.
+      step: number of the rollout's last optimizer step.
+      values: metrics of the rollout, with its number as `rollout`.
+      steps: metrics of its optimizer steps, in order.
     """
     first = step - len(steps) + 1
     numbered = [
@@ -59,9 +60,9 @@ class Writer:
       self._show(step, values)
 
   def keep_before(self, rollout: int) -> None:
-    """Drops the records of rollouts that a resumed run will do again.
+    """Removes the records of rollouts that a resumed run will repeat.
 
-    Half a line, which a kill or a full disk left at the end, is of such a one.
+    This includes an incomplete last line, left by a kill or a full disk.
     """
     for path in (self._rollouts, self._steps):
       text = path.read_text() if path.exists() else ""
@@ -70,7 +71,7 @@ class Writer:
       disk.write_whole(path, "".join(kept))
 
   def _show(self, step: int, values: Values) -> None:
-    """Writes the event of a rollout for TensorBoard."""
+    """Writes a rollout's event for TensorBoard."""
     scalars = [
       scalar
       for name, value in _plain(values).items()
@@ -96,11 +97,12 @@ class Writer:
 def over_steps(
   steps: Sequence[Mapping[str, float]], *, on_policy: bool
 ) -> dict[str, float]:
-  """Means and maxima over a rollout's optimizer steps.
+  """Returns means over a rollout's optimizer steps; maxima for names in `_max`.
 
   Args:
-    steps: the metrics of each.
-    on_policy: before the first one the policy was the one that sampled.
+    steps: the metrics of each step.
+    on_policy: whether the rollout was sampled with the weights that the first
+      step updates.
   """
   out = {
     name: float(
@@ -109,20 +111,19 @@ def over_steps(
     for name in steps[0]
   }
   if on_policy:
-    # What separates the engine's numerics from the trainer's.
+    # Before the first step, only numerics separate engine and trainer.
     for name in ("", "_p50", "_p99", "_far", "_max"):
       out[f"policy/engine_gap{name}"] = steps[0][f"loss/logp_difference{name}"]
   return out
 
 
 def of_step(values: Mapping[str, np.ndarray]) -> dict[str, float]:
-  """The plain numbers of an optimizer step.
+  """Converts the metrics of an optimizer step to plain numbers.
 
   Args:
-    values: as the step gives them. `loss/logp_difference_counts`, if it is one
-      of them, becomes `loss/logp_difference_p50` and `_p99`, which are rounded
-      up to an edge of `objective.GAP_EDGES`, and `_far`, the share of tokens
-      beyond 1 nat.
+    values: the metrics that the step returns. `loss/logp_difference_counts`, if
+      present, becomes `loss/logp_difference_p50` and `_p99`, rounded up to an
+      edge of `grpo.GAP_EDGES`, and `_far`, the share of tokens beyond 1 nat.
   """
   values = dict(values)
   counts = values.pop("loss/logp_difference_counts", None)

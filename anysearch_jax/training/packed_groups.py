@@ -1,7 +1,7 @@
-"""Groups as plain values and flat arrays, to be kept or sent.
+"""Serializes groups to plain values and flat arrays, to save or send them.
 
-Tokens lie end to end in a few arrays, everything else is JSON. Questions stay
-in the stream that they came from.
+Tokens are concatenated into a few arrays; everything else is JSON. Questions
+are not serialized: their addresses find them in the training stream.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 
 from anysearch_jax import types
 
-# Arrays of a trajectory, all of one length.
+# The arrays of a trajectory, which have one length.
 _DTYPES = {
   "token_ids": np.int32,
   "authors": np.int8,
   "logps": np.float32,
   "versions": np.int32,
 }
-# What JSON does not bring back by itself, lists instead of tuples aside.
+# Restores the fields that JSON does not; `_tuples` restores all others.
 _BACK = {
   "address": lambda values: types.Address(*values),
   "spans": lambda values: tuple(
@@ -40,9 +40,9 @@ _PLAIN = tuple(
 
 
 class Packed(NamedTuple):
-  """Groups in order.
+  """Groups in order, serialized.
 
-  values: JSON. tokens: flat arrays by name, of all trajectories in order.
+  values: JSON. tokens: by name, the arrays of all trajectories, concatenated.
   """
 
   values: list[Any]
@@ -50,7 +50,7 @@ class Packed(NamedTuple):
 
 
 def pack(groups: Sequence[types.Group | None]) -> Packed:
-  """What `unpack` makes the same groups of; None stays None."""
+  """Serializes groups; `unpack` restores them. None stays None."""
   trajectories = [t for group in groups if group for t in group.trajectories]
   tokens = {
     name: np.concatenate(
@@ -69,11 +69,11 @@ def pack(groups: Sequence[types.Group | None]) -> Packed:
 def unpack(
   packed: Packed, question: Callable[[int, int], types.Question]
 ) -> list[types.Group | None]:
-  """The groups.
+  """Restores the groups that `pack` serialized.
 
   Args:
-    packed: as `pack` made it, values after a round trip through JSON or not.
-    question: by the number of a rollout and the question's place in it.
+    packed: the result of `pack`, possibly after a round trip through JSON.
+    question: returns the question at (rollout, index in the rollout).
   """
   pieces = _pieces(packed)
 
@@ -102,7 +102,7 @@ def _trajectory(t: types.Trajectory) -> dict[str, Any]:
 
 
 def _pieces(packed: Packed) -> Iterator[dict[str, np.ndarray]]:
-  """The arrays of each trajectory in turn."""
+  """Yields the arrays of each trajectory in order."""
   arrays = {name: np.asarray(x) for name, x in packed.tokens.items()}
   start = 0
   for group in packed.values:
@@ -113,7 +113,7 @@ def _pieces(packed: Packed) -> Iterator[dict[str, np.ndarray]]:
 
 
 def _tuples(value: Any) -> Any:
-  """Lists are tuples in a trajectory."""
+  """Converts lists to tuples, also nested ones, as trajectories have them."""
   if isinstance(value, list | tuple):
     return tuple(map(_tuples, value))
   return value

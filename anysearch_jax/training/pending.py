@@ -1,4 +1,4 @@
-"""Rollouts that were played and not trained on, as a checkpoint keeps them."""
+"""Serializes rollouts that are played and not trained on, for a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from anysearch_jax import types
 from anysearch_jax.training import collection, packed_groups
 
-# Besides groups, places and counters.
+# Plain fields of `Collected`, besides groups, places and counters.
 _PLAIN = (*collection.COUNTS, "reason", "fingerprint", "fingerprint_max")
 
 
 class Pending(NamedTuple):
-  """Consecutive rollouts.
+  """Consecutive rollouts, serialized.
 
-  values: JSON. tokens: flat arrays by name, of all trajectories in order.
+  values: JSON. tokens: by name, the arrays of all trajectories, concatenated.
   """
 
   values: dict[str, Any]
@@ -26,7 +26,7 @@ class Pending(NamedTuple):
 
 
 def pack(rollouts: Sequence[collection.Collected]) -> Pending:
-  """What `unpack` makes the same rollouts of."""
+  """Serializes rollouts; `unpack` restores them."""
   packed = packed_groups.pack([g for c in rollouts for g in c.groups])
   values = {
     "groups": packed.values,
@@ -38,11 +38,11 @@ def pack(rollouts: Sequence[collection.Collected]) -> Pending:
 def unpack(
   pending: Pending, question: Callable[[int, int], types.Question]
 ) -> list[collection.Collected]:
-  """The rollouts.
+  """Restores the rollouts that `pack` serialized.
 
   Args:
-    pending: as `pack` made it, values after a round trip through JSON.
-    question: by the number of a rollout and the question's place in it.
+    pending: the result of `pack`, after a round trip through JSON.
+    question: returns the question at (rollout, index in the rollout).
   """
   packed = packed_groups.Packed(pending.values["groups"], pending.tokens)
   groups = iter(packed_groups.unpack(packed, question))

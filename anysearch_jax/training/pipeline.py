@@ -1,14 +1,14 @@
-"""Sampling ahead of training, on a thread of its own.
+"""Samples ahead of training, on a separate thread.
 
-With `async_level` n, rollout k + n is sampled with the weights that stand
-before rollout k is trained on. Each rollout has one set of weights, so what is
-sampled depends on the level and not on who is faster:
+With `async_level` n, rollout k + n is sampled with the weights from before
+training on rollout k. All tokens of a rollout come from one version of the
+weights, so the samples depend on the level and not on which thread is faster:
 
     n = 0   sample 0 | train 0 | sample 1 | train 1 | ...
     n = 1   sample 0 | train 0, sample 1 | train 1, sample 2 | ...
 
-Weights wait here until they are sampled with: up to n copies beside the
-engine's own, where sampling is the slower side.
+Published weights are kept here until the sampler needs them. If sampling is
+slower than training, that is up to n copies beside the engine's own.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ from anysearch_jax.policy import decoder
 from anysearch_jax.training import sampler as sampler_lib
 from anysearch_jax.training import timeline as timeline_lib
 
-_LOOK = 0.1  # Seconds between looks at whether to stop.
-_TELL = 600.0  # Seconds between words about a rollout that is waited for.
+_LOOK = 0.1  # Polling interval in seconds for a stop while waiting.
+_TELL = 600.0  # Seconds between warnings while waiting for a rollout.
 
 
 class _Ahead(NamedTuple):
-  """A rollout that is to be trained on."""
+  """A rollout that is queued or sampled, and not taken by training yet.
+
+  version: of the weights that sample it.
+  """
 
   rollout: int
   version: int
@@ -41,18 +44,19 @@ class _Ahead(NamedTuple):
 
 
 class Pipeline:
-  """A sampler at work; use as a context manager, which stops it at the end.
+  """Runs a sampler on its thread; use as a context manager, which stops it.
 
-  What the sampler raises is raised by whatever is called next here.
+  An exception in the sampler is raised again by `take`, `sampled_before` or
+  `check`.
 
   Args:
-    sampler: nobody else uses it meanwhile.
-    ready: consecutive rollouts that are sampled already.
-    first: the first of them, or the first to sample.
-    rollouts: of the whole run.
+    sampler: only this pipeline may use it meanwhile.
+    ready: consecutive rollouts that are already sampled.
+    first: number of the first of them, or else of the first to sample.
+    rollouts: number of rollouts of the whole run.
     level: `pipeline.async_level`.
-    timeline: is told how long each side waits for the other.
-    patience: seconds that a sampler which is told to stop may take.
+    timeline: records how long each thread waits for the other.
+    patience: seconds to wait for the sampler's thread after a stop.
   """
 
   def __init__(
@@ -77,22 +81,24 @@ class Pipeline:
       self._ahead.append(_Ahead(sampled.rollout, first - 1, future))
     self._next = first + len(self._ahead)
     self._published = 0  # The version that an engine begins with.
-    # With the weights to sample it with, None where the engine has them by
-    # then. None instead of a job is the end.
+    # (rollout, weights); weights are None if the engine has them by then. A
+    # None job ends the thread.
     self._jobs: queue.SimpleQueue[
       tuple[_Ahead, decoder.Params | None] | None
     ] = queue.SimpleQueue()
-    # A daemon, so that one which hangs in a device does not hold the process.
+    # A daemon, so that a thread that hangs in a device call does not keep the
+    # process from exiting.
     self._thread = threading.Thread(
       target=self._work, name="sampler", daemon=True
     )
 
   def fill(self, version: int, published: Callable[[], decoder.Params]) -> None:
-    """Has all rollouts sampled that this version of the weights may sample.
+    """Queues all rollouts that this version of the weights samples.
 
     Args:
-      version: rollouts that were trained on.
-      published: gives these weights; called where the engine needs them.
+      version: number of rollouts that were trained on.
+      published: returns the weights; only called if a rollout is queued and the
+        engine does not have them.
     """
     end = min(version + self._level + 1, self._end)
     if self._next >= end:
@@ -111,9 +117,10 @@ class Pipeline:
   def take(
     self, stopping: threading.Event | None = None
   ) -> sampler_lib.Sampled | None:
-    """The next rollout, as soon as it is sampled.
+    """Waits for the next rollout, removes it from the queue and returns it.
 
-    None if `stopping` is set before that; it stays the next one then.
+    Returns None if `stopping` is set before it is sampled; the rollout then
+    stays in the queue.
     """
     sampled = self._wait(self._ahead[0], stopping)
     if sampled is not None:
@@ -121,9 +128,10 @@ class Pipeline:
     return sampled
 
   def sampled_before(self, version: int) -> list[sampler_lib.Sampled]:
-    """The rollouts ahead that older weights sample, once they are sampled.
+    """Waits for the queued rollouts with weights older than `version`.
 
-    They end before one that an outage prevented; `take` raises it.
+    The result ends before a rollout that an outage prevented; `take` raises the
+    error.
     """
     found = []
     with contextlib.suppress(types.EngineError):
@@ -133,9 +141,9 @@ class Pipeline:
     return found
 
   def check(self) -> None:
-    """Raises what the sampler has raised, if it has, except an outage.
+    """Raises the sampler's exception, if there is one, except an outage.
 
-    `take` raises an outage, after the rollout in training is finished.
+    `take` raises an outage, so that the rollout in training is finished first.
     """
     with contextlib.suppress(types.EngineError):
       for ahead in self._ahead:
@@ -160,9 +168,10 @@ class Pipeline:
   def _wait(
     self, ahead: _Ahead, stopping: threading.Event | None = None
   ) -> sampler_lib.Sampled | None:
-    """The rollout once it is sampled; None if `stopping` is set before that.
+    """Waits for a rollout; returns None if `stopping` is set before it is done.
 
-    The deadlines of turns and searches bound it; it tells of itself meanwhile.
+    Deadlines of turns and searches bound the wait. A warning is logged every
+    `_TELL` seconds.
     """
     clock, sampled = self._timeline.clock, ahead.sampled
     start = told = clock()
@@ -190,7 +199,7 @@ class Pipeline:
       pass
 
   def _sample_one(self) -> bool:
-    """Waits for a job and does it; False at the end and after a failure."""
+    """Takes one job and does it; returns False at the end or after an error."""
     start = self._timeline.clock()
     job = self._jobs.get()
     if job is None:
@@ -202,7 +211,8 @@ class Pipeline:
     try:
       if params is not None:
         self._sampler.set_params(rollout, params, version)
-      # While the engine samples, it alone holds its weights.
+      # Drop these references, so that the engine can free the weights when it
+      # gets new ones.
       del job, params
       sampled.set_result(self._sampler.sample(rollout))
     except BaseException as error:  # Raised again where the rollout is taken.

@@ -1,4 +1,4 @@
-"""How a checkpoint restores a run, and where the run then is."""
+"""Makes the contents of a checkpoint, and restores a run from one."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from anysearch_jax.training import sampler as sampler_lib
 
 
 class Resumed(NamedTuple):
-  """Where a run begins.
+  """The point at which a run starts or resumes.
 
   rollout: the first one to train on.
-  seen: what sampling knew before it.
-  ready: rollouts from that one on that are sampled already.
-  steps: metrics of its optimizer steps that were taken already.
+  seen: the state of sampling before it.
+  ready: rollouts from that one on that are already sampled.
+  steps: metrics of its optimizer steps that were already taken.
   changes: settings that differ from the checkpoint's.
   """
 
@@ -47,7 +47,7 @@ def position(
   config: config_lib.ExperimentConfig,
   questions: Sequence[types.Question],
 ) -> dict[str, int]:
-  """The cursor of the questions before `rollout`."""
+  """Returns the position in the questions before `rollout`, as plain values."""
   return dataset_iterator.progress(
     questions, rollout * collection.questions(config)
   )
@@ -63,16 +63,16 @@ def snapshot(
   played: Sequence[collection.Collected] = (),
   steps: Sequence[dict[str, float]] = (),
 ) -> checkpoint.Saved:
-  """What a checkpoint holds of a run.
+  """Returns the contents of a checkpoint.
 
   Args:
     rollout: the next one to train on, or the one in training.
     state: of the learner.
-    seen: what sampling knew before the rollout.
+    seen: the state of sampling before the rollout.
     config: of the run.
     questions: the training stream.
-    played: rollouts from that one on, which are not trained on yet.
-    steps: metrics of the optimizer steps of the one in training.
+    played: rollouts from `rollout` on that are played and not trained on.
+    steps: metrics of the optimizer steps already taken in `rollout`.
   """
   progress = {
     "rollout": rollout,
@@ -83,7 +83,7 @@ def snapshot(
   return checkpoint.Saved(
     rollout,
     state,
-    # Each process has the curriculum; as a host's it is written once.
+    # The curriculum is replicated; in host memory, Orbax writes it once.
     jax.device_get(seen.curriculum),
     progress | ({"steps": list(steps)} if steps else {}),
     pending.pack(played) if played else None,
@@ -109,14 +109,15 @@ def resume(
     folder: of the checkpoints.
     config: of the run.
     questions: the training stream.
-    learner: gets the checkpoint's state.
-    sampler: gets what sampling knew then.
+    learner: gets the checkpoint's training state.
+    sampler: gets the checkpoint's state of sampling.
     allow_changes: whether settings of learning may differ from those that the
-      checkpoint was saved with. Rollouts that wait in it are then sampled
-      again, so that the settings hold from the checkpoint on.
+      checkpoint was saved with. If they do, its stored rollouts are sampled
+      again, so that the new settings hold from the checkpoint on.
 
   Raises:
-    checkpoint.MismatchError: the checkpoint is of another run.
+    checkpoint.MismatchError: the checkpoint belongs to another run, or settings
+      differ that may not.
   """
   found = processes.by_first(lambda: checkpoint.rollouts(folder))
   if not found:
@@ -132,7 +133,7 @@ def resume(
     jax.device_get(sampler.seen.curriculum),
     {},
   )
-  # Two states are never held at once.
+  # Free the initial state first: there may be no memory for two.
   learner.state = None
   saved = checkpoints.restore(like)
   expected = position(saved.rollout, config=config, questions=questions)
@@ -159,7 +160,8 @@ def resume(
     ready = []
   else:
     ready = sampler.take_up_all(saved.rollout, saved.pending)
-  # Steps that were taken stay taken, even if their rollout is sampled anew: it
-  # then gives the remaining steps only, so that no question counts twice.
+  # Steps that were taken remain counted, even if their rollout is sampled
+  # again: it then gives only the remaining steps, so that each question is
+  # trained on once.
   steps = saved.progress.get("steps", [])
   return Resumed(saved.rollout, seen, ready, steps, changes)

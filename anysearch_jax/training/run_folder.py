@@ -1,4 +1,4 @@
-"""What a run leaves for people and tools; the first process writes it."""
+"""Writes a run's files for people and tools, on the first process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from anysearch_jax.rollout import episode
 
 
 class RunFolder:
-  """The files of one run beside its checkpoints and metrics.
+  """The files of one run, except its checkpoints and metrics.
 
-  path: exists.
+  path: an existing folder.
   """
 
   def __init__(self, path: pathlib.Path):
@@ -31,11 +31,11 @@ class RunFolder:
     *,
     config: config_lib.ExperimentConfig,
   ) -> None:
-    """Writes `source/`, `prompts.json` and the folder of trajectories.
+    """Writes `source/` and `prompts.json`, and creates `trajectories/`.
 
     Args:
-      policy: the start, from which an export copies its files later.
-      question: the prompts' example.
+      policy: the initial policy; later exports copy its files.
+      question: the example question of the prompts.
       config: of the run.
     """
 
@@ -53,7 +53,7 @@ class RunFolder:
   def record(
     self, name: str, groups: Iterable[Mapping[str, Any]]
   ) -> pathlib.Path:
-    """Writes groups of trajectories, a line each; the file they are in."""
+    """Writes groups of trajectories, one a line; returns the file's path."""
     path = self.path / "trajectories" / f"{name}.jsonl"
     if processes.first():
       with disk.writing(path):
@@ -63,7 +63,7 @@ class RunFolder:
   def export(
     self, policy: hf.Policy, *, config: config_lib.ExperimentConfig
   ) -> None:
-    """Writes `policy/` and, of adapters, `adapter/`; all processes call it."""
+    """Writes `policy/`, and `adapter/` of adapters; all processes call it."""
     policy = policy._replace(source=self.path / "source")
     with disk.writing(self.path / "policy"):
       hf.save(
@@ -79,7 +79,7 @@ class RunFolder:
     question: types.Question,
     config: config_lib.ExperimentConfig,
   ) -> None:
-    """Both prompts as the policy reads them, for one question."""
+    """Writes both prompts of one question, as the policy reads them."""
     rendered = {
       name: episode.prompt(
         question,

@@ -1,8 +1,8 @@
-"""All that happens to a rollout before it is trained on.
+"""Assigns budgets, samples a rollout and scores it, before it is trained on.
 
-A rollout's budgets depend on the outcomes of every earlier one, trained on or
-not: what was seen is recorded as soon as it is scored. So the assignment of a
-rollout is the same function of earlier outcomes at every `async_level`.
+A rollout's budgets depend on the outcomes of all earlier rollouts, trained on
+or not: the curriculum records a rollout as soon as it is scored. The assignment
+is therefore the same function of earlier outcomes at every `async_level`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _log = logging.getLogger(__name__)
 
 
 class Seen(NamedTuple):
-  """What sampling knows before a rollout.
+  """The state of sampling before a rollout.
 
-  counters: of the whole run, whatever it was resumed from; never changed.
+  counters: totals of the whole run, across resumes. Never modified in place.
   """
 
   curriculum: curriculum_lib.CurriculumState
@@ -47,10 +47,10 @@ class Seen(NamedTuple):
 
 
 class Sampled(NamedTuple):
-  """A rollout to train on.
+  """A scored rollout to train on.
 
-  probabilities: Phase II's, which budgets are drawn from.
-  seen: what sampling knows after it.
+  probabilities: the distribution over budgets that Phase II draws from.
+  seen: the state of sampling after this rollout.
   """
 
   rollout: int
@@ -62,21 +62,21 @@ class Sampled(NamedTuple):
 
 
 class StoppedError(RuntimeError):
-  """The sampler was told to stop."""
+  """`Sampler.stop` was called."""
 
 
 class Sampler:
-  """Samples the rollouts of a run, one after the other, on any one thread.
+  """Samples the rollouts of a run in order, on one thread, whichever it is.
 
   Args:
     config: of the run.
-    stream: the questions of training.
-    engine: samples; nobody else uses it while this lives.
+    stream: the training questions.
+    engine: samples; only this sampler may use it.
     architecture: of the engine's policy, with its adapters.
     retriever: answers the searches.
-    codec: the text side of the engine's policy.
-    seen: what is known before the first rollout to sample.
-    timeline: is told what takes how long.
+    codec: tokenizer of the engine's policy.
+    seen: the state of sampling before the first rollout to sample.
+    timeline: records durations.
   """
 
   def __init__(
@@ -112,13 +112,13 @@ class Sampler:
     self._timeline = timeline
     self._lock = threading.Lock()
     self._stopped = False
-    # The event loop that plays and its task, while there are any.
+    # The event loop and the task that play a rollout; None between rollouts.
     self._playing: tuple[asyncio.AbstractEventLoop, asyncio.Task] | None = None
 
   def set_params(
     self, rollout: int, params: decoder.Params, version: int
   ) -> None:
-    """Samples with these weights from `rollout` on."""
+    """Gives the engine the weights that sample from `rollout` on."""
     with self._timeline.span(
       rollout, timeline_lib.SAMPLER, "sync", version=version
     ):
@@ -126,15 +126,15 @@ class Sampler:
       self._engine.set_params(jax.block_until_ready(params), version)
 
   def expect(self, params: decoder.Params, version: int) -> None:
-    """Says which weights the engine has; `sample` verifies it."""
+    """Sets the weights that the engine should have; `sample` verifies them."""
     self._fingerprint.expect(params, version)
 
   def sample(self, rollout: int) -> Sampled:
-    """Plays the next rollout, scores and records it.
+    """Plays the next rollout, scores it and records its outcomes.
 
     Raises:
       StoppedError: `stop` was called.
-      types.EngineError: the engine has other weights than it was given.
+      types.EngineError: the engine's weights are not those it was given.
     """
     before = self._verify(rollout)
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "collect"):
@@ -142,8 +142,8 @@ class Sampler:
       collected = collection.collect(
         rollout, assignment, **self._parts, run=self._run
       )
-    # Somebody else may have handed weights over meanwhile. Where every group
-    # failed there is nothing to train on, and maybe nobody to ask.
+    # Another run may have replaced the weights meanwhile. If every group
+    # failed, there is nothing to train on and the engine may not answer.
     after = self._verify(rollout) if any(collected.groups) else before
     if after.parts:
       collected.engine.update(fingerprints=bool(before.parts) + 1)
@@ -154,17 +154,18 @@ class Sampler:
     return self._enter(rollout, assignment, collected)
 
   def take_up(self, rollout: int, collected: collection.Collected) -> Sampled:
-    """The next rollout, which was played before; see `sample`."""
+    """Scores and records the next rollout, played before a resume."""
     return self._enter(rollout, self._assign(), collected)
 
   def take_up_all(
     self, first: int, packed: pending.Pending | None
   ) -> list[Sampled]:
-    """The rollouts from `first` on that a checkpoint kept, in order.
+    """Scores and records the stored rollouts of a checkpoint, from `first` on.
 
-    They end before the first one that must not be trained on: one that is too
-    old at this run's level, or that an outage spoilt (`watch.outage`). It and
-    those after it, whose budgets follow from its outcomes, are sampled anew.
+    The result ends before the first rollout that must not be trained on: one
+    that is too old for this run's `async_level`, or that had an outage
+    (`health.outage`). That one and all later ones are sampled again, because
+    later budgets depend on its outcomes.
     """
     if packed is None:
       return []
@@ -190,7 +191,7 @@ class Sampler:
     return ready
 
   def sample_anew(self, why: str, **counts: int) -> None:
-    """Counts rollouts of a checkpoint that are sampled anew, and says why."""
+    """Logs why stored rollouts are sampled again, and counts them."""
     _log.warning(
       "%s It waited in the checkpoint; %d rollouts from it on are sampled "
       "again, with the checkpoint's weights.",
@@ -206,7 +207,7 @@ class Sampler:
       return self._fingerprint.check(rollout)
 
   def stop(self) -> None:
-    """Cancels what is being played, and all that will be; from any thread."""
+    """Cancels the rollout in progress and all later ones. Thread-safe."""
     with self._lock:
       self._stopped = True
       if self._playing is not None:
@@ -214,7 +215,7 @@ class Sampler:
         loop.call_soon_threadsafe(task.cancel)
 
   def _run(self, playing: Coroutine) -> Any:
-    """`asyncio.run`, which `stop` ends."""
+    """Runs a coroutine like `asyncio.run`, until `stop` cancels it."""
 
     async def stoppable() -> Any:
       with self._lock:
@@ -245,7 +246,7 @@ class Sampler:
     assignment: curriculum_lib.Assignment,
     collected: collection.Collected,
   ) -> Sampled:
-    """Scores and records a rollout."""
+    """Scores a rollout and records its outcomes in the curriculum."""
     config, c = self._config, self._config.curriculum
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "score"):
       probabilities = curriculum_lib.distribution(
@@ -276,7 +277,7 @@ class Sampler:
   def _counted(
     self, collected: collection.Collected
   ) -> Mapping[str, Counter[str]]:
-    """The counters with a rollout entered."""
+    """Returns the counters after adding a rollout."""
     counters = {name: Counter(c) for name, c in self.seen.counters.items()}
     played = collection.questions(self._config) - collected.stragglers
     counters["run"].update(
@@ -294,11 +295,12 @@ class Sampler:
 
 
 def drawn(budgets: np.ndarray, *, max_budget: int) -> dict[str, int]:
-  """Counts the groups of each budget that a rollout played.
+  """Counts the groups of each budget in a rollout.
 
   Args:
     budgets: int `[Q]`. A fixed budget may be 0, or above `max_budget`.
-    max_budget: every budget from 1 to this one is in the result, 0 or not.
+    max_budget: the result has every budget from 1 to this one, even without a
+      group.
   """
   levels = sorted({*range(1, max_budget + 1), *map(int, budgets)})
   return {f"curriculum/count{b}": int(np.sum(budgets == b)) for b in levels}
@@ -307,7 +309,7 @@ def drawn(budgets: np.ndarray, *, max_budget: int) -> dict[str, int]:
 def metrics(
   sampled: Sampled, *, config: config_lib.CurriculumConfig
 ) -> dict[str, float]:
-  """One flat record of what was sampled."""
+  """Returns the metrics of a sampled rollout, as one flat record."""
   step = sampled.rollout * config.steps_per_rollout
   collected, budgets = sampled.collected, sampled.scored.budgets
   levels = range(1, config.max_budget + 1)

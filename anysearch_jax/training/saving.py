@@ -1,4 +1,4 @@
-"""When a run saves by the clock, and how long it takes to stop with a save."""
+"""Decides when a run saves by the clock, and how long a stop may take."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import jax
 
 from anysearch_jax.host import disk, json_files
 
-# Of the newest save, in the folder of the checkpoints.
+# Size and duration of the newest save, in the folder of the checkpoints.
 _FILE = "last_save.json"
-# Bytes a second that a disk takes where none was measured: a slow network's.
+# Bytes a second to assume before the first save: those of a slow network disk.
 _SPEED = 100e6
-# The least that a run may take until its save begins: a first compilation.
+# Least seconds granted until a save begins; a first compilation takes that.
 _LEAST = 120.0
 
 
 class Save(NamedTuple):
-  """A save that was written: how large it was, and how long that took."""
+  """Size and duration of a completed save."""
 
   bytes: int
   seconds: float
 
 
 def write(folder: pathlib.Path, save: Save) -> None:
-  """Notes the newest save of a folder of checkpoints.
+  """Records the newest save in the folder of the checkpoints.
 
   Raises:
-    disk.DiskError: the disk takes no more.
+    disk.DiskError: the disk is full.
   """
   disk.write_whole(folder / _FILE, json.dumps(save._asdict()) + "\n")
 
 
 def read(folder: pathlib.Path) -> Save | None:
-  """The newest save of a folder of checkpoints; None before the first."""
+  """Reads the newest save of a folder of checkpoints; None before the first."""
   try:
     values = json_files.read(folder / _FILE)
     return Save(int(values["bytes"]), float(values["seconds"]))
@@ -45,22 +45,22 @@ def read(folder: pathlib.Path) -> Save | None:
 
 
 def size(state: Any) -> int:
-  """The bytes of a state's arrays, over all devices and processes."""
+  """Returns the bytes of a state's arrays, each counted once, whole."""
   return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
 
 
 def stop_seconds(
   size: int, *, last: Save | None, longest_rollout: float
 ) -> float:
-  """The seconds that a stop may take until its checkpoint is written.
+  """Returns the seconds to allow from a stop until its checkpoint is written.
 
-  A stop waits for the optimizer step under way, and for rollouts that only the
-  weights of the moment can sample; both take less than a rollout. Times vary,
-  so twice the expected ones are granted.
+  A stop waits for the optimizer step in progress, and for rollouts that use
+  older weights; both take less than one rollout. Times vary, so the result is
+  twice the expected duration.
 
   Args:
     size: bytes of the state.
-    last: the newest save; its speed is measured.
+    last: the newest save, which gives the speed of the disk; None if none.
     longest_rollout: seconds from one rollout's end to the next.
   """
   speed = last.bytes / max(last.seconds, 1e-3) if last else _SPEED
@@ -68,11 +68,13 @@ def stop_seconds(
 
 
 class Pace:
-  """How the rollouts of a run and its saves follow one another in time.
+  """Measures rollouts and decides when a save by the clock is due.
+
+  longest: seconds of the longest rollout so far.
 
   Args:
-    minutes: between saves; 0 asks for none.
-    clock: seconds.
+    minutes: between saves; 0 disables saves by the clock.
+    clock: returns the time in seconds.
   """
 
   def __init__(self, minutes: float, clock: Callable[[], float]):
@@ -81,12 +83,12 @@ class Pace:
     self.longest = 0.0
 
   def rollout(self) -> bool:
-    """Notes the end of a rollout; whether it is time for a save."""
+    """Records the end of a rollout; returns whether a save is due."""
     now = self._clock()
     self.longest = max(self.longest, now - self._began)
     self._began = now
     return 0 < self._every <= now - self._saved
 
   def saved(self) -> None:
-    """Notes that a save began."""
+    """Records that a save began."""
     self._saved = self._clock()

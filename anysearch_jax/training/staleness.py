@@ -1,7 +1,7 @@
-"""How far the weights that sampled lag behind those that learn from it.
+"""Measures and bounds the staleness of sampled tokens.
 
-Version v of the policy is the weights after v rollouts were trained on. A token
-that rollout k trains on is k - version rollouts old.
+Version v of the policy is the weights after training on v rollouts. A token of
+rollout k that was sampled with version v has age k - v, in rollouts.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from anysearch_jax import types
 
 
 class StaleError(RuntimeError):
-  """A rollout holds tokens of weights that it must not be trained on."""
+  """A rollout holds tokens whose age is out of bounds."""
 
 
 def ages(rollout: int, groups: Iterable[types.Group | None]) -> np.ndarray:
-  """int `[tokens]`: the age of every token that the rollout trains on."""
+  """Returns the ages of the tokens that are trained on, int `[tokens]`."""
   versions = [
     t.versions[t.authors == types.Author.MODEL]
     for group in groups
@@ -30,16 +30,16 @@ def ages(rollout: int, groups: Iterable[types.Group | None]) -> np.ndarray:
 
 
 def holds(rollout: int, ages: np.ndarray, *, bound: int) -> bool:
-  """Whether all ages are in [0, bound], of weights that there were."""
+  """Whether all ages are in [0, bound], and no version is below 0."""
   return bool(np.all((ages >= 0) & (ages <= min(bound, rollout))))
 
 
 def check(rollout: int, ages: np.ndarray, *, bound: int) -> None:
-  """Refuses a rollout that does not hold to the bound.
+  """Checks the ages of a rollout's tokens.
 
   Raises:
-    StaleError: names the oldest version or, where one is newer than the
-      trainer, that.
+    StaleError: an age is out of bounds. It names the oldest version or, if a
+      version is newer than the trainer's, the newest.
   """
   if not holds(rollout, ages, bound=bound):
     worst = int(ages.min() if ages.min() < 0 else ages.max())
@@ -51,7 +51,7 @@ def check(rollout: int, ages: np.ndarray, *, bound: int) -> None:
 
 
 def metrics(ages: np.ndarray) -> dict[str, float]:
-  """Mean and maximum; 0 of no token."""
+  """Returns mean and maximum of the ages; 0 if there is no token."""
   ages = ages if ages.size else np.zeros(1)
   return {
     "policy/staleness_mean": float(ages.mean()),

@@ -1,18 +1,19 @@
-"""How much a rollout trained on, how fast, and how well the devices were used.
+"""Throughput, padding and model FLOPs utilization (MFU) of training.
 
-Model FLOPs count what the mathematics asks for, however it is computed: no
-recomputation, no padding, no key that a query may not see. For n tokens, with
-P the parameters of the matrices that a token passes (the head among them, the
-embedding not: it is looked up), T the trained ones of these, and s the (query,
-key) pairs inside causal segments:
+Model FLOPs are those of the mathematics, as in PaLM
+(https://arxiv.org/abs/2204.02311, appendix B): they exclude recomputation,
+padding and masked (query, key) pairs. For n tokens, with P the parameters of
+the matrices that multiply a token (including the head; the embedding is a
+lookup), T the trained ones of these, and s the (query, key) pairs inside causal
+segments:
 
     forward              2 P n +  4 L N H s
     step                 4 P n + 2 T n + 12 L N H s
 
-A step is a forward pass, the gradient of activations and that of weights; all
-of a policy is trained (6 P n) or its adapters (then P holds those as well).
-Every other pass over the same tokens is one forward more. A critic takes a step
-and a forward pass of the same, without the head.
+A step is a forward pass and the gradients of activations and of weights. Either
+all of a policy is trained (6 P n) or only its adapters, which P then includes.
+Every other pass over the same tokens adds one forward pass. A critic adds a
+step and a forward pass, both without the head.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import table
 from anysearch_jax.training import batching
 
-# `jax.Device.device_kind` to the name of its peak.
+# `jax.Device.device_kind` -> name in `hardware.HARDWARE`.
 _KINDS = {
   "NVIDIA A100-SXM4-40GB": "a100",
   "NVIDIA A100-SXM4-80GB": "a100",
@@ -45,10 +46,10 @@ _KINDS = {
 
 
 class Work(NamedTuple):
-  """What batches hold.
+  """The amount of work in batches.
 
-  tokens: predictions. positions: of the micro-batches that run, padding too.
-  pairs: (query, key) inside causal segments.
+  tokens: number of predictions. positions: tokens and padding of the
+  micro-batches that run. pairs: (query, key) pairs inside causal segments.
   """
 
   tokens: int
@@ -57,7 +58,7 @@ class Work(NamedTuple):
 
 
 def count(batches: Iterable[batching.TrainBatch]) -> Work:
-  """The work in batches that are still on the host."""
+  """Counts the work in batches that are still on the host."""
   tokens = positions = pairs = 0
   for rows in (rows for batch in batches for rows in batch):
     used = slice(0, int(rows.used))
@@ -75,14 +76,14 @@ def model_flops(
   forwards: int = 0,
   critic: bool = False,
 ) -> float:
-  """Model FLOPs of training on some work, see the top of this file.
+  """Returns the model FLOPs of training on some work; see the module docstring.
 
   Args:
-    a: the policy, with its adapters.
-    work: what its batches hold.
-    forwards: passes without a gradient over the same tokens: the reference's,
-      the one for old log-probs. Adapters are left out of them.
-    critic: there is one.
+    a: the policy's architecture, with its adapters.
+    work: in the policy's batches.
+    forwards: number of passes without a gradient over the same tokens, such as
+      the reference's and the one for old log-probs. They exclude adapters.
+    critic: whether a critic is trained too.
   """
   base = _matrices(a, table.base_rows(a))
   adapters = _matrices(a, table.adapter_rows(a))
@@ -105,13 +106,14 @@ def metrics(
   seconds: float,
   devices: Sequence[jax.Device],
 ) -> dict[str, float]:
-  """Speed, padding and, where the devices' peak is known, its share in use.
+  """Returns speed, padding and, if the devices' peak is known, MFU.
 
   Args:
-    work: of some training.
+    work: that was trained on.
     flops: `model_flops` of it.
-    seconds: that it took, host and devices.
-    devices: that trained, of one kind. The peak is that of bfloat16.
+    seconds: that the training took, on host and devices.
+    devices: that trained, all of one kind. MFU is relative to their bfloat16
+      peak.
   """
   out = {
     "train/tokens_per_second": work.tokens / seconds,
@@ -125,7 +127,7 @@ def metrics(
 
 
 def memory(devices: Iterable[jax.Device]) -> dict[str, int]:
-  """The most bytes that one of the devices held, where they tell."""
+  """Returns the largest peak of bytes in use; empty if a device has none."""
   peaks = [(d.memory_stats() or {}).get("peak_bytes_in_use") for d in devices]
   if None in peaks:
     return {}
@@ -135,7 +137,7 @@ def memory(devices: Iterable[jax.Device]) -> dict[str, int]:
 def _matrices(
   a: architecture_lib.Architecture, rows: Iterable[weights.Weight]
 ) -> int:
-  """Parameters that multiply a token."""
+  """Returns the number of parameters in matrices that multiply a token."""
   looked_up = () if a.tied else (("embed",),)
   return sum(
     math.prod(row.shape)

@@ -1,10 +1,9 @@
-"""Where a run's time goes: spans on tracks, what they add up to, a trace.
+"""Records where a run's time goes: spans on tracks, their totals, and a trace.
 
-Whoever does something or waits for something records a span of it, from any
-thread. A span belongs to a rollout; when that one is done, its spans are taken
-and become the numbers of its record. The trace is a JSON array of trace events
-as https://ui.perfetto.dev and `chrome://tracing` read them; it is a whole one
-after every rollout.
+Any thread records a span of its work or its waiting. A span belongs to a
+rollout; after that rollout its spans are removed and summed into metrics. The
+trace is a JSON array of trace events for https://ui.perfetto.dev and
+`chrome://tracing`. The file is valid JSON after every rollout.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 from anysearch_jax.host import disk
 
-# Tracks on which one span follows the other; on all others they overlap.
+# The spans of these two tracks never overlap; those of the others do.
 TRAINER, SAMPLER = "trainer", "sampler"
 TURNS, SEARCHES = "turns", "searches"
 _THREADS = (TRAINER, SAMPLER)
@@ -26,7 +25,7 @@ _CLOSE = b"\n]\n"
 
 
 class Span(NamedTuple):
-  """Something that took from `start` to `end`, in seconds of one clock."""
+  """Something that lasted from `start` to `end`, in seconds of one clock."""
 
   track: str
   name: str
@@ -36,11 +35,11 @@ class Span(NamedTuple):
 
 
 class Timeline:
-  """Collects spans; any thread may record.
+  """Collects spans. Thread-safe.
 
   Args:
-    clock: seconds.
-    path: of the trace, which replaces one that is there; None writes none.
+    clock: returns the time in seconds.
+    path: of the trace, which replaces an existing file; None writes no trace.
   """
 
   def __init__(
@@ -65,7 +64,7 @@ class Timeline:
     end: float,
     **detail,
   ) -> None:
-    """Records a span that is over."""
+    """Records a completed span."""
     span = Span(track, name, start, end, detail)
     with self._lock:
       self._spans.setdefault(rollout, []).append(span)
@@ -74,7 +73,7 @@ class Timeline:
   def span(
     self, rollout: int, track: str, name: str, **detail
   ) -> Iterator[None]:
-    """Records what happens inside, however it ends."""
+    """Records the duration of the `with` block, also if it raises."""
     start = self.clock()
     try:
       yield
@@ -82,7 +81,7 @@ class Timeline:
       self.add(rollout, track, name, start, self.clock(), **detail)
 
   def take(self, rollout: int) -> list[Span]:
-    """The spans of a rollout so far; they are written out and forgotten."""
+    """Removes and returns the spans of a rollout; writes them to the trace."""
     with self._lock:
       spans = self._spans.pop(rollout, [])
     self._write(rollout, spans)
@@ -92,7 +91,7 @@ class Timeline:
     return self
 
   def __exit__(self, *unused) -> None:
-    """Writes what nobody took."""
+    """Writes the spans that were never taken."""
     for rollout in sorted(self._spans):
       self.take(rollout)
 
@@ -114,19 +113,20 @@ class Timeline:
     if span.track in _THREADS:
       tid = 1 + _THREADS.index(span.track)
       return [event | {"ph": "X", "tid": tid, "dur": round(end - start, 3)}]
-    # Those that overlap are pairs of their own, not one inside the other.
+    # Overlapping spans are pairs of asynchronous events ("b", "e"): complete
+    # events ("X") of one thread must nest.
     self._written += 1
     event |= {"tid": 0, "id": self._written}
     return [event | {"ph": "b"}, event | {"ph": "e", "ts": end, "args": {}}]
 
 
 def total(spans: Iterable[Span], track: str, *names: str) -> float:
-  """Seconds of the spans of a track, those of the names if any are given."""
+  """Sums the seconds of a track's spans, of all names if none is given."""
   return sum(s.end - s.start for s in _of(spans, track, names))
 
 
 def covered(spans: Iterable[Span], track: str, *names: str) -> float:
-  """Seconds in which at least one of these spans was under way."""
+  """Returns the seconds in which at least one of these spans was active."""
   seconds, reached = 0.0, float("-inf")
   for span in sorted(_of(spans, track, names), key=lambda s: s.start):
     seconds += max(0.0, span.end - max(span.start, reached))
@@ -135,13 +135,13 @@ def covered(spans: Iterable[Span], track: str, *names: str) -> float:
 
 
 def metrics(spans: Iterable[Span]) -> dict[str, float]:
-  """The seconds of one rollout, `time/...`.
+  """Returns the seconds of one rollout as metrics `time/...`.
 
-  rollout: of playing it. generating, searching: at least one turn, one search
-  was under way meanwhile; searches: those of all searches together. train: of
-  scoring, training and syncing (weights to the engine) together. saving: a
-  checkpoint. trainer_idle: waiting for the rollout; sampler_idle: for weights
-  to sample it with.
+  rollout: playing it. generating, searching: at least one turn, or at least one
+  search, was active; searches: the sum over all searches. train: the sum of
+  scoring, training and syncing (weights to the engine). saving: checkpoints.
+  trainer_idle: training waited for the rollout; sampler_idle: sampling waited
+  for weights.
   """
   spans = list(spans)
   sync = total(spans, TRAINER, "sync") + total(spans, SAMPLER, "sync")
@@ -171,7 +171,7 @@ def _of(
 
 
 def _names() -> list[dict[str, Any]]:
-  """The events that name the process and its threads."""
+  """Returns the trace events that name the process and its threads."""
   named = [("process_name", 0, "anysearch")] + [
     ("thread_name", tid, track) for tid, track in enumerate(_THREADS, start=1)
   ]

@@ -1,4 +1,4 @@
-"""Which configurations can run."""
+"""Refuses configurations that cannot run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from anysearch_jax.training import batching, checkpoint, rewards_and_advantages
 
 
 def validate(config: config_lib.ExperimentConfig) -> None:
-  """Refuses to train what cannot run before anything is allocated.
+  """Checks a training configuration before anything is allocated.
 
-  Nothing here asks for devices: a plan is validated where there are none.
+  It does not look at the machine's devices: the planner validates
+  configurations for hardware that is not there.
 
   Raises:
-    ValueError: what was found, what was expected.
+    ValueError: names the setting, its value and the expected values.
   """
   validate_playing(config)
   validate_sampling(config)
@@ -47,7 +48,7 @@ def validate(config: config_lib.ExperimentConfig) -> None:
       "difference from the others of the group."
     )
   if config.engine.kind == "sglang":
-    # Else the driver gives turns up that the engine still waits for.
+    # Otherwise the driver gives up turns that the engine still waits for.
     _at_least(
       "episode.turn_deadline",
       config.episode.turn_deadline,
@@ -69,7 +70,7 @@ def validate(config: config_lib.ExperimentConfig) -> None:
 
 
 def _method(config: config_lib.ExperimentConfig) -> None:
-  """A system is trained in its own environment, by an objective that it has."""
+  """Checks that the method can be trained as configured."""
   method = systems.get(config.method.name)
   _one_of("method.otc.form", config.method.otc.form, otc_reward.FORMS)
   if method.reward is None:
@@ -90,7 +91,7 @@ def _method(config: config_lib.ExperimentConfig) -> None:
 
 
 def _best_metric(config: config_lib.ExperimentConfig) -> None:
-  """Checks a name that is only looked up after the first rollout."""
+  """Checks a name that is otherwise only used after the first rollout."""
   if config.checkpoint.keep_best:
     _one_of(
       "checkpoint.best_metric",
@@ -100,10 +101,10 @@ def _best_metric(config: config_lib.ExperimentConfig) -> None:
 
 
 def validate_playing(config: config_lib.ExperimentConfig) -> None:
-  """Refuses to play episodes, in training or not, that cannot be played.
+  """Checks the settings of playing episodes, in training or evaluation.
 
   Raises:
-    ValueError: what was found, what was expected.
+    ValueError: names the setting, its value and the expected values.
   """
   ranges.check(config)
   _name(config.name)
@@ -120,10 +121,10 @@ def validate_playing(config: config_lib.ExperimentConfig) -> None:
 
 
 def validate_sampling(config: config_lib.ExperimentConfig) -> None:
-  """Refuses engines that cannot sample the episodes of a configuration.
+  """Checks that the engine can sample the episodes of a configuration.
 
   Raises:
-    ValueError: what was found, what was expected.
+    ValueError: names the setting, its value and the expected values.
   """
   _one_of("engine.kind", config.engine.kind, ("jax", "sglang"))
   if config.engine.kind == "sglang":
@@ -147,18 +148,18 @@ def validate_prompts(
   questions: Sequence[types.Question],
   codec: types.TextCodec,
 ) -> None:
-  """Refuses contexts that most prompts do not fit.
+  """Checks that the median question's prompt fits the context.
 
-  A single question that is too long ends its own episodes only.
+  A single question that is too long only ends its own episodes.
 
   Args:
     config: of the run.
     questions: that will be asked.
-    codec: of the policy.
+    codec: tokenizer of the policy.
 
   Raises:
-    ValueError: there is none, or the one in the middle, by length, leaves no
-      room for a token of the model.
+    ValueError: there is no question, or the prompt of the question of median
+      length leaves no room for a token of the model.
   """
   if not questions:
     raise ValueError("Found no question, expected at least one.")
@@ -184,14 +185,14 @@ def validate_prompts(
 
 
 def validate_engine(config: config_lib.ExperimentConfig, engine: Any) -> None:
-  """Refuses an engine that cannot sample so far ahead.
+  """Checks that the engine supports `pipeline.async_level`.
 
   Args:
     config: the whole configuration.
-    engine: may have a `max_async_level`; one without has no bound.
+    engine: an engine without `max_async_level` supports every level.
 
   Raises:
-    ValueError: what was found, what was expected.
+    ValueError: names the setting, its value and the expected values.
   """
   level = config.pipeline.async_level
   most = getattr(engine, "max_async_level", level)
@@ -205,10 +206,10 @@ def validate_engine(config: config_lib.ExperimentConfig, engine: Any) -> None:
 def validate_processes(
   config: config_lib.ExperimentConfig, processes: int
 ) -> None:
-  """Refuses what only one process can run.
+  """Checks that several processes can run the configuration.
 
   Raises:
-    ValueError: what was found, what was expected.
+    ValueError: names the setting, its value and the expected values.
   """
   level = config.pipeline.async_level
   if level and processes > 1:
@@ -227,7 +228,7 @@ def _one_of(name: str, found: str, known: Sequence[str]) -> None:
 
 
 def _at_least(name: str, found: float, least: float) -> None:
-  # Said so that NaN is refused too.
+  # Written so that NaN is refused too.
   if not found >= least:
     raise ValueError(f"{name}: found {found}, expected at least {least}.")
 
@@ -273,7 +274,7 @@ def _pipeline(config: config_lib.ExperimentConfig) -> None:
       "old_logp 'engine'."
     )
   if config.engine.kind == "sglang":
-    # Here it only hands weights over, and that exchanges nothing over devices.
+    # This process then only publishes weights, which needs no collective.
     return
   trainer = set(mesh.trainer or range(mesh.data * mesh.fsdp * mesh.tensor))
   shared = trainer & set(mesh.rollout or trainer)
@@ -287,7 +288,7 @@ def _pipeline(config: config_lib.ExperimentConfig) -> None:
 
 
 def _name(name: str) -> None:
-  """A run's folder is named by it."""
+  """Checks that the run's name can name its folder."""
   plain = pathlib.PurePath(name).name == name and name not in ("", "..")
   if not plain or not name.isprintable():
     raise ValueError(
@@ -310,10 +311,10 @@ def _batch(c: config_lib.BatchConfig) -> None:
 
 
 def _room(config: config_lib.ExperimentConfig) -> None:
-  """The longest episodes must fit: a run that meets them could not go on."""
+  """Checks that a step of only longest episodes fits the micro-batches."""
   c, longest = config.batch, config.batch.row_lengths[-1]
   step = config.questions * config.group // config.curriculum.steps_per_rollout
-  size = max(1, config.episode.max_context - 1)  # The first token is none.
+  size = max(1, config.episode.max_context - 1)  # The first is not predicted.
   row = min(c.max_segments, longest // size)
   rows = batching.rows_per_micro_batch(
     longest, config=c, multiple=config.mesh.data * config.mesh.fsdp
