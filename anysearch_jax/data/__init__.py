@@ -1,10 +1,10 @@
-"""Other people's questions.
+"""Published question sets.
 
-* `files`, `cells`: rows of the files that questions come in.
-* `formats`, `texts`: rows to clean questions.
-* `preparing`: deduplicates and mixes them, with `beside`, `leaks` and
-  `gold_passages`; `hub`: files to download.
-* `prepared`: a folder of prepared questions, written and read.
-* `dataset_iterator`: where a run is in its training questions.
+* `files`, `cells`: read rows from question files.
+* `formats`, `texts`: turn rows into clean questions.
+* `preparing`: deduplicates and mixes questions, with `beside`, `leaks` and
+  `gold_passages`; `hub` downloads files.
+* `prepared`: writes and reads a folder of prepared questions.
+* `dataset_iterator`: the position of a run in its training questions.
 * `evidence`: the passages and queries that lead to an answer.
 """

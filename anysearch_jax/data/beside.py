@@ -1,4 +1,4 @@
-"""What preparing reads beside the files of questions it prepares."""
+"""Additional inputs of `preparing`, besides the files that it prepares."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from anysearch_jax.data import cells, files, formats
 
 
 class BesideError(ValueError):
-  """A file that is not what its flag asks for."""
+  """A file does not have the contents that its flag requires."""
 
 
 class Beside(NamedTuple):
-  """What is known beside the questions.
+  """Additional inputs of `preparing.prepare`.
 
   Attributes:
-    held_out: questions that no training question may ask, besides those of the
+    held_out: questions that training must not ask, besides those of the
       evaluation splits.
-    aliases: of 2WikiMultihopQA, by `answer_id`: names that its script accepts.
-    corpus: has the passages that training questions name by `gold_doc_ids`.
+    aliases: by `answer_id`, the names that 2WikiMultihopQA's script accepts.
+    corpus: file with the passages that training questions name by
+      `gold_doc_ids`.
   """
 
   held_out: Collection[str] = ()
@@ -32,11 +33,11 @@ NOTHING = Beside()
 
 
 def read_questions(path: pathlib.Path) -> list[str]:
-  """The questions of a file, of whatever dataset and split.
+  """Returns the questions of a file, of any dataset and split.
 
   Raises:
-    BesideError: a row that is no question, by its number.
-    files.UnreadableError: a file that cannot be read.
+    BesideError: a row is not a question; the error has its number.
+    files.UnreadableError: the file cannot be read.
   """
   format_, out = None, []
   for number, row in files.rows(path):
@@ -55,11 +56,11 @@ def read_questions(path: pathlib.Path) -> list[str]:
 
 
 def read_aliases(path: pathlib.Path) -> dict[str, list[str]]:
-  """2WikiMultihopQA's names of entities, aliases and demonyms, by their ids.
+  """Returns 2WikiMultihopQA's aliases and demonyms of entities, by their ids.
 
   Raises:
-    BesideError: a row that is not as in its `id_aliases.json`.
-    files.UnreadableError: a file that cannot be read.
+    BesideError: a row does not have the form of its `id_aliases.json`.
+    files.UnreadableError: the file cannot be read.
   """
   names: dict[str, list[str]] = {}
   for number, row in files.rows(path):

@@ -1,7 +1,8 @@
-"""Cells of question files: texts, lists, objects and accepted answers.
+"""Reads cells of question files: texts, lists, objects, accepted answers.
 
-Files hold lists as lists, as arrays of NumPy or as text; other tools read each
-of them wrongly at times, so what is mended here is named, and counted later.
+Files store a list as a list, as a NumPy array or as printed text, and the tools
+that wrote them damaged some values. Each kind of repair has a name, so that
+`preparing` can count it.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ ANSWER_SPLIT = "<|answer_split|>"
 
 Row = Mapping[str, Any]
 
-# An item in the text of a list. NumPy writes no commas between items, which
-# Python would read as one joined text, so the items are read one at a time.
+# An item in the text of a list. NumPy prints no commas between items, and
+# Python would concatenate adjacent strings, so items are parsed one at a time.
 _ITEM = re.compile(
   r"'(?:[^'\\]|\\.)*'" r'|"(?:[^"\\]|\\.)*"' r"|-?\d+(?:\.\d+)?", re.DOTALL
 )
 _MISSING = frozenset(("nan", "none", "null"))
-# How a text begins that a program printed of a list or an object.
+# Prefixes of lists and objects that a program printed as text.
 _NOT_TEXT = ("{'", '{"', "array([", "['", '["')
 
 
 class MalformedError(ValueError):
-  """A row that is no question; the text is short, rows are counted by it."""
+  """A row is not a question. Rows are counted by the message: keep it short."""
 
 
 class Answers(NamedTuple):
-  """Accepted answers, and the names of what was mended to read them."""
+  """Accepted answers, and the names of the repairs that reading them took."""
 
   texts: tuple[str, ...]
   mended: tuple[str, ...] = ()
@@ -42,7 +43,8 @@ def answers(value: Any) -> Answers:
   """Reads accepted answers from a list, an array, a string or joined strings.
 
   Raises:
-    MalformedError: something else, or a text that is a damaged list.
+    MalformedError: the value has another type, or is the text of a damaged
+      list.
   """
   if hasattr(value, "tolist"):
     value = value.tolist()
@@ -55,7 +57,7 @@ def answers(value: Any) -> Answers:
     if isinstance(item, float) and item.is_integer():
       mended.append("a whole number written with a fraction")
     for part in text(item).split(ANSWER_SPLIT):
-      # Inside a list, a text in brackets without quotes is an answer as it is.
+      # Inside a list, text in brackets but without quotes is an answer itself.
       found = _items(part) if whole or set(part) & {"'", '"'} else None
       if found is None:
         if whole and part.lstrip().startswith(_NOT_TEXT):
@@ -68,7 +70,7 @@ def answers(value: Any) -> Answers:
 
 
 def mapping(row: Row, name: str) -> Row:
-  """A column of named values, which some files hold as JSON text."""
+  """Returns a column of named values; some files store it as JSON text."""
   value = row.get(name)
   if value is None or value == "":
     return {}
@@ -80,7 +82,7 @@ def mapping(row: Row, name: str) -> Row:
 
 
 def parsed(text: Any, kind: type) -> Any:
-  """A value of JSON text."""
+  """Parses JSON text; raises MalformedError if the value is not a `kind`."""
   try:
     value = json.loads(text)
   except (ValueError, TypeError, RecursionError):
@@ -91,7 +93,7 @@ def parsed(text: Any, kind: type) -> Any:
 
 
 def listed(row: Row, name: str) -> list[Any]:
-  """A column that is a list, an array or nothing."""
+  """Returns a column of lists or arrays as a list; [] if it is missing."""
   value = row.get(name)
   if hasattr(value, "tolist"):
     value = value.tolist()
@@ -103,7 +105,7 @@ def listed(row: Row, name: str) -> list[Any]:
 
 
 def dicts(row: Row, name: str) -> list[Row]:
-  """A column that is a list of objects, or nothing."""
+  """Returns a column of lists of objects; [] if it is missing."""
   value = listed(row, name)
   if not all(isinstance(each, Mapping) for each in value):
     raise MalformedError(f"{name} that holds something else than objects")
@@ -111,28 +113,28 @@ def dicts(row: Row, name: str) -> list[Row]:
 
 
 def plain(value: Any) -> bool:
-  """Whether a value is a text, a finite number, true or false."""
+  """Whether a value is a string, a finite number or a boolean."""
   if isinstance(value, float):
     return math.isfinite(value)
   return isinstance(value, str | int | bool)
 
 
 def text(value: Any) -> str:
-  """An answer that is a text or a number."""
+  """Returns an answer as text; it may be a string or a finite number."""
   if isinstance(value, str):
     return value
-  # Years and counts stand as numbers in some files; true and false do not.
+  # Some files store years and counts as numbers; a boolean is an error.
   if isinstance(value, bool) or not isinstance(value, int | float):
     raise MalformedError(f"an answer that is a {type(value).__name__}")
   if not math.isfinite(value):
     raise MalformedError(f"an answer that is {value}")
-  # Pandas writes 1912.0 where other rows have no year; as an answer it would
-  # normalise to 19120.
+  # Pandas writes 1912.0 if other rows have no year; the normalisation of
+  # answers would turn that into 19120.
   return str(int(value) if value == int(value) else value)
 
 
 def _items(written: str) -> Sequence[Any] | None:
-  """The items in the text of a list; None for another text."""
+  """Returns the items in the text of a list; None if it is not a list."""
   written = written.strip()
   if not (written.startswith("[") and written.endswith("]")):
     return None

@@ -1,7 +1,7 @@
-"""Where a run stands in its training questions, as a value.
+"""The position of a run in its training questions, as a value.
 
-Each epoch is a permutation of its own, a function of (key, epoch). So a place
-in the endless stream is three numbers, and whoever has them goes on exactly.
+Each epoch is a permutation that depends on (key, epoch) only. A position in the
+infinite stream is therefore three numbers, from which a run resumes exactly.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from anysearch_jax import types
 
 
 class Cursor(NamedTuple):
-  """The next question to take.
+  """The position of the next question.
 
-  epoch: how often all of them were taken. key: of the permutations. position:
-  in the epoch's permutation, less than the number of questions.
+  Attributes:
+    epoch: number of completed passes over all questions.
+    key: key of the permutations.
+    position: index in the epoch's permutation, less than the number of
+      questions.
   """
 
   epoch: int
@@ -28,7 +31,7 @@ class Cursor(NamedTuple):
 
 
 def at(taken: int, *, key: int, of: int) -> Cursor:
-  """The cursor after `taken` questions of `of`."""
+  """Returns the cursor after `taken` questions of a stream over `of`."""
   epoch, position = divmod(taken, of)
   return Cursor(epoch, key, position)
 
@@ -37,9 +40,9 @@ def take(cursor: Cursor, n: int, *, of: int) -> tuple[np.ndarray, Cursor]:
   """Takes the next questions.
 
   Args:
-    cursor: where to begin.
-    n: how many, may exceed `of`.
-    of: the number of questions.
+    cursor: position of the first one.
+    n: number of questions to take, may exceed `of`.
+    of: number of distinct questions.
 
   Returns:
     int64 `[n]`, their indices in [0, of), and the cursor after them.
@@ -55,12 +58,12 @@ def take(cursor: Cursor, n: int, *, of: int) -> tuple[np.ndarray, Cursor]:
 
 
 class Stream(Sequence):
-  """The first `count` questions of an endless stream over `rows`.
+  """The first `count` questions of an infinite stream over `rows`.
 
   Args:
     rows: the questions, at least one.
-    count: may exceed them.
-    key: of the permutations, >= 0.
+    count: length of the stream, may exceed their number.
+    key: key of the permutations, >= 0.
   """
 
   def __init__(self, rows: Sequence[types.Question], *, count: int, key: int):
@@ -79,29 +82,29 @@ class Stream(Sequence):
     return self.rows[int(row)]
 
   def cursor(self, taken: int) -> Cursor:
-    """Where the stream stands after `taken` questions."""
+    """Returns the stream's position after `taken` questions."""
     return at(taken, key=self._key, of=len(self.rows))
 
 
 def distinct(
   questions: Sequence[types.Question],
 ) -> Iterator[types.Question]:
-  """Every question that a run will take; of a stream, each only once."""
+  """Yields every question that a run will take; of a stream, each only once."""
   if not isinstance(questions, Stream):
     yield from questions
     return
   count, of = len(questions), len(questions.rows)
-  # An epoch asks every question once, so the first one has all of them.
+  # An epoch takes every question once, so the first epoch has all of them.
   for row in take(questions.cursor(0), min(count, of), of=of)[0]:
     yield questions.rows[int(row)]
 
 
 def progress(questions: Sequence[types.Question], taken: int) -> dict[str, Any]:
-  """Where a run stands in its questions, as plain values.
+  """Returns a run's position in its questions, as plain values.
 
   Args:
-    questions: a `Stream`, or a list that is gone round as it stands.
-    taken: how many were taken.
+    questions: a `Stream`, or a list that is repeated in its order.
+    taken: number of questions taken.
   """
   if isinstance(questions, Stream):
     return {**questions.cursor(taken)._asdict(), "of": len(questions.rows)}

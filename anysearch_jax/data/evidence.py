@@ -1,10 +1,10 @@
 """The passages and queries that lead to a question's answer.
 
-They are in a question's metadata, under the names of `data.formats`:
+They are in a question's metadata, under the names of `data/formats`:
 `supporting` passages, and `search_keys` (StepSearch's rows) or `sub_questions`
-(MuSiQue's). `data.world_evidence` adds them to questions of the generated
-world, `launch.prepare_data --passages` to those that name passages of a
-corpus.
+(MuSiQue's). `world/world_evidence` adds them to questions of the generated
+world. `launch.prepare_data --passages` adds supporting passages to questions
+that name passages of a corpus.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from anysearch_jax import types
 Passages = tuple[str, ...]
 Keys = tuple[tuple[str, ...], ...]
 
-# MuSiQue's later steps name the answer of an earlier one by its number.
+# A later step of MuSiQue refers to an earlier step's answer by its number.
 _EARLIER = re.compile(r"#(\d+)")
-# Questions that an error names.
+# Number of questions that an error lists.
 _NAMED = 5
 
 
 def of_metadata(metadata: Mapping[str, Any]) -> tuple[Passages, Keys]:
-  """The gold passages of a question and its groups of equal search keys.
+  """Returns a question's gold passages and its groups of search keys.
 
   Args:
-    metadata: of the question.
+    metadata: metadata of the question.
 
   Returns:
-    Title and text of each passage, those without a text left out; for each step
-    to the answer, the queries that would do. Either may be empty.
+    Title and text of each passage that has a text; and, for each step to the
+    answer, the group of equivalent queries. Either may be empty.
   """
   passages = tuple(
     f"{passage['title']} {passage['text']}"
@@ -47,10 +47,10 @@ def of_metadata(metadata: Mapping[str, Any]) -> tuple[Passages, Keys]:
 
 
 def gold(question: types.Question) -> tuple[Passages, Keys]:
-  """`of_metadata` of a question that has some evidence.
+  """Returns `of_metadata` of a question, which must have evidence.
 
   Raises:
-    ValueError: it has none.
+    ValueError: it has neither passages nor search keys.
   """
   found = of_metadata(question.metadata)
   if not any(found):
@@ -59,13 +59,13 @@ def gold(question: types.Question) -> tuple[Passages, Keys]:
 
 
 def check(questions: Iterable[types.Question]) -> None:
-  """Refuses questions without evidence, before any of them is sampled.
+  """Checks, before any sampling, that every question has evidence.
 
   Args:
-    questions: all that a run will ask, each once.
+    questions: all questions that a run will ask, each once.
 
   Raises:
-    ValueError: how many have none, and the first of them.
+    ValueError: some have none; the error counts them and lists the first.
   """
   count, lacking = 0, []
   for question in questions:
@@ -85,7 +85,7 @@ def check(questions: Iterable[types.Question]) -> None:
 
 
 def _resolved(steps: Iterable[dict[str, str]]) -> Iterable[str]:
-  """The sub-questions, with earlier answers in the place of their numbers."""
+  """Yields the sub-questions with references replaced by earlier answers."""
   answers: list[str] = []
 
   def answer(match: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
-"""Files of questions as numbered rows, one at a time where the format allows.
+"""Reads question files as numbered rows.
 
-JSON lines, CSV, TSV (each also `.gz`) and Parquet are streamed; a JSON array is
-held whole while it is read.
+JSON lines, CSV, TSV (each also as `.gz`) and Parquet are streamed; a JSON array
+is loaded into memory.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ Numbered = tuple[int, dict[str, Any] | formats.MalformedError]
 
 
 class UnreadableError(ValueError):
-  """A file that cannot be read to its end."""
+  """A file cannot be read to its end."""
 
 
 def kind(path: pathlib.Path) -> str:
-  """The suffix that says how a file is parsed, "" for an unknown one."""
+  """Returns the suffix that selects a file's parser, "" if unknown."""
   suffix = pathlib.Path(path.name.removesuffix(".gz")).suffix
   known = suffix in SUFFIXES and (suffix, path.suffix) != (".parquet", ".gz")
   return suffix if known else ""
 
 
 def rows(path: pathlib.Path) -> Iterator[Numbered]:
-  """The rows of a file by their numbers: lines, or places in an array, from 1.
+  """Yields the rows of a file with their numbers.
 
-  A row that cannot be parsed comes as the error that says so.
+  A number is a line number or a position in an array, from 1. A row that cannot
+  be parsed is yielded as a MalformedError.
 
   Raises:
-    UnreadableError: no such file, an unknown suffix, a damaged file.
+    UnreadableError: the file is missing or damaged, or its suffix is unknown.
   """
   if not path.is_file():
     raise UnreadableError(f"{path}: found no file.")
@@ -73,7 +74,7 @@ def rows(path: pathlib.Path) -> Iterator[Numbered]:
 
 
 def fingerprint(path: pathlib.Path) -> dict[str, Any]:
-  """Size and SHA-256 of a file."""
+  """Returns the size and the SHA-256 of a file."""
   with path.open("rb") as file:
     digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": file.tell(), "sha256": digest}
@@ -81,7 +82,7 @@ def fingerprint(path: pathlib.Path) -> dict[str, Any]:
 
 def _open(path: pathlib.Path) -> IO[str]:
   opener = gzip.open if path.suffix == ".gz" else open
-  # A table made by a spreadsheet begins with a mark of byte order.
+  # utf-8-sig: spreadsheets write a byte order mark at the start of a table.
   return opener(path, "rt", encoding="utf-8-sig", newline="")
 
 
@@ -102,7 +103,8 @@ def _table(file: IO[str], delimiter: str) -> Iterator[Numbered]:
     try:
       row = next(table, None)
     except csv.Error:
-      # A cell that ran on over lines took rows along that nobody counts.
+      # An unterminated quote swallowed the rows of the following lines, and
+      # their number is unknown, so the file cannot be counted.
       if table.line_num > before + 1:
         raise
       yield table.line_num, formats.MalformedError("not a row of a table")
@@ -126,7 +128,7 @@ def _parquet(path: pathlib.Path) -> Iterator[Numbered]:
 
 
 def _json(path: pathlib.Path) -> Iterator[Numbered]:
-  """An array of objects, in an object under `data` or alone, or JSON lines."""
+  """Reads an array of objects, alone or under `data`, or JSON lines."""
   with _open(path) as file:
     text = file.read()
   try:

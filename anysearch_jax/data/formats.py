@@ -1,8 +1,8 @@
-"""What the question files of others say: one parsed row in, one `Found` out.
+"""The formats of published question files: a parsed row in, a `Found` out.
 
-Nothing is corrected here; `preparing` does that, the same way for all of them.
+Nothing is corrected here; `preparing` does that in one way for all formats.
 
-    search_r1  Search-R1's parquet and what was made after it: StepSearch,
+    search_r1  Search-R1's parquet and its descendants: StepSearch,
                DeepResearcher (`<|answer_split|>`), Agentic-RAG (a plain string)
     anysearch  question, label.target, metadata
     flashrag   id, question, golden_answers, metadata
@@ -29,8 +29,9 @@ MalformedError = cells.MalformedError
 
 _MARK = "Question:"
 _HOPS = re.compile(r"([1-9])hop")
-# Columns that have a place of their own in `Found`, or are of no use later, and
-# the one in which reports look for the chain of a question of the world.
+# Columns that are not copied to the metadata: those with a field in `Found`,
+# those without a later use, and `facts`, in which reports expect the chain of a
+# question of the generated world.
 _TAKEN = frozenset(
   (
     *("id", "_id", "question", "Question", "QuestionId", "question_id"),
@@ -43,17 +44,18 @@ _TAKEN = frozenset(
 
 
 class Found(NamedTuple):
-  """A question as a file has it.
+  """A question as its file has it.
 
   Attributes:
-    answers: the accepted ones, with whatever stands among them.
-    id, dataset, split: "" where the row does not say.
-    hops: searches in a row that an answer takes, where the row says.
-    metadata: the row's plain values and what is known of its evidence:
-      `gold_doc_ids`, `supporting` (title, and text where the row has it),
-      `sub_questions` (MuSiQue), `search_keys` (StepSearch); and
-      `official_answers`, where the set's own script accepts others.
-    mended: names of what had to be mended in the answers.
+    question: the question's text.
+    answers: the accepted answers, not cleaned.
+    id, dataset, split: "" if the row does not have it.
+    hops: number of consecutive searches that the answer takes; None if unknown.
+    metadata: the row's plain values and its evidence: `gold_doc_ids`,
+      `supporting` (title, and text if the row has it), `sub_questions`
+      (MuSiQue), `search_keys` (StepSearch); and `official_answers`, if the
+      dataset's own script accepts other answers.
+    mended: names of the repairs in the answers.
   """
 
   question: str
@@ -67,7 +69,7 @@ class Found(NamedTuple):
 
 
 def recognize(row: Row) -> str | None:
-  """The format of a file by its first row; None for an unknown one."""
+  """Returns the format of a file, from its first row; None if unknown."""
   for name, (columns, _) in FORMATS.items():
     if columns <= row.keys():
       return name
@@ -75,10 +77,10 @@ def recognize(row: Row) -> str | None:
 
 
 def read(row: Row, format: str) -> Found:
-  """A row of a format.
+  """Reads a row of a format.
 
   Raises:
-    MalformedError: it is none.
+    MalformedError: the row does not have this format.
   """
   columns, reader = FORMATS[format]
   if lacking := sorted(columns - row.keys()):
@@ -129,7 +131,9 @@ def _triviaqa(row: Row) -> Found:
 def _musique(row: Row) -> Found:
   accepted = [row["answer"], *cells.listed(row, "answer_aliases")]
   if row.get("answerable") is False:
-    accepted = []  # Half of MuSiQue-Full; its answers are those of the twin.
+    # Half of MuSiQue-Full is unanswerable; such a row repeats the answers of
+    # its answerable twin.
+    accepted = []
   return _found(row, [x for x in accepted if x is not None], row)
 
 
@@ -142,8 +146,9 @@ def _bamboogle(row: Row) -> Found:
   return _found(row, row["answer"], row)
 
 
-# The first whose columns are all there. Order matters: Search-R1 keeps
-# FlashRAG's columns beside its own, and most rows have question and answer.
+# The first format whose columns are all present is chosen. Order matters:
+# Search-R1's files also have FlashRAG's columns, and most files have a question
+# and an answer.
 FORMATS: dict[str, tuple[frozenset[str], Callable[[Row], Found]]] = {
   name: (frozenset(columns.split()), reader)
   for name, columns, reader in (
@@ -161,12 +166,12 @@ FORMATS: dict[str, tuple[frozenset[str], Callable[[Row], Found]]] = {
 
 
 def _found(row: Row, accepted: Any, known: Row) -> Found:
-  """Puts together what all formats have.
+  """Assembles a `Found` from what all formats share.
 
   Args:
-    row: has the question, and the id if there is one.
-    accepted: the answers, as `answers` takes them.
-    known: what else the row says.
+    row: holds the question, and the id if there is one.
+    accepted: the answers, in a form that `cells.answers` reads.
+    known: the row's other values.
   """
   question = row["question"]
   if not isinstance(question, str):
@@ -186,7 +191,7 @@ def _found(row: Row, accepted: Any, known: Row) -> Found:
   evidence = _evidence(known)
   hops = known.get("n_hops", known.get("hops"))
   if isinstance(hops, float):
-    # Pandas has no whole numbers where some are missing.
+    # Pandas turns integer columns with missing values into floats.
     hops = None if math.isnan(hops) else hops
     hops = int(hops) if hops is not None and hops.is_integer() else hops
   if hops is None:
@@ -210,7 +215,7 @@ def _found(row: Row, accepted: Any, known: Row) -> Found:
 
 
 def _evidence(known: Row) -> dict[str, Any]:
-  """What a row knows of the passages and steps to its answer."""
+  """Returns what a row records of the passages and steps to its answer."""
   out: dict[str, Any] = {}
   if gold := cells.listed(known, "gold_doc_ids"):
     out["gold_doc_ids"] = list(map(str, gold))
@@ -229,7 +234,7 @@ def _evidence(known: Row) -> dict[str, Any]:
 
 
 def _supporting(known: Row) -> list[dict[str, str]]:
-  """Supporting passages in order: titles, and texts where the row has them."""
+  """Returns supporting passages in order: titles, and texts if present."""
   facts = known.get("supporting_facts")
   if isinstance(facts, Mapping):
     titles = cells.listed(facts, "title")
@@ -252,16 +257,17 @@ def _supporting(known: Row) -> list[dict[str, str]]:
       "text": str(paragraph.get("paragraph_text") or ""),
     }
     for paragraph in cells.dicts(known, "paragraphs")
-    # StepSearch lists only these.
+    # StepSearch's rows list supporting passages only, without the key.
     if paragraph.get("is_supporting", True)
   ]
 
 
 def _context(known: Row) -> dict[str, str]:
-  """The passages of HotpotQA and 2WikiMultihopQA by title, first ones first.
+  """Returns the passages of HotpotQA and 2WikiMultihopQA, by title.
 
-  A passage is a list of sentences: [title, sentences] in the sets' own files,
-  columns of titles and of sentences elsewhere. Other contexts have no passages.
+  If a title occurs twice, the first passage is kept. A passage is a list of
+  sentences: [title, sentences] in the datasets' own files, columns of titles
+  and of sentences elsewhere. Other contexts give no passages.
   """
   value = known.get("context")
   if isinstance(value, Mapping):
@@ -281,7 +287,7 @@ def _context(known: Row) -> dict[str, str]:
 
 
 def _asked(prompt: Any) -> str:
-  """The question inside an instruction."""
+  """Extracts the question from a prompt."""
   content = prompt
   if not isinstance(prompt, str):
     said = [

@@ -1,4 +1,4 @@
-"""The texts of passages that questions name by their ids in a corpus."""
+"""Looks up the texts of passages that questions name by their ids."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from anysearch_jax.data import cells, files
 
 
 class CorpusError(ValueError):
-  """A corpus that lacks what questions name."""
+  """A corpus has another layout or lacks a passage that a question names."""
 
 
 def filled(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:
-  """Adds `supporting` to metadata with `gold_doc_ids` and no texts of its own.
+  """Adds `supporting` to metadata that has `gold_doc_ids` but no texts.
 
   Args:
-    metadata: of questions, as JSON.
+    metadata: the metadata of questions, as JSON.
     corpus: JSON lines in Search-R1's layout (`id`, `contents`), also `.gz`.
       It is read once.
 
@@ -47,7 +47,7 @@ def filled(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:
 
 
 def _read(corpus: pathlib.Path, ids: set[str]) -> dict[str, dict[str, str]]:
-  """Titles and texts of passages by their ids."""
+  """Returns the titles and texts of passages, by their ids."""
   found: dict[str, dict[str, str]] = {}
   for number, row in files.rows(corpus):
     if isinstance(row, cells.MalformedError) or not isinstance(

@@ -1,4 +1,4 @@
-"""Question files of the Hugging Face hub, by repository and commit."""
+"""Downloads question files from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class HubError(ValueError):
-  """The hub does not give what is asked for."""
+  """The hub cannot provide a repository, revision or file."""
 
 
 class Hub(Protocol):
-  """What is asked of the hub; `HuggingFace` is the real one."""
+  """The interface to the hub; `HuggingFace` is the real implementation."""
 
   def commit(self, repository: str, revision: str) -> str:
-    """The commit that a branch or tag stands for now."""
+    """Returns the commit to which a branch or tag points now."""
     ...
 
   def download(self, repository: str, commit: str, name: str) -> pathlib.Path:
-    """A file of a commit."""
+    """Downloads a file of a commit and returns its local path."""
     ...
 
 
@@ -46,7 +46,7 @@ class HuggingFace:
 
 
 class Snapshot(NamedTuple):
-  """Files of one commit, in the order in which they were asked for."""
+  """Files of one commit, in the order in which they were requested."""
 
   commit: str
   paths: list[pathlib.Path]
@@ -57,16 +57,17 @@ def fetch(
 ) -> Snapshot:
   """Downloads files of a revision.
 
-  A full commit needs no network where its files are in the cache.
+  A full commit needs no network if its files are in the cache.
 
   Args:
     repository: `<owner>/<name>` of a dataset.
     revision: commit, tag or branch.
     names: paths in the repository.
-    hub: who is asked.
+    hub: the hub to download from.
 
   Raises:
-    HubError: no network, no such repository, revision or file.
+    HubError: there is no network, or the repository, revision or file does not
+      exist.
   """
   asked, commit, paths = f"revision {revision!r}", revision, []
   try:
@@ -74,7 +75,7 @@ def fetch(
       commit = hub.commit(repository, revision)
     for asked in names:
       paths.append(hub.download(repository, commit, asked))
-  # Its errors share no other class; their texts name the cause.
+  # The hub's errors share no narrower base class; the message names the cause.
   except Exception as error:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     raise HubError(

@@ -1,4 +1,4 @@
-"""Which training questions ask what is held out, however they are written."""
+"""Normalises questions to find held-out ones in training data."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ import unicodedata
 
 from anysearch_jax.environment import scoring
 
-# Signs for a quotation mark or a minus that Unicode does not call punctuation.
+# Quotation marks and minus signs that are not punctuation in Unicode.
 _ASCII = str.maketrans({**dict.fromkeys("´ʹʻʼʽ˴", "'"), "−": "-", "﹣": "-"})
 _ACCENTS = re.compile("[\u0300-\u036f]")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def key(question: str) -> str:
-  """The same text for questions that only differ in how they are written.
+  """Returns a key that is equal for questions that differ only in spelling.
 
-  Case, punctuation, articles, white space, accents and the forms of characters
-  do not count: `Beyoncé’s “Halo” – who?` is `beyonceshalowho`. This is for
-  comparing only; questions are stored as they are.
+  The key ignores case, punctuation, articles, white space, accents and
+  compatibility forms of characters: `Beyoncé’s “Halo” – who?` becomes
+  `beyonceshalowho`. It is used for comparison only; stored questions keep
+  their text.
   """
   text = unicodedata.normalize("NFKC", question.translate(_ASCII))
   text = scoring.normalize_answer(text).casefold()
   text = "".join(c for c in text if not _silent(c))
   text = unicodedata.normalize("NFKD", _ARTICLES.sub(" ", text))
-  # Dashes join words or part them: "well-known" is "well known".
+  # White space is removed, so that "well-known" equals "well known".
   return "".join(_ACCENTS.sub("", text).split())
 
 
 def _silent(character: str) -> bool:
-  """Punctuation and what is not seen, as a soft hyphen."""
+  """Whether a character is punctuation or invisible, such as a soft hyphen."""
   kind = unicodedata.category(character)
   return kind.startswith("P") or kind == "Cf"

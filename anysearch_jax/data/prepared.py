@@ -1,7 +1,7 @@
 """A folder of prepared questions: `write` fills it, `Prepared` reads it.
 
 <dataset>_<split>.parquet   the questions, in the order of their files
-train.parquet               the mix that is trained on, shuffled
+train.parquet               the training mix, shuffled
 manifest.json               inputs, settings, counts, hashes
 """
 
@@ -36,7 +36,7 @@ SCHEMA = pa.schema(
   ]
 )
 
-# The paper's, in the order of its tables.
+# The paper's datasets, in the order of its tables.
 DATASETS = (
   *("nq", "triviaqa", "popqa"),
   *("hotpotqa", "2wikimultihopqa", "musique", "bamboogle"),
@@ -46,7 +46,7 @@ _VERSION = 1
 
 
 class PreparedError(ValueError):
-  """A folder that cannot be read, or lacks what is asked for."""
+  """A folder cannot be read, or lacks a file or split."""
 
 
 def write(
@@ -55,12 +55,13 @@ def write(
   mixed: Sequence[preparing.Entry],
   manifest: Mapping[str, Any],
 ) -> None:
-  """Writes a folder of prepared questions, which appears whole.
+  """Writes a folder of prepared questions atomically.
 
   Args:
-    folder: new, empty, or of the same inputs and settings.
-    parts: of `preparing.prepare`.
-    mixed: of `preparing.mix`; nothing is no file.
+    folder: folder that is new, empty, or was written from equal arguments.
+    parts: the result of `preparing.prepare`.
+    mixed: the result of `preparing.mix`; if it is empty, there is no
+      `train.parquet`.
     manifest: inputs and settings; counts and hashes are added.
 
   Raises:
@@ -110,16 +111,17 @@ def write(
 
 
 class Prepared:
-  """The questions of a folder; each file is checked when it is first read.
+  """The questions of a folder; each file is verified when it is first read.
 
   Attributes:
-    manifest: what the folder was made of.
+    manifest: inputs, settings, counts and hashes of the folder.
+    names: names of the files, without their suffix.
 
   Raises:
-    PreparedError: no folder of launch.prepare_data.
+    PreparedError: the folder was not written by launch.prepare_data.
   """
 
-  # Whoever prepares questions brings the passages along by an index.
+  # Prepared questions have no passages; searches use an index.
   retriever = None
 
   def __init__(self, folder: str | pathlib.Path):
@@ -148,13 +150,13 @@ class Prepared:
 
   @functools.cache  # noqa: B019 - a folder is open as long as its process.
   def rows(self, name: str) -> Rows:
-    """The questions of a file in its order.
+    """Returns the questions of a file, in its order.
 
     Args:
-      name: `train`, the mix, or `<dataset>_<split>`.
+      name: `train` for the mix, or `<dataset>_<split>`.
 
     Raises:
-      PreparedError: no such file, or not the one that was written.
+      PreparedError: the file is missing, or was changed after it was written.
     """
     if name not in self.names:
       raise PreparedError(
@@ -186,30 +188,30 @@ class Prepared:
   def questions(
     self, split: str, count: int, seed: int
   ) -> dataset_iterator.Stream:
-    """The training stream: all questions of a file, epoch by epoch.
+    """Returns the training stream: a file's questions, epoch by epoch.
 
     Args:
-      split: a file's name, as `rows` takes it.
-      count: how many are wanted; may exceed the file.
-      seed: of the epochs' orders.
+      split: name of a file, as for `rows`.
+      count: length of the stream, may exceed the file.
+      seed: seed of the epochs' orders.
     """
     return dataset_iterator.Stream(self.rows(split), count=count, key=seed)
 
   def evaluation_questions(
     self, datasets: Sequence[str] = (), each: int = 0, *, split: str = ""
   ) -> list[types.Question]:
-    """What policies are measured on, dataset by dataset.
+    """Returns the evaluation questions, dataset by dataset.
 
-    The order within one is fixed by the questions' ids, so a smaller set is
-    inside a larger one, whatever else the folder holds.
+    The order inside a dataset depends on the questions' ids only. A smaller
+    selection is therefore a prefix of a larger one.
 
     Args:
-      datasets: by name; empty: all that have an evaluation split here.
-      each: of a dataset at most; 0: all.
-      split: "" is test where there is one, else dev: the official ones.
+      datasets: names; empty: all that have an evaluation split here.
+      each: maximum number for each dataset; 0: all.
+      split: name of the split; "": test if there is one, otherwise dev.
 
     Raises:
-      PreparedError: a dataset without the split.
+      PreparedError: a dataset does not have the split.
     """
     out: list[types.Question] = []
     for dataset in datasets or self.evaluated(split):
@@ -231,7 +233,7 @@ class Prepared:
     """Returns the datasets with an evaluation split, the paper's first.
 
     Args:
-      split: "" is test or dev.
+      split: name of the split; "": test or dev.
     """
     there = sorted({name.rpartition("_")[0] for name in self.names} - {""})
     ordered = [*DATASETS, *(name for name in there if name not in DATASETS)]
@@ -244,7 +246,7 @@ class Prepared:
 
 
 class Rows(Sequence):
-  """Questions that stay in columns until they are asked for."""
+  """Questions in columnar form; an item is built when it is accessed."""
 
   def __init__(self, table: pa.Table):
     self._table = table.combine_chunks()
@@ -268,16 +270,16 @@ class Rows(Sequence):
     )
 
   def texts(self) -> list[str]:
-    """The questions alone, in order."""
+    """Returns the texts of the questions, in order."""
     return self._table.column("question").to_pylist()
 
   def ids(self) -> list[str]:
-    """The questions' ids in order."""
+    """Returns the ids of the questions, in order."""
     return self._table.column("id").to_pylist()
 
 
 def _parquet(entries: Sequence[preparing.Entry]) -> pa.Buffer:
-  """A file of these questions."""
+  """Returns the contents of a Parquet file with these questions."""
   columns = zip(*entries, strict=True)
   arrays = [
     pa.array(column, field.type)

@@ -1,7 +1,7 @@
-"""From files of questions to clean ones, dataset by dataset, split by split.
+"""Turns question files into clean questions for each dataset and split.
 
-Every row that is read is kept or dropped, and counted as one of these with its
-reason: `read == kept + sum(dropped)` for each dataset and split.
+Every row is either kept or dropped, and dropped rows are counted by reason:
+`read == kept + sum(dropped)` for each dataset and split.
 """
 
 from __future__ import annotations
@@ -44,11 +44,15 @@ _SPLITS = {"val": "dev", "valid": "dev", "validation": "dev"}
 
 
 class PreparingError(ValueError):
-  """What cannot be prepared; the sentence says what to do."""
+  """The inputs cannot be prepared; the message says what to do."""
 
 
 class Input(NamedTuple):
-  """A file to read; "" leaves it to its rows, or to the first of them."""
+  """A file to read.
+
+  If `dataset` or `split` is "", each row names its own; if `format` is "", it
+  is recognised from the first row.
+  """
 
   path: pathlib.Path
   dataset: str = ""
@@ -60,11 +64,15 @@ class Input(NamedTuple):
 class Settings:
   """How questions become training and evaluation sets.
 
-  mix: datasets whose training splits are mixed into `train.parquet`. seed: of
-  that order. limits: the most questions of a `<dataset>_<split>`; a smaller
-  limit keeps some of what a larger one keeps. skip_malformed: leave rows out
-  that are no question, and count them. evidence: leave training questions out
-  that have none of `methods.evidence`, which StepSearch is rewarded by.
+  Attributes:
+    mix: datasets whose training splits are mixed into `train.parquet`.
+    seed: seed of the mix's order.
+    limits: maximum number of questions of a `<dataset>_<split>`; a smaller
+      limit keeps a subset of what a larger one keeps.
+    skip_malformed: drop and count rows that are not questions, instead of
+      raising an error.
+    evidence: drop training questions without `data/evidence`, which
+      StepSearch's reward needs.
   """
 
   mix: tuple[str, ...] = ()
@@ -75,7 +83,7 @@ class Settings:
 
 
 class Entry(NamedTuple):
-  """A question in the one schema; `metadata` is JSON."""
+  """A question in the common schema; `metadata` is JSON."""
 
   id: str
   question: str
@@ -88,16 +96,16 @@ class Entry(NamedTuple):
 
 @dataclasses.dataclass
 class Part:
-  """One dataset's split: its questions and what became of the others.
+  """One split of a dataset: its questions, and counts of the other rows.
 
   Attributes:
     entries: the questions.
-    read: rows.
-    dropped: rows that are not among the entries, by reason.
-    mended: rows that were changed to be read, by what was mended.
-    empty_answers: answers that normalise to nothing.
-    unmatched: evaluation questions that have no other answers. They stay, so
-      that a set has its published size; exact match gives them 0.
+    read: number of rows read.
+    dropped: number of rows that are not among the entries, by reason.
+    mended: number of repaired rows, by kind of repair.
+    empty_answers: number of answers that normalise to "".
+    unmatched: number of evaluation questions with such answers only. They are
+      kept, so that a dataset has its published size; their exact match is 0.
   """
 
   entries: list[Entry] = dataclasses.field(default_factory=list)
@@ -112,7 +120,7 @@ class Part:
   unmatched: int = 0
 
   def keep(self, kept: Sequence[Entry], reason: str) -> None:
-    """Leaves these; the others are dropped for `reason`."""
+    """Keeps the entries `kept` and counts the others as dropped."""
     if lost := len(self.entries) - len(kept):
       self.dropped[reason] += lost
     self.entries = list(kept)
@@ -122,10 +130,10 @@ Parts = dict[str, Part]
 
 
 def dataset_name(name: str) -> str:
-  """The one name of a dataset that goes by several.
+  """Returns the canonical name of a dataset.
 
   Raises:
-    ValueError: no name.
+    PreparingError: the name has characters that are not allowed.
   """
   name = _DATASETS.get(name.lower(), name.lower())
   if not _NAME.fullmatch(name):
@@ -134,10 +142,10 @@ def dataset_name(name: str) -> str:
 
 
 def split_name(name: str) -> str:
-  """One of `SPLITS`.
+  """Returns the canonical name of a split, one of `SPLITS`.
 
   Raises:
-    ValueError: another one.
+    PreparingError: the split is unknown.
   """
   name = _SPLITS.get(name.lower(), name.lower())
   if name not in SPLITS:
@@ -155,18 +163,19 @@ def prepare(
   """Reads and cleans all files.
 
   Args:
-    inputs: in this order their questions stand.
-    settings: what is kept.
-    beside: what else is known of questions.
+    inputs: the files; questions keep this order.
+    settings: which questions are kept.
+    beside: additional inputs.
 
   Returns:
     The parts by `<dataset>_<split>`, and a line of the manifest for each input.
 
   Raises:
-    PreparingError: the first row that is no question, by file and number; a
-      limit of nothing.
-    files.UnreadableError: a file that cannot be read.
-    gold_passages.CorpusError: a corpus without a passage that is named.
+    PreparingError: a row is not a question (the error has its file and number)
+      or has no known dataset or split; two questions have the same id; or a
+      limit names an unknown part.
+    files.UnreadableError: a file cannot be read.
+    gold_passages.CorpusError: the corpus is invalid or lacks a passage.
   """
   parts: Parts = collections.defaultdict(Part)
   listed = [_read(source, parts, settings, beside) for source in inputs]
@@ -216,10 +225,10 @@ def prepare(
 
 
 def mix(parts: Parts, settings: Settings) -> list[Entry]:
-  """The training questions of `settings.mix`, shuffled by its seed.
+  """Returns the training questions of `settings.mix`, shuffled by its seed.
 
   Raises:
-    PreparingError: a dataset of it without training questions.
+    PreparingError: a dataset of the mix has no training questions.
   """
   entries: list[Entry] = []
   for dataset in settings.mix:
@@ -237,14 +246,14 @@ def mix(parts: Parts, settings: Settings) -> list[Entry]:
 
 
 def shuffled(id_: str) -> bytes:
-  """Sorts ids in an order that is fixed and has nothing to do with them."""
+  """Returns a sort key: the pseudo-random, fixed order of ids by their hash."""
   return hashlib.sha256(id_.encode()).digest()
 
 
 def _read(
   source: Input, parts: Parts, settings: Settings, beside: beside_lib.Beside
 ) -> dict[str, Any]:
-  """Adds a file's questions; its line of the manifest."""
+  """Adds a file's questions to `parts` and returns its manifest line."""
   format_, count = source.format, 0
   for number, row in files.rows(source.path):
     count += 1
@@ -284,10 +293,10 @@ def _read(
 
 
 def _belongs(found: formats.Found, source: Input) -> tuple[str, str]:
-  """Dataset and split of a row, by its file's or its own word."""
+  """Returns dataset and split of a row, as its file or the row names them."""
   try:
     said = dataset_name(found.dataset) if found.dataset else ""
-    # Search-R1 calls every evaluation set test, so the file's word counts.
+    # The file's split wins, because Search-R1 calls every evaluation set test.
     split = source.split or (split_name(found.split) if found.split else "")
   except PreparingError as error:
     raise formats.MalformedError(str(error).rstrip(".")) from error
@@ -306,7 +315,7 @@ def _belongs(found: formats.Found, source: Input) -> tuple[str, str]:
 
 
 def _add(found: formats.Found, part: Part, dataset: str, split: str) -> None:
-  """Puts a clean question to its part."""
+  """Adds a clean question to its part, or drops it if it has no answer."""
   part.read += 1
   part.mended.update(found.mended)
   accepted = texts.accept(found.answers)
@@ -338,10 +347,11 @@ def _add(found: formats.Found, part: Part, dataset: str, split: str) -> None:
 
 
 def _merged(entries: Sequence[Entry]) -> list[Entry]:
-  """Each question once, with every answer that one of its rows accepts.
+  """Merges repeated questions and unites their answers.
 
-  Questions of training are the same if they ask the same; those of evaluation
-  only if they are the same row, so that a set stays as it was published.
+  Training questions are merged if their normalised texts are equal. Evaluation
+  questions are merged only if their ids are equal, so that a dataset keeps its
+  published questions.
   """
   first: dict[str, Entry] = {}
   ids: dict[str, Entry] = {}
@@ -363,5 +373,5 @@ def _merged(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _key(question: str) -> str:
-  """Equal for questions that differ in case, punctuation or articles."""
+  """Returns a key that ignores case, punctuation and articles."""
   return scoring.normalize_answer(question)

@@ -1,4 +1,4 @@
-"""Questions and answers as they are stored: one line of readable text."""
+"""Cleans questions and answers into single lines of readable text."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from anysearch_jax.data import formats, leaks
 from anysearch_jax.environment import official_scoring, scoring
 
-# Ten times the longest question of the known sets; what is longer is a
+# Ten times the longest question of the known datasets; a longer text is a
 # document in the wrong column.
 LONGEST = 10_000
-# Control characters that are no white space.
+# Control characters that are not white space.
 _CONTROLS = re.compile("[\x01-\x08\x0e-\x1b\x7f]")
 
 
 def ask(text: str) -> str:
-  """A question as the policy reads it: one line that ends in `?`."""
+  """Returns a question as the policy reads it: one line that ends in `?`."""
   text = line(text)
   inner = text[1:-1]
-  # TriviaQA has cells of a table as they stood there, with quotes doubled.
+  # Some TriviaQA questions are raw CSV cells, with doubled quotes inside.
   if text[:1] == text[-1:] == '"' and '""' in inner:
     if '"' not in inner.replace('""', ""):
       text = line(inner.replace('""', '"'))
@@ -27,23 +27,27 @@ def ask(text: str) -> str:
 
 
 def accept(answers: Iterable[str]) -> tuple[str, ...]:
-  """Distinct answers in order, without those that normalise to nothing."""
+  """Returns distinct answers in order, without those that normalise to ""."""
   lines = map(line, answers)
   return tuple(dict.fromkeys(a for a in lines if scoring.normalize_answer(a)))
 
 
 def distinct(answers: Iterable[str]) -> tuple[str, ...]:
-  """Distinct answers in order, without empty ones."""
+  """Returns distinct answers in order, without empty ones."""
   return tuple(dict.fromkeys(a for a in map(line, answers) if a))
 
 
 def clean(
   found: formats.Found, aliases: Mapping[str, Sequence[str]]
 ) -> formats.Found:
-  """A question in readable text, with all answers that its script accepts.
+  """Removes control characters and adds the answers of the dataset's script.
+
+  Args:
+    found: a question as its file has it.
+    aliases: by `answer_id`, names that the dataset's script also accepts.
 
   Raises:
-    MalformedError: it cannot be read, or asks nothing.
+    MalformedError: a text is unreadable, or the question is empty.
   """
   question = _readable(found.question, "a question")
   answers = tuple(_readable(a, "an answer") for a in found.answers)
@@ -67,18 +71,18 @@ def clean(
 
 
 def line(text: str) -> str:
-  """A text in one line, with single spaces."""
+  """Returns a text in one line, with single spaces."""
   return " ".join(whole(text).split())
 
 
 def whole(text: str) -> str:
-  """Halves of characters, which JSON can hold and no file, are replaced."""
+  """Replaces unpaired surrogates: JSON can hold them, UTF-8 cannot."""
   return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _readable(text: str, what: str) -> str:
-  """A text without control characters; `what` it is, an error says."""
-  # A file that was read in a wrong encoding has NULs.
+  """Returns a text without control characters; errors call it `what`."""
+  # NUL indicates that the file was decoded with a wrong encoding.
   if "\0" in text:
     raise formats.MalformedError(f"{what} with the character NUL")
   if len(text) > LONGEST:
