@@ -1,4 +1,4 @@
-"""What differs between the supported families, as data."""
+"""The differences between the supported model families, as data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FAMILIES = {
   "Qwen3ForCausalLM": "qwen3",
   "LlamaForCausalLM": "llama",
 }
-# What transformers takes where a config.json is silent.
+# The defaults of transformers for keys that a config.json lacks.
 _DEFAULTS = {
   "rms_norm_eps": 1e-6,
   "tie_word_embeddings": False,
@@ -33,7 +33,7 @@ _FAMILY_DEFAULTS = {
 
 
 class _Kind(NamedTuple):
-  """What a value must be. In JSON a number is never true or false."""
+  """The required type of a value. Booleans do not count as numbers."""
 
   words: str
   holds: Callable[[Any], bool]
@@ -64,7 +64,7 @@ _KINDS = {
   "use_sliding_window": _SWITCH,
   "max_window_layers": _INTEGER,
 }
-# These may be null, or absent, as well.
+# These keys may also be null or missing.
 _NULLABLE = {
   "architectures": _NAMES,
   "num_key_value_heads": _SIZE,
@@ -74,7 +74,7 @@ _NULLABLE = {
   "rope_scaling": _OBJECT,
   "rope_parameters": _OBJECT,
 }
-# Keys that transformers does not read for a family; null is nothing there.
+# Keys that transformers does not read for a family; null values are dropped.
 _UNUSED = {
   "qwen2": ("attention_bias", "mlp_bias"),
   "qwen3": ("mlp_bias",),
@@ -86,8 +86,8 @@ _LLAMA3_ROPE = {
   "high_freq_factor": _NUMBER,
   "original_max_position_embeddings": _SIZE,
 }
-# Options that the decoder has in one setting only. A null `is_causal` is false
-# to transformers (`masking_utils.create_causal_mask`).
+# Options for which the decoder supports only these values. transformers treats
+# a null `is_causal` as false (`masking_utils.create_causal_mask`).
 _ONLY = {
   "hidden_act": ("silu", "swish"),
   "is_causal": (True,),
@@ -100,7 +100,8 @@ _UNDERSTOOD = (
   "original_max_position_embeddings",
   "rope_theta",
 )
-# Keys of published files of these families, beside those of all models.
+# Harmless keys in published files of these families, beyond those of
+# `hf_config`.
 _HARMLESS = (
   "attention_dropout",
   "is_decoder",
@@ -108,13 +109,13 @@ _HARMLESS = (
   "max_sequence_length",
   "pretraining_tp",
 )
-# These were options of earlier code; other values of them are not known.
+# Options of earlier modelling code; the effect of other values is unknown.
 _OFF = {"rope_interleaved": (False, None), "use_mrope": (False, None)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Llama3Rope:
-  """Llama-3.1's frequency scaling; `original_context` in tokens."""
+  """Llama-3.1's RoPE frequency scaling; `original_context` is in tokens."""
 
   factor: float
   low_freq_factor: float
@@ -124,9 +125,10 @@ class Llama3Rope:
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-  """Low-rank adapters (Hu et al. 2021): W + alpha / rank * A B, W frozen.
+  """Low-rank adapters: W + alpha / rank * A B, with W frozen.
 
-  rank: r >= 1. targets: which of `q k v o gate up down` have one.
+  rank: r >= 1. targets: which of `q k v o gate up down` have an adapter.
+  See Hu et al. 2021, https://arxiv.org/abs/2106.09685.
   """
 
   rank: int
@@ -142,12 +144,12 @@ class Lora:
 class Architecture:
   """Sizes and switches of a decoder (legend of `types`).
 
-  vocab_size: rows of the embedding, padding beyond the tokenizer's included.
-  kv_heads divides heads. qkv_bias, o_bias, mlp_bias: biases of these
-  projections. qk_norm: Qwen3's RMSNorm over each query and key head. tied: the
-  head is the embedding. max_context: tokens, for who serves the exported folder
-  (servers refuse longer requests); the decoder itself has no limit. lora: the
-  adapters beside the weights, if any.
+  vocab_size: rows of the embedding, including padding beyond the tokenizer's
+  size. kv_heads divides heads. qkv_bias, o_bias, mlp_bias: whether these
+  projections have biases. qk_norm: Qwen3's RMSNorm over each query and key
+  head. tied: whether the head is the embedding. max_context: in tokens, written
+  to exported folders for servers, which refuse longer requests; the decoder
+  itself has no limit. lora: the adapters, if any.
   """
 
   family: str
@@ -174,11 +176,11 @@ class Architecture:
 
 
 def from_hf(hf: Mapping[str, Any]) -> Architecture:
-  """Reads a Hugging Face `config.json`, either dialect of its settings.
+  """Reads a Hugging Face `config.json`, with old or new names of its keys.
 
   Raises:
-    ValueError: an architecture or option that the decoder does not have, or a
-      setting that is missing or of the wrong kind, by name.
+    ValueError: the decoder does not support the architecture or an option, or a
+      key is missing or has the wrong type; the message names it.
   """
   _check(hf, {k: v for k, v in _NULLABLE.items() if hf.get(k) is not None})
   family = _family(hf)
@@ -192,7 +194,7 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
   _check(hf, _KINDS)
   if family == "qwen3":
     _check(hf, {"head_dim": _SIZE})
-  # transformers reads the older key first.
+  # transformers prefers the older key, `rope_scaling`.
   rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
   _check_windows(hf, family)
   heads = hf["num_attention_heads"]
@@ -209,7 +211,7 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
       "num_attention_heads); expected an even size for the rotary positions."
     )
   theta, scaling = _rope(rope, hf)
-  # Qwen2 has no key for its biases.
+  # Qwen2 always has biases at q, k and v, and no key for them.
   bias = hf["attention_bias"] and family != "qwen2"
   return Architecture(
     family=family,
@@ -240,7 +242,7 @@ def _check(values: Mapping[str, Any], kinds: Mapping[str, _Kind]) -> None:
 
 
 def _family(hf: Mapping[str, Any]) -> str:
-  """The family by class or, where that is not named, by `model_type`."""
+  """Returns the family by class name or, if that is missing, `model_type`."""
   kind = hf.get("model_type")
   names = hf.get("architectures") or [
     name for name, family in _FAMILIES.items() if family == kind
@@ -252,7 +254,7 @@ def _family(hf: Mapping[str, Any]) -> str:
       f"{', '.join(_FAMILIES)}."
     )
   family = _FAMILIES[names[0]]
-  # transformers goes by `model_type` alone.
+  # transformers chooses the model by `model_type` alone, so both must agree.
   if kind not in (None, family):
     raise ValueError(
       f"config.json: model_type {kind!r} contradicts architecture "
@@ -262,7 +264,11 @@ def _family(hf: Mapping[str, Any]) -> str:
 
 
 def _check_windows(hf: Mapping[str, Any], family: str) -> None:
-  """Refuses layers whose attention has a window; having its size is not it."""
+  """Refuses layers with sliding-window attention.
+
+  Published Qwen files have a window size but do not use it
+  (`use_sliding_window`), so the size alone is accepted.
+  """
   types, layers = hf.get("layer_types"), hf["num_hidden_layers"]
   if types is not None:
     if len(types) != layers:
@@ -277,7 +283,7 @@ def _check_windows(hf: Mapping[str, Any], family: str) -> None:
       and hf["sliding_window"] is not None
       and hf["max_window_layers"] < layers
     )
-  # In Llama no layer slides, but its cache for generating does.
+  # Llama ignores the window in its layers, but not in its generation cache.
   if slides or (family == "llama" and hf["sliding_window"] is not None):
     raise ValueError("config.json: sliding-window attention is not supported.")
 
@@ -285,7 +291,7 @@ def _check_windows(hf: Mapping[str, Any], family: str) -> None:
 def _rope(
   rope: Mapping[str, Any], hf: Mapping[str, Any]
 ) -> tuple[float, Llama3Rope | None]:
-  """theta and scaling, from `rope` or else the keys beside it."""
+  """Returns theta and scaling, from `rope` or from top-level keys of `hf`."""
   rope = {"rope_theta": hf.get("rope_theta", 10_000.0)} | rope
   kind = rope.get("rope_type") or rope.get("type") or "default"
   if any(
@@ -307,8 +313,8 @@ def _rope(
   theta = float(rope["rope_theta"])
   if kind == "default":
     return theta, None
-  # transformers lets the key beside `rope` win, unlike that of theta, and
-  # takes the whole context where both are silent.
+  # transformers prefers the top-level key here, unlike for theta, and uses the
+  # whole context if both keys are missing.
   key = "original_max_position_embeddings"
   rope = {key: hf["max_position_embeddings"]} | rope
   rope[key] = hf.get(key, rope[key])
@@ -328,7 +334,7 @@ def _rope(
 
 
 def to_hf(architecture: Architecture, **extra: Any) -> dict[str, Any]:
-  """A `config.json` for weights that were born here (no source folder)."""
+  """Returns a `config.json` for a policy without a source folder."""
   a = architecture
   class_name = {v: k for k, v in _FAMILIES.items()}[a.family]
   rope: dict[str, Any] = {"rope_type": "default", "rope_theta": a.rope_theta}

@@ -1,8 +1,8 @@
-"""The critic: a network like the policy, with a number where that has a head.
+"""The critic: the policy's network with a value head instead of its LM head.
 
-Its body starts as the policy's and is trained as the policy is: all of it, or
-adapters of its own beside the same frozen base. It is cut over a mesh by the
-same rows (`table.critic_rows`).
+Its body starts with the policy's weights and is trained like the policy: either
+all weights, or its own adapters beside the same frozen base. It is sharded by
+rows of the same kind (`table.critic_rows`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from anysearch_jax.policy import decoder, lora, table
 def initialize(
   trained: decoder.Params, a: architecture_lib.Architecture
 ) -> decoder.Params:
-  """The critic of a policy: no value differs from 0 yet.
+  """Returns the initial critic of a policy, whose values are all 0.
 
   Args:
-    trained: of the policy, its weights or its adapters; the critic has the
-      same arrays.
-    a: the policy's architecture, with its adapters.
+    trained: the policy's trained parameters (weights or adapters). The critic
+      refers to the same arrays.
+    a: the policy's architecture, adapters included.
   """
   body = {name: x for name, x in trained.items() if name != "head"}
   return body | {"value": np.zeros(a.d_model, np.float32)}
@@ -39,20 +39,20 @@ def values(
   *,
   compute: decoder.Compute = decoder.Compute(),  # noqa: B008
 ) -> jax.Array:
-  """The value of each state of packed rows.
+  """Returns the value of each state of packed rows.
 
   Args:
-    critic: as `table.critic_rows` lays it out.
-    base: the frozen weights that adapters stand beside; else not looked at.
-    a: the policy's architecture, with its adapters.
+    critic: parameters laid out by `table.critic_rows`.
+    base: the frozen weights under the adapters; unused without adapters.
+    a: the policy's architecture, adapters included.
     tokens: int `[B, T]`.
     positions: int `[B, T]`.
     segment_ids: int `[B, T]`, 0 is padding.
-    compute: how.
+    compute: dtype, remat, attention and layout.
 
   Returns:
-    float32 `[B, T]`: at index t that of the state `tokens[..t]`, which the
-    token after it is sampled in; garbage at padding.
+    float32 `[B, T]`: index t has the value of the state after `tokens[..t]`,
+    in which token t + 1 is sampled. Values at padding are meaningless.
   """
   body = {name: x for name, x in critic.items() if name != "value"}
   if a.lora is not None:
@@ -60,7 +60,8 @@ def values(
   hidden = decoder.forward(
     body, table.headless(a), tokens, positions, segment_ids, compute=compute
   )
-  # A sum, not a product of matrices: float32 on every device.
+  # An elementwise product and a sum: accelerators may compute a float32 matrix
+  # product at lower precision (TF32, bfloat16).
   value = jnp.sum(hidden.astype(jnp.float32) * critic["value"], -1)
   layout = compute.layout
   return value if layout is None else layout.constrain(value, None)

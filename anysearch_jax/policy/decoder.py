@@ -1,9 +1,9 @@
-"""The decoder as a thin, stateless Flax shell over a plain nested dict.
+"""The decoder as a thin, stateless Flax module over a plain nested dict.
 
-`forward` is the whole sequence at once (training and scoring: one `nn.scan`
-over stacked layers), on one device or cut over a mesh. `extend` appends tokens
-to paged KV caches (prefill and decode: the same block, unrolled). A test holds
-the two to 1e-5.
+`forward` computes whole sequences, for training and scoring, by one `nn.scan`
+over stacked layers, on one device or sharded over a mesh. `extend` appends
+tokens to paged KV caches, for prefill and decode, with the same block and
+unrolled layers. A test holds the two within 1e-5 of each other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from anysearch_jax.policy.attention import paged_attention, self_attention
 
 Params = dict[str, Any]
 
-# What each remat policy keeps of a layer besides its input.
+# What each remat policy saves of a layer for the backward pass, besides the
+# layer's input.
 REMAT = {
   "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   "attention": self_attention.saves,
@@ -37,13 +38,13 @@ _UNROLLED_LAYERS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-  """How `forward` computes; none of it changes what.
+  """How `forward` computes; up to rounding, the result does not depend on it.
 
-  dtype: of activations and matrix products; parameters keep theirs.
-  remat: `none`, or a key of `REMAT`, what the backward pass need not recompute.
+  dtype: of activations and matrix products; parameters keep their own.
+  remat: `none`, or a key of `REMAT`: what the backward pass need not recompute.
   attention, attention_chunk, max_segments: see `self_attention`.
-  logprob_chunk: positions of each row whose logits are held at a time.
-  layout: where activations stand on a mesh; None is one device.
+  logprob_chunk: positions of each row whose logits are in memory at a time.
+  layout: how activations are sharded; None means one device.
   """
 
   dtype: Any = jnp.float32
@@ -56,31 +57,33 @@ class Compute:
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-  """Root-mean-square norm over the last axis, computed in float32."""
+  """Returns the root-mean-square norm over the last axis, in float32.
+
+  The result has the dtype of `x` (https://arxiv.org/abs/1910.07467).
+  """
   x32 = x.astype(jnp.float32)
   x32 *= jax.lax.rsqrt(jnp.mean(jnp.square(x32), -1, keepdims=True) + eps)
   return (x32 * scale).astype(x.dtype)
 
 
 class Block(nn.Module):
-  """One layer: attention and SwiGLU, pre-norm, with residuals.
+  """One layer: pre-norm attention and SwiGLU, each with a residual.
 
-  Attention runs over the sequence itself, or over a cache where `cached` knows
-  one.
+  Attention runs over the sequence itself, or over a cache if `cached` is given.
   """
 
   a: architecture_lib.Architecture
   compute: Compute = Compute()
 
   def _weights(self, dtype: Any) -> dict[str, jax.Array]:
-    """This layer's parameters, declared as the table names them."""
+    """Declares this layer's parameters by the table; casts and gathers them."""
     layout, out = self.compute.layout, {}
     for row in table.rows(self.a):
       if not row.stacked:
         continue
       key = row.path[-1]
       weight = self.param(key, nn.initializers.zeros_init(), row.layer_shape)
-      # Scales of norms are float32, as norms are.
+      # Norm scales (init None) stay float32, because norms are computed in it.
       weight = weight if row.init is None else weight.astype(dtype)
       out[key] = weight if layout is None else layout.gather(weight, row)
     return out
@@ -88,7 +91,7 @@ class Block(nn.Module):
   def _attend(
     self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array
   ) -> jax.Array:
-    """Attention inside segments, each device its own rows and heads."""
+    """Attends inside segments; each device computes its own rows and heads."""
     c = self.compute
     attend = functools.partial(
       self_attention.self_attention,
@@ -108,17 +111,24 @@ class Block(nn.Module):
     segment_ids: jax.Array | None,
     cached: Callable[..., tuple[jax.Array, Any]] | None = None,
   ) -> tuple[jax.Array, Any]:
-    """One layer, and the cache that `cached(q, k, v)` hands back, if any."""
+    """Returns the layer's output, and the cache that `cached` returns, if any.
+
+    Args:
+      x: `[B, T, D]`.
+      rotary: cos and sin of the rotary angles.
+      segment_ids: int `[B, T]`; unused with `cached`.
+      cached: maps q, k, v to the attention output and the new cache.
+    """
     a, w = self.a, self._weights(x.dtype)
     projections = {p.key: p for p in table.projections(a)}
     layout = self.compute.layout
 
     def stands(x: jax.Array, *axes: str | None) -> jax.Array:
-      """Has x `[B, ...]` cut over its logical axes, where there is a mesh."""
+      """Constrains the sharding of x `[B, ...]`, if there is a mesh."""
       return x if layout is None else layout.constrain(x, *axes)
 
     def project(key: str, x: jax.Array) -> jax.Array:
-      """The projection of that name, its adapter and bias with it."""
+      """Applies a projection with its adapter and its bias."""
       p = projections[key]
       axes = len(p.takes)
       last = (tuple(range(-axes, 0)),) * 2
@@ -149,7 +159,7 @@ class Block(nn.Module):
 
     y = stands(rms_norm(x, w["mlp_norm"], a.norm_eps), None, None)
     if layout is None:
-      # [B, T] as one axis: XLA's CPU matmul is twice as fast on it.
+      # Merge [B, T] into one axis: XLA's CPU matmul is twice as fast then.
       y = y.reshape(-1, a.d_model)
     y = nn.silu(project("gate", y)) * project("up", y)
     y = project("down", stands(y, None, "mlp")).reshape(x.shape)
@@ -157,7 +167,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-  """Token ids to final hidden states; parameters as `table.rows` names them."""
+  """Maps token ids to final hidden states; parameters follow `table.rows`."""
 
   a: architecture_lib.Architecture
   compute: Compute = Compute()
@@ -187,7 +197,7 @@ class Transformer(nn.Module):
       split_rngs={"params": False},
       in_axes=(nn.broadcast, nn.broadcast),
       length=a.layers,
-      # A loop pays for itself in compile time on deep stacks only.
+      # A loop saves compile time, which matters only for deep stacks.
       unroll=a.layers if a.layers <= _UNROLLED_LAYERS else 1,
     )(a, c, name=table.LAYERS)
     x = embedding.lookup(
@@ -206,19 +216,19 @@ def forward(
   *,
   compute: Compute = Compute(),  # noqa: B008
 ) -> jax.Array:
-  """Final hidden states of packed rows.
+  """Returns the final hidden states of packed rows.
 
   Args:
-    params: nested dict as `table.rows(a)` lays it out.
+    params: nested dict laid out by `table.rows(a)`.
     a: the architecture.
     tokens: int `[B, T]`; on a mesh, B is a multiple of data x fsdp.
-    positions: int `[B, T]`, each segment's own, from 0.
+    positions: int `[B, T]`, counted from 0 in each segment.
     segment_ids: int `[B, T]`, >= 1; 0 is padding. Attention is causal and
       stays inside a segment.
-    compute: how.
+    compute: dtype, remat, attention and layout.
 
   Returns:
-    `[B, T, D]`, normed: `logits` takes them to the vocabulary.
+    `[B, T, D]` after the final norm; `logits` projects them to the vocabulary.
   """
   model = Transformer(a, compute)
   variables = {
@@ -228,12 +238,12 @@ def forward(
 
 
 def head(params: Params) -> jax.Array:
-  """The output projection `[V, D]`: its own, or the tied embedding."""
+  """Returns the output projection `[V, D]`, or the embedding if it is tied."""
   return params.get("head", params["embed"])
 
 
 def project(hidden: jax.Array, head: jax.Array) -> jax.Array:
-  """Float32 logits `[..., V]` of hidden states `[..., D]`."""
+  """Returns float32 logits `[..., V]` of hidden states `[..., D]`."""
   return jnp.einsum(
     "...d,vd->...v",
     hidden,
@@ -243,14 +253,15 @@ def project(hidden: jax.Array, head: jax.Array) -> jax.Array:
 
 
 def logits(params: Params, hidden: jax.Array) -> jax.Array:
-  """`project` by the policy's own head."""
+  """Returns float32 logits `[..., V]` of hidden states by the policy's head."""
   return project(hidden, head(params))
 
 
 def apart(params: Params, a: architecture_lib.Architecture) -> Params:
-  """Parameters with a list of layers in place of the stack, for `extend`.
+  """Unstacks the layers of parameters into a list, for `extend`.
 
-  What is sliced inside a decode loop would be copied by every call of it.
+  If the stack were sliced inside the decode loop, every call would copy all
+  layers.
   """
   layers = [
     jax.tree.map(lambda p, i=i: p[i], params[table.LAYERS])
@@ -274,25 +285,26 @@ def extend(
   """Appends tokens to cached sequences.
 
   Args:
-    params: as `apart` makes them.
+    params: as returned by `apart`.
     a: the architecture.
-    tokens: int `[B, T]`; token t of a row stands at position start + t.
-    starts: int `[B]`, tokens that stand in each row's pages.
-    counts: int `[B]`, how many of a row's tokens are real; the rest is padding.
+    tokens: int `[B, T]`; token t of a row has position start + t.
+    starts: int `[B]`, number of tokens cached in each row's pages.
+    counts: int `[B]`, number of real tokens in each row; the rest is padding.
     pages: of every layer.
-    page_table: int `[B, M]`, see `paged_attention.Paged`; start + count within
-      its pages.
+    page_table: int `[B, M]`, see `paged_attention.Paged`; start + count must
+      fit into the row's pages.
     dtype: compute type.
     paged: how cached attention is computed.
 
   Returns:
-    Normed hidden states `[B, T, D]`, garbage at padding, and the new pages.
-    Rows may be parts of one sequence: every layer writes before it attends.
+    Normed hidden states `[B, T, D]`, meaningless at padding, and the new pages.
+    Several rows may be chunks of one sequence, because every layer writes the
+    keys and values of all rows before it attends.
   """
   chex.assert_equal_shape([starts, counts])
   step = jnp.arange(tokens.shape[1])[None]
   real = step < counts[:, None]
-  # Padding repeats the last position, so that no row looks beyond its pages.
+  # Padding repeats the last position, so that no row reads beyond its pages.
   positions = starts[:, None] + jnp.minimum(
     step, jnp.maximum(counts[:, None] - 1, 0)
   )
@@ -310,5 +322,5 @@ def extend(
 
 
 def initialize(a: architecture_lib.Architecture, seed: int) -> Params:
-  """Fresh float32 parameters, deterministic by seed."""
+  """Returns initial float32 parameters, deterministic by seed."""
   return weights.initialize(table.rows(a), seed)

@@ -1,4 +1,4 @@
-"""Programs for accelerators that are not there: what lowering asks of them."""
+"""Lowering programs for accelerators that this machine does not have."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from unittest import mock
 
 from jax._src.cudnn import fused_attention_stablehlo as fused
 
-# What JAX's CUDA plugins ask for at least, 9.10.2, as cuDNN counts.
+# 9.10.2 in cuDNN's encoding: the minimum that JAX's CUDA plugins require.
 _CUDNN_VERSION = 91002
 
 
 @contextlib.contextmanager
 def cudnn(compute_capability: float) -> Iterator[None]:
-  """Lowers cuDNN attention as if a device of this capability were there.
+  """Lowers cuDNN attention as if a device of this capability were present.
 
-  JAX asks the first local device otherwise, also where the program is for a
-  topology without devices.
+  Without this, JAX queries the first local device, even if the program is for
+  a topology without devices.
 
   Args:
-    compute_capability: of the devices compiled for, as 9.0.
+    compute_capability: of the target devices, such as 9.0.
   """
   with mock.patch.multiple(
     fused,

@@ -1,8 +1,9 @@
-"""Token embeddings from a table that is cut over a mesh.
+"""Token embeddings from a table that is sharded over a mesh.
 
-Every device looks up its part of the vocabulary and of the width for the rows
-of its fsdp neighbours, and they exchange what they found: what moves is hidden
-states, not the table. The gradient of an embedding is summed in float32.
+Each device looks up its shard of the vocabulary and of the width for the rows
+of its fsdp neighbours, then the devices exchange the results. The collectives
+therefore move hidden states, not the table: a token needs one row of it. The
+gradient of the table is summed in float32.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ def lookup(
   dtype: Any,
   layout: sharding.Layout | None,
 ) -> jax.Array:
-  """Hidden states `[B, T, D]` in `dtype`, placed as between blocks.
+  """Returns hidden states `[B, T, D]`, sharded as they are between blocks.
 
   Args:
     embed: `[V, D]`.
     tokens: int `[B, T]`.
     dtype: of the result.
-    layout: of the mesh; None is one device.
+    layout: the mesh's layout; None means one device.
   """
   if layout is None:
     return embed[tokens].astype(dtype)
@@ -80,7 +81,7 @@ def _local(how: _How, embed, tokens):
   vocab, model = how.table
   index, mine = _rows(how, embed.shape[0], tokens)
   x = jnp.where(mine[..., None], embed[index], 0).astype(how.dtype)
-  # One device has the row and the others zeros: their sum is exact.
+  # One device has the row and the others have zeros, so the sum is exact.
   if vocab is not None and how.layout.sequence_parallel:
     x = jax.lax.psum_scatter(x, vocab, scatter_dimension=1, tiled=True)
   elif vocab is not None:
@@ -109,9 +110,10 @@ def _local_backward(how: _How, g, tokens):
 
 
 def _rows(how: _How, size: int, tokens) -> tuple[jax.Array, jax.Array]:
-  """Where the tokens stand in this device's table, and which of them do.
+  """Returns the tokens' rows in this device's shard, and which are in it.
 
-  With fsdp the tokens of all devices that share the table's rows.
+  If fsdp shards the width, these are the tokens of all devices that hold the
+  same rows of the table.
   """
   vocab, model = how.table
   if model is not None:

@@ -1,4 +1,4 @@
-"""Hugging Face folders in and out."""
+"""Reads and writes Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import hf_config, lora, sharding, table, tensor_files
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 
-# Everything of a checkpoint but its weights and its card.
+# The files of a checkpoint that an export copies: all but weights and card.
 _FILES = (
   "config.json",
   "generation_config.json",
@@ -33,19 +33,19 @@ _FILES = (
   "NOTICE*",
   "USE_POLICY*",
 )
-# Buffers that old checkpoints hold and that follow from the config.
+# Buffers in old checkpoints that can be computed from the config.
 _IGNORED = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 
 
 class Policy(NamedTuple):
-  """What a folder holds.
+  """The content of a folder.
 
   Attributes:
-    params: nested dict as `table.rows(architecture)` lays it out.
+    params: nested dict laid out by `table.rows(architecture)`.
     architecture: sizes and switches.
-    tokenizer: the text side.
-    source: folder of the configuration and tokenizer files that an export
-      copies; None writes them anew.
+    tokenizer: the policy's tokenizer.
+    source: folder whose configuration and tokenizer files an export copies;
+      None generates these files.
   """
 
   params: dict[str, Any]
@@ -62,16 +62,16 @@ def load(
 ) -> Policy:
   """Loads a Qwen2 / Qwen2.5, Qwen3 (dense) or Llama-3.x folder.
 
-  Each device reads what it holds; nothing is allocated before the folder is
-  known to be whole and supported.
+  Each device reads only its shard. Nothing is allocated before the folder is
+  known to be complete and supported.
 
   Args:
-    folder: `config.json`, safetensors, fast tokenizer.
-    mesh: of `sharding.mesh`; None is the first device.
+    folder: has `config.json`, safetensors and a fast tokenizer.
+    mesh: from `sharding.mesh`; None means the first device.
     dtype: of the parameters.
 
   Raises:
-    ValueError: what is missing or not supported, by name.
+    ValueError: something is missing or not supported; the message names it.
   """
   folder = pathlib.Path(folder)
   a, tokenizer = describe(folder)
@@ -87,7 +87,7 @@ def load(
 
 
 def _where_from(name: str) -> str:
-  """Returns how to get a folder of that name."""
+  """Returns advice on how to get a folder of this name."""
   if name == "quickstart_policy":
     return "Make the quickstart's again by `python -m launch.warm_start`."
   owners = {"Qwen": "Qwen", "Llama": "meta-llama"}
@@ -98,7 +98,7 @@ def _where_from(name: str) -> str:
 def describe(
   folder: str | pathlib.Path,
 ) -> tuple[architecture_lib.Architecture, tokenizer_lib.Tokenizer]:
-  """All of a folder but its weights; raises as `load` does."""
+  """Reads a folder without its weights; raises as `load` does."""
   folder = pathlib.Path(folder)
   path = folder / "config.json"
   if not path.is_file():
@@ -136,17 +136,17 @@ def save(
   shard_bytes: int = tensor_files.SHARD_BYTES,
   texts: Mapping[str, str] | None = None,
 ) -> None:
-  """Writes a folder that `load` and transformers read; whole or not at all.
+  """Writes a folder that `load` and transformers can read, or nothing at all.
 
-  Adapters are added into the weights. Several processes all call this; the
-  first one writes.
+  Adapters are merged into the weights. In a run of several processes all must
+  call this function; the first one writes.
 
   Args:
     folder: replaced if it exists.
     policy: on any mesh.
     dtype: of the weights in the files.
-    shard_bytes: most bytes a file.
-    texts: more files by their names, a model card for one.
+    shard_bytes: maximum size of a file in bytes.
+    texts: further text files by name, such as a model card.
   """
   a = policy.architecture
   with _appears_once(folder) as beside:
@@ -167,12 +167,12 @@ def save(
 def save_files(
   folder: str | pathlib.Path, policy: Policy, *, dtype: Any = None
 ) -> None:
-  """Writes configuration and tokenizer; `source`'s own where there is one.
+  """Writes configuration and tokenizer; copies those of `source` if it is set.
 
   Args:
-    folder: exists.
-    policy: its parameters are not looked at.
-    dtype: what config.json says of the weights; None is what it said.
+    folder: must exist.
+    policy: its parameters are not used.
+    dtype: the weights' type in config.json; None keeps the source's value.
   """
   folder = pathlib.Path(folder)
   if policy.source is None:
@@ -189,7 +189,7 @@ def save_files(
           shutil.copyfile(path, folder / path.name)
     hf = json_files.read(policy.source / "config.json")
   if dtype is not None:
-    # The older dialect's key, where the folder speaks it.
+    # Use the older name of the key if the folder does.
     key = "torch_dtype" if "torch_dtype" in hf else "dtype"
     hf[key] = jnp.dtype(dtype).name
   _write_json(folder / "config.json", hf)
@@ -198,12 +198,12 @@ def save_files(
 def save_adapter(
   folder: str | pathlib.Path, policy: Policy, *, base: str
 ) -> None:
-  """Writes the adapters alone as a PEFT folder, in float32; see `save`.
+  """Writes only the adapters, as a PEFT folder in float32; see `save`.
 
   Args:
     folder: replaced if it exists.
-    policy: with adapters.
-    base: name or path of the model that they are for.
+    policy: has adapters.
+    base: name or path of the base model.
   """
   a = policy.architecture
   with _appears_once(folder) as beside:
@@ -238,9 +238,10 @@ def save_adapter(
 
 @contextlib.contextmanager
 def appears_whole(folder: str | pathlib.Path) -> Iterator[pathlib.Path]:
-  """A folder to fill that takes the place of `folder` when all went well.
+  """Yields a temporary folder that replaces `folder` if no error occurs.
 
-  Until then `folder` is as it was; a link to it stays one.
+  Until then `folder` is unchanged. If `folder` is a symbolic link, its target
+  is replaced.
 
   Raises:
     ValueError: `folder` is a file.
@@ -251,7 +252,7 @@ def appears_whole(folder: str | pathlib.Path) -> Iterator[pathlib.Path]:
   beside = folder.with_name(folder.name + ".writing")
   replaced = folder.with_name(folder.name + ".replaced")
   if replaced.exists() and not folder.exists():
-    replaced.rename(folder)  # Killed between the two renames below.
+    replaced.rename(folder)  # A process was killed between the renames below.
   for left_over in (beside, replaced):
     shutil.rmtree(left_over, ignore_errors=True)
   beside.mkdir(parents=True)
@@ -271,7 +272,7 @@ def appears_whole(folder: str | pathlib.Path) -> Iterator[pathlib.Path]:
 def _appears_once(
   folder: str | pathlib.Path,
 ) -> contextlib.AbstractContextManager[pathlib.Path]:
-  """`appears_whole` in the process that writes; elsewhere the folder itself."""
+  """Returns `appears_whole` in the first process, `folder` in all others."""
   if processes.first():
     return appears_whole(folder)
   return contextlib.nullcontext(pathlib.Path(folder))

@@ -1,9 +1,9 @@
-"""Which keys a Hugging Face `config.json` may have: an allow-list.
+"""An allow-list of the keys that a Hugging Face `config.json` may have.
 
 transformers keeps every key of the file as an attribute of the configuration,
 and code far from the model reads some of them: `is_causal` alone turns a
-decoder into an encoder. A reader names the keys that it understands; all
-others must be known here to change nothing that a model computes.
+decoder into an encoder. The caller names the keys that it understands. Every
+other key must be listed here as having no effect on what a model computes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import pathlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-# Keys of transformers' base class, of what it writes about a file, of how it
-# returns values, of training and of classification.
+# Keys of transformers' base class, and keys about the file itself, about
+# returned values, training and classification.
 _BOOKKEEPING = (
   "_attn_implementation",
   "_attn_implementation_autoset",
@@ -58,8 +58,8 @@ _BOOKKEEPING = (
   "use_cache",
   "use_return_dict",
 )
-# Defaults of `generate` that older versions wrote into the same file. Sampling
-# here follows the configuration of the run.
+# Defaults of `generate`, which older versions wrote into the same file. They
+# are ignored: the configuration of the run decides how tokens are sampled.
 _GENERATION = (
   "bad_words_ids",
   "begin_suppress_tokens",
@@ -94,7 +94,7 @@ _GENERATION = (
   "typical_p",
 )
 _HARMLESS = frozenset(_BOOKKEEPING + _GENERATION)
-# Keys that are harmless in these values only.
+# Keys that are harmless only with these values.
 _ONLY: Mapping[str, tuple] = {
   "add_cross_attention": (False, None),
   "auto_map": (None, {}),
@@ -115,16 +115,16 @@ def check(
 ) -> None:
   """Refuses keys that may change what a model computes.
 
-  A null under an unknown key is let through.
+  An unknown key with a null value is accepted.
 
   Args:
     hf: a `config.json`.
     understood: keys that the caller reads.
-    harmless: keys that change nothing, beside those that are so everywhere.
-    only: keys that are harmless in these values.
+    harmless: further keys that change nothing in this family.
+    only: keys that are harmless only with the given values.
 
   Raises:
-    ValueError: the first one by its name, and what was expected.
+    ValueError: names the first refused key, and what was expected.
   """
   only = {**_ONLY, **only}
   known = _HARMLESS | {*understood, *harmless}
@@ -147,10 +147,9 @@ def check(
 
 
 def refuse_adapter(folder: pathlib.Path) -> None:
-  """Refuses a folder that transformers would add an adapter to.
+  """Raises ValueError if a folder has an `adapter_config.json`.
 
-  Raises:
-    ValueError: there is an `adapter_config.json`.
+  transformers would add that adapter to the model.
   """
   if (folder / "adapter_config.json").exists():
     raise ValueError(

@@ -1,7 +1,8 @@
-"""Low-rank adapters (Hu et al. 2021): beside the weights, or added into them.
+"""Low-rank adapters, beside the weights or merged into them.
 
-An architecture with `lora` has two more parameters for each target; the
-decoder adds `scale * x A B` to what the frozen weight gives.
+An architecture with `lora` has two more parameters, A and B, for each target.
+The decoder adds `scale * x A B` to the output of the frozen weight. See Hu et
+al. 2021, https://arxiv.org/abs/2106.09685.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 def attach(
   a: architecture_lib.Architecture, config: config_lib.LoraConfig
 ) -> architecture_lib.Architecture:
-  """`a` with the adapters of a configuration; as it is where that has none.
+  """Returns `a` with the adapters of `config`; unchanged if the rank is 0.
 
   Raises:
-    ValueError: settings that make no adapter, or none of this policy.
+    ValueError: the settings are invalid, or invalid for this policy.
   """
   validate(config)
   if not config.rank:
@@ -41,7 +42,7 @@ def attach(
 
 
 def validate(config: config_lib.LoraConfig) -> None:
-  """Raises ValueError with a sentence for settings that make no adapter."""
+  """Raises ValueError for invalid settings."""
   if config.rank < 0:
     raise ValueError(f"lora.rank: found {config.rank}, expected 0 or more.")
   if config.rank and config.alpha <= 0:
@@ -61,17 +62,20 @@ def validate(config: config_lib.LoraConfig) -> None:
 
 
 def base_dtype(config: config_lib.LoraConfig) -> str:
-  """What the starting policy is loaded as: trained weights are float32."""
+  """Returns the dtype to load the policy in; trained weights are float32."""
   return config.base_dtype if config.rank else "float32"
 
 
 def initialize(a: architecture_lib.Architecture, seed: int) -> decoder.Params:
-  """Fresh float32 adapters, deterministic by seed; they change nothing yet."""
+  """Returns initial float32 adapters, deterministic by seed.
+
+  B is zero, so they do not change the policy's output.
+  """
   return weights.initialize(table.adapter_rows(a), seed)
 
 
 def combine(base: decoder.Params, adapters: decoder.Params) -> decoder.Params:
-  """The whole parameter dict of an architecture with adapters."""
+  """Returns the parameters of an architecture with adapters."""
   layers = base[table.LAYERS] | adapters[table.LAYERS]
   return base | {table.LAYERS: layers}
 
@@ -82,7 +86,10 @@ def merged(
   row: weights.Weight,
   layer: int,
 ) -> jax.Array:
-  """A layer of a base row, with its adapter added in float32 if it has one."""
+  """Returns a layer of a base row, merged with its adapter if it has one.
+
+  A merged layer is float32; any other layer keeps its dtype.
+  """
   weight, key = weights.layer(params, row, layer), row.path[-1]
   if a.lora is None or not row.stacked or key not in a.lora.targets:
     return weight

@@ -1,1 +1,1 @@
-"""Sampling by SGLang servers over HTTP."""
+"""An engine that samples with SGLang servers over HTTP."""

@@ -1,12 +1,12 @@
 """The engine over SGLang servers: token ids in, token ids and log-probs out.
 
-A turn is one request. The server keeps the KV cache of what it has seen and
-finds it by its tokens, so an episode and all samples of its question stay with
-one server while it is up (`sglang_health`). Where a turn ends is decided here,
-from the sampled ids, as in the in-process engine: the server's own search for
+A turn is one request. Servers cache prefixes by their tokens (RadixAttention,
+https://arxiv.org/abs/2312.07104), so all samples of a question go to the same
+server while it is up (`health`). This module decides from the sampled ids where
+a turn ends, as the in-process engine does, because the server's own search for
 stop texts misses some.
 
-Sampling is not addressed: the same seeds give other text each time.
+Sampling does not follow `types.Address`: it differs from run to run.
 """
 
 from __future__ import annotations
@@ -35,34 +35,36 @@ from anysearch_jax.rollout.sglang import reply as sglang_reply
 from anysearch_jax.rollout.sglang import server as sglang_server
 from anysearch_jax.rollout.sglang import weights as sglang_weights
 
-# One forward pass of a short prompt, with what the server still works on.
+# Time for one forward pass of a short prompt, queued behind running requests.
 _SCORING_SECONDS = 60.0
 
 
 class SglangEngine:
   """`types.Engine` over one or several SGLang servers.
 
-  Several processes all make one, and call `set_params` together.
+  In a run of several processes, each one creates an engine, and all of them
+  call `set_params` together.
 
   Args:
-    policy: handed to the servers at once, whatever they serve until then.
-    config: where they are, and how patient this is with them.
-    sampling: how tokens are drawn, one setting an engine.
+    policy: its weights are loaded into the servers immediately.
+    config: addresses of the servers, deadlines and retries.
+    sampling: how tokens are drawn, the same for all turns.
     version: of the policy, recorded with every token.
-    dtype: that weights are handed over in.
+    dtype: of the weights in the folder that the servers load.
 
   Attributes:
     counters: `requests`, `sampled_tokens`, `dropped_tokens` (sampled after a
       turn's end), `prefilled_tokens`, `shared_tokens` (of contexts that were
       cached), `retries`, `aborted` (turns sampled again after an update),
-      `unscored` (see `scores`), and those of `sglang_health.Fleet`.
+      `unscored` (see `scores`), and the counters of `health.Fleet`.
     max_context: the longest context an episode may reach, in tokens.
-    supports_spans: the servers name the weights of every token.
-    max_async_level: rollouts that sampling may be ahead of training.
+    supports_spans: whether replies name the weights that sampled each token.
+    max_async_level: maximum number of rollouts that sampling may be ahead of
+      training.
 
   Raises:
-    types.EngineError: a server that is not there, or cannot be used.
-    ValueError: a configuration that names none.
+    types.EngineError: a server is unavailable or cannot be used.
+    ValueError: the configuration names no server or an invalid one.
   """
 
   def __init__(
@@ -74,7 +76,7 @@ class SglangEngine:
     version: int = 0,
     dtype: Any = jnp.bfloat16,
   ):
-    # Without its weights, which the servers have.
+    # Keep no reference to the weights: the servers hold their own copy.
     self._policy = policy._replace(params={})
     self._config = config
     self._sampling = _sampling(sampling)
@@ -83,8 +85,8 @@ class SglangEngine:
     self._client, self._servers = sglang_server.connect(config, self.counters)
     self._run = processes.by_first(sglang_weights.new_run)
     self._serial = itertools.count()
-    # Names of the weights and their versions as they were set; the last may
-    # still be on its way, and those before `_current` are gone.
+    # Names and versions of all weights, in order. The last one may still be
+    # loading; those before `_current` are no longer served.
     self._handed: list[tuple[str, int]] = []
     self._current = 0
     self._folder = sglang_weights.folder(
@@ -111,25 +113,25 @@ class SglangEngine:
 
   @property
   def max_async_level(self) -> int:
-    """Servers that name one version a reply must not sample over an update."""
+    """Limited to 1 if a reply can name only one version for all its tokens."""
     return sys.maxsize if self.supports_spans else 1
 
   def set_params(self, params: decoder.Params, version: int) -> None:
-    """Hands weights to all servers and makes sure that they serve them.
+    """Loads weights into all servers and checks that they serve them.
 
-    Turns in progress go on with the new weights from the next token, over a KV
-    cache that the old ones filled, or are sampled again where servers cannot
-    tell which token is whose. A server that cannot be reached gets the weights
-    when it is back: they stay in their folder until the next ones are written.
+    Running turns continue with the new weights from the next token, over a KV
+    cache that the old weights filled. If the servers cannot name the weights of
+    each token, running turns are sampled again instead. A server that is
+    unavailable gets the weights when it is back: they remain in their folder
+    until the next ones are written.
 
     Args:
-      params: as the policy's, on any mesh.
-      version: of them, recorded with every token from then on.
+      params: laid out as the policy's, on any mesh.
+      version: of `params`, recorded with every token from then on.
 
     Raises:
-      types.EngineError: a server that did not take them, or none that could be
-        reached in time; no reply counts then but of servers that still have
-        the old ones.
+      types.EngineError: a server did not load the weights, or no server was
+        available in time. Then only replies with the old weights count.
     """
     name = sglang_weights.name(self._run, next(self._serial), version)
     self._handed.append((name, version))
@@ -157,7 +159,7 @@ class SglangEngine:
     self._current = len(self._handed) - 1
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
-    """Samples one turn. Raises `types.EngineError` when it cannot."""
+    """Samples one turn. Raises `types.EngineError` if it cannot."""
     self._check_ids(request.token_ids)
     room = self.max_context - len(request.token_ids)
     if room < 1:
@@ -172,7 +174,7 @@ class SglangEngine:
     self.counters["requests"] += 1
     return await self._background.wait(
       self._fleet.ask(
-        # The samples of a question meet, and questions go round the servers.
+        # All samples of a question share a server; questions go round-robin.
         request.address.rollout + request.address.question,
         functools.partial(self._turn, request),
         deadline=self._config.deadline,
@@ -180,17 +182,17 @@ class SglangEngine:
     )
 
   def release(self, address: types.Address) -> None:
-    """Nothing is held here: a server forgets what it used least recently."""
+    """Does nothing: servers evict the least recently used prefixes."""
 
   def score(self, token_ids: Sequence[int], *, server: int = 0) -> list[float]:
-    """Log-probabilities of all tokens but the first, at temperature 1.
+    """Returns log-probabilities of all tokens but the first, at temperature 1.
 
     Args:
       token_ids: a context.
-      server: which one is asked, by its place among the urls.
+      server: index of the server to ask, in `config.urls`.
 
     Raises:
-      types.EngineError: it cannot be reached, or serves other weights.
+      types.EngineError: the server is unavailable or serves other weights.
     """
     self._check_ids(token_ids)
     return self._background.run(
@@ -203,10 +205,11 @@ class SglangEngine:
     )
 
   def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
-    """Log-probabilities as `collection.Engine.scores` has them, by server.
+    """Returns log-probabilities by server, as `collection.Engine.scores` says.
 
-    A server that cannot be asked is left out and counted (`unscored`): what it
-    samples while it is away, or under other weights' names, does not count.
+    A server that cannot score is left out and counted as `unscored`. Such a
+    server samples nothing that counts either: it is unavailable, or its replies
+    name other weights and are refused.
     """
     self._check_ids(token_ids)
     name = self._handed[self._current][0]
@@ -239,14 +242,14 @@ class SglangEngine:
     return scores
 
   def close(self) -> None:
-    """Ends connections and the thread that holds them."""
+    """Closes the connections, ends their thread and removes the weights."""
     if self._fleet is not None:
       self._fleet.stop()
       self._drop(self._fleet.present(None))
     self._background.close(self._client.aclose)
 
   def _drop(self, weights: health.Weights | None) -> None:
-    """Gives back the room that weights take; those of others stay."""
+    """Removes these weights' folder, and its parent if it is then empty."""
     if weights is not None and processes.first():
       sglang_weights.remove(weights.path)
       with contextlib.suppress(OSError):
@@ -255,9 +258,9 @@ class SglangEngine:
   async def _turn(
     self, request: types.GenerateRequest, server: sglang_server.Server
   ) -> types.Generation:
-    """A turn, asked for again where an update of the weights aborted it.
+    """Samples a turn, again each time an update of the weights aborts it.
 
-    Runs in the loop of the connections.
+    Runs in the event loop of the connections.
     """
     while True:
       first = self._current
@@ -288,17 +291,20 @@ class SglangEngine:
         raise server.error(error) from None
 
   def _body(self, request: types.GenerateRequest, name: str) -> dict[str, Any]:
-    """The request as /generate takes it.
+    """Returns the body of a request to /generate.
 
-    A server looks for a stop text among as many last tokens as the text has
-    when encoded; a regular expression is looked for among as many as it has
-    characters. Whatever a model's folder prefers of sampling is overruled.
+    Stop texts are also sent as regular expressions. A server searches for a
+    stop text only in as many last tokens as its encoding has, and may miss it
+    if the model spelled it with more. For a regular expression it looks at as
+    many tokens as the expression has characters. All sampling parameters are
+    sent, so that the defaults of the model's generation_config.json do not
+    apply.
     """
     return {
       "input_ids": list(request.token_ids),
       "return_logprob": True,
       "logprob_start_len": -1,
-      "extra_key": name,  # No prefix of other weights is taken from the cache.
+      "extra_key": name,  # Separates cached prefixes by the weights' name.
       "sampling_params": {
         **self._sampling,
         "max_new_tokens": request.max_tokens,
@@ -311,7 +317,7 @@ class SglangEngine:
   def _generation(
     self, request: types.GenerateRequest, reply: sglang_reply.Reply
   ) -> types.Generation:
-    """The turn up to the first token that ends it."""
+    """Returns the turn up to the first token that ends it."""
     decode = self._policy.tokenizer.decode
     ends = self._policy.tokenizer.end_of_turn_ids
 

@@ -1,19 +1,19 @@
-"""The health of SGLang servers: which one is asked, and how one comes back.
+"""The health of SGLang servers: which one samples, and how one recovers.
 
 A server is
 
-    up           it answers and serves the present weights; turns go to it
-    suspect      it gave no answer; it is asked how it is, and new turns go to
-                 others
-    down         it gave none to that either, or cannot be used: its turns are
-                 asked again elsewhere, and it is asked from time to time
-    catching up  it answers again, with other weights: a server that was started
-                 again has those of its folder. It is handed the present ones
-                 and sampled with once it serves them
+    up           it answers and serves the current weights; turns go to it
+    suspect      it left a request unanswered; its health is checked, and new
+                 turns go to other servers
+    down         it failed that check too, or cannot be used: its turns move to
+                 other servers, and it is checked from time to time
+    catching up  it answers again but serves other weights, for example those of
+                 its own folder after a restart. It loads the current weights
+                 and is up once it serves them
 
-A turn is a function of its context, so one that was lost is asked again as a
-whole, of another server or of the same one when it is back, and its episode
-goes on. Where no server is up, turns wait for one.
+A turn depends only on its context. A lost turn is therefore sampled again from
+its beginning, by another server or by the same one after it recovers, and its
+episode continues. If no server is up, turns wait for one.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-# Seconds between looks at a server that is up and has turns: a machine that
-# left the network breaks no connection.
+# Seconds between checks of a server that is up and has turns. They are needed
+# because a machine that leaves the network does not close its connections.
 _LOOK_SECONDS = 15.0
-# Times that a turn is asked again: it may itself be what ends the servers.
+# How often a turn is moved: the turn itself may be what crashes the servers.
 _MOVES = 3
 
 
@@ -50,7 +50,7 @@ class State(enum.Enum):
 
 
 class Weights(NamedTuple):
-  """Weights that the servers are to have; see `sglang_weights.hand_over`."""
+  """Weights that the servers must serve; see `weights.hand_over`."""
 
   path: pathlib.Path
   name: str
@@ -61,10 +61,10 @@ class Weights(NamedTuple):
 class _Member:
   """A server and its state.
 
-  reason: why it is not up.
-  turns: the deadlines of the turns that it is asked for.
-  looking: held by whoever changes its state or its weights.
-  doubted: set to have it looked at.
+  reason: why the server is not up.
+  turns: the deadlines of its running turns.
+  looking: lock for its health checks and for loading weights.
+  doubted: event that starts a check immediately.
   """
 
   def __init__(self, server: sglang_server.Server):
@@ -77,16 +77,16 @@ class _Member:
 
 
 class Fleet:
-  """The servers of a run; all but `stop` runs in the loop of their client.
+  """The servers of a run; all methods but `stop` run in their client's loop.
 
   Args:
-    servers: each of them is up.
-    limits: what all of them can do, as `Server.limits` says it; one that comes
+    servers: the servers, each of which is up.
+    limits: the smallest `Server.limits` of all servers; a server that comes
       back with less stays down.
     run: the run's part of the names of weights.
     wait: seconds that turns and new weights wait while no server is up.
-    counters: each entry into a state is counted as `server_<state>`; turns
-      that were asked again as `failovers`, those that waited as `waits`.
+    counters: counts each change to a state as `server_<state>`, turns that were
+      sampled again as `failovers`, and waits for a server as `waits`.
   """
 
   def __init__(
@@ -107,7 +107,7 @@ class Fleet:
     self._watching: list[asyncio.Task] = []
 
   async def start(self) -> None:
-    """Looks after the servers from now on."""
+    """Starts the health checks."""
     self._watching = [
       asyncio.create_task(self._watch(member)) for member in self._members
     ]
@@ -115,7 +115,7 @@ class Fleet:
       task.add_done_callback(lambda _: self._tell())
 
   def stop(self) -> None:
-    """Ends that; from any thread."""
+    """Stops the health checks; may be called from any thread."""
     for task in self._watching:
       task.get_loop().call_soon_threadsafe(task.cancel)
     self._watching = []
@@ -127,16 +127,15 @@ class Fleet:
     *,
     deadline: float,
   ) -> T:
-    """A turn of the server for a place, or of another while that is not up.
+    """Returns a turn of the server for `place`, or of another if it is not up.
 
     Args:
-      place: equal places have one server, as long as it is up.
-      turn: asks a server; may be called again, with another one.
+      place: turns with the same number go to the same server while it is up.
+      turn: asks a server; may be called again, with another server.
       deadline: seconds of each call.
 
     Raises:
-      types.EngineError: no server is up and none came back in time, or the
-        turn failed.
+      types.EngineError: no server was up in time, or the turn failed.
     """
     left = _MOVES
     while True:
@@ -150,7 +149,7 @@ class Fleet:
         error = types.EngineError(
           f"{member.server.url}: no turn within {deadline:g} seconds."
         )
-        if limit in member.turns:  # Else its server went down.
+        if limit in member.turns:  # Otherwise `_enter` expired it: server down.
           raise error from None
       except sglang_server.UnansweredError as unanswered:
         error = unanswered
@@ -163,7 +162,7 @@ class Fleet:
       self._counters["failovers"] += 1
 
   async def hold(self) -> None:
-    """Has the servers left as they are until `release`."""
+    """Suspends health checks and their weight loading until `release`."""
     for member in self._members:
       await member.looking.acquire()
 
@@ -172,17 +171,18 @@ class Fleet:
       member.looking.release()
 
   def present(self, weights: Weights | None) -> Weights | None:
-    """Sets what servers have to serve; returns what that was until now."""
+    """Sets the weights that servers must serve; returns the previous ones."""
     before, self._present = self._present, weights
     return before
 
   async def hand_over(self) -> None:
-    """Hands the present weights to all servers that are up, which are held.
+    """Loads the current weights into all servers that are not down.
 
-    Those that cannot be reached get them when they are back.
+    The caller has called `hold`. A server that cannot be reached goes down and
+    gets the weights when it is back.
 
     Raises:
-      types.EngineError: a server that did not take them.
+      types.EngineError: a server did not load them.
     """
     members = [m for m in self._members if m.state is not State.DOWN]
     failures = await self._load([member.server for member in members])
@@ -193,20 +193,20 @@ class Fleet:
         self._enter(member, State.UP)
 
   async def any_up(self) -> None:
-    """Waits until a server is up; raises as `ask` does where none comes."""
+    """Waits until a server is up; raises as `ask` does if none is in time."""
     await self._up()
 
   async def _up(self) -> list[_Member]:
-    """The servers that are up, as soon as one is.
+    """Returns the servers that are up, as soon as at least one is.
 
     Raises:
-      types.EngineError: none was for as long as they are waited for.
+      types.EngineError: no server has been up for `wait` seconds.
     """
     waited = False
     while not (up := [m for m in self._members if m.state is State.UP]):
       for task in self._watching:
         if task.done():
-          task.result()  # A bug in it is raised here.
+          task.result()  # Raises if a bug ended the health checks.
       if not waited:
         self._counters["waits"] += 1
       waited = True
@@ -222,20 +222,20 @@ class Fleet:
     return up
 
   async def _pick(self, place: int) -> _Member:
-    """The server that a place's turns go to."""
+    """Returns the server that samples the turns of `place`."""
     up = await self._up()
     count = len(self._members)
     pinned = self._members[place % count]
-    # What was one server's is spread over all others.
+    # Spread the turns of a server that is not up over all others.
     return pinned if pinned in up else up[place // count % len(up)]
 
   def _doubt(self, member: _Member, reason: str) -> None:
-    """Has a server looked at that left a turn unanswered."""
+    """Makes a server suspect that left a turn unanswered."""
     if member.state is State.UP:
       self._enter(member, State.SUSPECT, reason)
 
   async def _watch(self, member: _Member) -> None:
-    """Looks at a server: seldom while it works, often when it does not."""
+    """Checks a server, rarely while it is up and often while it is not."""
     tries = 0
     while True:
       up = member.state is State.UP
@@ -251,7 +251,7 @@ class Fleet:
       tries = 0 if member.state is State.UP else tries + 1
 
   async def _look(self, member: _Member) -> None:
-    """Asks a server how it is, and hands it the weights that it lacks."""
+    """Checks a server, and loads the current weights if it serves others."""
     server = member.server
     try:
       if member.state is State.DOWN:
@@ -287,7 +287,7 @@ class Fleet:
   def _check(
     self, server: sglang_server.Server, found: tuple[int, bool]
   ) -> None:
-    """Refuses a server that came back as another one than it was."""
+    """Refuses a server that came back with smaller limits."""
     (context, spans), (least, needed) = found, self._limits
     if context < least or spans < needed:
       raise types.EngineError(
@@ -296,7 +296,7 @@ class Fleet:
       )
 
   def _enter(self, member: _Member, state: State, reason: str = "") -> None:
-    """Has a server in a state; says so where it is another one."""
+    """Sets the state of a server, and logs and counts a change."""
     before, member.state, member.reason = member.state, state, reason
     if state is before:
       return
@@ -316,7 +316,7 @@ class Fleet:
     now = asyncio.get_running_loop().time()
     if state is State.DOWN:
       cut, member.turns = member.turns, set()
-      for limit in cut:  # They are asked again elsewhere.
+      for limit in cut:  # `ask` moves these turns to another server.
         if not limit.expired():
           limit.reschedule(now)
     if up:
@@ -331,7 +331,7 @@ class Fleet:
     self._tell()
 
   def _tell(self) -> None:
-    """Has all that wait for a change look."""
+    """Wakes everything that waits for a change of state."""
     self._changed.set()
     self._changed = asyncio.Event()
 

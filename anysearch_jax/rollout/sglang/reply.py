@@ -1,7 +1,7 @@
-"""What a server's reply to /generate says, or why it is not to be believed.
+"""Validates the reply of a server to /generate.
 
-Nothing that is missing, of another type, out of range or of other weights than
-were asked for gets into a trajectory.
+A value that is missing, has the wrong type, is out of range or comes from other
+weights than requested never enters a trajectory.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from anysearch_jax import types
 
-# Rounding may put a certain token's probability a little above 1.
+# Rounding may give a certain token a log-probability a little above 0.
 _ABOVE_ZERO = 1e-3
 _LEAST = -1e30
 
 
 class OtherWeightsError(types.EngineError):
-  """A reply is of weights that were not handed over, called `name`."""
+  """A reply comes from unknown weights, called `name`."""
 
   def __init__(self, sentence: str, name: str):
     super().__init__(sentence)
@@ -25,10 +25,10 @@ class OtherWeightsError(types.EngineError):
 
 
 class Reply(NamedTuple):
-  """Tokens as a server sampled them.
+  """The tokens that a server sampled.
 
-  cached: tokens of the prompt whose KV cache it had.
-  reason: its `finish_reason`, in its own words.
+  cached: number of prompt tokens that the server found in its KV cache.
+  reason: the server's `finish_reason`.
   """
 
   ids: tuple[int, ...]
@@ -39,7 +39,7 @@ class Reply(NamedTuple):
 
 
 def aborted(reply: Mapping[str, Any]) -> str | None:
-  """Why the server gave a request up; None where it did not."""
+  """Returns why the server aborted a request, or None if it did not."""
   reason = _field(_field(reply, "meta_info", dict), "finish_reason", dict)
   if reason.get("type") != "abort":
     return None
@@ -54,21 +54,22 @@ def read(
   vocab_size: int,
   versions: Mapping[str, int],
 ) -> Reply:
-  """Checks a reply and takes from it what a trajectory needs.
+  """Validates a reply and returns what a trajectory needs.
 
-  Ids are those that the log-probabilities are of, one beside the other.
+  The ids are read from the list of log-probabilities, so that each id certainly
+  belongs to its log-probability.
 
   Args:
     reply: the JSON object.
-    prompt: tokens that were sent.
-    most: tokens that were asked for.
+    prompt: number of tokens that were sent.
+    most: maximum number of tokens to sample.
     vocab_size: ids are below this number.
-    versions: names of the weights that may have sampled, oldest first, and
+    versions: the names of weights that may have sampled, oldest first, with
       their policy versions.
 
   Raises:
     OtherWeightsError: other weights sampled.
-    types.EngineError: what was found and what was expected.
+    types.EngineError: the reply is invalid.
   """
   meta = _field(reply, "meta_info", dict)
   entries = _field(meta, "output_token_logprobs", list)
@@ -101,11 +102,11 @@ def read(
 def scores(
   reply: Mapping[str, Any], token_ids: Sequence[int], *, name: str
 ) -> list[float]:
-  """Log-probabilities of a prompt's tokens but the first.
+  """Returns the log-probabilities of all tokens of a prompt but the first.
 
   Raises:
-    types.EngineError: the reply is not of these tokens, or not of the weights
-      called `name`.
+    types.EngineError: the reply is invalid, or for other tokens, or from other
+      weights than those called `name`.
   """
   meta = _field(reply, "meta_info", dict)
   found = [each for each, _, _ in _spans(meta)]
@@ -120,7 +121,7 @@ def scores(
 
 
 def _pairs(entries: Sequence[Any]) -> list[tuple[Any, int]]:
-  """What is said of tokens: a log-probability, an id, and maybe a text."""
+  """Returns (log-probability, id) of entries that may also have a text."""
   for entry in entries:
     _expect(
       isinstance(entry, list) and len(entry) >= 2 and type(entry[1]) is int,
@@ -131,7 +132,7 @@ def _pairs(entries: Sequence[Any]) -> list[tuple[Any, int]]:
 
 
 def _logp(logp: Any, token: int) -> float:
-  # Not true of NaN.
+  # NaN fails the comparison too.
   sound = type(logp) in (float, int) and _LEAST <= logp <= _ABOVE_ZERO
   _expect(
     sound,
@@ -142,10 +143,10 @@ def _logp(logp: Any, token: int) -> float:
 
 
 def _spans(meta: Mapping[str, Any]) -> list[tuple[str, int, int]]:
-  """The weights that sampled: name, first token, end."""
+  """Returns (name, first token, end) for each set of weights that sampled."""
   spans = meta.get("weight_versions")
   if spans is None:
-    # Of a server that lets no request outlive an update.
+    # An older server: it aborts running requests before an update.
     count = _field(meta, "completion_tokens", int)
     return [(_field(meta, "weight_version", str), 0, count)]
   return [
@@ -157,7 +158,7 @@ def _spans(meta: Mapping[str, Any]) -> list[tuple[str, int, int]]:
 def _versions(
   meta: Mapping[str, Any], count: int, known: Mapping[str, int]
 ) -> tuple[int, ...]:
-  """The policy version of each token."""
+  """Returns the policy version of each token."""
   spans = _spans(meta)
   order = list(known)
   for name, _, _ in spans:

@@ -1,8 +1,8 @@
-"""SGLang servers over HTTP: asked with patience, or a sentence why not.
+"""HTTP requests to SGLang servers, with deadlines and retries.
 
-Every wait has a deadline. What met a broken connection or a busy server is sent
-again, because nothing of an answer was received; whatever else is no plain
-answer is a `types.EngineError`.
+A request that meets a broken connection or a busy server is sent again. That is
+safe: no part of an answer has been used. Every other failure is a
+`types.EngineError`.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ _CONNECT_SECONDS = 10.0
 _CONTROL_SECONDS = 30.0
 _ABORT_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-_LONGEST = 300  # Characters of what broke a connection.
-_LONGEST_FOUND = 1000  # And of what a reply has.
+# Maximum characters quoted of a connection's error, and of a reply.
+_LONGEST = 300
+_LONGEST_FOUND = 1000
 # The first version whose replies name the weights of every token.
 _SPANS_SINCE = (0, 5, 23)
-# Tokens of its context that a server keeps to itself.
+# Tokens of the context that a server does not let requests use.
 _RESERVED = 6
 
 
 class UnansweredError(types.EngineError):
-  """A server gave no answer that counts; another one may, or this one later."""
+  """A server gave no valid answer; another one may, or this one later."""
 
 
 class Background:
-  """An event loop on a thread of its own.
+  """An event loop on a separate thread.
 
-  Each rollout brings its own event loop and takes it away again; connections,
-  and aborts of what nobody waits for any more, outlive it here.
+  Each rollout runs in an event loop of its own, which ends with it. Connections
+  and pending aborts must outlive it, so they live in this loop.
   """
 
   def __init__(self):
@@ -57,29 +58,29 @@ class Background:
     self._thread.start()
 
   def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Waits for a coroutine's result outside of any event loop."""
+    """Runs a coroutine in this loop; blocks the calling thread."""
     future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
     try:
       return future.result()
     except BaseException:
-      future.cancel()  # Of use where this thread was interrupted.
+      future.cancel()  # Has an effect if this thread was interrupted.
       raise
 
   async def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Waits for it in another event loop; cancelling this cancels it."""
+    """Runs a coroutine in this loop, awaited and cancelled from another."""
     return await asyncio.wrap_future(
       asyncio.run_coroutine_threadsafe(coroutine, self._loop)
     )
 
   def close(self, last: Callable[[], Awaitable[None]]) -> None:
-    """Gives tasks that still run a moment, then does `last` and ends.
+    """Waits briefly for running tasks, awaits `last` and ends the thread.
 
-    What does not end in time is left behind.
+    Tasks that do not end in time are abandoned.
     """
     if self._thread.is_alive():
       self.run(_settle(last))
       self._loop.call_soon_threadsafe(self._loop.stop)
-      # A daemon: one that hangs is left behind.
+      # A daemon thread, so one that hangs does not keep the process alive.
       self._thread.join(_ABORT_SECONDS)
 
   def _serve(self) -> None:
@@ -88,14 +89,14 @@ class Background:
 
 
 class Server:
-  """One server; its methods run in the loop that `client` belongs to.
+  """One server; its methods run in the event loop of `client`.
 
   Args:
-    url: where it listens.
-    client: without a deadline of its own.
-    config: `retries`, and `deadline` where it is short.
-    counters: `retries` are counted here.
-    secret: the key; it is removed from what is quoted.
+    url: address of the server.
+    client: an HTTP client without a read deadline.
+    config: gives `retries`, and `deadline` if it is below 30 seconds.
+    counters: counts `retries`.
+    secret: the key; it is removed from everything that is quoted.
   """
 
   def __init__(
@@ -116,14 +117,14 @@ class Server:
     self._aborts: set[asyncio.Task] = set()
 
   async def limits(self) -> tuple[int, bool]:
-    """Makes sure that the server generates.
+    """Checks that the server generates.
 
     Returns:
-      The longest context that it takes with what is sampled, and whether its
-      replies name the weights of every token.
+      The longest context in tokens, sampled ones included, and whether replies
+      name the weights of every token.
     """
     await self.get("/model_info", "/get_model_info")
-    # A run that was killed while it handed weights over left it paused.
+    # A run that was killed while it loaded weights left the server paused.
     await self.post("/continue_generation", {})
     await self.tell("GET", "/health")
     info = await self.get("/server_info", "/get_server_info")
@@ -145,7 +146,7 @@ class Server:
     return longest - 1, spans
 
   async def get(self, path: str, *others: str) -> Json:
-    """The object at a path, or at the next one where the server has none."""
+    """Returns the object at the first of these paths that the server has."""
     for each in (path, *others):
       response = await self._ask("GET", each, None, self._patience)
       if response.status_code != 404:
@@ -155,23 +156,23 @@ class Server:
   async def post(
     self, path: str, body: Json, *, deadline: float | None = None
   ) -> Json:
-    """The object that answers a body, by default soon."""
+    """Returns the object that answers `body`; the default deadline is short."""
     seconds = deadline or self._patience
     return self._object(await self._ask("POST", path, lambda: body, seconds))
 
   async def tell(self, method: str, path: str) -> None:
-    """Asks for something whose answer says no more than that it was done."""
+    """Sends a request and checks only its status."""
     self._check(await self._ask(method, path, None, self._patience))
 
   async def generate(self, body: Json) -> Json:
-    """Has the server generate; what it may still work on in vain is aborted.
+    """Generates; aborts every try that the server may still be working on.
 
-    There is no deadline: whoever waits sets one and cancels.
+    There is no deadline here: the caller sets one and cancels.
     """
     waiting: list[str] = []
 
     def request() -> Json:
-      # Its own id for each try: the server refuses one that it still runs.
+      # A new id for each try: the server refuses an id that is still running.
       waiting.append(uuid.uuid4().hex)
       return body | {"rid": waiting[-1]}
 
@@ -190,7 +191,7 @@ class Server:
       async with asyncio.timeout(_ABORT_SECONDS):
         await self._client.post(f"{self.url}/abort_request", json={"rid": rid})
     except (httpx2.HTTPError, TimeoutError):
-      pass  # A server that is gone generates nothing.
+      pass  # An unavailable server generates nothing either.
 
   async def _ask(
     self,
@@ -199,7 +200,7 @@ class Server:
     body: Callable[[], Json] | None,
     deadline: float | None,
   ) -> httpx2.Response:
-    """The response to a request that was received."""
+    """Sends a request until the server accepts it, and returns the response."""
     url = self.url + path
     try:
       async with asyncio.timeout(deadline):
@@ -223,7 +224,7 @@ class Server:
         f"{url}: no answer within {deadline:g} seconds."
       ) from None
     except httpx2.HTTPError as error:
-      # Its cause would hold the request, and so the key.
+      # No cause: it would reference the request, which contains the key.
       met = self._redact.quote(str(error), _LONGEST)
       raise types.EngineError(f"{url}: {met}") from None
     raise UnansweredError(
@@ -242,7 +243,7 @@ class Server:
     return wire.message(response.content, self._redact)
 
   def _object(self, response: httpx2.Response) -> Json:
-    """The JSON object that a response holds."""
+    """Returns the JSON object in a response."""
     self._check(response)
     try:
       value = json.loads(self._redact.scrub(response.content))
@@ -256,7 +257,7 @@ class Server:
     return value
 
   def error(self, found: object) -> types.EngineError:
-    """What was found in a reply of this server, as an error without the key."""
+    """Returns an error that quotes a reply of this server, without the key."""
     shown = self._redact.quote(str(found), _LONGEST_FOUND)
     return types.EngineError(f"{self.url}: {shown}")
 
@@ -264,10 +265,10 @@ class Server:
 def connect(
   config: config_lib.SglangConfig, counters: Counter[str]
 ) -> tuple[httpx2.AsyncClient, list[Server]]:
-  """The servers of a configuration, and the client that all of them share.
+  """Returns the servers of a configuration, and the client that they share.
 
   Raises:
-    ValueError: no url, or one that is none; a key that is not there.
+    ValueError: a url is missing or invalid, or the key is not set.
   """
   validate(config)
   key = read_key(config)
@@ -285,7 +286,7 @@ def connect(
 
 
 def validate(config: config_lib.SglangConfig) -> None:
-  """Raises ValueError with a sentence for an address or a name that is none."""
+  """Raises ValueError for invalid addresses or an invalid variable name."""
   wrong = [url for url in config.urls if not redaction.is_address(url)]
   if wrong or not config.urls:
     found = redaction.shown(wrong[0]) if wrong else "'none'"
@@ -298,25 +299,25 @@ def validate(config: config_lib.SglangConfig) -> None:
 
 
 def read_key(config: config_lib.SglangConfig) -> str:
-  """The servers' key, "" where they have none.
+  """Returns the servers' key, "" if they have none.
 
   Raises:
-    ValueError: the variable is not set, or holds what cannot be sent, which is
-      not shown.
+    ValueError: the variable is not set or has a value that cannot be sent; the
+      message does not show the value.
   """
   variable = config.api_key_variable
   return variable and calls.secret_in(variable, "the servers' key")
 
 
 def pause(attempt: int) -> float:
-  """Seconds before a next try: more each time, different for all that wait."""
+  """Returns seconds before the next try: exponential backoff with jitter."""
   seconds = min(_FIRST_PAUSE * 2 ** min(attempt, 99), _LONGEST_PAUSE)
   return seconds * random.uniform(0.5, 1.5)
 
 
 async def _settle(last: Callable[[], Awaitable[None]]) -> None:
   async def others() -> None:
-    # What is cancelled leaves an abort behind, so this goes on until none is.
+    # A cancelled request starts an abort task, so loop until no task is left.
     while tasks := asyncio.all_tasks() - mine:
       await asyncio.wait(tasks)
 

@@ -1,7 +1,8 @@
-"""Handing new weights to SGLang servers, through a folder in RAM.
+"""Loads new weights into SGLang servers through a folder in RAM.
 
-The folder is a Hugging Face one, written once and read by every server. Each is
-paused, updated, continued whatever happened, and then asked what it serves.
+The folder has the Hugging Face format. It is written once and read by every
+server. Each server is paused, updated, resumed even after a failure, and then
+asked which weights it serves.
 """
 
 from __future__ import annotations
@@ -24,33 +25,37 @@ _RAM = pathlib.Path("/dev/shm")
 
 
 def new_run() -> str:
-  """A run's part of the names of its weights.
+  """Returns a random id, which is part of the names of a run's weights.
 
-  So that no run takes another's weights for its own.
+  It keeps a run from mistaking the weights of another run for its own.
   """
   return secrets.token_hex(4)
 
 
 def name(run: str, serial: int, version: int) -> str:
-  """What weights are called, which each reply says that it is of."""
+  """Returns the name of weights, which each reply states."""
   return f"{run}.{serial}-{version}"
 
 
 def of_another_run(found: str, run: str) -> bool:
-  """Whether weights have such a name, of a run that is not `run`.
+  """Returns whether `found` names weights of a run that is not `run`.
 
-  A server that was started again calls those of its folder something else.
+  A restarted server names the weights of its own folder in another form.
   """
   made = re.fullmatch(r"([0-9a-f]{8})\.\d+-\d+", found)
   return made is not None and made[1] != run
 
 
 def folder(root: str, urls: Iterable[str]) -> pathlib.Path:
-  """Where the weights for these servers stand; what is there is of a dead run.
+  """Returns the folder for the weights of these servers.
+
+  Only one run may use a set of servers, so files in this folder are left over
+  from a run that was killed.
 
   Args:
-    root: a folder that they all see; "" is RAM, or else the temporary folder.
-    urls: of the servers, which one run has for itself.
+    root: a folder that all servers can read; "" is RAM (/dev/shm), or the
+      temporary folder if that does not exist.
+    urls: addresses of the servers.
   """
   name = hashlib.sha256("\n".join(urls).encode()).hexdigest()[:12]
   default = _RAM if _RAM.is_dir() else pathlib.Path(tempfile.gettempdir())
@@ -59,7 +64,7 @@ def folder(root: str, urls: Iterable[str]) -> pathlib.Path:
 
 
 def remove(path: pathlib.Path) -> None:
-  """Gives the room back; a folder that is not there is no error."""
+  """Removes a folder if it exists."""
   shutil.rmtree(path, ignore_errors=True)
 
 
@@ -71,22 +76,23 @@ async def hand_over(
   in_place: bool,
   deadline: float,
 ) -> list[types.EngineError | None]:
-  """Has all servers load a folder and answer under its name.
+  """Loads a folder into all servers and checks that they serve it.
 
   Args:
-    servers: updated side by side.
-    path: Hugging Face folder, at the same place for each of them.
-    tag: the weights' name, which every reply carries from then on.
-    in_place: requests that run wait and go on with the new weights; else they
-      are aborted, for servers that name one version a reply.
+    servers: updated concurrently.
+    path: Hugging Face folder, at the same path for each server.
+    tag: the weights' name, which every reply states from then on.
+    in_place: whether running requests wait and continue with the new weights.
+      Otherwise they are aborted, for servers that name one version per reply.
     deadline: seconds that one server may take to load.
 
   Returns:
-    For each server why it could not be reached; None where it has them.
+    For each server None if it serves the weights, otherwise why it could not be
+    reached.
 
   Raises:
-    types.EngineError: a server that did not load them or serves others; says
-      what each one serves.
+    types.EngineError: a server did not load the weights or serves others; the
+      message says what each server serves.
   """
   outcomes = await asyncio.gather(
     *(
@@ -109,7 +115,7 @@ async def hand_over(
 
 
 async def version(server: sglang_server.Server) -> str:
-  """The name of the weights that a server says it has."""
+  """Returns the name of the weights that a server reports."""
   info = await server.get("/model_info", "/get_model_info")
   found = info.get("weight_version")
   if not isinstance(found, str):
@@ -127,10 +133,10 @@ async def score(
   name: str,
   deadline: float,
 ) -> list[float]:
-  """Log-probabilities of all tokens but the first, at temperature 1.
+  """Returns log-probabilities of all tokens but the first, at temperature 1.
 
   Raises:
-    types.EngineError: the server cannot be asked, or has other weights than
+    types.EngineError: the server is unavailable, or serves other weights than
       those called `name`.
   """
   body = {
@@ -163,7 +169,7 @@ async def _update(
   try:
     done = await _load(server, path, tag, in_place=in_place, deadline=deadline)
   except BaseException:
-    # Paused, it would hang whoever comes next, even if this run ends here.
+    # A server that stays paused would block all later requests and runs.
     with contextlib.suppress(types.EngineError):
       await server.post("/continue_generation", {})
     raise
@@ -175,7 +181,7 @@ async def _update(
     f"answered {done.get('message')!r} to the update and serves {found!r}, "
     f"expected {tag!r}."
   )
-  if done.get("success") is True:  # It may have been started again meanwhile.
+  if done.get("success") is True:  # The server may have been restarted since.
     error = sglang_server.UnansweredError(str(error))
   raise error
 
@@ -188,7 +194,7 @@ async def _load(
   in_place: bool,
   deadline: float,
 ) -> sglang_server.Json:
-  """Pauses a server and has it load; what it says to that."""
+  """Pauses a server and loads weights; returns the server's answer."""
   mode = {"mode": "in_place" if in_place else "abort"}
   await server.post("/pause_generation", mode, deadline=deadline)
   done = await server.post(
@@ -196,15 +202,15 @@ async def _load(
     {
       "model_path": str(path),
       "weight_version": tag,
-      # It would fail, the weights already changed, where requests run.
+      # With running requests, flushing would fail after the weights changed.
       "flush_cache": not in_place,
     },
     deadline=deadline,
   )
   if in_place:
-    # Prefixes of the old weights go where no request runs. Elsewhere they are
-    # never found again, because requests name the weights of theirs, and leave
-    # when room is needed.
+    # This succeeds only if no request is running. Otherwise prefixes of the old
+    # weights remain until they are evicted, but are never matched again:
+    # requests contain the weights' name (`extra_key`).
     with contextlib.suppress(types.EngineError):
       await server.tell("POST", "/flush_cache")
   return done
