@@ -1,1 +1,1 @@
-"""What an episode is made of: tags, prompts, judging, and records of it."""
+"""The texts of an episode: tags, prompts, scoring and records."""

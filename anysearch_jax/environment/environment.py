@@ -1,8 +1,8 @@
-"""What a policy's environment says and reads: text in, text out.
+"""The environment of a policy, as a value: text in, text out.
 
-An environment is a value. Those of the compared systems differ in prompts,
-tags and manners; `rollout/episode` plays all of them. The defaults are the
-paper's own (section "Method", appendix "Prompt Design").
+The compared systems' environments differ in prompts, tags and turn rules;
+`rollout/episode` plays all of them. The defaults are those of the paper
+(section "Method", appendix "Prompt Design").
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ def _nothing(budget: int, used: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-  """The policy looks at its own answer, while searches are left.
+  """How the policy verifies its own answer while searches are left.
 
-  ask: the line that asks for it after an answer.
-  accepted: whether what the policy says then lets the answer stand.
-  go_on: the line that has it go on where not.
+  ask: line after an answer that asks the policy to verify it.
+  accepted: returns whether the policy's reply accepts the answer.
+  go_on: line after a reply that does not, which lets the policy continue.
   """
 
   ask: str
@@ -34,34 +34,36 @@ class Verification:
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-  """The texts that frame an episode, and how those of the policy are read.
+  """The texts around an episode, and how the policy's texts are read.
 
-  Functions of (budget, used) take searches assigned and charged.
+  Functions of (budget, used) take the numbers of searches assigned and charged.
 
   Attributes:
     scaffold: prompt while the scaffold is on (the paper's Phase I).
-    plain: prompt without the scaffold. `{B}` and `{Question}` stand for the
-      budget and the question in both.
-    over_budget: the line that answers a search beyond the budget.
-    no_action: the line that answers a turn without a well-formed action.
-    repeated: the line that answers a query a second time, uncharged; "": it is
-      a search like others.
+    plain: prompt without the scaffold. Both prompts contain `{B}` and
+      `{Question}`, which are replaced by the budget and the question.
+    over_budget: line that answers a search beyond the budget.
+    no_action: line that answers a turn without a well-formed action.
+    repeated: line that answers a repeated query without a charge; "": a
+      repeated query is searched and charged again.
     stops: texts that end a turn.
-    action: what a turn asks for, by its text.
-    answer: the answer of a response, by its spans; None without one.
-    format: whether a response is well formed, called as `scoring.check_format`
-      is; None where the paper's grammar is not what a response follows.
-    observation: what a search shows, by its passages and the texts that are
-      not to appear in them; these are `markers` and the control tokens.
-    before_turn: what precedes every turn while the scaffold is on.
-    after_search: what follows an observation, scaffold or not.
-    markers: texts that mean something here beside `protocol.TAGS`; whatever
-      comes from outside cannot hold them.
-    turns_are_budget: a turn without a search or an answer uses one search up,
-      and there are one more turns than searches.
-    ends_itself: a turn that asks for nothing and that the policy ended is its
-      last one.
-    verification: None where answers stand as they are.
+    action: returns the action of a turn from its text; None without an action.
+    answer: returns the answer of a response from its spans; None without one.
+    format: returns whether a response is well formed, with the signature of
+      `scoring.check_format`; None if responses do not follow the paper's
+      grammar.
+    observation: returns the text that a search shows, from its passages and the
+      texts that must not appear in them (`markers` and the control tokens).
+    before_turn: returns the text before every turn while the scaffold is on.
+    after_search: returns the text after an observation, with or without the
+      scaffold.
+    markers: texts with a meaning in this environment, besides `protocol.TAGS`.
+      They are neutralised in questions and passages.
+    turns_are_budget: a turn without a search or an answer consumes one search,
+      so an episode has at most budget + 1 turns, apart from verifications.
+    ends_itself: a turn without an action ends the episode as invalid, unless a
+      token limit ended the turn.
+    verification: None if the policy does not verify its answers.
   """
 
   scaffold: str
@@ -84,7 +86,7 @@ class Environment:
   verification: Verification | None = None
 
   def judge(self, trajectory: types.Trajectory) -> scoring.Verdict:
-    """What a trajectory that was played here is worth, before any weight."""
+    """Judges a trajectory that was played in this environment."""
     return scoring.judge(
       trajectory.spans,
       golden_answers=trajectory.question.golden_answers,

@@ -1,8 +1,9 @@
 """Scores answers as the published evaluation script of their data set does.
 
-The paper's exact match (`scoring.exact_match`) is what is trained on and what
-the paper reports; these scores stand beside it, so that results can be compared
-with others. docs/evaluation.md lists the differences. The scripts:
+Training and the paper's tables use the paper's exact match
+(`scoring.exact_match`). These scores are recorded in addition, to compare
+results with other publications. docs/evaluation.md lists the differences. The
+scripts:
 
     nq               google-research/language, orqa/utils/eval_utils.py
     triviaqa         mandarjoshi90/triviaqa, evaluation/triviaqa_evaluation.py
@@ -10,10 +11,10 @@ with others. docs/evaluation.md lists the differences. The scripts:
     hotpotqa         hotpotqa/hotpot, hotpot_evaluate_v1.py
     2wikimultihopqa  Alab-NII/2wikimultihop, 2wikimultihop_evaluate_v1.1.py
     musique          StonyBrookNLP/musique, metrics/answer.py
-    bamboogle        has none; SQuAD's exact match and F1
+    bamboogle        has no script; SQuAD's exact match and F1
 
-The scripts of NQ and PopQA have no F1: theirs is SQuAD's, of the words that
-their script compares.
+The scripts of NQ and PopQA have no F1. For them it is SQuAD's F1 of the words
+as normalised for the exact match (NQ), or by SQuAD (PopQA).
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from typing import Any, NamedTuple
 from anysearch_jax import types
 from anysearch_jax.environment import scoring
 
-# The key of a question's metadata that holds the answers which the script of
-# its data set accepts, where they differ from its golden answers.
+# The metadata key of the answers that a data set's script accepts. A question
+# has it if they differ from its golden answers.
 ANSWERS = "official_answers"
-# The names of a score in files.
+# The names of the two values of a score in files.
 NAMES = ("official_em", "official_f1")
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -40,7 +41,7 @@ _CLOSED = frozenset(("yes", "no", "noanswer"))
 
 
 class Score(NamedTuple):
-  """What a script gives one answer: `em` 0 or 1, `f1` in [0, 1]."""
+  """The score of one answer: `em` is 0 or 1, `f1` is in [0, 1]."""
 
   em: int
   f1: float
@@ -49,15 +50,15 @@ class Score(NamedTuple):
 def score(
   dataset: str, answer: str | None, accepted: Sequence[str]
 ) -> Score | None:
-  """Scores an answer against the accepted one that fits it best.
+  """Scores an answer; each value is the best over all accepted answers.
 
   Args:
-    dataset: by the name that `launch.prepare_data` gives it.
-    answer: the policy's; None without one, which scores 0.
-    accepted: the answers of `accepted`.
+    dataset: name of the data set in `launch.prepare_data`.
+    answer: the policy's answer; None, a missing answer, scores 0.
+    accepted: result of the function `accepted`.
 
   Returns:
-    The score, or None for a data set without a known script.
+    The score, or None for a data set without rules here.
   """
   rules = _RULES.get(dataset)
   if rules is None:
@@ -73,10 +74,10 @@ def score(
 def accepted(
   golden_answers: Sequence[str], metadata: Mapping[str, Any]
 ) -> tuple[str, ...]:
-  """The answers of a question that the script of its data set accepts.
+  """Returns the answers that the script of a question's data set accepts.
 
   Raises:
-    ValueError: they are no list of texts.
+    ValueError: the answers are not a list of texts.
   """
   found = metadata.get(ANSWERS) or golden_answers
   whole = isinstance(found, list | tuple)
@@ -88,14 +89,14 @@ def accepted(
 def of_question(
   question: types.Question, answer: str | None
 ) -> dict[str, float | None]:
-  """The score of an answer to a question, by `NAMES`."""
+  """Returns the score of an answer to a question, keyed by `NAMES`."""
   dataset = str(question.metadata.get("dataset", ""))
   found = accepted(question.golden_answers, question.metadata)
   return named(score(dataset, answer, found))
 
 
 def named(found: Score | None) -> dict[str, float | None]:
-  """A score by `NAMES`; None where there is no script."""
+  """Returns a score keyed by `NAMES`; a missing score gives None values."""
   return dict(zip(NAMES, found or (None, None), strict=True))
 
 
@@ -110,12 +111,12 @@ def _by_words(
   normalize: Callable[[str], str],
   decided: Callable[[str, str], float | None] = lambda ours, theirs: None,
 ) -> _Rules:
-  """Exact match and F1 of normalised texts.
+  """Returns rules that compare normalised texts by exact match and F1.
 
   Args:
-    normalize: a text.
-    decided: the F1 of two normalised texts where a rule of the script gives it
-      without counting words; None where it does not.
+    normalize: normalises a text.
+    decided: returns the F1 of two normalised texts if a special rule of the
+      script decides it without counting words, otherwise None.
   """
 
   def f1(answer: str, gold: str) -> float:
@@ -127,37 +128,37 @@ def _by_words(
 
 
 def _shared(ours: Sequence[str], theirs: Sequence[str]) -> float:
-  """F1 of two lists of words; 0 without a word in common."""
+  """Returns the F1 of two lists of words; 0 without a common word."""
   common = (collections.Counter(ours) & collections.Counter(theirs)).total()
   return 2 * common / (len(ours) + len(theirs)) if common else 0.0
 
 
 def _closed(ours: str, theirs: str) -> float | None:
-  """HotpotQA: yes, no and noanswer have no word in common with other answers.
+  """Applies HotpotQA's rule: yes, no and noanswer match only themselves.
 
-  Otherwise "no" would have a word in common with "no one".
+  Without it "no" would share a word with "no one".
   """
   return 0.0 if ours != theirs and {ours, theirs} & _CLOSED else None
 
 
 def _empty(ours: str, theirs: str) -> float | None:
-  """MuSiQue: two empty answers are equal, an empty one has no words."""
+  """Applies MuSiQue's rule: an empty text matches only an empty one."""
   return None if ours and theirs else float(ours == theirs)
 
 
 def _decomposed(text: str) -> str:
-  """NQ-open: accents are characters of their own."""
+  """Normalises as NQ-open: an accent becomes a separate character (NFD)."""
   return scoring.normalize_answer(unicodedata.normalize("NFD", text))
 
 
 def _trivia(text: str) -> str:
-  """TriviaQA: punctuation, four quotation marks among it, becomes a space."""
+  """Normalises as TriviaQA: punctuation and ‘’´` become spaces."""
   text = text.lower().translate(_TRIVIA_SPACES)
   return " ".join(_ARTICLES.sub(" ", text).split())
 
 
 def _holds(answer: str, gold: str) -> bool:
-  """PopQA: the answer holds an accepted one, in one of three spellings."""
+  """Matches as PopQA: the answer contains one of three spellings of `gold`."""
   spellings = gold, gold.lower(), gold.capitalize()
   return bool(gold) and any(each in answer for each in spellings)
 

@@ -1,6 +1,6 @@
-"""The paper's prompts and error lines, and those of the generated world.
+"""The prompts and error lines of the paper and of the generated world.
 
-`{B}` and `{Question}` stand for the budget and the question.
+`{B}` and `{Question}` are placeholders for the budget and the question.
 """
 # ruff: noqa: E501 - the paper's prompts are kept as printed, line by line.
 
@@ -10,7 +10,7 @@ import re
 
 from anysearch_jax.environment import environment
 
-# The paper's appendix "Prompt Design", verbatim.
+# Verbatim from the paper's appendix "Prompt Design".
 _PAPER_SCAFFOLD = """\
 You are an expert assistant designed to solve complex tasks through a rigorous cycle of reasoning and search. Your goal is to answer the user's question accurately while efficiently using your search budget. You have a total of {B} searches available. You must execute a structured loop of Budget, Reasoning, Action, Observation until you have sufficient information to answer.
 
@@ -73,7 +73,8 @@ PROMPTS = {
       "tags.\n"
     ),
   ),
-  # The generated world's tokenizer has one token a word.
+  # Short prompts, because the generated world's tokenizer has one token per
+  # word and a small vocabulary.
   "world": environment.Environment(
     scaffold="guide budget {B} question {Question}",
     plain="budget {B} question {Question}",
@@ -86,10 +87,10 @@ _SLOT = re.compile(r"\{(?:B|Question)\}")
 
 
 def render(template: str, *, budget: int, question: str) -> str:
-  """Fills a prompt in one pass, so that a question may hold `{B}` itself.
+  """Fills a prompt in one pass, so that a question may itself contain `{B}`.
 
   Args:
-    template: `scaffold` or `plain` of a `environment.Environment`.
+    template: `scaffold` or `plain` of an `environment.Environment`.
     budget: searches assigned to the episode, >= 0.
     question: the question, already neutralised.
 
@@ -97,7 +98,7 @@ def render(template: str, *, budget: int, question: str) -> str:
     The content of the user message.
 
   Raises:
-    ValueError: a negative budget.
+    ValueError: the budget is negative.
   """
   if budget < 0:
     raise ValueError(

@@ -1,7 +1,7 @@
-"""The texts that a policy and its environment exchange.
+"""The tags that a policy and its environment exchange; text in, values out.
 
-Text in, values out. A tag is one of five lower-case names in angle brackets,
-exactly; any other `<...>` is ordinary text.
+A tag is exactly one of five lower-case names in angle brackets, with a slash
+before the name in a closing tag. Any other `<...>` is ordinary text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 
 class ActionKind(enum.StrEnum):
-  """What a turn asks of its environment."""
+  """The actions that a turn can ask for."""
 
   SEARCH = "search"
   ANSWER = "answer"
@@ -34,24 +34,25 @@ class ActionKind(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Action:
-  """What a turn asks for: `content` is the stripped query or answer."""
+  """The action of a turn; `content` is the stripped query or answer."""
 
   kind: ActionKind
   content: str
 
 
 def last_action(text: str) -> Action | None:
-  """The last complete `<search>` or `<answer>` block of a turn's text.
+  """Returns the last complete `<search>` or `<answer>` block of a turn's text.
 
-  Blocks count wherever they stand; the last is the one that closes last. The
-  paper's prompts (appendix "Prompt Design") name no other action.
+  A block counts wherever it is, even within another one; the last block is the
+  one that closes last. The paper's prompts (appendix "Prompt Design") name no
+  other action.
 
   Args:
-    text: what the model wrote in one turn.
+    text: the text that the model wrote in one turn.
 
   Returns:
     The action, or None without a complete block. A search with an empty query
-    is returned with content "": the caller takes it for no well-formed action.
+    is returned with content ""; callers treat it as a turn without an action.
   """
   found = (
     (block[1], Action(kind, text[slice(*block)].strip()))
@@ -62,10 +63,11 @@ def last_action(text: str) -> Action | None:
 
 
 def last_content(text: str, name: str) -> str | None:
-  """Stripped content of the last complete `<name>` block of `text`.
+  """Returns the stripped content of the last complete `<name>` block of `text`.
 
-  The innermost complete reading is taken: in `<answer> a <answer> b </answer>`
-  the block is `b`, so content never holds an opening tag of its own name.
+  Of nested opening tags the innermost counts: in
+  `<answer> a <answer> b </answer>` the content is `b`, so content never
+  contains an opening tag of its own name.
 
   Args:
     text: any text.
@@ -79,7 +81,7 @@ def last_content(text: str, name: str) -> str | None:
 
 
 def _last_block(text: str, name: str) -> tuple[int, int] | None:
-  """Start and end of the content of the last complete block `name`."""
+  """Returns start and end of the content of the last complete block `name`."""
   opening, closing = f"<{name}>", f"</{name}>"
   last_closing = text.rfind(closing)
   if last_closing < 0:
@@ -87,27 +89,27 @@ def _last_block(text: str, name: str) -> tuple[int, int] | None:
   start = text.rfind(opening, 0, last_closing)
   if start < 0:
     return None
-  # Stray closing tags may stand between the block's own and the last one.
+  # Stray closing tags may follow the block's own, so the first one is taken.
   return start + len(opening), text.find(closing, start)
 
 
 def neutralise(text: str, control_tokens: Sequence[str] = ()) -> str:
-  """Text that can pass neither for a protocol tag nor for a control token.
+  """Rewrites a text so that it contains no protocol tag and no control token.
 
-  The angle brackets of every tag, in any case, become `‹` and `›`; every
-  control token gets a zero-width space after its first character. Half of a
-  surrogate pair, which no tokenizer encodes, becomes U+FFFD. Applied to its own
-  result it changes nothing.
+  The angle brackets of every tag, in upper or lower case, become `‹` and `›`. A
+  zero-width space is inserted after the first character of every control token.
+  Half of a surrogate pair, which no tokenizer encodes, becomes U+FFFD. The
+  function is idempotent.
 
   Args:
-    text: a title, passage or question from outside.
+    text: an untrusted title, passage or question.
     control_tokens: the tokenizer's control-token strings.
 
   Returns:
-    The text with no tag and no control token in it.
+    The text without tags and control tokens.
 
   Raises:
-    ValueError: a control token that this rewriting cannot break.
+    ValueError: this rewriting cannot break a control token.
   """
   text = _ANY_CASE_TAG.sub(r"‹\1›", _HALF.sub("\ufffd", text))
   if control_tokens:
@@ -119,19 +121,20 @@ def neutralise(text: str, control_tokens: Sequence[str] = ()) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _control_pattern(control_tokens: tuple[str, ...]) -> re.Pattern[str]:
-  """Matches the first character of every control token, overlaps included."""
+  """Returns a pattern of the first character of every control token."""
   for token in control_tokens:
     if len(token) < 2 or any(c in token for c in f"‹›{_ZERO_WIDTH_SPACE}"):
       raise ValueError(
         f"Control token {token!r} cannot be neutralised: expected at least two "
         "characters and none of U+2039, U+203A, U+200B. Leave it out."
       )
-  # A lookahead consumes one character, so tokens that overlap are all found.
+  # The lookahead consumes only the first character, so overlapping tokens are
+  # all found.
   return re.compile(f"(?={'|'.join(map(re.escape, control_tokens))}).", re.S)
 
 
 def budget_state(budget: int, used: int) -> str:
-  """The three numbers of a budget block (the paper's Phase I prompt).
+  """Returns the content of a budget block (the paper's Phase I prompt).
 
   Args:
     budget: searches assigned to the episode, >= 0.
@@ -141,7 +144,7 @@ def budget_state(budget: int, used: int) -> str:
     `remaining=R; used=U; total=T`.
 
   Raises:
-    ValueError: `used` outside [0, budget].
+    ValueError: `used` is outside [0, budget].
   """
   if not 0 <= used <= budget:
     raise ValueError(
@@ -152,12 +155,12 @@ def budget_state(budget: int, used: int) -> str:
 
 
 def budget_line(budget: int, used: int) -> str:
-  """The line that precedes every model turn while the scaffold is on.
+  """Returns the line before every model turn while the scaffold is on.
 
-  The paper's formula has no newline after the block, but the trajectories that
-  it prints do, and so does its prompt. Tokenizers of Qwen and Llama write `>`
-  and a newline as one token: without it every turn of the policy would begin
-  in the middle of a token that it knows.
+  The paper's formula has no newline after the block, but its printed
+  trajectories and its prompt have one. Tokenizers of Qwen and Llama encode `>`
+  and a newline as a single token; without the newline, every turn of the policy
+  would begin in the middle of a familiar token.
 
   Args and Raises as for `budget_state`.
 
@@ -173,15 +176,15 @@ def observation(
   *,
   layout: str = "Doc {rank}(Title: {title}) {text}",
 ) -> str:
-  """The information block that answers a search.
+  """Returns the information block that answers a search.
 
   Args:
-    passages: the hits in rank order; none is legal.
-    control_tokens: the tokenizer's control-token strings, as `neutralise`.
-    layout: of one passage.
+    passages: the hits in rank order; may be empty.
+    control_tokens: see `neutralise`.
+    layout: format string of a passage, with `rank`, `title` and `text`.
 
   Returns:
-    The block between blank lines, one neutralised passage a line.
+    The block between blank lines, with one neutralised passage per line.
   """
   lines = (
     layout.format(
@@ -189,7 +192,8 @@ def observation(
     )
     for rank, passage in enumerate(passages, 1)
   )
-  # Neutralised as a whole: nothing can be assembled across a boundary.
+  # The whole is neutralised at once, because a tag or control token could be
+  # assembled across the boundaries of title, text and layout.
   content = neutralise("\n".join(lines).rstrip(), control_tokens)
   content = content or "No results found."
   return f"\n\n<information>{content}</information>\n\n"

@@ -1,7 +1,7 @@
-"""Trajectories as JSON lines: what runs leave behind for people and tools.
+"""Converts trajectories to JSON lines for people and tools.
 
-A training file holds one group a line, in the input format of
-`python -m launch.score`; an evaluation file holds one episode a line.
+A training file has one group per line, in the input format of
+`python -m launch.score`; an evaluation file has one episode per line.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from anysearch_jax.environment import official_scoring, scoring
 
 
 def trajectory(t: types.Trajectory) -> dict[str, Any]:
-  """One trajectory as plain values: text by author, counts, outcome.
+  """Returns a trajectory as plain values: text by author, counts, outcome.
 
-  `retrieved_tokens` counts what the environment wrote: without the scaffold,
-  observations and the rare error line. `total_tokens` is generated plus
-  retrieved, as the paper counts; the prompt is not in it.
+  `retrieved_tokens` counts the tokens of the environment: observations, error
+  lines and, with the scaffold, budget blocks. `total_tokens` is generated plus
+  retrieved tokens, as the paper counts; it does not include the prompt.
   """
   environment = int(np.sum(t.authors == types.Author.ENVIRONMENT))
   return {
@@ -47,11 +47,11 @@ def trajectory(t: types.Trajectory) -> dict[str, Any]:
 def group(
   sampled: types.Group, worths: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-  """One group, as `launch.score` reads it.
+  """Returns a group as plain values, in the input format of `launch.score`.
 
   Args:
     sampled: the group.
-    worths: what each trajectory was worth, by name.
+    worths: named scores of each trajectory, such as its rewards.
   """
   return {
     "question_id": sampled.question.id,
@@ -78,16 +78,16 @@ def episode(
   seed: int,
   prices: config_lib.EvaluationConfig,
 ) -> dict[str, Any]:
-  """One evaluated episode with its verdict (answer, EM, format) and its tokens.
+  """Returns an evaluated episode with its verdict, cost and tokens.
 
-  `input_tokens` is what a policy behind an API would be billed to read: the
-  contexts of all turns together.
+  `input_tokens` is the total length of the contexts of all turns, which is what
+  an API would bill as input.
 
   Args:
     t: the episode.
-    verdict: on it.
-    seed: of the evaluation.
-    prices: of searches and tokens, for its `cost` in US dollars.
+    verdict: answer, exact match and format of the episode.
+    seed: seed of the evaluation.
+    prices: prices of searches and tokens, for `cost` in US dollars.
   """
   read = sum(contexts(t))
   return {
@@ -118,9 +118,10 @@ def episode(
 
 
 def contexts(t: types.Trajectory) -> list[int]:
-  """Tokens that each turn was given to read.
+  """Returns the length of the context of each turn, in tokens.
 
-  The environment writes between any two turns, so a run of model tokens is one.
+  The environment writes between any two turns, so each run of consecutive model
+  tokens is one turn.
   """
   runs = _runs(t.authors)
   starts = itertools.accumulate((n for _, n in runs), initial=0)
@@ -132,9 +133,10 @@ def contexts(t: types.Trajectory) -> list[int]:
 
 
 def tokens(t: types.Trajectory) -> dict[str, Any]:
-  """Every position of an episode: its id, and who wrote it with what.
+  """Returns the token ids of an episode with authors, log-probs and versions.
 
-  Log-probabilities and versions are of model positions only.
+  Authors and versions are run-length encoded. Log-probabilities and versions
+  are given for model positions only.
   """
   by_model = t.authors == types.Author.MODEL
   return {
@@ -148,7 +150,7 @@ def tokens(t: types.Trajectory) -> dict[str, Any]:
 
 
 def _runs(values: np.ndarray) -> list[list[int]]:
-  """Equal values that stand together, and how many they are."""
+  """Returns the run-length encoding of an array, as [value, count] pairs."""
   return [
     [value, len(list(same))]
     for value, same in itertools.groupby(values.tolist())
@@ -156,7 +158,7 @@ def _runs(values: np.ndarray) -> list[list[int]]:
 
 
 def write(path: pathlib.Path, rows: Iterable[Mapping[str, Any]]) -> None:
-  """Writes JSON lines beside `path` and renames: whole or not at all."""
+  """Writes JSON lines atomically: to a temporary file, then renamed."""
   beside = path.with_name(path.name + ".writing")
   with beside.open("w") as file:
     for row in rows:

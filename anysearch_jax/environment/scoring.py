@@ -1,9 +1,8 @@
-"""Reads a finished trajectory: answer, exact match and format.
+"""Scores a finished trajectory: answer, exact match and format.
 
-Text in, values out; nothing here raises on any text, and everything takes time
-linear in its length. A response is read span by span: a block opens and closes
-within one span, so neither a tag nor a block is assembled from the texts of
-two turns or of two authors.
+The functions raise on no text and take time linear in its length. A response is
+read span by span: a block must open and close within one span, so no tag or
+block can be assembled from the texts of two turns or two authors.
 """
 
 from __future__ import annotations
@@ -31,12 +30,13 @@ _AUTHORS = {
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-  """What a trajectory's text is worth, before any weight.
+  """The scores of a trajectory's text, before reward weights.
 
   Attributes:
     answer: the stripped answer, "" for an empty one, None for a missing one.
-    em: 1 if the answer matches an alias, else 0.
-    format: 1 if the response is well formed, else 0; None where nothing says.
+    em: 1 if the answer matches an accepted answer, else 0.
+    format: 1 if the response is well formed, else 0; None if the environment
+      does not check the format.
   """
 
   answer: str | None
@@ -45,11 +45,11 @@ class Verdict:
 
 
 def extract_answer(spans: Sequence[types.Span]) -> str | None:
-  """The last complete answer that the model wrote.
+  """Returns the last complete answer that the model wrote.
 
   Args:
-    spans: the response. Only the model's count, one at a time: a document
-      that says `<answer>x</answer>` answers nothing.
+    spans: the response. Only spans of the model are read, each by itself, so
+      `<answer>x</answer>` in a document is ignored.
 
   Returns:
     The stripped answer ("" for an empty one), or None without an answer.
@@ -63,10 +63,10 @@ def extract_answer(spans: Sequence[types.Span]) -> str | None:
 
 
 def exact_match(answer: str | None, aliases: Sequence[str]) -> int:
-  """1 if `answer` equals an alias after normalisation, else 0.
+  """Returns 1 if `answer` equals an alias after normalisation, else 0.
 
   Args:
-    answer: the answer, or None for none.
+    answer: the answer; None if it is missing.
     aliases: the accepted answers; those that normalise to nothing are dropped,
       so that an empty answer never matches.
 
@@ -80,14 +80,14 @@ def exact_match(answer: str | None, aliases: Sequence[str]) -> int:
 
 
 def f1(answer: str | None, aliases: Sequence[str]) -> float:
-  """SQuAD's F1 of the words of `answer` against the best alias.
+  """Returns SQuAD's word F1 of `answer`, the best over all aliases.
 
   Args:
-    answer: the answer, or None for none.
+    answer: the answer; None if it is missing.
     aliases: the accepted answers; as in `exact_match`, empty ones are dropped.
 
   Returns:
-    In [0, 1]: 1 where `exact_match` is, 0 without a word in common.
+    A number in [0, 1]: 1 if `exact_match` is 1, 0 without a common word.
   """
   ours = normalize_answer(answer or "").split()
   best = 0.0
@@ -100,7 +100,7 @@ def f1(answer: str | None, aliases: Sequence[str]) -> float:
 
 
 def normalize_answer(text: str) -> str:
-  """SQuAD normalisation: case, ASCII punctuation, articles, white space."""
+  """Normalises case, ASCII punctuation, articles and white space as SQuAD."""
   text = text.lower().translate(_NO_PUNCTUATION)
   return " ".join(_ARTICLES.sub(" ", text).split())
 
@@ -108,19 +108,22 @@ def normalize_answer(text: str) -> str:
 def check_format(
   spans: Sequence[types.Span], *, budget: int, searches: int, scaffold: bool
 ) -> int:
-  """1 if the response is well formed, else 0 (the paper's R_format).
+  """Returns 1 if the response is well formed, else 0 (the paper's R_format).
 
-  Well formed: nothing but white space and blocks that are closed and not
-  nested; `think search information` once per charged search, then
-  `think answer`, and before every `think` a `budget` with the right numbers
-  exactly when the scaffold is on; every block wholly in one span of its author;
-  no more searches than the budget.
+  A response is well formed if all of these hold:
+
+  * It consists of white space and blocks that are closed and not nested.
+  * The blocks are `think search information` for each charged search, then
+    `think answer`. If and only if the scaffold is on, a `budget` block with the
+    right numbers precedes every `think`.
+  * Each block is within one span, and its author is the right one.
+  * There are no more searches than the budget allows.
 
   Args:
     spans: the response, without the prompt.
     budget: searches assigned, >= 0.
     searches: searches charged.
-    scaffold: whether the environment was to write budget blocks.
+    scaffold: whether the environment had to write budget blocks.
 
   Returns:
     0 or 1.
@@ -128,7 +131,8 @@ def check_format(
   blocks = _read_blocks(spans)
   if blocks is None:
     return 0
-  # Compared before `searches` sizes a list: it is a number from a file.
+  # Checked before a list of this length is made: `searches` can come from a
+  # file and be huge.
   written = sum(block.name == "search" for block in blocks)
   if not written == searches <= budget:
     return 0
@@ -163,10 +167,10 @@ def judge(
     golden_answers: the accepted answers.
     budget: searches assigned, >= 0.
     searches: searches charged.
-    scaffold: whether the environment was to write budget blocks.
-    read: finds the answer.
-    check: says whether the response is well formed, called as `check_format`
-      is; None where nothing does.
+    scaffold: whether the environment had to write budget blocks.
+    read: returns the answer of a response.
+    check: returns whether a response is well formed, with the signature of
+      `check_format`; None if the format is not checked.
 
   Returns:
     The verdict.
@@ -189,7 +193,7 @@ class _Block:
 
 
 def _read_blocks(spans: Sequence[types.Span]) -> list[_Block] | None:
-  """The blocks in order; None if they are not all that is written."""
+  """Returns the blocks in order; None if there is text outside of blocks."""
   blocks = []
   for span in spans:
     opened, end = None, 0

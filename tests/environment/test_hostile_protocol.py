@@ -1,4 +1,4 @@
-"""Tags, control tokens and slots in texts that nobody here wrote."""
+"""Tests with tags, control tokens and placeholders in untrusted texts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from anysearch_jax.environment import prompts, protocol
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 
 ZERO_WIDTH = "\u200b"
-# One character for another, and nothing else, is what neutralising may do.
+# Undoes all that neutralising may do: three replacements of single characters.
 UNDONE = str.maketrans({"‹": "<", "›": ">", ZERO_WIDTH: None})
 
 
-def test_the_table_of_cases_is_drawn_whole():
+def test_every_hostile_case_has_a_test():
   folder = pathlib.Path(__file__).parents[1]
   sources = [p.read_text() for p in folder.glob("test_hostile_*.py")]
   drawn = re.findall(r'\bcases\(\s*"([^"]+)"\s*\)', "".join(sources))
@@ -31,7 +31,7 @@ def test_the_table_of_cases_is_drawn_whole():
 
 @hostile.cases("an action is read as one pass over the tags reads it")
 @hypothesis.given(hostile.tapes())
-def test_an_action_is_read_as_one_pass_over_the_tags_reads_it(tape):
+def test_last_action_equals_a_single_pass_over_the_tags(tape):
   text = tape.pick((tape.text, tape.turn))() + tape.turn() + tape.text(3)
   opened, expected = {}, None
   for tag in re.finditer("<(/?)(search|answer)>", text):
@@ -46,7 +46,7 @@ def test_an_action_is_read_as_one_pass_over_the_tags_reads_it(tape):
 
 @hostile.cases("neutralised text holds nothing but text")
 @hypothesis.given(hostile.tapes())
-def test_neutralised_text_holds_nothing_but_text(tape):
+def test_neutralised_text_has_no_tag_and_no_control_token(tape):
   text = tape.text(20)
   clean = protocol.neutralise(text, hostile.CONTROL)
   folded = clean.casefold()
@@ -79,7 +79,7 @@ def test_an_observation_is_one_block(tape):
 
 @hostile.cases("a question stays a question in its prompt")
 @hypothesis.given(hostile.tapes())
-def test_a_question_stays_a_question_in_its_prompt(tape):
+def test_a_question_is_inserted_into_its_prompt_unchanged(tape):
   chosen, budget = tape.pick([*prompts.PROMPTS.values()]), tape.below(100)
   question = protocol.neutralise(tape.text(20), hostile.CONTROL)
   for template in (chosen.scaffold, chosen.plain):
@@ -90,7 +90,7 @@ def test_a_question_stays_a_question_in_its_prompt(tape):
 
 
 def special_ids(tokenizer):
-  """Ids that no text may become, by the file and by the library."""
+  """Returns the ids of special tokens, from the file and from the library."""
   folder = pathlib.Path(tokenizer.hf.name_or_path)
   added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
   return {each["id"] for each in added} | set(tokenizer.hf.all_special_ids)

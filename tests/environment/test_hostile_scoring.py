@@ -1,4 +1,4 @@
-"""Texts that ask for a reward; a second reader says what they are worth."""
+"""Compares scoring with a second implementation on hostile texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AUTHORS = (MODEL, ENVIRONMENT)
 
 
 def any_text(tape):
-  """Any, a turn of the protocol, one that pretends to be one, or a tag."""
+  """Draws any text, a turn of the protocol, an imitation of one, or a tag."""
   kinds = tape.turn(), tape.text(), tape.pick(hostile.FAKES + hostile.TAGS)
   return tape.pick(kinds)
 
@@ -29,7 +29,7 @@ def span(tape):
 
 
 def answer_of(text):
-  """The last answer that opens and closes, in one pass over the tags."""
+  """Returns the last complete answer, in one pass over the tags."""
   start = found = None
   for tag in re.finditer("<(/?)answer>", text):
     if not tag[1]:
@@ -41,7 +41,7 @@ def answer_of(text):
 
 @hostile.cases("the answer is the model's last")
 @hypothesis.given(hostile.tapes())
-def test_the_answer_is_the_models_last(tape):
+def test_the_answer_is_the_last_one_of_the_model(tape):
   spans = tape.some(lambda: span(tape), 5)
   found = [answer_of(each.text) for each in spans if each.author is MODEL]
   said = [each for each in found if each is not None]
@@ -60,7 +60,7 @@ def test_the_answer_is_the_models_last(tape):
 
 
 def normalized(text):
-  """The official script of SQuAD."""
+  """Normalises as the official script of SQuAD."""
 
   def remove_articles(text):
     return re.sub(re.compile(r"\b(a|an|the)\b", re.UNICODE), " ", text)
@@ -74,7 +74,7 @@ def normalized(text):
 
 @hostile.cases("exact match is the official script's")
 @hypothesis.given(hostile.tapes())
-def test_exact_match_is_the_official_scripts(tape):
+def test_exact_match_equals_the_official_script(tape):
   aliases = tape.some(lambda: tape.text(3), 3)
   answer = tape.pick((lambda: tape.text(3), lambda: None, *aliases))
   answer = answer() if callable(answer) else f" The {answer}."
@@ -92,7 +92,7 @@ def test_exact_match_is_the_official_scripts(tape):
 
 
 def nearly_formed(tape):
-  """A right response whose contents are hostile, one block of it changed."""
+  """Draws a well-formed response of hostile contents; may change one block."""
   scaffold, searches = tape.pick((False, True)), tape.below(3)
   budget = searches + tape.below(2)
   blocks = []
@@ -125,7 +125,7 @@ BLOCK = re.compile(
 
 
 def formed(spans, budget, searches, scaffold):
-  """Whether spans are what a whole episode leaves, read from the left."""
+  """Returns whether spans form a complete episode, read from the left."""
   found = []
   for span in spans:
     text = span.text
@@ -156,7 +156,7 @@ def formed(spans, budget, searches, scaffold):
 
 @hostile.cases("format is what a second reader says")
 @hypothesis.given(hostile.tapes(100))
-def test_format_is_what_a_second_reader_says(tape):
+def test_format_equals_a_second_implementation(tape):
   spans, budget, searches, scaffold = nearly_formed(tape)
   for charged in (searches, searches + 1):
     expected = formed(spans, budget, charged, scaffold)

@@ -1,6 +1,6 @@
-"""What the published script of each data set gives, by tables made by hand.
+"""Tests official scores against a table worked out by hand.
 
-Each row was worked out from the script that `official` names, on paper.
+Each row was derived on paper from the script that `official_scoring` names.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from anysearch_jax.evaluation import columns, harness, metrics
 from anysearch_jax.training import validation
 from launch import score
 
-# Set, answer, accepted answers, EM, F1.
+# Data set, answer, accepted answers, EM, F1.
 TABLE = [
-  # HotpotQA: a yes or a no shares no word with anything else.
+  # HotpotQA: yes and no share no word with other answers.
   ("hotpotqa", "Yes.", ["yes"], 1, 1),
   ("hotpotqa", "yes it is", ["yes"], 0, 0),
   ("hotpotqa", "no", ["No Doubt"], 0, 0),
@@ -32,22 +32,22 @@ TABLE = [
   # 2WikiMultihopQA: the same rule, over all aliases.
   ("2wikimultihopqa", "USA", ["United States", "U.S.A."], 1, 1),
   ("2wikimultihopqa", "no one", ["no", "One"], 0, 2 / 3),
-  # MuSiQue: words only; an empty answer equals an empty one.
+  # MuSiQue: no special rule for yes and no; two empty answers are equal.
   ("musique", "yes it is", ["yes"], 0, 1 / 2),
   ("musique", "the", ["a"], 1, 1),
   ("musique", "the", ["Stanley"], 0, 0),
   ("musique", "Stanley Hall", ["G. Stanley Hall", "Hall"], 0, 4 / 5),
-  # TriviaQA: punctuation parts words, underscores and its quotes too.
+  # TriviaQA: punctuation separates words, including underscores and quotes.
   ("triviaqa", "Jay-Z", ["jay z"], 1, 1),
   ("triviaqa", "O’Neill", ["o neill"], 1, 1),
   ("triviaqa", "Spider_Man", ["spider man"], 1, 1),
   ("triviaqa", "don´t`stop", ["don t stop"], 1, 1),
   ("triviaqa", "JayZ", ["jay z"], 0, 0),
-  # NQ: accents are characters of their own, so both spellings are equal.
+  # NQ: an accent is a separate character, so both encodings of it are equal.
   ("nq", "Beyonc\u00e9", ["Beyonce\u0301"], 1, 1),
   ("nq", "Beyonce", ["Beyonc\u00e9"], 0, 0),
   ("nq", "March 14, 2018", ["14 March 2018"], 0, 1),
-  # PopQA: the answer holds an accepted one, in one of three spellings.
+  # PopQA: the answer contains an accepted one, in one of three spellings.
   ("popqa", "an American politician", ["politician"], 1, 2 / 3),
   ("popqa", "Politician", ["politician"], 1, 1),
   ("popqa", "POLITICIAN", ["politician"], 0, 1),
@@ -60,13 +60,13 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("dataset", "answer", "accepted", "em", "f1"), TABLE)
-def test_an_answer_scores_as_the_script_says(dataset, answer, accepted, em, f1):
+def test_an_answer_scores_as_in_the_script(dataset, answer, accepted, em, f1):
   found = official_scoring.score(dataset, answer, accepted)
   assert found.em == em
   assert found.f1 == pytest.approx(f1)
 
 
-def test_scores_differ_from_the_papers_where_a_script_has_a_rule():
+def test_the_papers_scores_ignore_the_rules_of_scripts():
   assert scoring.f1("yes it is", ["yes"]) == pytest.approx(0.5)
   assert scoring.exact_match("Jay-Z", ["jay z"]) == 0
   assert scoring.exact_match("Beyonc\u00e9", ["Beyonce\u0301"]) == 0
@@ -93,7 +93,7 @@ def _episode(dataset, answer, golden, **metadata):
   }
 
 
-def test_a_report_has_both_scores_of_stored_episodes():
+def test_a_report_has_the_papers_and_the_official_scores():
   rows = [
     _episode("hotpotqa", "yes it is", ["yes"]),
     _episode("2wikimultihopqa", "USA", ["America"], official_answers=["usa"]),
@@ -117,13 +117,13 @@ def test_a_set_without_a_script_has_no_official_score_in_a_report():
   )
 
 
-def test_official_answers_that_are_no_texts_are_refused():
+def test_official_answers_must_be_a_list_of_texts():
   for wrong in ("x", [1], {"x": 1}):
     with pytest.raises(ValueError, match="'nq/x': Found answers .* list of"):
       columns.of([_episode("nq", "x", ["x"], official_answers=wrong)])
 
 
-def test_the_official_scorer_adds_to_a_score_file_and_changes_nothing(tmp_path):
+def test_the_official_scorer_only_adds_columns_to_a_score_file(tmp_path):
   spans = [
     {"author": "model", "text": "<think>t</think><answer>Jay-Z</answer>"}
   ]
@@ -164,7 +164,7 @@ def test_the_official_scorer_adds_to_a_score_file_and_changes_nothing(tmp_path):
     scored(line, config)
 
 
-def test_a_recorded_group_names_its_set_and_the_scripts_answers():
+def test_a_recorded_group_has_its_data_set_and_official_answers():
   question = types.Question(
     "q", "?", ("x",), metadata={"dataset": "nq", "official_answers": ["y"]}
   )
@@ -189,7 +189,7 @@ def test_cells_sum_official_scores_where_rows_have_them():
   assert not set(official_scoring.NAMES) & world.keys()
 
 
-def test_another_scorer_is_refused():
+def test_an_unknown_scorer_is_refused():
   config = dataclasses.replace(
     config_lib.ExperimentConfig(),
     evaluation=config_lib.EvaluationConfig(scorer="squad"),

@@ -1,4 +1,4 @@
-"""The paper's prompts are kept to the letter, and filled as plain text."""
+"""Tests that the paper's prompts are verbatim and are filled as plain text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_papers_prompts_are_verbatim(text, length, digest):
 
 
 @pytest.mark.parametrize("name", prompts.PROMPTS)
-def test_every_set_has_its_slots_and_tagless_error_lines(name):
+def test_every_prompt_set_has_placeholders_and_tagless_error_lines(name):
   chosen = prompts.PROMPTS[name]
   for template in (chosen.scaffold, chosen.plain):
     assert template.count("{B}") == template.count("{Question}") == 1
@@ -62,7 +62,7 @@ def test_render_fills_both_slots():
 
 
 @given(st.text(), st.integers(0, 9))
-def test_a_question_stays_as_it_is(question, budget):
+def test_a_question_is_inserted_unchanged(question, budget):
   question = "{B} \\1 {Question} {0} { } " + question
   rendered = prompts.render(PAPER.scaffold, budget=budget, question=question)
   head = PAPER.scaffold.removesuffix("{Question}")

@@ -1,4 +1,4 @@
-"""Actions, neutralised text, budget lines and observations."""
+"""Tests actions, neutralised text, budget lines and observations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANY_TAG = re.compile(
   r"</?(budget|think|search|information|answer)>", re.IGNORECASE
 )
 
-# Text that is dense in tags, halves of tags and control tokens.
+# Texts with many tags, parts of tags and control tokens.
 PIECES = st.sampled_from(
   [f"<{slash}{name}>" for slash in ("", "/") for name in protocol.TAGS]
   + [*CONTROL, "<THINK>", "</Answer>", "<", ">", "/", "sea", "rch>", "aba"]
@@ -101,7 +101,7 @@ def test_neutralise(text, expected):
 
 
 @given(TAGGED_TEXT)
-def test_neutralised_text_holds_no_tag_and_no_control_token(text):
+def test_neutralised_text_contains_no_tag_and_no_control_token(text):
   clean = protocol.neutralise(text, CONTROL)
   assert not ANY_TAG.search(clean)
   assert not any(token in clean for token in CONTROL)
@@ -151,7 +151,7 @@ def test_an_observation_without_hits_says_so():
 
 
 @given(st.lists(st.tuples(TAGGED_TEXT, TAGGED_TEXT), min_size=1, max_size=3))
-def test_an_observation_is_one_block_with_a_line_a_passage(pairs):
+def test_an_observation_is_one_block_with_a_line_per_passage(pairs):
   text = protocol.observation(
     [types.Passage(str(i), *pair) for i, pair in enumerate(pairs)], CONTROL
   )

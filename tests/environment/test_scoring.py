@@ -1,4 +1,4 @@
-"""Reading a trajectory: answer, exact match, format."""
+"""Tests the scores of a trajectory: answer, exact match, format."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_extract_answer(spans, expected):
   assert scoring.extract_answer(spans) == expected
 
 
-def test_judge_brings_the_three_together():
+def test_judge_returns_answer_exact_match_and_format():
   spans = [m(T + S), e(I), m(f"{T}<answer> The A.</answer>")]
   verdict = scoring.judge(
     spans, golden_answers=["x"], budget=2, searches=1, scaffold=False
@@ -121,7 +121,8 @@ def test_judge_brings_the_three_together():
   assert verdict == scoring.Verdict(answer="X", em=1, format=0)
 
 
-# A well-formed trajectory: blocks (author, name, content), white space between.
+# A well-formed trajectory is a list of blocks (author, name, content) with
+# white space between them.
 SPACE = st.text(" \n\t", max_size=2)
 CONTENT = st.text(max_size=8).map(protocol.neutralise)
 
@@ -145,7 +146,7 @@ def well_formed(draw):
 
 
 def write(blocks) -> list[types.Span]:
-  """One span a block."""
+  """Returns one span per block."""
   return [
     types.Span(author, f"<{name}>{content}</{name}>")
     for author, name, content in blocks
@@ -153,7 +154,7 @@ def write(blocks) -> list[types.Span]:
 
 
 def join(spans, joins, space) -> list[types.Span]:
-  """Joins neighbours of one author where `joins` says so."""
+  """Joins neighbouring spans of one author where `joins` is True."""
   joined = spans[:1]
   for span, together in zip(spans[1:], joins):
     if together and joined[-1].author == span.author:
@@ -164,7 +165,9 @@ def join(spans, joins, space) -> list[types.Span]:
 
 
 @given(well_formed(), st.lists(st.booleans(), min_size=20, max_size=20), SPACE)
-def test_well_formed_scores_however_its_spans_are_cut(drawn, joins, space):
+def test_a_well_formed_response_scores_1_however_spans_are_cut(
+  drawn, joins, space
+):
   blocks, state = drawn
   spans = join(write(blocks), joins, space)
   assert scoring.check_format(spans, **state) == 1
@@ -294,7 +297,7 @@ ANY_SPAN = st.builds(types.Span, st.sampled_from(types.Author), ANY_TEXT)
   st.integers(0, 3),
   st.booleans(),
 )
-def test_judge_reads_any_text(spans, aliases, budget, searches, scaffold):
+def test_judge_accepts_any_text(spans, aliases, budget, searches, scaffold):
   verdict = scoring.judge(
     spans,
     golden_answers=aliases,
@@ -308,7 +311,7 @@ def test_judge_reads_any_text(spans, aliases, budget, searches, scaffold):
 
 
 @given(st.lists(ANY_TEXT, max_size=5))
-def test_text_of_the_environment_never_answers(texts):
+def test_an_answer_in_environment_text_does_not_count(texts):
   spans = [e(text) for text in [*texts, "<answer>gold</answer>"]]
   verdict = scoring.judge(
     spans, golden_answers=["gold"], budget=1, searches=0, scaffold=False
