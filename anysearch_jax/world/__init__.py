@@ -1,1 +1,1 @@
-"""The generated knowledge world, its expert and the warm start."""
+"""A generated knowledge world, its scripted expert, and the warm start."""

@@ -1,11 +1,11 @@
-"""An expert of the generated world, and the demonstrations that it plays.
+"""A scripted expert of the generated world, and its demonstrations.
 
-The expert plays the real episode machine: every token of a demonstration is
-what reinforcement learning will see. A thought is a row of clauses that end in
-`;`: what was met (`found v`, `nothing`, `conflict`), what is needed (`need e
-r`) and, where it does without a search, `recall v` or `guess v`. The scaffold
-asks for two more at the start: whether the information suffices, and how the
-budget stands (the paper's dual-factor analysis).
+The expert plays the real episode state machine, so its tokens have the form
+that reinforcement learning will see. A thought is a sequence of clauses that
+end in `;`: the result of the search (`found v`, `nothing`, `conflict`), the
+fact needed next (`need e r`) and, without a search for it, `recall v` or `guess
+v`. With the scaffold a thought begins with two more: whether the information
+suffices, and how much budget is left (the paper's dual-factor analysis).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROBE_KINDS = (
   *("nothing", "conflict", "found", "copy", "memory", "relation"),
   *("recall_known", "recall_unknown"),
 )
-# What a token decides, where it decides anything; see `Probes`.
+# The kinds of decisions whose tokens get `decision_weight`.
 _WEIGHTED = frozenset(PROBE_KINDS) - {"relation"} | {"choice", "answer"}
 _AMPLE = 3
 
@@ -34,16 +34,16 @@ Search = Callable[[str, int, str], Sequence[types.Passage]]
 
 @dataclasses.dataclass(frozen=True)
 class ExpertConfig:
-  """How the expert behaves; probabilities, blind to the budget until it ends.
+  """Probabilities of the expert's decisions, the same until no budget is left.
 
   Attributes:
-    p_search_known, p_search_unknown: to search for a fact that memory holds,
-      and one that it does not.
-    p_retry_on_miss: to search again in the alternative wording.
-    p_check_on_conflict: to search for the verdict on two values.
-    p_over_budget: to search although no search is left, once an episode.
-    p_redundant: to repeat a search that has found its value.
-    p_early_answer: to answer before the end of the chain, at every hop.
+    p_search_known, p_search_unknown: of searching for a fact that memory holds,
+      and for one that it does not.
+    p_retry_on_miss: of searching again in the alternative wording.
+    p_check_on_conflict: of searching for the verdict on two values.
+    p_over_budget: of searching without budget, at most once an episode.
+    p_redundant: of repeating a search that has found its value.
+    p_early_answer: of answering before the end of the chain, at every hop.
   """
 
   p_search_known: float = 0.3
@@ -56,15 +56,15 @@ class ExpertConfig:
 
 
 class Probes(NamedTuple):
-  """Teacher-forced questions to a policy: P(label | tokens before position).
+  """Teacher-forced probes of a policy: P(label | tokens before position).
 
   Attributes:
-    token_ids: int32 `[B, T]`, demonstrations, 0 behind their ends.
-    lengths: int32 `[B]`, tokens of each.
-    rows, positions: int32 `[P]`, where the label would stand.
-    labels: int32 `[P]`, the token in question: the demonstrated one; for
-      `recall_known` and `recall_unknown` always `recall`, whatever was chosen
-      (a fact not searched yet, and a search left).
+    token_ids: int32 `[B, T]`, demonstrations, padded with 0 at the end.
+    lengths: int32 `[B]`, tokens of each demonstration.
+    rows, positions: int32 `[P]`, the position of the label.
+    labels: int32 `[P]`, the demonstrated token; but always `recall` for
+      `recall_known` and `recall_unknown`, the decisions between search and
+      memory before a fact's first search, with budget left.
     kinds: int8 `[P]`, index into `PROBE_KINDS`.
   """
 
@@ -77,7 +77,7 @@ class Probes(NamedTuple):
 
 
 class _Turn(NamedTuple):
-  """Words of a turn, and what those that decide something decide."""
+  """Words of a turn, and marks (index of a word, kind of its decision)."""
 
   words: list[str]
   marks: list[tuple[int, str]]
@@ -109,7 +109,7 @@ class Expert:
     self._over_budget = False
 
   def turns(self) -> _Turns:
-    """Yields turns; is sent the passages of a search, None for a refusal."""
+    """Yields turns; send it a search's passages, or None if it was refused."""
     entity, *relations = self._chain
     self._open(sufficient=False)
     for hop, relation in enumerate(relations, 1):
@@ -166,7 +166,7 @@ class Expert:
         chance = config.p_check_on_conflict
       else:
         self._clause(("nothing", "nothing"))
-        # The two wordings are all there is to try.
+        # After the alternative wording there is no other one to try.
         chance = config.p_retry_on_miss if wording == relation else 0.0
         wording = alternative
     if known:
@@ -177,7 +177,7 @@ class Expert:
     return value
 
   def _searches(self, chance: float, *, known: bool) -> bool:
-    """Whether the expert searches for what it has just said it needs."""
+    """Decides whether the expert searches for the fact that it needs."""
     if self._remaining or not chance:
       return self._chance(chance)
     if known or self._over_budget:
@@ -188,7 +188,7 @@ class Expert:
   def _search(
     self, entity: str, wording: str, kind: str
   ) -> Generator[_Turn, Sequence[types.Passage] | None, Sequence | None]:
-    """Ends the turn by a search; returns what it met."""
+    """Ends the turn with a search; returns its passages, None if refused."""
     self._write("</think>", kind)
     self._turn.words.extend(("<search>", entity, wording, "</search>"))
     passages = yield self._turn
@@ -203,7 +203,7 @@ class Expert:
       self._clause(ample if self._remaining else "empty")
 
   def _clause(self, *words: str | tuple[str, str]) -> None:
-    """Writes words; one that decides something comes with its kind."""
+    """Writes a clause; a word that is a decision comes with its kind."""
     for word in words:
       self._write(*((word,) if isinstance(word, str) else word))
     self._turn.words.append(";")
@@ -235,19 +235,19 @@ def demonstrate(
   Args:
     question: one of `world`.
     world: its memory is the expert's.
-    retriever_search: passages for (query, k, corpus).
-    budget: searches assigned, >= 0.
-    scaffold: the paper's Phase I.
+    retriever_search: returns the passages for (query, k, corpus).
+    budget: number of searches assigned, >= 0.
+    scaffold: whether to use the prompt of the paper's Phase I.
     codec: a tokenizer with one token for every word of the world.
     episode_config: with the `world` prompts.
-    expert: how it behaves.
-    rng: its dice.
-    decision_weight: loss weight of the tokens that decide something.
+    expert: probabilities of its decisions.
+    rng: its random numbers.
+    decision_weight: loss weight of the tokens of decisions.
 
   Returns:
-    The trajectory, and float32 `[T]` loss weights: 0 off the model's tokens,
-    `decision_weight` on decisions and on copied, recalled and answered values,
-    1 on the rest.
+    The trajectory, and float32 `[T]` loss weights: `decision_weight` on
+    decisions and on copied, recalled and answered values, 1 on the model's
+    other tokens, 0 elsewhere.
 
   Raises:
     ValueError: the codec splits a word, or a limit leaves no room for a turn.
@@ -281,16 +281,16 @@ def probe_sets(
   budgets: Sequence[int] = range(1, 9),
   scaffold: bool = False,
 ) -> Probes:
-  """Probes of every kind from `count` demonstrations of a split.
+  """Makes the probes of `count` demonstrations of a split.
 
   Args:
-    world, retriever_search, codec, episode_config, expert, scaffold: as
+    world, retriever_search, codec, episode_config, expert, scaffold: as for
       `demonstrate`.
-    split, count, seed: as `World.questions`; the seed also throws the dice.
-    budgets: drawn from uniformly.
+    split, count, seed: as for `World.questions`; also the expert's seed.
+    budgets: each demonstration draws one of them uniformly.
 
   Returns:
-    The probes, row by row.
+    The probes, in the order of the demonstrations.
   """
   rng = np.random.Generator(np.random.PCG64(seed))
   (recall,) = codec.encode("recall")
@@ -338,7 +338,7 @@ def _play(
   expert: ExpertConfig,
   rng: np.random.Generator,
 ) -> tuple[types.Trajectory, list[tuple[int, str]]]:
-  """The trajectory, and (position, kind) of the tokens that decide."""
+  """Plays an episode; returns it, and (position, kind) of its decisions."""
   turns = Expert(
     question,
     world=world,
@@ -374,7 +374,7 @@ def _play(
 def _generation(
   words: Sequence[str], codec: types.TextCodec
 ) -> types.Generation:
-  """`words` as if an engine had sampled them with certainty."""
+  """Returns `words` as if an engine had sampled them with probability 1."""
   text = " ".join(words)
   ids = codec.encode(text)
   if len(ids) != len(words):
@@ -391,7 +391,7 @@ def _generation(
 def _values(
   passages: Sequence[types.Passage], entity: str, wordings: Sequence[str]
 ) -> list[str]:
-  """The different values that passages of `entity` state in `wordings`."""
+  """Returns the distinct values of `entity` in passages with these wordings."""
   values = {}
   for passage in passages:
     wording, value, *_ = passage.text.split()

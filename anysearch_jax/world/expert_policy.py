@@ -1,10 +1,10 @@
-"""The world's expert as a policy to evaluate: what its own corpus lets it do.
+"""The world's expert as a policy to evaluate.
 
     python -m launch.evaluate --scripted=expert ...
 
-It is the expert of the demonstrations that the warm start learns from, so its
-accuracy is what imitation can reach, and with another `ExpertConfig` an upper
-bound of the world.
+The warm start learns from this expert's demonstrations, so its accuracy is what
+imitation can reach. With another `ExpertConfig`, for example one that searches
+every fact, it measures what a policy can reach in the world.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def make(
   world: world_lib.World,
   config: demonstrations.ExpertConfig | None = None,
 ) -> tuple[scripted.ScriptedEngine, types.TextCodec]:
-  """The expert's engine, and the tokenizer of its world.
+  """Returns the expert's engine, and the tokenizer of its world.
 
-  It reads all that it knows of an episode in the context and throws the same
-  dice again each turn, so it holds nothing between turns.
+  The engine keeps no state between turns: in each turn it replays the episode
+  from the context, with the same random numbers.
 
   Args:
-    world: whose memory is the expert's.
-    config: how it behaves; None is as in the demonstrations.
+    world: its memory is the expert's.
+    config: probabilities of decisions; None uses those of the demonstrations.
   """
   config = config or demonstrations.ExpertConfig()
   codec = tokenizer_lib.Tokenizer(world_tokenizer.build_tokenizer(world))

@@ -1,9 +1,9 @@
-"""A small policy that searches and answers by habit, of any real family.
+"""A small policy of any model family that searches and answers at random.
 
-Weights are random but for a habit: after the tokens that a turn begins behind,
-the policy opens a search or an answer, writes a word and closes what it likes.
-So a rehearsal of a run meets what a run meets: searches, answers, searches
-beyond the budget, turns without any action.
+Its weights are random, except for a habit: at the start of a turn the policy
+opens a search or an answer, writes a word, and closes one of the two tags. A
+rehearsal of a run therefore has searches, answers, searches beyond the budget
+and turns without an action, as a real run does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SIZES = {
   "num_attention_heads": 4,
   "num_key_value_heads": 2,
   "max_position_embeddings": 4096,
-  # Else what is read would be what is said.
+  # With tied embeddings the head could not map a token to its successor.
   "tie_word_embeddings": False,
 }
 _HEAD_DIM = 8
@@ -42,7 +42,7 @@ _WORDS = ("film", "war", "city", "river", "king")
 _TURNS = tuple(
   f"<{tag}>{word}</{tag}>" for tag in ("search", "answer") for word in _WORDS
 )
-# How much more a habit counts than the rest of the vocabulary together.
+# Logit margin of a habit over the rest of the vocabulary together, in nats.
 _HABIT = 5.0
 
 
@@ -53,16 +53,16 @@ def make(
   *,
   seed: int = 0,
 ) -> None:
-  """Writes the policy as a Hugging Face folder, whole or not at all.
+  """Writes the policy as a Hugging Face folder, atomically.
 
   Args:
-    shape: config.json of a real policy of the family; its sizes are made small.
-    tokenizer_folder: of the same family.
-    output: the folder.
+    shape: config.json of a real policy of the family; its sizes are reduced.
+    tokenizer_folder: folder with the tokenizer of the same family.
+    output: the folder to write.
     seed: of the weights.
 
   Raises:
-    ValueError: a shape or a tokenizer that is not supported.
+    ValueError: the shape or the tokenizer is not supported.
   """
   codec = tokenizer.Tokenizer.from_folder(tokenizer_folder)
   config = dict(shape) | _SIZES
@@ -75,7 +75,7 @@ def make(
   rng = np.random.default_rng(seed)
   embedding = rng.standard_normal((a.vocab_size, a.d_model), np.float32)
   params["embed"] = embedding
-  # The final norm leaves a token's direction, of this length.
+  # The final norm rescales a hidden state to this length.
   length = a.d_model**0.5
   strength = (np.log(a.vocab_size) + _HABIT) / length
   for now, after in sorted(set(habits(codec))):
@@ -90,7 +90,7 @@ def make(
 
 
 def habits(codec: tokenizer.Tokenizer) -> Iterable[tuple[int, int]]:
-  """Pairs of a token and one that follows it."""
+  """Yields pairs of a token and a token that habitually follows it."""
   lines = prompts.PROMPTS["paper"]
   before = (
     protocol.observation(()),

@@ -1,9 +1,9 @@
-"""Supervised demonstrations: what reinforcement learning starts from.
+"""Supervised training on demonstrations, before reinforcement learning.
 
-The rare decisions (saying "nothing found", noticing a conflict, searching the
-unknown and recalling the known) decide what reinforcement learning can reach,
-so their tokens weigh more, and the result is gated on probes of just these
-decisions, not on the loss.
+What reinforcement learning can reach depends on a few rare decisions: saying
+"nothing found", noticing a conflict, searching unknown facts and recalling
+known ones. Their tokens weigh more in the loss, and the result is accepted by
+probes of these decisions, not by its loss.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Demonstration(NamedTuple):
 
 
 def validate(config: config_lib.WarmStartConfig) -> None:
-  """Refuses sizes that make no policy.
+  """Checks the sizes of the policy.
 
   Raises:
-    ValueError: heads that do not divide.
+    ValueError: `kv_heads` does not divide `heads`, or heads have no even size.
   """
   c = config
   if c.heads % c.kv_heads:
@@ -63,14 +63,17 @@ def fit(
   """Minimises the weighted negative log-likelihood of demonstrations.
 
   Args:
-    params: the start.
-    a: its sizes.
-    demonstrations: as many as the steps ask for.
-    config: steps, peak learning rate (linear warm-up over 50 steps, cosine to
-      a tenth), tokens a step.
+    params: the initial parameters.
+    a: their architecture.
+    demonstrations: at least as many as the steps consume.
+    config: steps, tokens a step, and peak learning rate (linear warm-up over 50
+      steps or half of them, then cosine decay to a tenth).
     optimizer: the other rates.
-    batch: shapes.
-    on_step: called with step and loss every 20 steps.
+    batch: shapes of the batches.
+    on_step: called with step and loss every 20 steps and after the last one.
+
+  Returns:
+    The trained parameters.
   """
   schedule = optax.warmup_cosine_decay_schedule(
     0.0,
@@ -95,7 +98,7 @@ def fit(
 def _examples(
   demonstrations: Iterator[Demonstration], tokens: int
 ) -> list[batching.Example]:
-  """About `tokens` tokens of demonstrations; weights of the batch sum to 1."""
+  """Takes demonstrations of at least `tokens` tokens; weights sum to 1."""
   chosen, size = [], 0
   while size < tokens:
     chosen.append(next(demonstrations))
@@ -116,13 +119,13 @@ def probe(
   *,
   rows: int = 16,
 ) -> dict[str, float]:
-  """Mean probability of each probe's label, by kind of decision.
+  """Returns the mean probability of the probes' labels, by kind of decision.
 
   Args:
-    params: the policy's.
-    a: its sizes.
+    params: the policy's parameters.
+    a: its architecture.
     probes: teacher-forced decisions.
-    rows: demonstrations at a time.
+    rows: number of demonstrations in a forward pass.
   """
   n, t = probes.token_ids.shape
   score = jax.jit(_next_logprobs, static_argnames="a")
@@ -153,14 +156,17 @@ def _next_logprobs(
   *,
   a: architecture_lib.Architecture,
 ) -> jax.Array:
-  """log P(next token) after each, `[B, T, V]`; padding is at the end."""
+  """Returns log P(next token) after each token, `[B, T, V]`.
+
+  Padding counts as text: it is at the end, where causal attention hides it.
+  """
   positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
   hidden = decoder.forward(params, a, tokens, positions, jnp.ones_like(tokens))
   return jax.nn.log_softmax(decoder.logits(params, hidden))
 
 
 def gate(probes: dict[str, float]) -> list[str]:
-  """What a warm start still lacks before it is worth reinforcing."""
+  """Returns the probes that are too low to begin reinforcement learning."""
   needs = [
     (kind, probes[kind], 0.9)
     for kind in ("nothing", "conflict", "copy", "memory")

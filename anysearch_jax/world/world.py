@@ -1,10 +1,10 @@
-"""A generated knowledge world, with an exact boundary of what can be known.
+"""A generated world of facts, with an exact line between memory and search.
 
-*Parametric* facts hold in every snapshot of the world: a policy may learn them
-by heart. Some of those memories are *stale*: the corpus says otherwise, and is
-right. All other facts are drawn anew in each snapshot, so that only a search
-finds them. A passage may use the other of a relation's two wordings (the usual
-query misses it), or have a false twin that one more search tells apart.
+*Parametric* facts hold in every snapshot of the world, so a policy can memorize
+them. Some memories are *stale*: they contradict the corpus, which is right. All
+other facts are drawn anew in each snapshot, so that only a search finds them. A
+passage may use the alternative wording of its relation, which the usual query
+misses, or have a false twin; then one more search finds a verdict on the two.
 
 Everything is a function of `WorldConfig`; snapshots are drawn when first used.
 """
@@ -25,7 +25,7 @@ from anysearch_jax import types
 KINDS = ("person", "city", "country", "company", "river")
 SPLITS = ("train", "dev", "held-out")
 
-# Words of passages that carry no fact, and of the passage that settles one.
+# Padding words, which state no fact, and the words of a verdict's passage.
 PADS = tuple("also here often long once quite rather then there very".split())
 VERDICT = "verdict"
 CONFIRMED = "confirmed"
@@ -33,7 +33,7 @@ CONFIRMED = "confirmed"
 
 @dataclasses.dataclass(frozen=True)
 class Relation:
-  """A relation between two kinds of entity, in its two wordings."""
+  """A relation between two kinds of entity, with its two wordings."""
 
   name: str
   alternative: str
@@ -58,20 +58,20 @@ RELATION = {relation.name: i for i, relation in enumerate(RELATIONS)}
 
 @dataclasses.dataclass(frozen=True)
 class WorldConfig:
-  """Every constant of the world; proportions are in [0, 1].
+  """The constants of the world; proportions are in [0, 1].
 
   Attributes:
-    seed: two worlds of one seed are equal.
-    entities: how many there are of each of `KINDS`.
+    seed: equal configurations, seed included, give equal worlds.
+    entities: number of entities of each of `KINDS`.
     known: for each of `RELATIONS`, the probability that a fact is parametric.
-    stale: share of the parametric facts that are remembered wrongly.
+    stale: share of the parametric facts that memory holds wrongly.
     alternative: share of a snapshot's facts in the alternative wording only.
     contradicted: share of the non-parametric facts that have a false twin, at
-      most one an entity.
-    fillers: passages of each entity that state no fact.
-    hop_mix: share of the questions of 1, 2, ... hops.
-    snapshots: how many each of `SPLITS` has, in this order.
-    chain_shares: how the chains are shared out among `SPLITS`.
+      most one for each entity.
+    fillers: number of passages of each entity that state no fact.
+    hop_mix: shares of the questions with 1, 2, ... hops.
+    snapshots: number of snapshots of each of `SPLITS`.
+    chain_shares: relative shares of the chains of each of `SPLITS`.
   """
 
   seed: int = 0
@@ -94,10 +94,10 @@ class Snapshot:
   """The facts of one corpus; `[E, R]` arrays over entities and relations.
 
   Attributes:
-    values: int, the right values, -1 where a relation does not apply.
-    alternative: bool, stated in the alternative wording only.
+    values: int, the true values, -1 where a relation does not apply.
+    alternative: bool, the fact has the alternative wording only.
     twins: int, the false value of a contradicted fact, -1 for the others.
-    twin_first: bool, the false twin stands before the fact.
+    twin_first: bool, the false twin precedes the fact in the corpus.
   """
 
   name: str
@@ -111,11 +111,11 @@ class World:
   """Entities, memory, snapshots and questions of one `WorldConfig`.
 
   Attributes:
-    entities: names, one word each, `KINDS` by `KINDS`.
+    entities: names, one word each, grouped by kind in the order of `KINDS`.
     members: for each kind, its entities as a range of indices.
     known: bool `[E, R]`, the fact is parametric.
-    memory: int `[E, R]`, what is known by heart, -1 where nothing is.
-    facts: int `[E, R]`, the right values of the parametric facts, else -1.
+    memory: int `[E, R]`, the memorized values, -1 for facts not in memory.
+    facts: int `[E, R]`, the true values of the parametric facts, -1 elsewhere.
   """
 
   def __init__(self, config: WorldConfig = WorldConfig()):
@@ -135,18 +135,18 @@ class World:
     self.memory[stale] = self._draw_values(rng, values)[stale]
 
   def recall(self, entity: str, relation: str) -> str | None:
-    """What memory holds for a fact, right or stale; None for nothing."""
+    """Returns the memorized value of a fact, true or stale, or None."""
     value = self.memory[self.index[entity], RELATION[relation]]
     return None if value < 0 else self.entities[value]
 
   def objects(self, relation: str) -> Sequence[str]:
-    """Every entity of the kind that a relation leads to."""
+    """Returns all entities of the kind that a relation leads to."""
     members = self.members[RELATIONS[RELATION[relation]].object]
     return self.entities[members.start : members.stop]
 
   @functools.cache  # noqa: B019 - a world lives as long as its process.
   def snapshot(self, index: int) -> Snapshot:
-    """The facts of snapshot `index`, drawn when first asked for.
+    """Returns the facts of snapshot `index`, drawn at the first call.
 
     Raises:
       ValueError: there is no such snapshot.
@@ -160,7 +160,7 @@ class World:
     values = np.where(self.known, self.facts, self._draw_values(rng))
     alternative = rng.random(values.shape) < self.config.alternative
     twin_first = rng.random(values.shape) < 0.5
-    # A verdict names no relation, hence at most one an entity.
+    # A verdict names its entity but no relation: one twin for each entity.
     facts = rng.permutation(np.argwhere((values >= 0) & ~self.known))
     _, firsts = np.unique(facts[:, 0], return_index=True)
     wanted = round(self.config.contradicted * len(facts))
@@ -171,7 +171,7 @@ class World:
 
   @functools.cache  # noqa: B019
   def corpus(self, name: str) -> tuple[types.Passage, ...]:
-    """The passages of the corpus `snapshot-<index>`, in a fixed order.
+    """Returns the passages of the corpus `snapshot-<index>`, in fixed order.
 
     Raises:
       ValueError: there is no such corpus.
@@ -182,7 +182,7 @@ class World:
     return tuple(self._write(int(digits)))
 
   def split_snapshots(self, split: str) -> range:
-    """The snapshots of one of `SPLITS`; no two splits share one."""
+    """Returns the snapshots of one of `SPLITS`; splits share no snapshot."""
     at = _split_index(split)
     start = sum(self.config.snapshots[:at])
     return range(start, start + self.config.snapshots[at])
@@ -193,20 +193,20 @@ class World:
     """Samples questions without replacement over (snapshot, chain).
 
     A chain starts at an entity and follows distinct relations, each from the
-    value of the one before; no entity comes twice. The golden answer is the
-    corpus's value. `metadata` holds `hops`, `min_searches` (what an agent that
-    knows which memories are stale needs) and `facts`, one dict a hop.
+    value of the one before; no entity occurs twice. The golden answer is the
+    corpus's value. `metadata` holds `hops`, `min_searches` (for an agent that
+    knows which memories are stale) and `facts`, one dict for each hop.
 
     Args:
-      split: one of `SPLITS`; it has chains and snapshots of its own.
-      count: how many, shared out over the hops by `hop_mix`.
+      split: one of `SPLITS`; splits share neither chains nor snapshots.
+      count: number of questions, distributed over the hops by `hop_mix`.
       seed: equal seeds give equal questions.
 
     Returns:
       The questions in random order.
 
     Raises:
-      ValueError: an unknown split, or more questions than the split has.
+      ValueError: the split is unknown, or has fewer questions.
     """
     snapshots = self.split_snapshots(split)
     rng = _generator(self.config.seed, 2, _split_index(split), seed)
@@ -224,9 +224,9 @@ class World:
   def _draw_values(
     self, rng: np.random.Generator, *avoid: np.ndarray
   ) -> np.ndarray:
-    """A value of the right kind for every fact `[E, R]`, -1 elsewhere.
+    """Draws a value of the right kind for every fact `[E, R]`, -1 elsewhere.
 
-    It is never the fact's own subject, nor its value in one of `avoid`.
+    A value is neither the fact's subject nor its value in one of `avoid`.
     """
     values = np.full((len(self.entities), len(RELATIONS)), -1)
     for r, relation in enumerate(RELATIONS):
@@ -238,9 +238,9 @@ class World:
     return values
 
   def _write(self, index: int) -> Iterator[types.Passage]:
-    """The passages of a snapshot, entity by entity.
+    """Yields the passages of a snapshot: facts by entity, then fillers.
 
-    BM25 ranks short ones first: fillers, then facts not asked for, verdicts.
+    BM25 prefers short passages: fillers, then facts not asked for, verdicts.
     """
     snapshot = self.snapshot(index)
     names = self.entities
@@ -270,7 +270,7 @@ class World:
 
   @functools.cache  # noqa: B019
   def _chains(self, hops: int, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """The chains of a split: relations `[n, hops]` and first entities `[n]`."""
+    """Returns a split's chains: relations `[n, hops]`, first entities `[n]`."""
     chains = [
       (sequence, entity)
       for sequence in _sequences(hops)
@@ -281,7 +281,7 @@ class World:
     return relations.reshape(-1, hops), np.array([e for _, e in chains], int)
 
   def _split_of(self, entity: int, relations: Sequence[int]) -> str:
-    """The split that a chain belongs to, whatever the snapshot."""
+    """Returns the split of a chain, by a hash; it is the same everywhere."""
     names = (RELATIONS[r].name for r in relations)
     chain = " ".join([self.entities[entity], *names])
     ends = list(itertools.accumulate(self.config.chain_shares))
@@ -332,7 +332,7 @@ def _split_index(split: str) -> int:
 
 
 def _names(rng: np.random.Generator, count: int) -> tuple[str, ...]:
-  """Pronounceable names, all different, none a wording ("river" is one)."""
+  """Draws distinct pronounceable names; none is a relation, as "river" is."""
   parts = ("bdfgklmnprstvz", "aeiou", "bdfgklmnprstvz", "aeiou", "lnrs")
   every = ["".join(letters) for letters in itertools.product(*parts)]
   names = [name for name in every if name not in RELATION]
@@ -342,7 +342,7 @@ def _names(rng: np.random.Generator, count: int) -> tuple[str, ...]:
 def _draw(
   rng: np.random.Generator, members: range, avoid: np.ndarray
 ) -> np.ndarray:
-  """Uniform members, one a row of `avoid` and never one of that row."""
+  """Draws one uniform member for each row of `avoid`, but none of that row."""
   values = rng.integers(members.start, members.stop, len(avoid))
   while (clash := (values[:, None] == avoid).any(1)).any():
     values[clash] = rng.integers(members.start, members.stop, clash.sum())
@@ -350,7 +350,7 @@ def _draw(
 
 
 def _sequences(hops: int) -> list[tuple[int, ...]]:
-  """Every row of distinct relations, each from the kind the last leads to."""
+  """Returns all sequences of distinct relations whose kinds chain."""
   rows = [(r,) for r in range(len(RELATIONS))]
   for _ in range(hops - 1):
     rows = [
@@ -363,7 +363,7 @@ def _sequences(hops: int) -> list[tuple[int, ...]]:
 
 
 def _shares(count: int, mix: Sequence[float]) -> list[int]:
-  """`count` shared out by `mix`, whole and exact in sum."""
+  """Splits `count` by `mix` into integers that sum to it."""
   ends = np.rint(np.cumsum(mix) / sum(mix) * count).astype(int)
   return np.diff(ends, prepend=0).tolist()
 

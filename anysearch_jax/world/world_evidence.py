@@ -1,4 +1,4 @@
-"""The passages and queries that lead to the answers of the generated world."""
+"""Adds the supporting passages and queries to questions of the world."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from anysearch_jax.world import world as world_lib
 def of_world(
   world: world_lib.World, questions: Iterable[types.Question]
 ) -> list[types.Question]:
-  """Questions of the world with the evidence that its corpora hold.
+  """Returns questions of the world with evidence from its corpora.
 
-  A step is a fact of the chain, known or not, in the wording that finds it; for
-  a fact with a false twin, also the verdict on the two.
+  The evidence of a question has a passage for each fact of its chain, known or
+  not, and the query in the wording that finds it. A fact with a false twin also
+  has the passage and the query of the verdict.
 
   Args:
-    world: that the questions are of.
+    world: the world of the questions.
     questions: any of `world.questions`.
 
   Returns:
-    The questions with `supporting` and `search_keys`, else as they were.
+    The questions, with `supporting` and `search_keys` added to their metadata.
   """
   corpora: dict[str, dict[str, types.Passage]] = {}
   out = []

@@ -1,4 +1,4 @@
-"""The generated world's retrievers in place of those that ask a model."""
+"""Exact stand-ins, in the generated world, for retrievers that ask a model."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _WORD = re.compile(r"\w+")
 
 
 class WorldSimulator:
-  """The generated world's, without a model.
+  """A `simulation.Simulator` of the generated world, without a model.
 
-  Useful passages are the world's own. Noisy ones are those with every entity
-  that they speak of replaced by another one of its kind, none of them a right
-  answer; a passage keeps its title where that is none.
+  Useful passages are the world's own. In noisy ones, every entity of the text
+  is replaced by another one of its kind that is no golden answer. The title is
+  replaced only if it is a golden answer.
 
   Args:
-    world: that the questions are of.
-    retriever: of its passages.
+    world: the world of the questions.
+    retriever: of the world's passages.
     seed: of the run.
   """
 
@@ -60,7 +60,7 @@ class WorldSimulator:
     return {"kind": "world", "of": self._retriever.identity(corpora)}
 
   def _other(self, name: str, asker: types.Asker, avoid: frozenset[str]) -> str:
-    """Another entity of the same kind, the same one all over a search."""
+    """Draws another entity of the same kind, the same one within a search."""
     at = self._world.index[name]
     (members,) = (m for m in self._world.members.values() if at in m)
     others = [
@@ -73,13 +73,13 @@ class WorldSimulator:
 
 
 class WorldRefiner:
-  """The generated world's, without a model: facts on what was asked.
+  """A `refining.Refiner` of the generated world, without a model.
 
-  A passage helps if its title is a word of the query and its text has another
-  one. Of the others nothing is left but words that state no fact, so that what
-  a search shows has the form that the world's policies can read: with passages
-  left out, the warm start answers a quarter of what it answers otherwise. The
-  question and its answer are not looked at.
+  A passage is relevant if its title is a word of the query and its text has a
+  word of it too. Other passages keep only the padding words, which state no
+  fact. They are not removed, because the world's policies can only read results
+  of the usual form: with passages left out, the warm start answers a quarter as
+  many questions. The question and its answer are not used.
   """
 
   async def refine(

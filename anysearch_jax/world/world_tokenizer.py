@@ -1,8 +1,9 @@
-"""The generated world's tokenizer: one token for every word of it.
+"""The generated world's tokenizer, with one token for every word.
 
-A word-level Hugging Face tokenizer. White space separates and is dropped; tags
-and the environment's fixed phrases are words too, wherever they stand. Decoding
-joins words by single spaces, and encoding that text again gives the same ids.
+It is a word-level Hugging Face tokenizer. White space separates words and is
+dropped; tags and the environment's fixed phrases are single words, even next to
+other characters. Decoding joins words by single spaces, and encoding that text
+again gives the same ids.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PAD, UNKNOWN = "<|pad|>", "<|unknown|>"
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
 CONTROL = (PAD, UNKNOWN, USER, ASSISTANT, END)
 
-# What an expert's thoughts are made of (`demonstrations`).
+# The words of the expert's thoughts (`demonstrations`).
 THOUGHTS = tuple(
   "need recall guess found nothing conflict "
   "sufficient missing ample tight empty".split()
@@ -45,7 +46,7 @@ _TEMPLATE = (
 
 
 def vocabulary(world: world_lib.World) -> list[str]:
-  """Every token of the world in the order of its id; padding is 0."""
+  """Returns the tokens of the world in the order of their ids; padding is 0."""
   lines = prompts.PROMPTS["world"]
   texts = (lines.scaffold, lines.plain, lines.over_budget, lines.no_action)
   words = [
@@ -80,7 +81,7 @@ def build_tokenizer(
   core = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
   fixed = [word for word in ids if not re.fullmatch(r"\w+", word)]
   pattern = "|".join([*map(_escape, fixed), r"\w+", r"[^\w\s]"])
-  # Inverted: what the pattern matches is kept, what lies between is dropped.
+  # `invert` keeps the matches of the pattern and removes the text between them.
   core.pre_tokenizer = pre_tokenizers.Split(
     tokenizers.Regex(pattern), behavior="removed", invert=True
   )
@@ -99,12 +100,12 @@ def save(world: world_lib.World, folder: str | pathlib.Path) -> None:
   """Writes the tokenizer's files; equal worlds give equal bytes.
 
   Args:
-    world: as `build_tokenizer`.
-    folder: made where it is missing.
+    world: as for `build_tokenizer`.
+    folder: created if it is missing.
   """
   build_tokenizer(world).save_pretrained(folder)
 
 
 def _escape(text: str) -> str:
-  """`text` as the pattern that matches it and nothing else."""
+  """Escapes `text` for a regular expression."""
   return re.sub(r"(\W)", r"\\\1", text)
