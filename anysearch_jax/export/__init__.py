@@ -1,1 +1,1 @@
-"""A checkpoint as a Hugging Face folder with its model card."""
+"""Exports a checkpoint as a Hugging Face folder with a model card."""

@@ -1,8 +1,8 @@
-"""A run's policy as others read it: from a checkpoint to a Hugging Face folder.
+"""Exports a run's policy from a checkpoint to a Hugging Face folder.
 
-A run folder has all that this takes: `checkpoints/`, `source/` (configuration
-and tokenizer of the starting policy), `config.json`, `provenance.json`,
-`prompts.json`, `evaluation/`. Adapters need the starting policy's weights too.
+The inputs are in the run's folder: `checkpoints/`, `source/` (configuration and
+tokenizer of the starting policy), `provenance.json`, `prompts.json`,
+`evaluation/`. A run with adapters also needs the starting policy's weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from anysearch_jax.policy import parameters as weights
 from anysearch_jax.report import build as report
 from anysearch_jax.training import checkpoint
 
-# What the card's header lacks, and what helps.
+# Warnings about missing keys of the card's header.
 _UNKNOWN = {
   "base_model": "The card names no base_model, because %s does not say its "
   "name on the hub; give it with --base_model=owner/name.",
@@ -53,20 +53,21 @@ def write(
   Args:
     run, rollout, base: as for `load_policy`.
     output: folder to write.
-    dtype: of the weights: bfloat16, float16 or float32.
-    shard_bytes: most bytes a file.
-    base_model: the hub's name of the starting policy, for the card; "" is the
-      one that the hub's cache has in the folder's path, or the folder's name.
-    adapter: folder to write the adapters to as PEFT reads them, "" for none.
-    overwrite: replace earlier exports.
+    dtype: type of the weights: bfloat16, float16 or float32.
+    shard_bytes: maximum size of a file in bytes.
+    base_model: the hub's name of the starting policy, for the card. If "", the
+      name is read from the folder's path if that is in the hub's cache;
+      otherwise it is the folder's name.
+    adapter: folder to write the adapters to, in PEFT's format; "" for none.
+    overwrite: whether to replace earlier exports.
 
   Returns:
-    The rollouts that the policy was trained.
+    The number of rollouts that the policy was trained for.
 
   Raises:
-    As `load_policy`, and ValueError for folders that must not be written,
-    for an adapter folder where the run has no adapters, or for a `base_model`
-    that the hub does not take.
+    ValueError: also if a folder must not be written, if `adapter` is given but
+      the run has no adapters, or if `base_model` is not a valid name.
+    Other errors are those of `load_policy`.
   """
   run = pathlib.Path(run)
   rollout, config = _checkpoint(run, rollout)
@@ -113,21 +114,21 @@ def load_policy(
   rollout: int | None = None,
   base: str | pathlib.Path = "",
 ) -> tuple[int, config_lib.ExperimentConfig, hf.Policy]:
-  """The policy of a checkpoint, over all of this process's devices.
+  """Loads the policy of a checkpoint, sharded over all local devices.
 
   Args:
     run: the run's folder.
-    rollout: of the checkpoint; None is the newest sound one.
-    base: Hugging Face folder that the run's adapters stand beside; "" is the
-      one that the run names. Unused without adapters.
+    rollout: number of the checkpoint; None: the newest undamaged one.
+    base: Hugging Face folder of the policy that the run's adapters apply to;
+      "": the one that the run's configuration names. Unused without adapters.
 
   Returns:
-    rollouts trained, the run's configuration, the policy (trained arrays in
-    float32, a frozen base as the run held it).
+    The number of rollouts trained, the run's configuration, and the policy:
+    trained arrays in float32, a frozen base in the type that the run used.
 
   Raises:
-    ValueError: a folder that is not a run's, or a base that is not the run's.
-    FileNotFoundError: no such checkpoint.
+    ValueError: the folder is not a run's, or the base is not the run's.
+    FileNotFoundError: the checkpoint does not exist.
     checkpoint.DamagedError: it is damaged, or all are.
   """
   run = pathlib.Path(run)
@@ -151,7 +152,7 @@ def load_policy(
 def _checkpoint(
   run: pathlib.Path, rollout: int | None
 ) -> tuple[int, config_lib.ExperimentConfig]:
-  """The sound checkpoint to read, and its run's configuration."""
+  """Returns the number of the checkpoint to read, and its configuration."""
   if not (run / "source").is_dir():
     raise ValueError(
       f"{run}: no source/; expected the folder of a training run."
@@ -162,7 +163,7 @@ def _checkpoint(
 
 
 def _check_base(run: pathlib.Path, base: str | pathlib.Path) -> None:
-  """Adapters mean nothing beside other weights than their own."""
+  """Checks that `base` has the weights that the adapters were trained on."""
   if not pathlib.Path(base).is_dir():
     raise ValueError(
       f"{base}: no such folder; {run} trained adapters, whose export needs the "
@@ -183,7 +184,7 @@ def _check_targets(
   adapter: str | pathlib.Path,
   overwrite: bool,
 ) -> None:
-  """Nothing but an earlier export is ever replaced."""
+  """Checks that the folders are new or, to overwrite, earlier exports."""
   folders = [pathlib.Path(f).resolve() for f in (output, adapter) if str(f)]
   if len(folders) == 2 and (
     folders[0].is_relative_to(folders[1])
@@ -216,10 +217,10 @@ def card(
   rollout: int,
   dtype: str,
 ) -> str:
-  """The model card of a run's policy after `rollout` rollouts.
+  """Returns the model card of a run's policy after `rollout` rollouts.
 
-  Evaluations count where they noted the weights of the run's own `policy/`,
-  which is the last rollout's.
+  It includes evaluations only after the last rollout, and only those whose
+  provenance has the hash of the run's `policy/`.
   """
   run = pathlib.Path(run)
   c = config.curriculum
@@ -238,9 +239,9 @@ def card(
 
 
 def hub_name(folder: str | pathlib.Path) -> str:
-  """The name of a policy, by its folder.
+  """Returns the name of a policy from the path of its folder.
 
-  The hub's cache spells `owner/name` as `models--owner--name`:
+  The hub's cache stores `owner/name` as `models--owner--name`:
   https://huggingface.co/docs/huggingface_hub/guides/manage-cache
   """
   for part in pathlib.Path(folder).parts:
@@ -251,21 +252,21 @@ def hub_name(folder: str | pathlib.Path) -> str:
 
 
 def licence(*folders: str | pathlib.Path) -> dict[str, str]:
-  """Reads under which licence a policy is, from the first folder that says.
+  """Reads a policy's licence from the first folder that has one.
 
   Args:
-    folders: of the policy, or with files of it; they may be missing.
+    folders: folders with files of the policy; they may be missing.
 
   Returns:
-    `license`, `license_name` and `license_link` as the hub names them: those of
-    the folder's card, or `other` with the name of its licence file. Empty where
-    neither is there.
+    `license`, `license_name` and `license_link`, the hub's keys: those of the
+    folder's card, or `other` with the name of its licence file. Empty if no
+    folder has either.
   """
   for folder in map(pathlib.Path, folders):
     try:
       noted = huggingface_hub.metadata_load(folder / "README.md") or {}
     except (OSError, ValueError, yaml.YAMLError):
-      noted = {}  # There is no card, or it is damaged.
+      noted = {}  # The card is missing or damaged.
     keys = ("license", "license_name", "license_link")
     found = {k: noted[k] for k in keys if isinstance(noted.get(k), str)}
     if "license" in found:
@@ -276,7 +277,7 @@ def licence(*folders: str | pathlib.Path) -> dict[str, str]:
 
 
 def _evaluations(run: pathlib.Path) -> list[metrics.Row]:
-  """The run's evaluations of its own policy, by name."""
+  """Returns the run's evaluations of its own policy, ordered by name."""
   folders = [
     folder
     for folder in sorted((run / "evaluation").glob("*"))
@@ -293,5 +294,5 @@ def _evaluations(run: pathlib.Path) -> list[metrics.Row]:
 
 
 def _json(path: pathlib.Path) -> Mapping[str, Any]:
-  """What a run noted there; nothing where it did not."""
+  """Returns the contents of a JSON file, {} if it is missing."""
   return json_files.read(path) if path.is_file() else {}

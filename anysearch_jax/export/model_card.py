@@ -1,4 +1,4 @@
-"""The model card of an exported policy: what was trained, on what, how well."""
+"""The model card of an exported policy: its training, data and evaluations."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def render(
   rows: Sequence[metrics.Row] = (),
   resamples: int = 10_000,
 ) -> str:
-  """A README.md with the metadata block that the hub reads.
+  """Returns the text of README.md, with the metadata block of the hub.
 
   Args:
-    config: the run's resolved configuration, nested and plain.
-    provenance: what the run noted at its starts: `questions`, `retriever`,
-      `packages`, each a mapping, and `changes`, a list; each may be missing.
-    base_model: name of the model that training began with, "" if unknown.
-    licence: the model's, as of `export.licence`.
-    rollout: rollouts trained.
-    dtype: of the exported weights.
-    evaluated_dtype: of the weights that were evaluated, "" for the same.
-    prompt: one prompt as the policy reads it.
-    rows: evaluations of this very policy.
-    resamples: of the bootstrap behind TP's intervals.
+    config: the run's resolved configuration, as nested plain values.
+    provenance: the run's records: `questions`, `retriever`, `packages`, each a
+      mapping, and `changes`, a list; each may be missing.
+    base_model: name of the model that training started from, "" if unknown.
+    licence: licence of that model, as returned by `hf_export.licence`.
+    rollout: number of rollouts trained.
+    dtype: type of the exported weights.
+    evaluated_dtype: type of the evaluated weights, "" for the same.
+    prompt: an example prompt, as the policy reads it.
+    rows: evaluations of exactly this policy.
+    resamples: number of bootstrap resamples for TP's intervals.
   """
   c = config["curriculum"]
   rollouts = c["total_steps"] // c["steps_per_rollout"]
@@ -116,7 +116,7 @@ def _front_matter(base_model: str, licence: Mapping[str, str]) -> str:
 
 
 def is_hub_name(name: str) -> bool:
-  """Whether the hub takes a name as `base_model`: `owner/name`, no path."""
+  """Whether the hub accepts a name as `base_model`: `owner/name`, no path."""
   try:
     huggingface_hub.utils.validate_repo_id(name)
   except huggingface_hub.errors.HFValidationError:
@@ -132,7 +132,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _changed(change: Mapping[str, Any]) -> str:
-  """The settings of a start that resumed with others."""
+  """Lists the settings that a resumed run changed."""
   return ", ".join(
     f"{path} {old} -> {new}" for path, (old, new) in change["settings"].items()
   )
@@ -222,7 +222,7 @@ def _sampling(s: Mapping[str, Any]) -> str:
 
 
 def _evaluation(row: metrics.Row, resamples: int) -> str:
-  """A table of one evaluation, a line a budget."""
+  """Returns a table of one evaluation with a line for each budget."""
   table = row.columns
   scaffold = "with" if table.scaffold.any() else "no"
   seeds = len(columns.by_seed(table))

@@ -1,1 +1,1 @@
-"""Tables, figures and the page that show evaluations and trainings."""
+"""Tables, figures and the HTML page that report evaluations and trainings."""

@@ -1,7 +1,7 @@
-"""What the page's trajectory browser shows, as JSON of a bounded size.
+"""Builds the data of the page's trajectory browser, of bounded size.
 
-Every row shows the same (question, budget, seed) where it has them: the keys
-are ranked by a hash of themselves, so no row needs to know of another.
+Rows show the same (question, budget, seed) if they have them: each row ranks
+its keys by their hash, which needs no knowledge of the other rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OPTIONAL = ("reason", "cost", "reward", "advantage", "training")
 
 
 def rank(episode: episodes_lib.Episode) -> int:
-  """A place that depends on nothing but (question, budget, seed)."""
+  """Returns a rank that depends only on (question, budget, seed)."""
   key = json.dumps([*episodes_lib.key_of(episode)]).encode()
   return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
 
@@ -31,7 +31,7 @@ def rank(episode: episodes_lib.Episode) -> int:
 def spread(
   episodes: Iterable[episodes_lib.Episode],
 ) -> list[episodes_lib.Episode]:
-  """By rank, each (dataset, budget) getting its turn."""
+  """Orders episodes by rank, in a round robin over (dataset, budget)."""
   cells: dict[tuple[str, int], list[episodes_lib.Episode]] = {}
   for episode in sorted(episodes, key=rank):
     cell = (episodes_lib.dataset_of(episode), episode["budget"])
@@ -50,22 +50,24 @@ def build(
   most: int = 320,
   most_bytes: int = 5_000_000,
 ) -> dict[str, Any]:
-  """The browser's data.
+  """Returns the browser's data.
 
   Args:
     samples: rows in the page's order, then training runs.
-    most: trajectories in all, shared by the rows alike.
-    most_bytes: of their JSON; the last ones of each row are left out beyond.
+    most: maximum number of trajectories, divided equally among the samples.
+    most_bytes: approximate limit of their JSON; when it is exceeded, the
+      remaining trajectories of each sample are left out.
 
   Returns:
-    A JSON-ready dict: `rows`, `entries` and the `vocabulary` of token texts.
+    JSON-ready values: `rows`, `entries` and the `vocabulary` of token texts.
   """
   vocabulary: dict[tuple[int, str], int] = {}
   each = most // max(1, len(samples))
   columns = [spread(sample.episodes)[:each] for sample in samples]
   entries: list[dict[str, Any]] = []
   size = 0
-  # Row by row of the same turn, so that a full page has all rows of a key.
+  # Turn by turn over all rows, so that a truncated page keeps the same keys in
+  # every row.
   for turn in range(max(map(len, columns), default=0)):
     for index, (sample, column) in enumerate(zip(samples, columns)):
       if turn < len(column):
@@ -84,7 +86,7 @@ def build(
 
 
 def script(data: Mapping[str, Any]) -> str:
-  """JSON that can stand inside a `<script>`: nothing in it can end one."""
+  """Returns JSON that cannot close the `<script>` element that holds it."""
   text = json.dumps(data, separators=(",", ":"), allow_nan=False)
   return (
     text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
@@ -135,13 +137,15 @@ def _tokens(
 
 
 def token_texts(ids: Sequence[int], decode: trajectories.Decoder) -> list[str]:
-  """What each token adds to the text; together they are the whole text.
+  """Returns the text that each token adds; their concatenation is the text.
 
-  A token that ends inside a character adds nothing, the one that completes it
-  the whole character.
+  A token that ends inside a multi-byte character adds "", and the token that
+  completes the character adds all of it.
   """
   texts: list[str] = []
-  start = done = 0  # The window decoded, and its part that was told.
+  # The previous window, start to done, is decoded again as context: decoders
+  # treat a first token differently (its leading space).
+  start = done = 0
   for stop in range(1, len(ids) + 1):
     before, after = decode(ids[start:done]), decode(ids[start:stop])
     if after.endswith("\ufffd") and stop < len(ids):

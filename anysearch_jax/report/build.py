@@ -1,8 +1,8 @@
-"""The report of a study: one self-contained page, its numbers, its tables.
+"""Builds the report of a study: a self-contained page, numbers and tables.
 
-`build` measures and `summary_table` prints, both pure; `write` leaves the page,
-`report.json`, `tables.md` and a CSV file a table on disk. Equal inputs give
-equal bytes.
+`build` measures and `summary_table` formats; both are pure. `write` saves the
+page, `report.json`, `tables.md` and a CSV file for each table. Equal inputs
+give equal bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ load_training = loading.load_training
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """What was measured: `data` as plain JSON, and what the page draws."""
+  """The measurements: `data` as plain JSON, and the values that are drawn."""
 
   data: dict[str, Any]
   study: study.Study
@@ -46,17 +46,18 @@ def build(
 
   Args:
     rows: the first is the system under test.
-    controls: labels of the rows it is held against.
-    training: the runs behind the rows.
-    groups: the table of ablations of each label; see `study.measure`.
-    worth: what one more search was, of some labels; see `loading.load_worth`.
-    prices: for costs; None takes those that the episodes were recorded with.
-    notes: how this was made, plain text.
-    resamples: of every bootstrap.
+    controls: labels of the rows that it is compared with.
+    training: the training runs of the rows.
+    groups: by label, the table of ablations that shows the row; see
+      `rows.measure`.
+    worth: by label, the value of one more search, see `loading.load_worth`.
+    prices: prices for costs; None keeps the costs recorded in the episodes.
+    notes: how the report was made, plain text.
+    resamples: number of resamples of every bootstrap.
 
   Raises:
-    ValueError: no row, a label that occurs twice, a control or a label of
-      `groups` that is no row, or rows measured on different questions.
+    ValueError: there is no row, a label occurs twice, a control or a label of
+      `groups` is not a row, or rows were measured on different questions.
   """
   labels = [row.label for row in rows]
   if not rows:
@@ -158,7 +159,7 @@ def _numbers(numbers: Sequence[comparison.Number]) -> list[dict[str, Any]]:
 
 
 def trained_budget(label: str, training: Sequence[metrics.Training]) -> int:
-  """The largest budget of the system's training; the paper's if unknown."""
+  """Returns the largest training budget; the default one if unknown."""
   own = [run for run in training if run.label == label] or training[:1]
   default = config_lib.CurriculumConfig()
   curriculum = own[0].config.get("curriculum", {}) if own else {}
@@ -174,11 +175,11 @@ def _total(run: metrics.Training, key: str) -> float:
 def configuration_differences(
   training: Sequence[metrics.Training],
 ) -> dict[str, Any]:
-  """The configuration values that are not the same in every run.
+  """Returns the configuration values that differ between runs.
 
   Returns:
-    `labels` of the runs that saved a configuration, and `lines` of {`key`: its
-    dotted path, `values`: JSON text by run, None where it lacks the key}.
+    `labels`: the runs that saved a configuration. `lines`: {`key`: dotted path,
+    `values`: JSON text for each run, None if it lacks the key}.
   """
 
   def flatten(node: Any, path: str = "") -> dict[str, str]:
@@ -211,12 +212,15 @@ def write(
   title: str = "One policy, any budget",
   **options: Any,
 ) -> dict[str, Any]:
-  """Writes the page to `output`, and everything else beside it.
+  """Writes the page to `output`, and the other files into the same folder.
 
   Args:
-    samples: whole episodes beyond those of the rows, as of training runs; one
-      of a row's label stands in for the row's own.
-    options: as `build` takes them.
+    output: path of the page.
+    rows, controls, training: as for `build`.
+    samples: further episodes to show, such as those of training runs. A sample
+      with a row's label replaces the row's own episodes.
+    title: title of the page.
+    options: further arguments of `build`.
 
   Returns:
     The data of `build`.
@@ -231,7 +235,7 @@ def write(
     report.data, report.study, shown, list(given.values()), title=title
   )
   output.parent.mkdir(parents=True, exist_ok=True)
-  # A model may emit half a surrogate pair, which UTF-8 cannot hold.
+  # A model may emit an unpaired surrogate, which UTF-8 cannot encode.
   output.write_bytes(html.encode("utf-8", "replace"))
   numbers = json.dumps(report.data, indent=1, allow_nan=False)
   output.with_name("report.json").write_text(numbers + "\n", "utf-8")
@@ -248,7 +252,7 @@ def write(
 
 
 def summary_table(data: Mapping[str, Any]) -> str:
-  """Rows x budgets as plain text: accuracy in percent, searches, TP."""
+  """Formats rows x budgets as plain text: accuracy in percent, searches, TP."""
   budgets = [str(b) for b in data["budgets"]]
   width = 10
   lines = [

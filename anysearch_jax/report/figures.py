@@ -1,4 +1,4 @@
-"""Every figure of the report, drawn from what was measured."""
+"""Draws every figure of the report from the measurements."""
 
 from __future__ import annotations
 
@@ -50,13 +50,15 @@ _PRICES = {
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-  """Rows that are drawn together: the same colours mean the same rows.
+  """The figures of rows that are drawn together, with one colour for each row.
 
   Attributes:
-    rows: colour and label.
-    curves: over the budget; sets: of each set, where there are several.
-    prices: accuracy over what it took.
-    hops: accuracy by the hops of the question, None where no row tells them.
+    title: heading of the panel.
+    rows: colour index and label of each row.
+    curves: figures of measures against the budget.
+    sets: figures of the accuracy on each dataset, if there are several.
+    prices: figures of the accuracy against a price.
+    hops: figure of the accuracy by hops; None if no row records them.
   """
 
   title: str
@@ -77,15 +79,15 @@ def panel(
   name: str,
   trained: int,
 ) -> Panel:
-  """Draws some rows.
+  """Draws the figures of some rows.
 
   Args:
-    title: over the panel.
-    curves: of the rows, all sets together.
-    by_dataset: likewise of each set; only drawn where there are several.
-    hops: accuracy by hops of each row.
-    index: colour of each label.
-    name: unique on the page.
+    title: heading of the panel.
+    curves: curves of the rows over all datasets.
+    by_dataset: curves on each dataset; drawn only if there are several.
+    hops: by label, accuracy by hops.
+    index: colour index of each label.
+    name: name that is unique on the page.
     trained: the largest budget of training.
   """
 
@@ -127,7 +129,7 @@ def panel(
 
 
 def _svg(text: str) -> markupsafe.Markup:
-  """Drawn by `plots`, which escapes what it is given."""
+  """Marks SVG of `plots` as safe; `plots` escapes its inputs."""
   return markupsafe.Markup(text)
 
 
@@ -139,7 +141,7 @@ def _price(
   against: str,
   name: str,
 ) -> markupsafe.Markup:
-  """Accuracy over a price, the Pareto front ringed."""
+  """Draws accuracy over a price, with rings around the Pareto front."""
   return _svg(
     plots.against_cost(
       [
@@ -183,7 +185,7 @@ def _hops(
 
 
 def use(counts: Mapping[int, Sequence[int]], *, name: str) -> markupsafe.Markup:
-  """How many searches were made of each budget, as shares."""
+  """Draws the shares of episodes by number of searches at each budget."""
   shares = [
     {k: n / sum(found) for k, n in enumerate(found) if n}
     for found in counts.values()
@@ -194,7 +196,7 @@ def use(counts: Mapping[int, Sequence[int]], *, name: str) -> markupsafe.Markup:
 
 
 def sampling(run: metrics.Training, *, name: str) -> markupsafe.Markup | None:
-  """The budgets that each rollout played; None without counts of them."""
+  """Draws the budgets that each rollout played; None without counts."""
   counts = {r["rollout"]: metrics.drawn(r) for r in run.records}
   if not any(any(found.values()) for found in counts.values()):
     return None
@@ -208,7 +210,7 @@ def sampling(run: metrics.Training, *, name: str) -> markupsafe.Markup | None:
 def histories(
   training: Sequence[metrics.Training], index: Mapping[str, int]
 ) -> list[markupsafe.Markup]:
-  """What the runs logged, one figure a quantity that any of them has."""
+  """Draws a figure for each logged quantity that any of the runs has."""
   starts = {_phase2(run) for run in training}
   found = []
   for key, title in HISTORIES.items():

@@ -1,4 +1,4 @@
-"""What a report is made of: rows and trainings, found in folders."""
+"""Loads the inputs of a report, rows and training runs, from folders."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from anysearch_jax.host import json_files
 from anysearch_jax.report import trajectories
 
 EPISODES = "episodes.jsonl"
-# Held whole of each file: for the browser, and the rules that choose
-# trajectories to read.
+# Complete episodes kept of each row, for the trajectory browser and for the
+# rules that choose trajectories to read.
 _SAMPLED = 500
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """A row's evaluation folders, and the training run they lie in.
+  """A row's evaluation folders, and the training run that contains them.
 
   Attributes:
-    folders: those of runs of one method with different seeds.
-    run: of the first folder, None where it was not trained.
+    label: name of the row.
+    folders: evaluations of one method; several are runs with different seeds.
+    run: the first folder's training run; None if it is not in one.
   """
 
   label: str
@@ -35,14 +36,14 @@ class Source:
 
 
 def sources(item: str) -> list[Source]:
-  """What a plain argument names.
+  """Finds the rows that an unlabelled command-line argument names.
 
   Args:
-    item: as of `named`, folders of evaluations, or of runs with
-      `evaluation/<name>/` inside. Evaluations of one name make one row.
+    item: text for `named`; the folders are evaluations, or runs with
+      `evaluation/<name>/` inside. Evaluations with equal labels form one row.
 
   Raises:
-    ValueError: a folder that does not exist or that has no evaluation.
+    ValueError: a folder does not exist or has no evaluation.
   """
   label, paths = named(item)
   found: dict[str, list[pathlib.Path]] = {}
@@ -60,19 +61,19 @@ def named(
 ) -> tuple[str, tuple[pathlib.Path, ...]]:
   """Reads `folder` or `label=folder`, several folders joined by `+`.
 
-  Labels and folders may hold `=` and `+` themselves. What exists decides: the
-  longest end of the item that names existing folders is read as folders, and
-  in it the longest names first.
+  Labels and folders may contain `=` and `+` themselves, so existing folders
+  decide: the longest suffix of the item that names existing folders is read as
+  folders, and longer folder names are preferred.
 
   Args:
     item: the text.
     labelled: whether the label is required.
 
   Returns:
-    The label, "" where there is none, and the folders.
+    The label, "" if there is none, and the folders.
 
   Raises:
-    ValueError: the item cannot be read as folders that exist.
+    ValueError: the item does not name existing folders.
   """
   starts = [i + 1 for i, character in enumerate(item) if character == "="]
   for start in starts if labelled else [0, *starts]:
@@ -87,7 +88,7 @@ def named(
 
 
 def _folders(text: str) -> tuple[pathlib.Path, ...] | None:
-  """Existing folders joined by `+`; None if that is not what `text` is."""
+  """Reads existing folders joined by `+`; None if `text` is not that."""
   text = text.strip()
   ends = [i for i, character in enumerate(text) if character == "+"]
   for end in [len(text), *reversed(ends)]:
@@ -101,10 +102,10 @@ def _folders(text: str) -> tuple[pathlib.Path, ...] | None:
 
 
 def evaluations(folder: pathlib.Path) -> list[pathlib.Path]:
-  """The folder itself if it is an evaluation, else those of the run.
+  """Returns the folder if it is an evaluation, otherwise the run's evaluations.
 
   Raises:
-    ValueError: it is neither.
+    ValueError: it is neither an evaluation nor a run that has one.
   """
   if (folder / EPISODES).is_file():
     return [folder]
@@ -119,7 +120,7 @@ def evaluations(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _label(given: str, path: pathlib.Path, folder: pathlib.Path) -> str:
-  """A label for each evaluation: its run's, with its name unless `plain`."""
+  """Returns an evaluation's label: its run's, and its name unless `plain`."""
   if path == folder and given:
     return given
   inside = folder.parent.name == "evaluation"
@@ -128,7 +129,7 @@ def _label(given: str, path: pathlib.Path, folder: pathlib.Path) -> str:
 
 
 def home(source: Source) -> pathlib.Path:
-  """The folder that a row's report belongs in: its run, or its evaluation."""
+  """Returns the folder for a row's report: its run, or its evaluation."""
   return _run_of(source.folders[0]) or source.folders[0]
 
 
@@ -140,11 +141,11 @@ def _run_of(folder: pathlib.Path) -> pathlib.Path | None:
 def load_row(label: str, *folders: pathlib.Path) -> metrics.Row:
   """Reads the `episodes.jsonl` of one or more evaluations.
 
-  Several folders are one row: runs of one method with different seeds.
+  Several folders form one row: runs of one method with different seeds.
 
   Raises:
-    ValueError: no such file, an episode in it that cannot be used, or the
-      same (question, budget, seed) twice.
+    ValueError: a file is missing, an episode is invalid, or a (question,
+      budget, seed) occurs twice.
   """
   paths = [folder / EPISODES for folder in folders]
   for path in paths:
@@ -162,10 +163,10 @@ def load_row(label: str, *folders: pathlib.Path) -> metrics.Row:
 
 
 def decoder(folder: pathlib.Path) -> trajectories.Decoder | None:
-  """Of the tokenizer that an evaluation's policy has, None if it is gone.
+  """Returns the decoder of an evaluation's policy, None if it is missing.
 
-  `config.json` names the policy by the path that it had then; a run that was
-  moved since holds it as `policy` or `source`.
+  `config.json` holds the policy's path at the time of the evaluation. If the
+  run was moved since, its `policy` or `source` is used.
   """
   run = folder.parent.parent
   config = folder / "config.json"
@@ -179,10 +180,10 @@ def decoder(folder: pathlib.Path) -> trajectories.Decoder | None:
 
 
 def load_worth(*folders: pathlib.Path) -> Mapping[str, Any]:
-  """What `launch.branch` measured of the first evaluation that it was run on.
+  """Reads the result of `launch.branch` from the first folder that has one.
 
   Returns:
-    As `branching.summary`; empty where it was run on none.
+    The `branching.summary`; empty if no folder has a result.
   """
   for folder in folders:
     path = folder / "branches" / "summary.json"
@@ -192,12 +193,12 @@ def load_worth(*folders: pathlib.Path) -> Mapping[str, Any]:
 
 
 def load_training(label: str, folder: pathlib.Path) -> metrics.Training:
-  """Reads `metrics.jsonl` and, where there is one, `config.json` of a run.
+  """Reads `metrics.jsonl` and, if there is one, `config.json` of a run.
 
-  A rollout that was repeated after a resume counts once, as it was last.
+  If a rollout was repeated after a resume, its last record counts.
 
   Raises:
-    ValueError: no metrics, or a line of them that is not JSON.
+    ValueError: the metrics are missing, or a line of them is not JSON.
   """
   path = folder / "metrics.jsonl"
   if not path.is_file():

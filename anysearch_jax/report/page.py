@@ -1,4 +1,4 @@
-"""The report's page: figures, tables and trajectories in their template."""
+"""Renders the report's page: figures, tables and trajectories."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from anysearch_jax.report import browser, figures, plots, trajectories
 from anysearch_jax.report import rows as study_lib
 from anysearch_jax.report import tables as tables_lib
 
-_MOST_LINES = 300  # Of a table on the page; its CSV file has all.
-_LONG = 60  # Lines of a table that is open from the start.
-_WIDE = 10  # Columns that stand beside each other on a laptop and on paper.
+_MOST_LINES = 300  # Lines of a table on the page; its CSV file has all.
+_LONG = 60  # Longer tables are collapsed at first.
+_WIDE = 10  # Number of columns that fit on a laptop and on paper.
 _FILES = pathlib.Path(__file__).parent
 
 
@@ -31,14 +31,14 @@ def render(
   *,
   title: str,
 ) -> str:
-  """One HTML page that needs nothing but itself.
+  """Returns a self-contained HTML page.
 
   Args:
-    data: what `report.build` made of the study.
-    study: what figures and tables show.
-    samples: whole episodes of the rows, for reading.
-    groups: likewise of training runs.
-    title: of the page.
+    data: the data of `build.build`.
+    study: the measurements that figures and tables show.
+    samples: complete episodes of the rows, for reading.
+    groups: complete episodes of training runs.
+    title: title of the page.
   """
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_FILES),
@@ -78,16 +78,17 @@ def render(
 
 
 def security_policy(*, style: str, script: str) -> str:
-  """The page's content security policy: what a browser may load and run.
+  """Returns the page's content security policy.
 
-  That is this style sheet and this script, known by their hashes, and nothing
-  from anywhere else. Style attributes stay allowed, because figures and
-  legends set colours by them and they can load nothing. `style-src` is for
-  browsers that do not know its two parts: https://www.w3.org/TR/CSP3/
+  It allows this style sheet and this script, by their hashes, and nothing else.
+  Style attributes are allowed too: figures and legends use them for colours,
+  and with this policy they cannot load anything. `style-src` is the fallback
+  for browsers without `style-src-elem` and `style-src-attr`:
+  https://www.w3.org/TR/CSP3/
 
   Args:
     style: the whole text of the page's `<style>` element.
-    script: likewise of its `<script>` element.
+    script: the whole text of its `<script>` element.
   """
 
   def hashed(text: str) -> str:
@@ -108,7 +109,7 @@ def security_policy(*, style: str, script: str) -> str:
 
 
 def _figures(study: study_lib.Study) -> dict[str, Any]:
-  """Every figure, under the names by which the template places them."""
+  """Returns every figure, by its name in the template."""
   index = study.index
 
   def chosen(
@@ -145,17 +146,17 @@ def _figures(study: study_lib.Study) -> dict[str, Any]:
 
 
 def fixed(value: float | None, digits: int = 3, *, sign: str = "") -> str:
-  """A number for a table; a dash where it is not defined."""
+  """Formats a number for a table; a dash if it is undefined."""
   if value is None:
     return "–"
   return f"{value:{sign}.{digits}f}".replace("-", "−")
 
 
 def parts(table: tables_lib.Table) -> list[tables_lib.Table]:
-  """The table in pieces that are no wider than `_WIDE` columns.
+  """Splits a table into pieces of at most `_WIDE` columns.
 
-  A wide table is cut between its groups of columns, and a group only where it
-  is itself too wide.
+  A wide table gets one piece for each group of columns; a group that is itself
+  too wide gets several.
   """
   if len(table.columns) <= _WIDE:
     return [table]
@@ -178,7 +179,7 @@ def parts(table: tables_lib.Table) -> list[tables_lib.Table]:
 def _blocks(
   table: tables_lib.Table, most: int
 ) -> list[list[tuple[tables_lib.Line, list[int]]]]:
-  """The first lines by block, each with the places of its cells."""
+  """Returns the first lines by block, each with the ranks of its cells."""
   table = dataclasses.replace(table, lines=table.lines[:most])
   return [
     list(zip(block, tables_lib.ranks(block, table.columns), strict=True))
@@ -187,7 +188,7 @@ def _blocks(
 
 
 def _headings(columns: Sequence[tables_lib.Column]) -> list[tuple[str, int]]:
-  """Neighbouring columns of one group: its name and how many they are."""
+  """Returns (name, number of columns) of each run of columns in a group."""
   found: list[tuple[str, int]] = []
   for column in columns:
     if found and found[-1][0] == column.group:

@@ -1,4 +1,4 @@
-"""The paper's tables over any rows, every claim with its interval and n."""
+"""The paper's tables for any rows, every number with its interval and n."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from anysearch_jax.evaluation import pairwise as pairwise_lib
 from anysearch_jax.report import table_rows, tables
 
 TIGHT = (4, 5, 6)  # Budgets of the paper's efficiency table.
-PAPER_BUDGET = 5  # That of its main, token and ablation tables.
-_SAMPLED = 6  # Lines of the sampling table.
+PAPER_BUDGET = 5  # Budget of the paper's main, token and ablation tables.
+_SAMPLED = 6  # Maximum number of lines of a phase in the sampling table.
 
 
 def usual_budget(rows: Sequence[table_rows.Shown]) -> int:
-  """The paper's budget, or the evaluated one that is nearest."""
+  """Returns the paper's budget, or the evaluated budget nearest to it."""
   return min(
     table_rows.budgets(rows), key=lambda b: (abs(b - PAPER_BUDGET), -b)
   )
@@ -26,7 +26,7 @@ def usual_budget(rows: Sequence[table_rows.Shown]) -> int:
 def main(
   rows: Sequence[table_rows.Shown], *, resamples: int = 10_000
 ) -> tables.Table:
-  """EM on every set and their average, at each budget."""
+  """Tabulates EM on every dataset, and their average, at each budget."""
   sets = table_rows.datasets(rows)
   lines = []
   for budget in table_rows.budgets(rows):
@@ -63,7 +63,7 @@ def main(
 
 
 def efficiency(rows: Sequence[table_rows.Shown]) -> tables.Table:
-  """EM, searches and TP of every set at B = 4, 5 and 6."""
+  """Tabulates EM, searches and TP of every dataset at B = 4, 5 and 6."""
   return tables.Table(
     "efficiency",
     "Efficiency at B = 4, 5 and 6",
@@ -97,7 +97,7 @@ def efficiency(rows: Sequence[table_rows.Shown]) -> tables.Table:
 def ablation(
   name: str, title: str, rows: Sequence[table_rows.Shown]
 ) -> tables.Table:
-  """Accuracy, TP and searches of some rows, at one budget and over all."""
+  """Tabulates accuracy, TP and searches at one budget and over all B >= 1."""
   at = usual_budget(rows)
   names = ("accuracy", "tp", "searches")
   lines = []
@@ -129,7 +129,7 @@ def ablation(
 
 
 def tokens(rows: Sequence[table_rows.Shown]) -> tables.Table:
-  """Tokens written and read, their share, and the cost of an episode."""
+  """Tabulates tokens written and read, their sum, and the share read."""
   names = (
     "generated_tokens",
     "retrieved_tokens",
@@ -168,7 +168,7 @@ def early_stopping(
   compared: Mapping[str, Sequence[comparison.Comparison]],
   index: Mapping[str, int],
 ) -> tables.Table:
-  """Both discordant counts, those that left budget unused, the net gain."""
+  """Tabulates discordant counts, losses with unused budget, the net gain."""
   outcomes = (
     "π wrong, other right",
     "of these, π left budget unused",
@@ -224,7 +224,10 @@ _COMPARED = {
 def pairwise(
   name: str, title: str, found: Sequence[pairwise_lib.Difference]
 ) -> tables.Table:
-  """Differences of every two rows with p values, one line a cell of a pair."""
+  """Tabulates differences of every two rows with p values.
+
+  Each line is one dataset and budget of one pair.
+  """
   lines: dict[tuple[str, ...], dict[str, pairwise_lib.Difference]] = {}
   sets = list(dict.fromkeys(d.dataset for d in found))
   for difference in sorted(
@@ -290,7 +293,7 @@ def pairwise(
 
 
 def sampling(training: Sequence[metrics.Training]) -> tables.Table:
-  """Which budgets were played, as training went on."""
+  """Tabulates the budgets that were played over the course of training."""
   spans = [
     (run.label, phase, part)
     for run in training
@@ -334,13 +337,13 @@ def sampling(training: Sequence[metrics.Training]) -> tables.Table:
 
 
 def _steps(part: Sequence[Mapping[str, float]]) -> str:
-  """The optimizer steps at the ends of some rollouts."""
+  """Returns the first and last optimizer step of some rollouts, as text."""
   first, last = part[0].get("step", "?"), part[-1].get("step", "?")
   return f"{first}" if first == last else f"{first} to {last}"
 
 
 def _parts(records: list) -> list[list]:
-  """The first record alone, then spans of about equal length."""
+  """Splits off the first record, and the rest into spans of similar length."""
   if not records:
     return []
   rest = records[1:]

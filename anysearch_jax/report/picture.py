@@ -1,9 +1,9 @@
-"""One SVG file of a study: accuracy and searches against the budget.
+"""Draws one SVG file of a study: accuracy and searches against the budget.
 
-It shows the report's own two figures side by side. A page of its own has no
-style sheet and is read on white and on dark ground, so every colour here has
-enough contrast with both: text 4:1, lines and markers 3:1
-(https://www.w3.org/TR/WCAG22/#contrast-minimum measures it).
+It shows two figures of the report side by side. A stand-alone SVG has no style
+sheet and appears on light and on dark backgrounds, so every colour here has
+enough contrast with both: 4:1 for text, 3:1 for lines and markers (defined in
+https://www.w3.org/TR/WCAG22/#contrast-minimum).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SERIES = (
 _COLORS = {
   "currentColor": INK,
   "var(--rule)": "#80808066",
-  # Behind the budgets that were never trained.
+  # The background of budgets above the largest training budget.
   "var(--shade)": "#8080802e",
   **{f"var(--series-{i})": color for i, color in enumerate(SERIES)},
 }
@@ -44,13 +44,14 @@ def svg(rows: Sequence[metrics.Row], *, trained: int) -> str:
   """Draws accuracy and mean searches of each row, with 95% intervals.
 
   Args:
-    rows: at least one; their colours and markers are those of the report.
-    trained: the largest budget of training; what lies beyond is shaded.
+    rows: at least one; colours and markers are those of the report.
+    trained: the largest budget of training; larger budgets are shaded.
 
   Returns:
     The text of an SVG file. Equal rows give equal bytes.
   """
-  # Only the area under a curve is resampled, and it is not drawn.
+  # One resample suffices for rows of one dataset: only the area under a curve
+  # is bootstrapped, and it is not drawn.
   measured = [
     curves.curve(row.label, row.columns, trained=trained, resamples=1)
     for row in rows
@@ -78,10 +79,10 @@ def svg(rows: Sequence[metrics.Row], *, trained: int) -> str:
     f'xmlns:xlink="http://www.w3.org/1999/xlink" '
     f'width="{whole:g}pt" height="{height + _LEGEND:g}pt" '
     f'viewBox="0 0 {whole:g} {height + _LEGEND:g}" font-family="sans-serif">',
-    # As page.css has it; the figures come without a style of their own.
+    # The same line as in page.css, because `plots` removes a figure's style.
     "<style>svg * { stroke-linejoin: round; stroke-linecap: butt }</style>",
     *(
-      # A nested point is no unit of this file but 4/3 of one.
+      # A nested "pt" would be scaled to 4/3 of a user unit, so drop the unit.
       re.sub(r'(width|height)="([\d.]+)pt"', r'\1="\2"', panel).replace(
         "<svg", f'<svg x="{i * (width + _GAP):g}" y="{_LEGEND:g}"', 1
       )
@@ -97,7 +98,7 @@ def svg(rows: Sequence[metrics.Row], *, trained: int) -> str:
 
 
 def _legend(labels: Sequence[str], middle: float) -> str:
-  """One centred line: a row's marker in its colour, then its label."""
+  """Returns a centred line with each row's coloured marker and label."""
   entries = "<tspan>\u2003</tspan>".join(
     f'<tspan fill="{SERIES[i % len(SERIES)]}">{plots.glyph(i)}</tspan>'
     f"<tspan> {html.escape(label)}</tspan>"

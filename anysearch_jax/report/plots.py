@@ -1,8 +1,8 @@
 """Plots as inline SVG that follows the page's theme.
 
-Colours are drawn as placeholders and become CSS variables, so that one figure
-is right on light and on dark ground; text stays text. Each series also has its
-own marker and dash: nothing is told by colour alone.
+Colours are drawn as placeholders and become CSS variables, so that a figure
+works on light and on dark backgrounds; text stays text. Each series also has
+its own marker and dash, so nothing depends on colour alone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from matplotlib import figure, ticker
 
 from anysearch_jax.evaluation import intervals
 
-SERIES = 8  # Colours before they repeat, with other markers; the page has them.
-BANDS = 8  # Likewise colours of stacked parts.
+SERIES = 8  # Number of series colours in page.css; then other markers follow.
+BANDS = 8  # Number of colours of stacked bars in page.css.
 GLYPHS = "●■▲◆▼✚✖★"
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _DASHES = ("-", "--", "-.", ":", (0, (6, 1)), (0, (3, 1, 1, 1, 1, 1)))
@@ -60,9 +60,10 @@ _STYLE = {
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-  """One line: `index` picks its colour, marker and dash.
+  """A line; `index` selects its colour, marker and dash.
 
-  points: (x, value with its interval), in order; undefined ones are left out.
+  `points` are (x, estimate) in order; points with an undefined value are left
+  out.
   """
 
   index: int
@@ -70,17 +71,17 @@ class Series:
 
 
 def color(index: int) -> str:
-  """The placeholder that becomes `var(--series-<index>)`."""
+  """Returns the placeholder that becomes `var(--series-<index>)`."""
   return f"#0400{index % SERIES:02x}"
 
 
 def glyph(index: int) -> str:
-  """The marker of a series as a character, for legends and tables."""
+  """Returns the marker of a series as a character, for legends and tables."""
   return GLYPHS[_shape(index)]
 
 
 def _shape(index: int) -> int:
-  """Each round of colours has the next markers."""
+  """Returns the marker's index; each cycle of colours shifts the markers."""
   return (index + index // SERIES) % SERIES
 
 
@@ -94,13 +95,14 @@ def against_budget(
   trained: int | None = None,
   diagonal: bool = False,
 ) -> str:
-  """A value with its interval at every budget.
+  """Draws a value with its interval at every budget.
 
   Args:
-    series: x is the budget.
-    name: unique on the page; seeds the ids inside the SVG.
-    trained: largest budget seen in training; what lies beyond is shaded.
-    diagonal: draw searches = B, the most that can be spent.
+    series: the lines; x is the budget.
+    name: name that is unique on the page; it seeds the ids inside the SVG.
+    title, y_label, x_label: texts of the figure.
+    trained: the largest budget of training; larger budgets are shaded.
+    diagonal: whether to draw the line searches = B, the upper bound.
   """
   with matplotlib.rc_context(_STYLE):
     fig, axes = _axes(title, x_label, y_label)
@@ -112,7 +114,7 @@ def against_budget(
         "searches = B", ends[1:] * 2, ha="right", va="top", rotation=0,
         xytext=(-14, 0), textcoords="offset points",
       )  # fmt: skip
-    # Bars beside each other, and all of them at their budget.
+    # Shift the series slightly, so that their error bars do not overlap.
     step = 0.4 / max(SERIES, len(series))
     for position, s in enumerate(series):
       offset = (position - (len(series) - 1) / 2) * step
@@ -146,11 +148,11 @@ def against_cost(
   x_label: str,
   y_label: str,
 ) -> str:
-  """Accuracy over what it took; one point a budget.
+  """Draws a value over its cost, one point for each budget.
 
   Args:
-    series: x is the cost.
-    front: (cost, value) of the points that nothing beats; they get a ring.
+    series: the lines; x is the cost.
+    front: (cost, value) of the points of the Pareto front, marked by rings.
   """
   with matplotlib.rc_context(_STYLE):
     fig, axes = _axes(title, x_label, y_label)
@@ -187,11 +189,11 @@ def shares(
   name: str,
   title: str,
 ) -> str:
-  """At each budget, the share of episodes by the searches that they made.
+  """Draws, for each budget, the shares of episodes by number of searches.
 
   Args:
-    budgets: one stacked bar each.
-    used: by number of searches, the share in [0, 1] at each budget.
+    budgets: the budgets; each gets a stacked bar.
+    used: for each budget, the share in [0, 1] by number of searches.
   """
   with matplotlib.rc_context(_STYLE):
     fig, axes = _axes(title, "search budget B", "share of episodes")
@@ -226,12 +228,12 @@ def drawn(
   name: str,
   title: str,
 ) -> str:
-  """The questions of each budget in every rollout, stacked.
+  """Draws the number of questions of each budget in every rollout, stacked.
 
   Args:
-    counts: of each rollout, the questions by budget. A rollout without a
-      record stays empty.
-    phase2: first rollout of Phase II, marked by a line.
+    counts: for each rollout, the number of questions by budget. A rollout
+      without a record stays empty.
+    phase2: first rollout of Phase II, marked by a line; None: no line.
   """
   rollouts = range(min(counts), max(counts) + 1)
   played = {b for found in counts.values() for b, n in found.items() if n}
@@ -272,12 +274,12 @@ def history(
   title: str,
   window: int = 9,
 ) -> str:
-  """A training metric over rollouts: faint as logged, strong as a mean.
+  """Draws a training metric: logged values faint, the trailing mean strong.
 
   Args:
     lines: (series index, rollouts `[R]`, values `[R]`); nan leaves a gap.
-    phase2: first rollout of Phase II, marked when all runs agree on it.
-    window: rollouts of the trailing mean.
+    phase2: first rollout of Phase II, marked by a line; None: no line.
+    window: number of rollouts in the trailing mean.
   """
   with matplotlib.rc_context(_STYLE):
     fig, axes = _axes(title, "rollout", "")
@@ -293,14 +295,14 @@ def history(
         markersize=4,
       )
     low, high = axes.get_ylim()
-    if high - low < 1e-6:  # A constant: show no rounding noise.
+    if high - low < 1e-6:  # Do not magnify the rounding noise of a constant.
       axes.set_ylim(low - 0.05, high + 0.05)
     _mark_phases(axes, [x for _, xs, _ in lines for x in xs], phase2)
     return _svg(fig, name, title)
 
 
 def trailing_mean(values: Sequence[float], window: int) -> np.ndarray:
-  """Mean of the last `window` values, fewer at the start; nan is left out."""
+  """Returns means of the last `window` values, without those not finite."""
   values = np.asarray(values, dtype=np.float64)
   means = np.full(len(values), np.nan)
   for stop in range(1, len(values) + 1):
@@ -321,7 +323,7 @@ def _axes(title: str, x_label: str, y_label: str):
 
 
 def _bars(estimates: Sequence[intervals.Estimate]) -> np.ndarray | None:
-  """Error bar lengths `[2, P]`; an undefined interval has length 0."""
+  """Returns error bar lengths `[2, P]`; an undefined interval has length 0."""
   if not any(e.low is not None for e in estimates):
     return None
   bars = [
@@ -346,16 +348,16 @@ def _mark_phases(axes, rollouts: Sequence[float], phase2: float | None) -> None:
 
 
 def _svg(fig: figure.Figure, name: str, title: str) -> str:
-  """The figure as an `<svg>` element without anything outside it."""
+  """Returns the figure as an `<svg>` element, without an XML header."""
   buffer = io.StringIO()
-  # A fixed salt makes the ids, and with them the bytes, equal on every run,
-  # and keeps those of two figures on one page apart.
+  # A fixed salt makes the ids, and thus the bytes, equal in every run; a
+  # different salt for each figure keeps ids on one page unique.
   with matplotlib.rc_context({"svg.hashsalt": name}):
     fig.savefig(buffer, format="svg")
   svg = buffer.getvalue()
   svg = svg[svg.index("<svg") :]
-  # A style sheet in a figure would hold for the whole page, whose policy allows
-  # one only: page.css has its line.
+  # A style sheet inside a figure would apply to the whole page, and the page's
+  # security policy allows page.css only, which contains the figure's rule.
   for element in ("metadata", "style"):
     svg = re.sub(rf"<{element}\b.*?</{element}>", "", svg, flags=re.DOTALL)
   svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)

@@ -1,4 +1,4 @@
-"""Tables beyond the paper's: everything by budget, its use, what went wrong."""
+"""Tables beyond the paper's: measures by budget, budget use, failures."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ def overview(
   curves: Sequence[curves_lib.Curve],
   means: Mapping[str, Mapping[str, intervals.Estimate]],
 ) -> tables.Table:
-  """Every row at every budget: exact match, searches and productivity.
+  """Tabulates exact match, searches and productivity of rows at all budgets.
 
   Args:
-    rows: all of them.
-    curves: of each row over all its sets.
-    means: over the budgets, of the rows that have one (see `shown.complete`).
+    rows: all rows.
+    curves: the curve of each row over all its datasets.
+    means: by label, the averages of the rows that are complete (see
+      `table_rows.complete`).
   """
   at = table_rows.budgets(rows)
   points = {
@@ -73,7 +74,7 @@ _SCORERS = {
 def scorers(
   rows: Sequence[table_rows.Shown], *, resamples: int = 10_000
 ) -> tables.Table:
-  """Our scores beside those of the sets' published evaluation scripts."""
+  """Tabulates our scores next to those of the datasets' published scripts."""
   names, sets = tuple(_SCORERS), table_rows.datasets(rows)
 
   def cells(
@@ -112,7 +113,7 @@ def scorers(
 
 
 def formats(rows: Sequence[table_rows.Shown]) -> tables.Table:
-  """Well-formed, truncated, invalid, over-budget and failed episodes."""
+  """Tabulates well-formed, truncated, invalid, over-budget, failed episodes."""
   names = ("format_rate", "truncated_rate", "invalid_rate", "violation_rate")
   return tables.Table(
     "formats",
@@ -144,7 +145,7 @@ def formats(rows: Sequence[table_rows.Shown]) -> tables.Table:
 
 
 def hops(rows: Sequence[table_rows.Shown]) -> tables.Table:
-  """Accuracy by the question's hops at every budget; no line if unknown."""
+  """Tabulates accuracy by hops at every budget; no line if unknown."""
   at = table_rows.budgets(rows)
   lines = []
   for row in rows:
@@ -167,7 +168,7 @@ def hops(rows: Sequence[table_rows.Shown]) -> tables.Table:
 def budget_use(
   use: Mapping[str, Mapping[int, Sequence[int]]], index: Mapping[str, int]
 ) -> tables.Table:
-  """The share of episodes that made 0, 1, ... searches of their budget."""
+  """Tabulates the shares of episodes with 0, 1, ... searches by budget."""
   most = max(
     (len(c) for found in use.values() for c in found.values()), default=0
   )
@@ -201,11 +202,11 @@ def curves(
   rows: Sequence[table_rows.Shown],
   study: Mapping[str, Sequence[curves_lib.Curve]],
 ) -> tables.Table:
-  """Every measure of every row at every budget.
+  """Tabulates every measure of every row at every budget.
 
   Args:
-    rows: all of them.
-    study: the curves of each set, and of the average of several.
+    rows: all rows.
+    study: by dataset, the curves of the rows; `average` over several datasets.
   """
   by_label = {row.label: row for row in rows}
 
@@ -257,7 +258,7 @@ def areas(
   rows: Sequence[table_rows.Shown],
   study: Mapping[str, Sequence[curves_lib.Curve]],
 ) -> tables.Table:
-  """The area under each row's budget curve; arguments as of `curves`."""
+  """Tabulates the area under each row's curve; arguments as for `curves`."""
   index = {row.label: row.index for row in rows}
   return tables.Table(
     "area",
@@ -291,7 +292,7 @@ def areas(
 def pareto(
   offers: Mapping[str, Sequence[curves_lib.Offer]], index: Mapping[str, int]
 ) -> tables.Table:
-  """The rows at budgets that no other beats at its price."""
+  """Tabulates the Pareto front: the offers that no other dominates."""
   return tables.Table(
     "pareto",
     "The Pareto front",
@@ -326,11 +327,11 @@ _AXES = {
 def worth(
   found: Mapping[str, Mapping[str, Any]], index: Mapping[str, int]
 ) -> tables.Table:
-  """What one more search was worth, by other ends of stored episodes.
+  """Tabulates the value of one more search, measured by `branching`.
 
   Args:
-    found: of some rows, what `branching.summary` returns.
-    index: colour of each label.
+    found: by label, the result of `branching.summary`.
+    index: colour index of each label.
   """
   lines = []
   for label, summary in found.items():

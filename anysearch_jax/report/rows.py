@@ -1,4 +1,4 @@
-"""Rows measured together: what figures, tables and the page are made from."""
+"""Measures the rows of a study, for figures, tables and the page."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from anysearch_jax.report import paper_tables, row_tables
 from anysearch_jax.report import table_rows as shown_lib
 from anysearch_jax.report import tables as tables_lib
 
-# Of the permutation test, for each test of the family at least: Holm's
-# correction multiplies a p value by up to so many tests, and 1 / draws is the
-# least there is.
+# Permutations for each test of a family, at least. Holm's correction multiplies
+# a p value by up to the number of tests, and the smallest p value is about
+# 1 / draws, so 1 / 40 remains reachable after the correction.
 _DRAWS = 40
-# What is said of a row as a whole.
+# The measures that are averaged over all datasets and budgets of a row.
 MEANS = ("accuracy", "tp", "searches", "total_tokens")
-# The ablations that the paper has, and its comparison; others are called as
-# they are named.
+# Titles of the paper's ablations and of its comparison of systems; other groups
+# use their names as titles.
 GROUPS = {
   "methods": "Compared systems",
   "tool": "Tool reward",
@@ -43,19 +43,22 @@ GROUPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-  """Everything that was measured.
+  """The measurements of a study.
 
   Attributes:
     trained: the largest budget of the system's training.
-    index: colour of each row and training run.
-    groups: labels that are shown together, by title; the system leads each.
-    curves: of each row over all its sets; by_dataset: of each set.
-    use: of each row, see `metrics.budget_use`.
-    means: over the budgets, of the rows that have every set and budget.
-    lacks: what other rows have and each row has not, in words; "" for nothing.
-    hops: of the same rows as `means`, accuracy by hops over every B >= 1.
-    training: the runs behind the rows.
-    tables: in no order that matters.
+    index: colour index of each row and training run.
+    groups: by title, the labels that are shown together; the system is first.
+    curves: the curve of each row over all its datasets.
+    by_dataset: by dataset, the curves of the rows that have it.
+    use: by label, see `metrics.budget_use`.
+    means: by label, averages over datasets of all episodes; only for rows that
+      have every dataset and budget.
+    lacks: by label, the datasets and budgets that only other rows have, in
+      words; "" if there are none.
+    hops: by label, for the rows of `means`: accuracy by hops over all B >= 1.
+    training: the training runs of the rows.
+    tables: the tables; their order has no meaning.
   """
 
   trained: int
@@ -85,13 +88,13 @@ def measure(
 
   Args:
     rows: the first is the system under test.
-    training: the runs behind them.
-    compared: the system against each other row.
-    groups: of some labels, the ablation (a key of `GROUPS`, or any name) that
-      they belong to. Without any, all rows are one group.
-    worth: of some labels, what one more search was; see `loading.load_worth`.
+    training: the training runs of the rows.
+    compared: by label, the comparison of the system with each other row.
+    groups: by label, the ablation that the row belongs to: a key of `GROUPS`,
+      or any name. If empty, all rows are one group.
+    worth: by label, the value of one more search, see `loading.load_worth`.
     trained: the largest budget of the system's training.
-    resamples: of every bootstrap.
+    resamples: number of resamples of every bootstrap.
   """
   labels = [row.label for row in rows]
   together = _groups(labels, groups)
@@ -112,7 +115,7 @@ def measure(
     for dataset in shown_lib.datasets(list(shown.values()))
   }
   everything = list(shown.values())
-  # Averages over sets are comparable where each is of all sets.
+  # Averages over datasets are comparable only if they cover the same datasets.
   alike = [
     curve
     for curve in curves
@@ -177,7 +180,7 @@ def measure(
 def offers(
   curves: Sequence[curves_lib.Curve],
 ) -> dict[str, tuple[curves_lib.Offer, ...]]:
-  """Rows at budgets by price; dollars only where any are known."""
+  """Returns offers by kind of price; without `cost` if all costs are 0."""
   found = {
     against: curves_lib.pareto(curves, against)
     for against in ("searches", "tokens", "cost")
@@ -192,7 +195,7 @@ def _pairwise(
   groups: Mapping[str, tuple[str, Sequence[str]]],
   resamples: int,
 ) -> list[tables_lib.Table]:
-  """Each group is a family of its own."""
+  """Returns a table for each group of two or more rows: a family of tests."""
   found = []
   for name, (title, members) in groups.items():
     if len(members) < 2:
@@ -215,7 +218,7 @@ def _pairwise(
 
 
 def _tests(rows: Sequence[metrics.Row]) -> int:
-  """Tests of one measure in the largest family: every pair in every cell."""
+  """Returns the number of tests of one measure: all pairs in all cells."""
   cells = len({b for row in rows for b in metrics.budgets(row.columns)}) * len(
     {name for row in rows for name in row.columns.datasets}
   )
@@ -225,7 +228,7 @@ def _tests(rows: Sequence[metrics.Row]) -> int:
 def _groups(
   labels: Sequence[str], groups: Mapping[str, str]
 ) -> dict[str, tuple[str, list[str]]]:
-  """Name for files -> title and labels, the system first in each."""
+  """Returns file name -> (title, labels), with the system first in each."""
   members: dict[str, list[str]] = {}
   for label in labels[1:] if groups else ():
     members.setdefault(groups.get(label, "other"), [labels[0]]).append(label)
@@ -244,7 +247,7 @@ def _colours(
   groups: Mapping[str, tuple[str, Sequence[str]]],
   runs: Sequence[str],
 ) -> dict[str, int]:
-  """A colour for each label that is its own within its group."""
+  """Returns a colour index for each label, unique within its group."""
   index = {
     label: place
     for _, members in groups.values()
@@ -258,9 +261,9 @@ def _colours(
 def row_data(
   row: metrics.Row, curve: curves_lib.Curve, study: Study
 ) -> dict[str, Any]:
-  """A row as JSON: counts pooled, claims averaged over its sets.
+  """Returns a row as JSON: counts are pooled, MEANS averaged over datasets.
 
-  Its `average` is None where other rows have sets or budgets that it lacks.
+  `average` is None if another row has a dataset or a budget that it lacks.
   """
   points = {point.budget: point for point in curve.points}
   cells = metrics.by_budget(row.columns)

@@ -1,4 +1,4 @@
-"""Rows as tables show them: by dataset and budget, in the paper's order."""
+"""Rows in the form of the tables: by dataset and budget, in paper order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from anysearch_jax.evaluation import columns, measures, metrics
 from anysearch_jax.report import tables
 
-# As the paper heads its main table.
+# The headings of the paper's main table.
 NAMES = {
   "nq": ("General QA", "NQ†"),
   "triviaqa": ("General QA", "TriviaQA*"),
@@ -22,12 +22,14 @@ NAMES = {
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-  """A row as tables show it: label, colour and its numbers.
+  """A row in the form of the tables.
 
   Attributes:
+    label: name of the row.
+    index: its colour index.
     table: the scored episodes.
-    cells: those by dataset and budget; none is empty.
-    failed: by budget, how many were left out.
+    cells: the scored episodes by dataset and budget; no cell is empty.
+    failed: by budget, the number of failed episodes, which are left out.
   """
 
   label: str
@@ -38,7 +40,7 @@ class Shown:
 
 
 def show(row: metrics.Row, index: int) -> Shown:
-  """A row with its episodes by dataset and budget."""
+  """Splits a row's episodes by dataset and budget."""
   table = row.columns.scored()
   return Shown(
     row.label,
@@ -57,27 +59,28 @@ def show(row: metrics.Row, index: int) -> Shown:
 
 
 def datasets(rows: Sequence[Shown]) -> list[str]:
-  """The sets that any row has, in the paper's order."""
+  """Returns the datasets that any row has, in the paper's order."""
   found = {dataset for row in rows for dataset, _ in row.cells}
   return [name for name in NAMES if name in found] + sorted(found - set(NAMES))
 
 
 def budgets(rows: Sequence[Shown]) -> list[int]:
-  """The budgets that any row has, ascending."""
+  """Returns the budgets that any row has, ascending."""
   return sorted({budget for row in rows for _, budget in row.cells})
 
 
 def complete(
   row: Shown, rows: Sequence[Shown], budgets: Sequence[int] | None = None
 ) -> bool:
-  """Whether a row has every set at every budget that any of the rows has.
+  """Whether a row has every (dataset, budget) that any of the rows has.
 
-  Only such rows can be compared in a number over several sets or budgets.
+  Only such rows are comparable in a number that covers several datasets or
+  budgets.
 
   Args:
     row: one of `rows`.
-    rows: those that are shown together.
-    budgets: those that the number is over; None: all.
+    rows: the rows that are shown together.
+    budgets: the budgets that the number covers; None: all.
   """
   wanted = {
     cell
@@ -89,7 +92,7 @@ def complete(
 
 
 def lacks(row: Shown, rows: Sequence[Shown]) -> str:
-  """Names the budgets and sets that other rows have and a row has not."""
+  """Describes the budgets and datasets that only other rows have."""
   ours = [row]
   at = [f"{b}" for b in budgets(rows) if b not in budgets(ours)]
   sets = [name for name in datasets(rows) if name not in datasets(ours)]
@@ -104,7 +107,7 @@ def lacks(row: Shown, rows: Sequence[Shown]) -> str:
 def cells(
   part: columns.Columns | None, names: Sequence[str]
 ) -> list[tables.Cell | None]:
-  """Measures of some episodes; n stands with the first."""
+  """Returns the measures `names` of some episodes; the first cell has n."""
   if part is None or not len(part):
     return [None] * len(names)
   found = measures.estimates(part, names)

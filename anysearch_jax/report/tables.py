@@ -1,4 +1,4 @@
-"""A table as a value: shown on the page, kept in JSON, written as CSV."""
+"""A table as a value, with its forms as Markdown, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from anysearch_jax.evaluation import intervals
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-  """A number with its interval and what it rests on; None: not defined."""
+  """A number, its interval and its sample size; None: undefined."""
 
   value: float | None
   low: float | None = None
@@ -25,14 +25,14 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-  """How a column is read.
+  """A column's heading and format.
 
   Attributes:
-    name: unique within the table with its group.
-    group: a heading over neighbouring columns of equal group.
-    digits: shown after the point, on the page only.
+    name: heading; group and name together are unique in the table.
+    group: heading over neighbouring columns with an equal group.
+    digits: number of decimals on the page and in Markdown.
     signed: whether a plus sign is shown.
-    best: whether the largest of a block is marked.
+    best: whether the largest values of a block are marked.
   """
 
   name: str
@@ -48,7 +48,7 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-  """One line; `index` is the colour of its row, None where it has none."""
+  """A line; `index` is the colour index of its row, None for no colour."""
 
   keys: tuple[str, ...]
   cells: tuple[Cell | None, ...]
@@ -60,9 +60,12 @@ class Table:
   """A table of the report.
 
   Attributes:
-    name: of its CSV file and its key in the JSON.
-    note: what the numbers are and where their intervals come from.
+    name: name of its CSV file and its key in the JSON.
+    title: heading.
+    note: explains the numbers and their intervals.
     keys: names of the leading text columns.
+    columns: the columns of numbers.
+    lines: the lines.
   """
 
   name: str
@@ -74,12 +77,12 @@ class Table:
 
 
 def cell(estimate: intervals.Estimate, n: int | None = None) -> Cell:
-  """An estimate as a cell."""
+  """Returns an estimate as a cell."""
   return Cell(estimate.value, estimate.low, estimate.high, n)
 
 
 def blocks(table: Table) -> list[list[Line]]:
-  """Neighbouring lines that agree in every key but the last."""
+  """Groups neighbouring lines that agree in every key but the last."""
   found: list[list[Line]] = []
   for line in table.lines:
     if found and found[-1][0].keys[:-1] == line.keys[:-1]:
@@ -90,9 +93,10 @@ def blocks(table: Table) -> list[list[Line]]:
 
 
 def ranks(block: Sequence[Line], columns: Sequence[Column]) -> list[list[int]]:
-  """1 for the best of its block and column, 2 for the second, else 0.
+  """Returns 1 for the best of a block and column, 2 for the second, else 0.
 
-  Equal values share a rank; a block of one line has none.
+  Equal values share a rank. There are no ranks in a block with a single line or
+  without two different values.
   """
   places = [[0] * len(columns) for _ in block]
   for number, column in enumerate(columns):
@@ -110,7 +114,7 @@ def ranks(block: Sequence[Line], columns: Sequence[Column]) -> list[list[int]]:
 
 
 def to_csv(table: Table) -> str:
-  """Every number in full: value, low, high and n where a column has them."""
+  """Returns CSV with full precision: value, and low, high, n if present."""
   parts = ("value", "low", "high", "n")
   kept = [
     [
@@ -151,12 +155,12 @@ def to_csv(table: Table) -> str:
 
 
 def _text(key: str) -> str:
-  """A spreadsheet would run text that begins like a formula."""
+  """Quotes text that a spreadsheet would run as a formula."""
   return f"'{key}" if key[:1] in ("=", "+", "-", "@", "\t", "\r") else key
 
 
 def to_markdown(table: Table) -> str:
-  """For notes: intervals in brackets."""
+  """Returns the table as Markdown, with intervals in brackets."""
   head = [*table.keys, *(column.full_name for column in table.columns)]
   lines = [f"### {escaped(table.title)}", "", _row(head)]
   lines.append(_row(["---"] * len(head)))
@@ -180,11 +184,12 @@ def _row(texts: Sequence[str]) -> str:
 
 
 def escaped(text: str) -> str:
-  """Text for one line of Markdown, which shows every character as it is.
+  """Escapes text for one line of Markdown, so that it is shown literally.
 
-  HTML becomes entities: not every reader of Markdown removes it. An underscore
-  inside a word is left alone, as CommonMark leaves it, and so are brackets
-  that no address follows: https://spec.commonmark.org/0.31.2/#links
+  HTML becomes entities, because not every Markdown renderer removes it. An
+  underscore inside a word is not escaped, as CommonMark does not interpret it;
+  nor are brackets without an address after them:
+  https://spec.commonmark.org/0.31.2/#links
   """
   text = re.sub(r"[\\`*|~$]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
   text = html.escape(text, quote=False).replace("](", "]\\(")
@@ -202,7 +207,7 @@ def _shown(found: Cell | None, column: Column) -> str:
 
 
 def to_json(table: Table) -> dict[str, Any]:
-  """Plain values."""
+  """Returns the table as plain JSON values."""
   return dataclasses.asdict(table) | {
     "columns": [
       dataclasses.asdict(c) | {"full_name": c.full_name} for c in table.columns

@@ -1,4 +1,4 @@
-"""Which trajectories a reader should see, and who wrote what in them."""
+"""Chooses trajectories for readers, and splits them by author."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _VERIFYING = frozenset({"verdict", "verify", "check"})
 
 
 class Decoder(Protocol):
-  """Text of ids, control tokens written out."""
+  """Decodes token ids to text, including control tokens."""
 
   def __call__(self, ids: Sequence[int]) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-  """Some whole episodes of a row (of a training run: of its rollouts).
+  """Some complete episodes of a row, or of a training run's rollouts.
 
-  decode: of the row's tokenizer, None where it is not there.
+  `decode` belongs to the row's tokenizer; None if it is unavailable.
   """
 
   label: str
@@ -34,7 +34,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-  """One trajectory to read: why it was chosen, and what another row did."""
+  """A trajectory to read, why it was chosen, and another row's for it."""
 
   why: str
   label: str
@@ -53,16 +53,17 @@ def choose(
 ) -> list[Choice]:
   """Chooses trajectories of the first row by rule, then at random.
 
-  The rules come first so that nobody picks the examples: wins and losses
-  against the first control, closed book, a verification, a retry, a
-  violation, an unseen budget. Ties fall to `seed`, never to file order.
+  Fixed rules avoid hand-picked examples: wins and losses against the first
+  control, closed book, a verification, a retry, a violation, an unseen budget.
+  `seed` breaks ties, so the order of files does not matter.
 
   Args:
-    samples: of the rows; the first is of the system under test.
-    controls: labels; the first is the one compared with.
-    trained: the largest budget seen in training.
-    count: trajectories at most.
-    seed: of the random choices.
+    samples: samples of the rows; the first is of the system under test.
+    controls: labels; the first is compared with. Without one that has a
+      sample, the second sample is.
+    trained: the largest budget of training.
+    count: maximum number of trajectories.
+    seed: seed of the random choices.
   """
   system = samples[0]
   others = [s for s in samples if s.label in controls[:1]]
@@ -113,7 +114,7 @@ def choose(
 
 
 def verifies(episode: episodes_lib.Episode) -> bool:
-  """Whether a query asks for a verdict, or names a fact with its value."""
+  """Whether a query asks for a verdict, or contains a fact with its value."""
   facts = episode.get("metadata", {}).get("facts") or ()
   return any(
     _VERIFYING & set(episodes_lib.words(query).split())
@@ -123,7 +124,7 @@ def verifies(episode: episodes_lib.Episode) -> bool:
 
 
 def retries(episode: episodes_lib.Episode) -> bool:
-  """Whether a search follows an empty result, or re-words an earlier one."""
+  """Whether a search follows an empty result, or rephrases an earlier one."""
   empty = [
     index
     for index, span in enumerate(episode["spans"])
@@ -147,7 +148,7 @@ def retries(episode: episodes_lib.Episode) -> bool:
 
 
 def authored(episode: episodes_lib.Episode) -> list[tuple[str, str]]:
-  """The response as (author, text), neighbours of one author joined."""
+  """Returns the response as (author, text); joins spans of equal author."""
   joined: list[tuple[str, str]] = []
   for span in episode["spans"]:
     author, text = span["author"], span["text"]
