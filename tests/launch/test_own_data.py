@@ -1,0 +1,57 @@
+"""The files and the cheap commands of docs/own_data.md."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import shlex
+
+import pytest
+from commands import run
+
+from anysearch_jax.data import prepared
+from anysearch_jax.training import validation
+from launch import build_index, flags, prepare_data
+from retrieval.index import opening
+
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "own_data.md"
+COMMANDS = {"prepare_data": prepare_data, "build_index": build_index}
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+  """The folder in which the page's files and two of its commands were."""
+  folder = tmp_path_factory.mktemp("own_data")
+  text = PAGE.read_text()
+  for name, rows in re.findall(r"```json (\S+)\n(.*?)```", text, re.DOTALL):
+    (folder / name).write_text(rows)
+  lines = re.sub(r"\\\n", " ", text)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.chdir(folder)
+    for name, command in COMMANDS.items():
+      (line,) = re.findall(rf"^    python -m launch\.{name} (.*)$", lines, re.M)
+      assert run(command, *shlex.split(line)) == ""
+    yield folder
+
+
+def test_page_has_the_questions_that_its_configuration_asks(played):
+  config = flags.load_config("configs/own_data.py")
+  validation.validate(config)
+  questions = prepared.Prepared(played / config.data.path)
+  assert len(questions.rows(config.data.split)) == 4
+  assert len(questions.rows("mine_test")) == 2
+
+
+def test_index_of_the_page_finds_what_its_questions_need(played):
+  config = flags.load_config("configs/own_data.py")
+  index = opening.open_index(played / config.retrieval.index)
+  (found,) = index.search(["Who founded the Orlan bakery?"], 3)
+  assert found[0].title == "Orlan bakery"
+  assert "Mira Tasse" in found[0].text
+
+
+def test_page_names_the_folders_of_its_configuration():
+  text = PAGE.read_text()
+  config = flags.load_config("configs/own_data.py")
+  for path in (config.policy, config.data.path, config.retrieval.index):
+    assert f"={path}\n" in text or f" {path}\n" in text, path
