@@ -2,8 +2,8 @@
 
 Hardware: a laptop, with 8 GB of memory for the policy below. docs/own_data.md
 has the commands before and after it, and what was measured.
-Expected: next to nothing is learnt. Eight optimizer steps of 8 trajectories show
-that your files, an index, a training and an evaluation fit together.
+Expected: next to nothing is learnt. Eight optimizer steps of 8 trajectories
+show that your files, an index, a training and an evaluation fit together.
 
     python -m launch.train --config=configs/own_data.py --output=runs/mine
 
