@@ -1,1 +1,1 @@
-"""Retrievers that ask a language model to make up or to refine passages."""
+"""Retrievers that let a language model generate or refine passages."""

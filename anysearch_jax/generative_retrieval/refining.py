@@ -1,8 +1,9 @@
-"""Search-o1's reason-in-documents: a search shows what helps of what it found.
+"""Search-o1's reason-in-documents: a model condenses what a search found.
 
-A second call to the policy reads the documents with the reasoning so far and
-the query at hand, and only what it hands back goes into the episode. Its tokens
-are no part of the trajectory; the model counts them.
+A second call to the policy reads the documents, the reasoning so far and the
+query. Only the text that it returns enters the episode. The call's tokens are
+not part of the trajectory; the model's counters include them. See
+https://arxiv.org/abs/2501.05366.
 """
 
 from __future__ import annotations
@@ -44,30 +45,30 @@ Documents:
 
 
 class Refiner(Protocol):
-  """Reads what a search found."""
+  """Condenses the passages of a search."""
 
   async def refine(
     self, request: types.SearchRequest, found: Sequence[types.Passage]
   ) -> Sequence[types.Passage]:
-    """What of it goes into the episode of `request.asker`.
+    """Returns the passages to show in the episode of `request.asker`.
 
     Raises:
-      types.EngineError, types.RetrievalError: it cannot say.
+      types.EngineError, types.RetrievalError: the refiner cannot answer.
     """
     ...
 
   def identity(self) -> dict[str, Any]:
-    """JSON values that say who reads."""
+    """Returns JSON values that identify the refiner."""
     ...
 
 
 class RefiningRetriever:
-  """`types.Retriever` that shows what a refiner makes of another's passages.
+  """A `types.Retriever` that refines the passages of another one.
 
   Args:
-    retriever: finds them; its batches and its cache are as ever.
-    refiner: reads them.
-    config: of those batches.
+    retriever: finds passages; its searches are batched and cached.
+    refiner: condenses the passages of each search.
+    config: sizes of the retriever's batches and cache.
   """
 
   by_asker = True
@@ -83,19 +84,19 @@ class RefiningRetriever:
     self._searcher = searching.Searcher(retriever, config)
 
   def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
-    """As `text_model.attach`."""
+    """See `text_model.attach`."""
     text_model.attach(self._retriever, engine, codec)
     text_model.attach(self._refiner, engine, codec)
 
   async def search(
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
-    """What helps. Raises as retriever and `Refiner.refine` do."""
+    """Returns refined passages. Raises as the retriever and refiner do."""
     found = await self._searcher.search(request)
     return tuple(await self._refiner.refine(request, found))
 
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
-    """What answers come from, with its hash."""
+    """Returns JSON values that identify retriever and refiner, with a hash."""
     return text_model.identified(
       {
         "kind": "refined",
@@ -106,24 +107,24 @@ class RefiningRetriever:
 
 
 class ModelRefiner:
-  """A second call to a language model; it never sees a right answer.
+  """A refiner that calls a language model, without the right answer.
 
   Args:
-    model: reads.
-    marks: texts by which a step of the reasoning is a search or its result.
+    model: reads the documents.
+    marks: texts that mark a reasoning step as a search or its result.
   """
 
   def __init__(self, model: text_model.TextModel, *, marks: Sequence[str]):
     self._model, self._marks = model, tuple(marks)
 
   def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
-    """As `text_model.attach`."""
+    """See `text_model.attach`."""
     text_model.attach(self._model, engine, codec)
 
   async def refine(
     self, request: types.SearchRequest, found: Sequence[types.Passage]
   ) -> Sequence[types.Passage]:
-    """One passage, whose id names those that were read."""
+    """Returns one passage, whose id joins the ids of the documents."""
     if not found:
       return (types.Passage("", "", NOTHING),)
     asker = simulation.asking(request)
@@ -146,14 +147,15 @@ class ModelRefiner:
 
 
 def reasoning(text: str, marks: Sequence[str]) -> str:
-  """The steps of a response that the second call is shown.
+  """Returns the steps of a response that the second call reads.
 
   Args:
     text: of the response; a blank line ends a step.
-    marks: of searches and their results.
+    marks: texts that mark searches and their results.
 
   Returns:
-    The first step, the last four and all that hold a mark; `...` for others.
+    The first step, the last four and all steps with a mark; `...` replaces each
+    run of other steps.
   """
   steps = [step.strip() for step in _BLANK.split(text) if step.strip()]
   kept: list[str] = []
@@ -170,7 +172,7 @@ def reasoning(text: str, marks: Sequence[str]) -> str:
 
 
 def documents(found: Sequence[types.Passage]) -> str:
-  """Passages as the second call reads them, each cut at 3,000 characters."""
+  """Formats passages for the second call, each cut at 3,000 characters."""
   return "\n".join(
     f"Doc {rank}(Title: {passage.title}) {passage.text}"[:_MOST_CHARACTERS]
     for rank, passage in enumerate(found, 1)
@@ -178,7 +180,7 @@ def documents(found: Sequence[types.Passage]) -> str:
 
 
 def final(reply: str) -> str:
-  """What a reply hands back; `NOTHING` where it does not say so."""
+  """Returns the final information of a reply, `NOTHING` if it has none."""
   _, mark, text = reply.rpartition(_FINAL)
   text = text.strip().strip("`").strip() if mark else ""
   return text or NOTHING

@@ -1,10 +1,12 @@
-"""ZeroSearch's search engine: passages made up for whoever searches.
+"""ZeroSearch's simulated search engine: a model generates the passages.
 
-With a probability that rises over training they are noisy, else useful. Which
-it is, is drawn by the address of the search, so it depends on no timing.
-Deviation from the released code: each search is simulated with its own
-question and right answer (there, with those of another question as soon as one
-trajectory does not search). Passages have titles, as the real ones have.
+Passages are noisy with a probability that follows a schedule over training, and
+useful otherwise. The draw depends only on the address of the search, not on
+timing. See https://arxiv.org/abs/2505.04588.
+
+Deviation from the released code: each search is simulated with its own question
+and right answer. The released code uses those of another question once any
+trajectory of the batch does not search. Passages have titles, like real ones.
 """
 
 from __future__ import annotations
@@ -52,31 +54,33 @@ _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+")
 
 
 class Simulator(Protocol):
-  """Makes passages up."""
+  """Generates passages."""
 
   async def find(
     self, request: types.SearchRequest, *, noisy: bool
   ) -> Sequence[types.Passage]:
-    """At most `request.k` of one sort, for `request.asker`.
+    """Returns at most `request.k` noisy or useful passages.
+
+    `request.asker` has the question and its right answers.
 
     Raises:
-      types.EngineError, types.RetrievalError: it cannot.
+      types.EngineError, types.RetrievalError: the simulator cannot answer.
     """
     ...
 
   def identity(self, corpora: Sequence[str]) -> dict[str, Any]:
-    """JSON values that say what answers come from."""
+    """Returns JSON values that identify the simulator."""
     ...
 
 
 class SimulatedRetriever:
-  """`types.Retriever` that asks a simulator.
+  """A `types.Retriever` that asks a simulator.
 
   Args:
-    simulator: makes the passages up.
-    config: how noisy it is in the course of training.
-    rollouts: of the run; the share of them that is done is its progress, and
-      from the last on it stays at the end.
+    simulator: generates the passages.
+    config: the schedule of the noise.
+    rollouts: number of rollouts of the run; the progress in the schedule is the
+      share of them that is done, at most 1.
     seed: of the run.
   """
 
@@ -94,25 +98,25 @@ class SimulatedRetriever:
     self._rollouts, self._seed = rollouts, seed
 
   def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
-    """As `text_model.attach`."""
+    """See `text_model.attach`."""
     text_model.attach(self._simulator, engine, codec)
 
   async def search(
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
-    """Useful or noisy passages; raises as `Simulator.find`."""
+    """Returns useful or noisy passages; raises as `Simulator.find`."""
     asker = asking(request)
     found = await self._simulator.find(request, noisy=self.noisy(asker))
     return tuple(found[: request.k])
 
   def noisy(self, asker: types.Asker) -> bool:
-    """Whether a search is answered by noisy passages."""
+    """Returns whether a search is answered by noisy passages."""
     progress = min(asker.address.rollout / self._rollouts, 1.0)
     drawn = text_model.uniform(asker.address, asker.turn, "noisy", self._seed)
     return drawn < zerosearch_reward.noise(progress, self._config)
 
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
-    """What answers come from, with its hash."""
+    """Returns JSON values that identify simulator and schedule, with a hash."""
     return text_model.identified(
       {
         "kind": "simulated",
@@ -125,7 +129,7 @@ class SimulatedRetriever:
 
 
 class ModelSimulator:
-  """A language model that is told question and right answer.
+  """A simulator whose prompt contains the question and the right answers.
 
   Args:
     model: writes the passages.
@@ -135,13 +139,13 @@ class ModelSimulator:
     self._model = model
 
   def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
-    """As `text_model.attach`."""
+    """See `text_model.attach`."""
     text_model.attach(self._model, engine, codec)
 
   async def find(
     self, request: types.SearchRequest, *, noisy: bool
   ) -> Sequence[types.Passage]:
-    """See `Simulator`; a reply without a passage is a failure."""
+    """See `Simulator`; a reply without a passage raises RetrievalError."""
     asker = asking(request)
     kind = "noisy" if noisy else "useful"
     prompt = _PROMPT.format(
@@ -170,7 +174,7 @@ class ModelSimulator:
 
 
 def asking(request: types.SearchRequest) -> types.Asker:
-  """Who searches. Raises ValueError where a request does not say it."""
+  """Returns the asker of a request. Raises ValueError if it is missing."""
   if request.asker is None:
     raise ValueError(
       f"Found the search {request.query!r} without an asker; expected one of "
@@ -180,15 +184,15 @@ def asking(request: types.SearchRequest) -> types.Asker:
 
 
 def passages(reply: str, kind: str) -> list[types.Passage]:
-  """The passages of a simulator's reply.
+  """Parses the passages of a simulator's reply.
 
   Args:
-    reply: documents behind `Doc 1`, `Doc 2`, ..., else one a line. What a model
-      thought before them does not count.
-    kind: for their ids, which a trajectory's record shows.
+    reply: documents marked by `Doc 1`, `Doc 2`, ..., or one per line without
+      such marks. Text before `</think>` is ignored.
+    kind: part of the passages' ids, which a trajectory's record shows.
   """
   reply = reply.rpartition("</think>")[2]
-  # What stands before the first mark, then a title and a text for each.
+  # The text before the first mark, then a title and a text for each document.
   _, *parts = _DOCUMENT.split(reply)
   titles, texts = parts[::2], parts[1::2]
   if not parts:

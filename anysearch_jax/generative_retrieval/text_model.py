@@ -1,7 +1,7 @@
-"""Language models behind retrievers: a text for a prompt.
+"""Language models behind retrievers: a prompt in, a text out.
 
-`EngineModel` takes a turn of an engine of ours, `EndpointModel` asks a server
-that has OpenAI's chat completions.
+`EngineModel` samples with the run's own engine. `EndpointModel` asks a server
+with OpenAI's chat-completions interface.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from anysearch_jax import types
 from anysearch_jax.environment import protocol
 from anysearch_jax.host.http import calls, errors, redaction, wire
 
-# What sets the address of a second call apart from every episode's own.
+# Offsets that keep the address of a second call distinct from all episodes'.
 _VARIANT = 1 << 40
 _TURN = 1 << 20
 _LARGEST = 1 << 24
@@ -38,34 +38,34 @@ class TextModel(Protocol):
   async def complete(
     self, prompt: str, *, address: types.Address, turn: int
   ) -> str:
-    """What the model says to one user message.
+    """Returns the model's reply to one user message.
 
     Args:
       prompt: any text.
-      address, turn: of the episode that waits for it; randomness is drawn by
-        them, apart from the episode's own.
+      address, turn: of the episode that waits for the reply. They determine the
+        random numbers, which differ from the episode's own.
 
     Raises:
-      types.EngineError, types.RetrievalError: it says nothing in time.
+      types.EngineError, types.RetrievalError: the model gave no reply in time.
     """
     ...
 
   def identity(self) -> dict[str, Any]:
-    """JSON values that say which model it is."""
+    """Returns JSON values that identify the model."""
     ...
 
 
 class EngineModel:
-  """`TextModel` of an engine of ours; it samples as the engine does.
+  """A `TextModel` that uses an engine of the run, with its sampling settings.
 
-  The episode that asks is released from the engine first, and prefilled again
-  when it goes on. So an episode has its own cache or that of its second call,
-  never both: as many episodes as the engine has slots can all search at once,
-  and none waits for a slot that only its own end would free.
+  The episode that asks is first released from the engine, and is prefilled
+  again at its next turn. An episode therefore never holds two slots. Otherwise
+  the engine could deadlock: if all slots belonged to searching episodes, each
+  would wait for a slot that only its own end would free.
 
   Args:
-    config: tokens and seconds of a call.
-    stop: texts that end a turn of the engine; a reply ends before them.
+    config: tokens and deadline of a call.
+    stop: texts that end a turn of the engine; they are removed from replies.
   """
 
   def __init__(
@@ -77,13 +77,13 @@ class EngineModel:
     self.counters: Counter[str] = Counter()
 
   def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
-    """Asks this engine from now on."""
+    """Sets the engine and the codec of later calls."""
     self._engine, self._codec = engine, codec
 
   async def complete(
     self, prompt: str, *, address: types.Address, turn: int
   ) -> str:
-    """See `TextModel`; a prompt without room in the engine is a failure."""
+    """See `TextModel`; a prompt too long for the engine raises EngineError."""
     if self._engine is None:
       raise RuntimeError(
         "The retriever asks the policy's engine and was given none; expected "
@@ -116,21 +116,21 @@ class EngineModel:
     return text
 
   def identity(self) -> dict[str, Any]:
-    """That it is the policy; which one, a run's provenance says."""
+    """Identifies the model as the policy; the run's provenance names it."""
     return {"kind": "policy", "max_tokens": self._config.max_tokens}
 
 
 class EndpointModel:
-  """`TextModel` of a server; from any event loop.
+  """A `TextModel` that asks a server; it can be used from any event loop.
 
   Args:
     url: of the server's interface (`http://host:8000/v1`), with or without
       `/chat/completions`.
     config: model, key and limits.
-    transport: answers instead of the network.
+    transport: replaces the network, for tests.
 
   Raises:
-    ValueError: a url that is none, no model, a key that is not there.
+    ValueError: the url is invalid, or the model or the key is missing.
   """
 
   def __init__(
@@ -141,7 +141,7 @@ class EndpointModel:
     transport: httpx2.AsyncBaseTransport | None = None,
   ):
     if not redaction.is_address(url):
-      # Which may hold a password.
+      # The message does not quote the url, which may contain a password.
       raise ValueError(
         "The model's url is not one; expected an address such as "
         "http://127.0.0.1:8000/v1, with no user, query or fragment."
@@ -182,7 +182,7 @@ class EndpointModel:
       "max_tokens": c.max_tokens,
       "temperature": c.temperature,
       "top_p": c.top_p,
-      # As far as the server keeps to it, a reply can be had again.
+      # Replies are reproducible if the server honours the seed.
       "seed": int(uniform(address, turn, "reply") * 2**31),
     }
     self.counters["calls"] += 1
@@ -195,7 +195,7 @@ class EndpointModel:
     return text
 
   def identity(self) -> dict[str, Any]:
-    """Address, model and how it is sampled."""
+    """Returns the address, the model and its sampling settings."""
     c = self._config
     return {
       "kind": "endpoint",
@@ -207,7 +207,7 @@ class EndpointModel:
     }
 
   def close(self) -> None:
-    """Closes connections; calls under way fail."""
+    """Closes connections; running calls fail."""
     self._caller.close()
 
   async def _ask(self, body: bytes) -> tuple[str, tuple[int, int]]:
@@ -223,15 +223,16 @@ class EndpointModel:
 def attach(
   retriever: types.Retriever, engine: types.Engine, codec: types.TextCodec
 ) -> None:
-  """Gives the policy's engine to a retriever that asks it; others are left."""
+  """Passes the policy's engine to a retriever that has `attach`."""
   if hasattr(retriever, "attach"):
     retriever.attach(engine, codec)
 
 
 def uniform(address: types.Address, turn: int, *more: int | str) -> float:
-  """A draw from [0, 1) that only an address, a turn and `more` decide.
+  """Returns a draw from [0, 1) that depends only on the arguments.
 
-  Episodes that share their random numbers (`types.Address.variant`) share it.
+  `address.variant` is ignored, so episodes that share their random numbers get
+  the same draw.
   """
   key = [*map(int, address._replace(variant=0)), turn, *more]
   digest = hashlib.blake2b(json.dumps(key).encode(), digest_size=8).digest()
@@ -239,7 +240,7 @@ def uniform(address: types.Address, turn: int, *more: int | str) -> float:
 
 
 def identified(values: dict[str, Any]) -> dict[str, Any]:
-  """An identity with its hash."""
+  """Returns an identity with its SHA-256."""
   canonical = json.dumps(values, sort_keys=True).encode()
   return {**values, "sha256": hashlib.sha256(canonical).hexdigest()}
 
@@ -247,10 +248,10 @@ def identified(values: dict[str, Any]) -> dict[str, Any]:
 def _reply(
   data: bytes, url: str, redact: redaction.Redactor
 ) -> tuple[str, tuple[int, int]]:
-  """Text of a completion, and tokens of prompt and reply.
+  """Returns the text of a completion, and the tokens of prompt and reply.
 
   Raises:
-    errors.RetrievalError: an answer of another shape.
+    errors.RetrievalError: the answer has another shape.
   """
   value = wire.parse(data, url, redact)
   try:
@@ -266,5 +267,5 @@ def _reply(
   usage = usage if isinstance(usage, Mapping) else {}
   counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
   prompt, reply = (n if type(n) is int and n > 0 else 0 for n in counts)
-  # No tokenizer encodes half of a surrogate pair.
+  # Replace unpaired surrogates, which no tokenizer can encode.
   return text.encode(errors="replace").decode(), (prompt, reply)

@@ -1,7 +1,7 @@
-"""The parameter table: one row a weight, for every use of it.
+"""The parameter table: one row describes everything about a weight.
 
-A row says where a parameter stands in our nested dict, its shape and logical
-axes, what a checkpoint file calls it, and how the file's layout is rearranged:
+A row has the parameter's path in our nested dict, its shape and logical axes,
+its name in a checkpoint file, and how the file's layout is rearranged:
 `ours = file.reshape(split).transpose(perm)`. A row whose name contains
 `{layer}` is stacked over layers on its first axis. Initial values, shardings,
 loading and export all follow from the rows.
@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-# Slices with start and stop, one an axis.
+# One slice per axis, with start and stop.
 Block = tuple[slice, ...]
 
 
@@ -27,13 +27,13 @@ class Weight:
 
   Attributes:
     path: keys in the nested parameter dict.
-    shape: our shape, the layer axis included where stacked.
+    shape: our shape, including the layer axis of stacked rows.
     axes: one logical axis name (or None) for each axis of `shape`.
-    name: the tensor's name in the file, with `{layer}` where stacked.
-    split: what the file's tensor is reshaped to, one layer.
-    perm: the transpose after it, one layer.
-    file_shape: the tensor's shape in the file, one layer.
-    init: standard deviation of a fresh normal value; None means ones,
+    name: the tensor's name in the file; contains `{layer}` if stacked.
+    split: shape to which one layer's tensor of the file is reshaped.
+    perm: the transpose after `split`.
+    file_shape: shape of one layer's tensor in the file.
+    init: standard deviation of the normal initial value; None means ones,
       0 means zeros.
   """
 
@@ -52,11 +52,11 @@ class Weight:
 
   @property
   def layer_shape(self) -> tuple[int, ...]:
-    """Our shape of what one tensor of the file holds."""
+    """Our shape of one tensor of the file."""
     return self.shape[1:] if self.stacked else self.shape
 
   def names(self) -> list[str]:
-    """The tensors of the file that this row holds, in layer order."""
+    """Returns the names of this row's tensors in the file, in layer order."""
     if not self.stacked:
       return [self.name]
     return [self.name.format(layer=i) for i in range(self.shape[0])]
@@ -65,23 +65,25 @@ class Weight:
     return tensor.reshape(self.split).transpose(self.perm)
 
   def to_file(self, ours):
-    """A layer of ours (NumPy or JAX) in the file's layout."""
+    """Rearranges one layer (NumPy or JAX) to the file's layout."""
     inverse = tuple(int(i) for i in np.argsort(self.perm))
     return ours.transpose(inverse).reshape(self.file_shape)
 
   def read_block(
     self, block: Block, read: Callable[[Block], np.ndarray]
   ) -> np.ndarray:
-    """A block of ours, one layer, from a block of the file's tensor.
+    """Reads a block of one layer, in our layout, from the file's tensor.
+
+    One axis of the file may consist of several of ours, such as heads and
+    head_dim. A block of the outermost of them is contiguous in the file; for
+    any other, the whole file axis is read and then sliced.
 
     Args:
       block: of `layer_shape`.
-      read: gives a block of the file's tensor. It is asked for no more than
-        the block, unless that cuts an axis which is not the outermost of its
-        file axis.
+      read: returns a block of the file's tensor.
 
     Returns:
-      A view of what was read.
+      A view of the array that `read` returned.
     """
     wanted = [block[self.perm.index(j)] for j in range(len(self.perm))]
     shape, asked, axis = list(self.split), [], 0
@@ -104,7 +106,7 @@ class Weight:
 
 
 def tree(rows: Sequence[Weight], leaf: Callable[[Weight], Any]) -> dict:
-  """The nested dict with `leaf(row)` at each row's path."""
+  """Returns the nested dict with `leaf(row)` at each row's path."""
   out: dict = {}
   for row in rows:
     node = out
@@ -115,20 +117,20 @@ def tree(rows: Sequence[Weight], leaf: Callable[[Weight], Any]) -> dict:
 
 
 def get(params: Mapping, path: Sequence[str]):
-  """The leaf at `path`."""
+  """Returns the leaf at `path`."""
   for key in path:
     params = params[key]
   return params
 
 
 def layer(params: Mapping, row: Weight, i: int):
-  """What one tensor of the file holds, in our layout (NumPy or JAX)."""
+  """Returns layer `i` of a row in our layout (NumPy or JAX)."""
   array = get(params, row.path)
   return index(array, i) if row.stacked else array
 
 
 def index(array, i: int):
-  """`array[i]`, compiled once for all i where it is JAX's."""
+  """Returns `array[i]`; for JAX arrays one compiled program serves all i."""
   return _index(array, i) if isinstance(array, jax.Array) else array[i]
 
 
@@ -138,7 +140,7 @@ def _index(array: jax.Array, i: jax.Array) -> jax.Array:
 
 
 def tensors(rows: Sequence[Weight]) -> Iterator[tuple[str, Weight, int]]:
-  """(name, row, layer) of each tensor, the layers' one layer after another."""
+  """Yields (name, row, layer) of each tensor, layer after layer."""
   stacked = [row for row in rows if row.stacked]
   first = next((i for i, row in enumerate(rows) if row.stacked), len(rows))
   for row in rows[:first]:
@@ -152,12 +154,12 @@ def tensors(rows: Sequence[Weight]) -> Iterator[tuple[str, Weight, int]]:
 
 
 def count(rows: Sequence[Weight]) -> int:
-  """How many parameters the table has."""
+  """Returns the number of parameters (scalars) in the table."""
   return sum(math.prod(row.shape) for row in rows)
 
 
 def initialize(rows: Sequence[Weight], seed: int) -> dict:
-  """Fresh float32 parameters, deterministic by seed."""
+  """Returns initial float32 parameters, deterministic by seed."""
   rng = np.random.Generator(np.random.PCG64(seed))
 
   def leaf(row: Weight) -> np.ndarray:
@@ -173,14 +175,14 @@ def shardings(
   mesh: jax.sharding.Mesh,
   rules: Mapping[str, str | None],
 ) -> dict:
-  """The nested dict of each weight's `NamedSharding`.
+  """Returns the nested dict of each weight's `NamedSharding`.
 
   Args:
     rows: the table.
     mesh: any mesh.
-    rules: for every logical axis the mesh axis it is cut over, or None. An
-      axis that the mesh axis does not divide stays whole (kv heads below the
-      tensor parallelism, an odd vocabulary).
+    rules: maps every logical axis to the mesh axis it is sharded over, or None.
+      An axis whose size the mesh axis does not divide is replicated (fewer kv
+      heads than tensor parallelism, an odd vocabulary).
   """
 
   return tree(
@@ -197,7 +199,7 @@ def spec(
   mesh: jax.sharding.Mesh,
   rules: Mapping[str, str | None],
 ) -> jax.P:
-  """How an array with these logical axes is cut; see `shardings`."""
+  """Returns the partition of an array with these axes; see `shardings`."""
   out = []
   for axis, size in zip(axes, shape, strict=True):
     over = rules[axis] if axis else None
@@ -209,7 +211,7 @@ def spec(
 def abstract(
   rows: Sequence[Weight], shardings: Mapping | None, dtype: Any
 ) -> dict:
-  """The nested dict of `jax.ShapeDtypeStruct`; nothing is allocated."""
+  """Returns the nested dict of `jax.ShapeDtypeStruct`; allocates nothing."""
 
   def leaf(row: Weight) -> jax.ShapeDtypeStruct:
     sharding = get(shardings, row.path) if shardings is not None else None

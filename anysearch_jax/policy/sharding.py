@@ -1,4 +1,4 @@
-"""How a decoder is cut over a device mesh."""
+"""How a decoder is sharded over a device mesh."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import table
 
 AXES = ("data", "fsdp", "tensor")
-# Rows of a batch are cut over both.
+# The rows of a batch are sharded over both.
 BATCH = ("data", "fsdp")
-# Logical axes of the table to mesh axes.
+# Maps the logical axes of the table to mesh axes.
 RULES = {
   "layers": None,
   "vocab": "tensor",
@@ -29,10 +29,11 @@ RULES = {
   "head_dim": None,
   "mlp": "tensor",
 }
-# The same while a layer computes: what fsdp cuts has been gathered.
+# The same while a layer computes: its weights are gathered over fsdp.
 _GATHERED_RULES = RULES | {"model": None}
 _GATHERED = "gathered"
-# A `jax.checkpoint` policy: weights are gathered again, all else is kept.
+# A `jax.checkpoint` policy: saves everything but gathered weights, which the
+# backward pass gathers again. Saving them would undo fsdp's saving of memory.
 all_but_gathered = jax.checkpoint_policies.save_anything_except_these_names(
   _GATHERED
 )
@@ -45,10 +46,10 @@ def mesh(
   tensor: int = 1,
   devices: Sequence[jax.Device] | None = None,
 ) -> jax.sharding.Mesh:
-  """A mesh of the first `data * fsdp * tensor` devices.
+  """Returns a mesh of the first `data * fsdp * tensor` devices.
 
   Raises:
-    ValueError: there are fewer devices.
+    ValueError: there are too few devices, or their network does not fit.
   """
   shape = (data, fsdp, tensor)
   wanted = data * fsdp * tensor
@@ -76,15 +77,15 @@ def mesh(
 def training_mesh(
   config: config_lib.MeshConfig, devices: Sequence[jax.Device] | None = None
 ) -> jax.sharding.Mesh:
-  """The mesh that trains, over the devices of every process.
+  """Returns the mesh for training, over devices of all processes.
 
   Args:
-    config: its axes and devices.
-    devices: of a plan, which indices count through; None is those there are,
-      where they count within each process.
+    config: the mesh's axes, and indices of its devices.
+    devices: the devices of a plan, to which indices refer. None means the real
+      devices; indices then refer to the devices of each process.
 
   Raises:
-    ValueError: there are not as many devices as the axes ask for.
+    ValueError: the number of devices does not match the axes.
   """
   axes = {name: getattr(config, name) for name in AXES}
   of_processes = _by_process(jax.devices()) if devices is None else [devices]
@@ -108,18 +109,19 @@ def rollout_mesh(
   a: architecture_lib.Architecture,
   devices: Sequence[jax.Device] | None = None,
 ) -> jax.sharding.Mesh:
-  """The mesh that samples, on one process's own devices.
+  """Returns the mesh for sampling, on the devices of one process.
 
-  As many as cut the kv heads evenly are on `tensor`; the rest is on `data`,
-  where each part computes the same.
+  `tensor` is the greatest common divisor of the numbers of devices and kv
+  heads, and `data` takes the other factor of the devices.
 
   Args:
-    config: its devices.
+    config: indices of the mesh's devices; if none are given, it has the
+      process's devices of the training mesh.
     a: the policy's architecture.
-    devices: as for `training_mesh`; the process is the first of them.
+    devices: as for `training_mesh`; the process is that of the first device.
 
   Raises:
-    ValueError: a device that is not there.
+    ValueError: an index exceeds the number of devices.
   """
   if config.rollout:
     local = jax.local_devices() if devices is None else devices
@@ -153,16 +155,17 @@ def _pick(
 def shardings(
   a: architecture_lib.Architecture, mesh: jax.sharding.Mesh
 ) -> dict:
-  """The nested dict of each parameter's sharding, adapters included."""
+  """Returns the nested dict of each parameter's sharding, adapters included."""
   return weights.shardings(table.rows(a), mesh, RULES)
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Where activations stand on a mesh, and how weights come to them.
+  """How activations are sharded, and how weights are gathered for them.
 
   mesh: has the axes `AXES`.
-  sequence_parallel: between blocks, positions are cut over `tensor`.
+  sequence_parallel: whether positions are sharded over `tensor` between blocks
+    (https://arxiv.org/abs/2205.05198).
   """
 
   mesh: jax.sharding.Mesh
@@ -170,20 +173,20 @@ class Layout:
 
   @property
   def rules(self) -> dict[str, str | None]:
-    """`RULES`, and `between`: positions of hidden states between blocks."""
+    """`RULES` and the axis `between`: positions of states between blocks."""
     return RULES | {"between": "tensor" if self.sequence_parallel else None}
 
   def table(self, shape: tuple[int, int]) -> jax.P:
-    """How an embedding or a head `[V, D]` is cut."""
+    """Returns the partition of an embedding or a head `[V, D]`."""
     return weights.spec(shape, ("vocab", "model"), self.mesh, RULES)
 
   def spec(self, shape: Sequence[int], *axes: str | None) -> jax.P:
-    """Of an activation whose first axis is the batch.
+    """Returns the partition of an activation whose first axis is the batch.
 
     Args:
-      shape: its sizes.
-      *axes: for each further axis a logical one of `rules`, or None. An axis
-        that does not divide stays whole.
+      shape: of the activation.
+      *axes: for each further axis a logical axis of `rules`, or None. An axis
+        whose size the mesh axis does not divide is replicated.
     """
     out = [BATCH]
     for axis, size in zip(axes, shape[1:], strict=True):
@@ -192,14 +195,14 @@ class Layout:
     return jax.P(*out)
 
   def constrain(self, x: jax.Array, *axes: str | None) -> jax.Array:
-    """Has an activation stand as `spec` says."""
+    """Constrains the sharding of an activation to `spec`."""
     spec = self.spec(x.shape, *axes)
     return jax.lax.with_sharding_constraint(
       x, jax.sharding.NamedSharding(self.mesh, spec)
     )
 
   def gather(self, x: jax.Array, row: weights.Weight) -> jax.Array:
-    """One layer of a row, gathered over fsdp; its gradient is scattered."""
+    """Gathers one layer of a row over fsdp; its gradient is scattered."""
     cut, gathered = (
       jax.sharding.NamedSharding(
         self.mesh,
@@ -214,9 +217,10 @@ class Layout:
   def over_heads(
     self, attend: Callable, a: architecture_lib.Architecture
   ) -> Callable:
-    """`attend(q, k, v, segment_ids)` with heads cut over `tensor`.
+    """Returns `attend(q, k, v, segment_ids)` with heads sharded over `tensor`.
 
-    More devices than kv heads: each head is copied to those that share it.
+    If there are more devices than kv heads, each head is copied to the devices
+    that share it.
     """
     tensor = self.mesh.shape["tensor"]
     copies = max(1, tensor // a.kv_heads)
@@ -231,7 +235,7 @@ class Layout:
     return cut
 
   def local(self, f: Callable, in_specs, out_specs) -> Callable:
-    """`f` on each device's part; collectives are `f`'s own."""
+    """Returns `f` applied to each device's shard; `f` does its collectives."""
     return jax.shard_map(
       f,
       mesh=self.mesh,
@@ -242,10 +246,11 @@ class Layout:
 
 
 def validate(a: architecture_lib.Architecture, mesh: jax.sharding.Mesh) -> None:
-  """Refuses a mesh that this architecture cannot be computed on.
+  """Refuses a mesh that does not fit an architecture.
 
   Raises:
-    ValueError: heads or the feed-forward width do not divide over `tensor`.
+    ValueError: `tensor` does not divide the heads or the feed-forward width, or
+      is neither a divisor nor a multiple of the kv heads.
   """
   tensor = mesh.shape["tensor"]
   for name in ("heads", "mlp_dim"):
@@ -261,6 +266,8 @@ def validate(a: architecture_lib.Architecture, mesh: jax.sharding.Mesh) -> None:
     )
 
 
+# The cotangent of a sharding constraint gets the same constraint, which here is
+# the gathered one. This custom derivative scatters the gradient instead.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _gather(x, cut, gathered):
   del cut

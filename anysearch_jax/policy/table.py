@@ -1,4 +1,4 @@
-"""The parameter table of a decoder: the one place that names its weights."""
+"""The parameter table of a decoder: the only file that names its weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import parameters as weights
 
 LAYERS = "layers"
-# The adapters' files name their tensors after this (PEFT).
+# Prefix of the tensor names in PEFT's adapter files.
 ADAPTER_PREFIX = "base_model.model."
 
 # (size, logical axis).
@@ -19,7 +19,7 @@ Axis = tuple[int, str | None]
 
 
 class Projection(NamedTuple):
-  """A matrix of a layer, from the axes it takes to those it gives."""
+  """A matrix of a layer that maps the axes `takes` to the axes `gives`."""
 
   key: str
   module: str
@@ -30,31 +30,34 @@ class Projection(NamedTuple):
 
   @property
   def gives_first(self) -> bool:
-    """Its matrix is `[*gives, *takes]`: what fsdp cuts is gathered in one
-    piece where it stands first, and GPUs copy it aside where it does not."""
+    """Whether the matrix is stored as `[*gives, *takes]`, model axis first.
+
+    fsdp shards the model axis. If that axis is not the first one, GPUs copy the
+    matrix to another layout before each all-gather.
+    """
     return self.gives[0][1] == "model"
 
 
 def rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
-  """Every parameter of `a`, its adapters included."""
+  """Returns the rows of all parameters of `a`, adapters included."""
   return base_rows(a) + adapter_rows(a)
 
 
 def trainable_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
-  """What training changes: the adapters where there are any, else all."""
+  """Returns the rows that are trained: the adapters if any, otherwise all."""
   return adapter_rows(a) or base_rows(a)
 
 
 def headless(a: architecture_lib.Architecture) -> architecture_lib.Architecture:
-  """`a` without a vocabulary head of its own."""
+  """Returns `a` without a separate LM head."""
   return dataclasses.replace(a, tied=True)
 
 
 def critic_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
-  """What is trained of a critic of `a`: its body as the policy's, and a head.
+  """Returns the trained rows of a critic of `a`: the body's and a value head.
 
-  The file names are those of a Hugging Face token classifier of one label. The
-  head starts at zero, and so does every value.
+  The file names are those of a Hugging Face token classifier with one label.
+  The head is initialised with zeros, so all values start at zero.
   """
   value = weights.Weight(
     path=("value",),
@@ -70,7 +73,7 @@ def critic_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
 
 
 def base_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
-  """The weights of a Hugging Face checkpoint of `a`."""
+  """Returns the rows of a Hugging Face checkpoint of `a`."""
   d, h = a.d_model, a.head_dim
   table = [_embedding(a, "embed", "model.embed_tokens")]
   table.append(_norm(a, "attention_norm", d, "input_layernorm"))
@@ -111,9 +114,9 @@ def base_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
 
 
 def adapter_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
-  """The low-rank factors beside the weights: A (`_lora_a`) and B (`_lora_b`).
+  """Returns the rows of the low-rank factors A (`_lora_a`) and B (`_lora_b`).
 
-  B starts at zero, so that a fresh adapter changes nothing.
+  B is initialised with zeros, so a new adapter does not change the output.
   """
   if a.lora is None:
     return []
@@ -123,7 +126,7 @@ def adapter_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
     if p.key not in a.lora.targets:
       continue
     name = f"{ADAPTER_PREFIX}model.layers.{{layer}}.{p.module}.lora_"
-    # The spread of PEFT's uniform start.
+    # The standard deviation of PEFT's uniform initial values.
     std = (3 * math.prod(size for size, _ in p.takes)) ** -0.5
     table += [
       _matrix(a, p.key + "_lora_a", f"{name}A.weight", p.takes, rank, init=std),
@@ -133,7 +136,7 @@ def adapter_rows(a: architecture_lib.Architecture) -> list[weights.Weight]:
 
 
 def projections(a: architecture_lib.Architecture) -> list[Projection]:
-  """The seven matrices of a layer."""
+  """Returns the seven matrices of a layer."""
   model, mlp = (a.d_model, "model"), (a.mlp_dim, "mlp")
   heads = ((a.heads, "heads"), (a.head_dim, "head_dim"))
   kv = ((a.kv_heads, "kv_heads"), (a.head_dim, "head_dim"))
@@ -169,7 +172,10 @@ def _matrix(
   init: float,
   gives_first: bool = False,
 ) -> weights.Weight:
-  """Ours is `[L, *takes, *gives]`, or the other way round as in the file."""
+  """Returns the row of a matrix, stored as `[L, *takes, *gives]`.
+
+  With `gives_first` it is stored as `[L, *gives, *takes]`, as in the file.
+  """
   file = (*gives, *takes)
   ours = file if gives_first else (*takes, *gives)
   given = 0 if gives_first else len(gives)

@@ -1,7 +1,7 @@
-"""Folders of safetensors in and out of a parameter table's arrays.
+"""Reads and writes folders of safetensors by a parameter table.
 
-Loading goes straight to the devices: each reads the blocks that it holds, a
-tensor and the next at a time, so the host needs little beyond the arrays.
+Loading goes directly to the devices: each one gets only its shard. The host
+holds at most a tensor and the next one at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 SHARD_BYTES = 5 * 10**9
 
-# Types that are written, by the files' names for them.
+# Types that can be written, with their names in the files.
 SAVED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _DTYPES = ("F64", "F32", "F16", "BF16")
 _COMPARED_ROWS = 4096
@@ -37,7 +37,7 @@ _HASHED_AT_ONCE = 4
 
 
 class Tensor(NamedTuple):
-  """What a file's header says of a tensor."""
+  """The description of a tensor in a file's header."""
 
   name: str
   path: pathlib.Path
@@ -56,19 +56,19 @@ def load(
 ) -> dict:
   """Reads a folder's safetensors into a nested dict of JAX arrays.
 
-  Everything is checked by the headers before anything is allocated.
+  All headers are checked before anything is allocated.
 
   Args:
-    folder: holds `model.safetensors`, or shards with their index.
+    folder: has `model.safetensors`, or shards with their index.
     rows: the table; every tensor of the files must be in it.
-    shardings: nested dict as the table lays it out; None is the first device.
-    dtype: of the arrays, whatever the files hold.
-    ignored: a regular expression of names that may be there and are not read.
-    copies: names that may be there as copies of another tensor.
+    shardings: nested dict laid out by the table; None means the first device.
+    dtype: of the arrays, whatever the type in the files.
+    ignored: a regular expression for names of tensors to skip.
+    copies: maps names that the files may have to the tensors they copy.
 
   Raises:
-    ValueError: a missing, unknown or misshaped tensor, a type that is not a
-      plain float, a damaged file, or a copy that is not one, by name.
+    ValueError: a tensor is missing, unknown, misshaped or not a plain float, a
+      file is damaged, or a copy differs; the message names it.
   """
   found = headers(folder)
   copies = {k: v for k, v in (copies or {}).items() if k in found}
@@ -89,10 +89,10 @@ def load(
 
 
 def headers(folder: str | pathlib.Path) -> dict[str, Tensor]:
-  """What the headers of a folder's safetensors say, by tensor name.
+  """Reads the headers of a folder's safetensors, by tensor name.
 
   Raises:
-    ValueError: no such file, a damaged one, a tensor in two of them.
+    ValueError: a file is missing or damaged, or two files have the same tensor.
   """
   folder = pathlib.Path(folder)
   found: dict[str, Tensor] = {}
@@ -117,10 +117,10 @@ def headers(folder: str | pathlib.Path) -> dict[str, Tensor]:
 
 
 def digest(folder: str | pathlib.Path) -> str:
-  """SHA-256 of a folder's safetensors, whatever they are called.
+  """Returns a SHA-256 of a folder's safetensors; file names do not matter.
 
   Raises:
-    ValueError: there are none.
+    ValueError: there are no such files.
   """
   with futures.ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
     digests = list(pool.map(_digest, _files(pathlib.Path(folder))))
@@ -142,24 +142,23 @@ def save(
   name: str = SINGLE_NAME,
   layer_of: Callable[[weights.Weight, int], Any] | None = None,
 ) -> None:
-  """Writes a folder's safetensors in the table's names.
+  """Writes a folder's safetensors with the names of the table.
 
-  One file where all fits into one shard, else shards with their index. The
-  host holds a tensor and the next at a time. Several processes all call this;
-  the first one writes.
+  Writes one file if everything fits into `shard_bytes`, otherwise shards with
+  an index. The host holds at most a tensor and the next one at a time. In a run
+  of several processes all must call this function; the first one writes.
 
   Args:
-    folder: exists.
+    folder: must exist.
     params: arrays of NumPy or JAX, on any mesh.
     rows: the table.
     dtype: of the files, one of `SAVED`; values are rounded to nearest even.
-    shard_bytes: most bytes a shard, unless one tensor has more.
+    shard_bytes: maximum bytes per shard, unless one tensor is larger.
     name: of the single file; shards are numbered after it.
-    layer_of: what a row's layer holds, in our layout, where that is not what
-      stands in `params`.
+    layer_of: returns a layer of a row in our layout; default: from `params`.
 
   Raises:
-    ValueError: another dtype.
+    ValueError: the dtype is not in `SAVED`.
   """
   folder, dtype = pathlib.Path(folder), jnp.dtype(dtype)
   if dtype.name not in SAVED:
@@ -194,10 +193,11 @@ def _write(
   layer_of: Callable[[weights.Weight, int], Any],
   dtype: np.dtype,
 ) -> None:
-  """A safetensors file, the next tensor made ready while one is written.
+  """Writes a safetensors file, preparing a tensor while the last is written.
 
-  The library's own writer wants all of them in memory. The format: the header's
-  length as 8 bytes, the header as JSON padded to 8 bytes, the tensors' bytes.
+  The library's own writer needs all tensors in memory. The format is the length
+  of the header as 8 bytes, the header as JSON padded to 8 bytes, and the bytes
+  of the tensors: https://github.com/huggingface/safetensors#format.
   """
   header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
   end = 0
@@ -210,7 +210,7 @@ def _write(
     }
   text = json.dumps(header, separators=(",", ":")).encode()
   text += b" " * (-len(text) % 8)
-  # The others take part in bringing each tensor together.
+  # Other processes take part in gathering each tensor and discard it.
   written = path if processes.first() else os.devnull
   with open(written, "wb") as file, futures.ThreadPoolExecutor(1) as pool:
     writing = pool.submit(file.write, len(text).to_bytes(8, "little") + text)
@@ -226,7 +226,7 @@ def _bytes(row: weights.Weight, dtype: np.dtype) -> int:
 
 
 def _ahead(calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
-  """The calls' results in order; the next call runs while one is used."""
+  """Yields the calls' results in order; the next call runs ahead."""
   with futures.ThreadPoolExecutor(1) as pool:
     running = None
     for call in calls:
@@ -244,7 +244,7 @@ def _assemble(
   sharding: jax.sharding.Sharding,
   dtype: Any,
 ) -> jax.Array:
-  """The row's array from its tensors, the next ones of `placed`."""
+  """Returns a row's array, made of the next tensors of `placed`."""
   if not row.stacked:
     cast = jax.jit(
       lambda x: x.astype(dtype), donate_argnums=0, out_shardings=sharding
@@ -253,13 +253,14 @@ def _assemble(
   put = jax.jit(_put, donate_argnums=0, out_shardings=sharding)
   stack = jnp.zeros(row.shape, dtype, device=sharding)
   for i in range(row.shape[0]):
-    # Waiting here is what keeps the host from reading far ahead.
+    # Without this wait the host would read far ahead of the devices.
     stack = put(stack, next(placed), i).block_until_ready()
   return stack
 
 
 def _put(stack: jax.Array, layer: jax.Array, i: jax.Array) -> jax.Array:
-  # As bits: XLA on CPUs would widen a whole bfloat16 stack to write a layer.
+  # Written as integers: on CPUs, XLA converts a whole bfloat16 stack to float32
+  # to update one layer.
   bits = jnp.dtype(f"uint{8 * stack.dtype.itemsize}")
   view = functools.partial(jax.lax.bitcast_convert_type, new_dtype=bits)
   written = jax.lax.dynamic_update_index_in_dim(
@@ -271,7 +272,7 @@ def _put(stack: jax.Array, layer: jax.Array, i: jax.Array) -> jax.Array:
 def _place(
   row: weights.Weight, tensor: Tensor, sharding: jax.sharding.Sharding
 ) -> jax.Array:
-  """One tensor of the file in our layout and its own type, sharded."""
+  """Reads a tensor into our layout, sharded, in the file's type."""
   shape = row.layer_shape
   if row.stacked and isinstance(sharding, jax.sharding.NamedSharding):
     sharding = jax.sharding.NamedSharding(
@@ -291,7 +292,7 @@ def _place(
 
 
 def _read(tensor: Tensor, block: weights.Block) -> np.ndarray:
-  # Opened anew each time: closing gives the mapped pages back.
+  # Opened again for each block: closing the file unmaps its pages.
   with safetensors.safe_open(tensor.path, framework="numpy") as handle:
     whole = tuple(slice(0, size) for size in tensor.shape)
     if block == whole:
@@ -305,8 +306,8 @@ def _to_host(
   layer: int,
   dtype: np.dtype,
 ) -> np.ndarray:
-  """One tensor of the file, contiguous."""
-  # Rounded where it is, so that half the bytes cross to the host.
+  """Returns one tensor in the file's layout, contiguous."""
+  # Rounding on the device halves the bytes that cross to the host.
   ours = layer_of(row, layer).astype(dtype)
   if isinstance(ours, jax.Array):
     ours = processes.whole(ours)
@@ -320,7 +321,7 @@ def _check(
   ignored: str,
   copies: Mapping[str, str],
 ) -> None:
-  """Every tensor once, with its shape, as a plain float; or a sentence."""
+  """Raises ValueError for a missing, unknown, misshaped or mistyped tensor."""
   wanted = {name: row for row in rows for name in row.names()}
   missing = sorted(set(wanted) - set(found))
   unknown = sorted(
@@ -363,7 +364,7 @@ def _check_copy(copy: Tensor, first: Tensor) -> None:
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-  """The folder's safetensors files, each of which exists."""
+  """Returns the paths of the folder's safetensors files, which all exist."""
   single, index = folder / SINGLE_NAME, folder / INDEX_NAME
   files = [single]
   if index.is_file() and not single.is_file():

@@ -1,4 +1,4 @@
-"""The text side of a Hugging Face tokenizer, as the episode needs it."""
+"""A Hugging Face tokenizer with the methods that episodes need."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import transformers
 from anysearch_jax.environment import protocol
 from anysearch_jax.host import json_files
 
-_LONG = 8192  # Characters of a text that takes milliseconds to encode.
+_LONG = 8192  # Encoding a text of this many characters takes milliseconds.
 _LLAMA_DATE = "26 Jul 2024"
 
 
 class Tokenizer:
-  """`types.TextCodec` over a fast Hugging Face tokenizer.
+  """A `types.TextCodec` over a fast Hugging Face tokenizer.
 
-  Token ids are never re-encoded: `encode` is for prompts and for what the
-  environment writes, `decode` for what the model sampled.
+  Sampled ids are never encoded again: `encode` is for prompts and texts of the
+  environment, `decode` for what the model sampled.
 
   Attributes:
-    end_of_turn_ids: ids that end a turn (generation_config's and the
-      tokenizer's own).
-    control_tokens: strings of the added tokens but the protocol's tags;
-      they must never be read in a question or a passage.
+    end_of_turn_ids: ids that end a turn (those of generation_config.json and
+      the tokenizer's EOS).
+    control_tokens: strings of all added tokens but the protocol's tags.
+      Questions and passages must not contain them.
     vocab_size: ids are below this number.
   """
 
@@ -40,8 +40,8 @@ class Tokenizer:
     if hf.eos_token_id is not None:
       ids.add(int(hf.eos_token_id))
     self.end_of_turn_ids = frozenset(ids)
-    # Added tokens become their own ids wherever their text stands. The
-    # protocol's tags are neutralised as tags, for every tokenizer alike.
+    # The text of an added token becomes that token wherever it occurs. The
+    # protocol's tags are excluded because they are neutralised separately.
     self.control_tokens = tuple(
       sorted(
         token.content
@@ -56,7 +56,7 @@ class Tokenizer:
     """Reads a Hugging Face folder.
 
     Raises:
-      ValueError: the folder holds no tokenizer, or a damaged one.
+      ValueError: the folder has no tokenizer, or a damaged one.
     """
     folder = pathlib.Path(folder)
     if not (folder / "tokenizer.json").is_file():
@@ -64,13 +64,13 @@ class Tokenizer:
         f"{folder}: no tokenizer.json; expected a Hugging Face folder with a "
         "fast tokenizer."
       )
-    # Not AutoTokenizer: for a Qwen config.json it builds a byte-level BPE from
-    # the vocabulary, whatever kind of tokenizer tokenizer.json describes.
+    # AutoTokenizer would build a byte-level BPE from the vocabulary for a Qwen
+    # config.json, whatever kind of tokenizer tokenizer.json describes.
     try:
       hf = transformers.PreTrainedTokenizerFast.from_pretrained(
         folder, local_files_only=True
       )
-    # The libraries raise whatever a damaged file leads to, bare Exceptions too.
+    # A damaged file can raise anything in the libraries, even bare Exceptions.
     except Exception as error:
       for path in sorted(folder.glob("*token*.json")):
         json_files.read(path)
@@ -81,22 +81,22 @@ class Tokenizer:
     return cls(hf, end_of_turn_ids=_end_of_turn_ids(folder))
 
   def encode(self, text: str) -> list[int]:
-    """Ids of plain text, no special token added."""
+    """Returns the ids of plain text, without added special tokens."""
     backend = self.hf.backend_tokenizer
     if len(text) < _LONG:
       return backend.encode(text, add_special_tokens=False).ids
-    # This one lets other threads run meanwhile; `encode` holds the GIL.
+    # `encode_batch` releases the GIL, `encode` holds it.
     return backend.encode_batch([text], add_special_tokens=False)[0].ids
 
   def decode(self, ids: Sequence[int]) -> str:
-    """Text of ids, control tokens left out."""
+    """Returns the text of ids, without control tokens."""
     return self.hf.backend_tokenizer.decode(list(ids), skip_special_tokens=True)
 
   def render(self, content: str) -> tuple[str, list[int]]:
-    """One user message through the chat template, generation prompt added.
+    """Applies the chat template to one user message, with generation prompt.
 
-    A tokenizer without a template (a base model) gets the raw text. The
-    template writes its own BOS where the family has one.
+    Without a template (a base model) the raw text is encoded, with the
+    tokenizer's special tokens. The template writes BOS if the family has one.
 
     Returns:
       The prompt text and its ids.
@@ -106,7 +106,7 @@ class Tokenizer:
 
   @functools.lru_cache(maxsize=4096)  # noqa: B019  (one tokenizer a process)
   def _rendered(self, content: str) -> tuple[str, tuple[int, ...]]:
-    """The samples of a group ask for the same prompt."""
+    """Renders a prompt; cached, because a group's samples share the prompt."""
     if self.hf.chat_template is None:
       return content, tuple(self.hf(content)["input_ids"])
     text = self.hf.apply_chat_template(
@@ -118,19 +118,19 @@ class Tokenizer:
     return text, tuple(self.encode(text))
 
   def token_texts(self) -> list[str]:
-    """Returns what each id adds to a text when it is decoded after other ids.
+    """Returns the text that each id adds when it is decoded after other ids.
 
-    Vocabularies spell tokens in an alphabet of their own (byte-level BPE writes
-    a space as "Ġ"), so the ids are decoded. Bytes that are only a part of a
-    character give U+FFFD, and control tokens give "".
+    The strings in a vocabulary are encoded (byte-level BPE writes a space as
+    "Ġ"), so the ids are decoded. Bytes that are only part of a character give
+    U+FFFD, and control tokens give "".
     """
     decode = functools.partial(
       self.hf.backend_tokenizer.decode_batch, skip_special_tokens=True
     )
     ids = range(self.vocab_size)
     alone = decode([[i] for i in ids])
-    # Some decoders join tokens by a space or drop the one at the beginning of a
-    # text, so each id is decoded behind an ordinary one.
+    # Some decoders join tokens by spaces or drop a space at the beginning of a
+    # text, so each id is decoded after an ordinary one.
     before = next(
       (i for i, t in enumerate(alone) if t.isascii() and t.isalnum()), None
     )
@@ -141,8 +141,10 @@ class Tokenizer:
 
 
 def _end_of_turn_ids(folder: pathlib.Path) -> list[int]:
-  """`eos_token_id`, absent, one id or several: generation_config.json's, or
-  config.json's where that file is silent."""
+  """Returns the `eos_token_id` of generation_config.json, else config.json.
+
+  The value may be missing, one id or a list of ids.
+  """
   for name in ("generation_config.json", "config.json"):
     path = folder / name
     if not path.is_file():

@@ -11,16 +11,17 @@ import numpy as np
 
 from anysearch_jax.policy import architecture as architecture_lib
 
-# Finite, so that a row that sees nothing gives numbers and not NaN.
+# Finite, because the softmax of a row of -inf is NaN.
 _MASKED = -1e30
 
 
 def inverse_frequencies(a: architecture_lib.Architecture) -> np.ndarray:
-  """Rotary frequencies `[H / 2]` in radians a token, llama3-scaled if asked.
+  """Returns rotary frequencies `[H / 2]` in radians per token.
 
-  Llama-3.1 divides frequencies whose wavelength exceeds
-  original_context / low_freq_factor by `factor`, keeps those below
-  original_context / high_freq_factor, and interpolates between.
+  With `rope_scaling` they are scaled as in Llama-3.1: frequencies whose
+  wavelength exceeds original_context / low_freq_factor are divided by `factor`,
+  wavelengths below original_context / high_freq_factor are kept, and those in
+  between are interpolated. RoPE: https://arxiv.org/abs/2104.09864.
   """
   exponent = np.arange(0, a.head_dim, 2, dtype=np.float64) / a.head_dim
   frequency = a.rope_theta**-exponent
@@ -39,7 +40,7 @@ def inverse_frequencies(a: architecture_lib.Architecture) -> np.ndarray:
 def rotary(
   a: architecture_lib.Architecture, positions: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """cos and sin of the rotary angles, float32 `[B, T, 1, H]`.
+  """Returns cos and sin of the rotary angles, float32 `[B, T, 1, H]`.
 
   Args:
     a: the architecture.
@@ -51,7 +52,10 @@ def rotary(
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-  """Applies rotary positions to `x` `[B, T, heads, H]`, in float32."""
+  """Applies rotary positions to `x` `[B, T, heads, H]`, in float32.
+
+  Pairs are (i, i + H / 2), as in Hugging Face, not neighbours as in the paper.
+  """
   first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   turned = jnp.concatenate([-second, first], axis=-1)
   return (x * cos + turned * sin).astype(x.dtype)
@@ -60,13 +64,13 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
 def attend(
   q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array
 ) -> jax.Array:
-  """Softmax attention; each kv head serves N / K query heads.
+  """Computes softmax attention; each kv head serves N / K query heads.
 
   Args:
     q: `[B, T, N, H]`.
     k: `[B, K, S, H]`.
     v: `[B, K, S, H]`.
-    mask: bool `[B, T, S]`, True where a query may look.
+    mask: bool `[B, T, S]`, True where a query attends to a key.
 
   Returns:
     `[B, T, N, H]`, dtype of `q`; scores and softmax are float32.
@@ -75,7 +79,7 @@ def attend(
   chex.assert_equal_shape([k, v])
   chex.assert_shape(mask, (b, t, k.shape[2]))
   kv_heads = k.shape[1]
-  # Queries of one kv head stand together, so that decoding is a matmul.
+  # Group the queries of each kv head, so that one matmul scores all of them.
   q = q.reshape(b, t, kv_heads, n // kv_heads, h).transpose(0, 2, 3, 1, 4)
   scores = jnp.einsum(
     "bkrth,bksh->bkrts", q, k, preferred_element_type=jnp.float32
@@ -87,9 +91,9 @@ def attend(
 
 
 def segment_mask(segment_ids: jax.Array) -> jax.Array:
-  """Causal mask bool `[B, T, T]` inside segments; id 0 is padding.
+  """Returns the causal mask bool `[B, T, T]` inside segments; id 0 is padding.
 
-  A padding query sees padding before it only, and no token sees padding.
+  A padding query attends to padding up to itself, and no token to padding.
   """
   t = segment_ids.shape[1]
   same = segment_ids[:, :, None] == segment_ids[:, None, :]

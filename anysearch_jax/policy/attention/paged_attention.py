@@ -1,12 +1,12 @@
-"""Attention over KV caches that are kept in pages.
+"""Attention over paged KV caches (https://arxiv.org/abs/2309.06180).
 
-A layer's cache is a pool of pages; a row of a call finds its tokens by a table
-of page numbers, so rows of any length stand in one pool and share what they
-have in common. Page 0 belongs to nobody: padding is written there.
+A layer's cache is a pool of pages. A row of a call finds its tokens by a table
+of page numbers, so rows of any length use one pool and can share pages. Page 0
+is reserved: padding is written there.
 
-Blocks of pages are gone through up to the longest row of a call. A block that
-lies behind a row's own tokens leaves that row's numbers as they are, to the bit
-(it adds zeros), so they do not depend on the rows beside it.
+Attention runs over blocks of pages up to the longest row of a call. A block
+past a row's last token adds exact zeros, so the row's result does not depend,
+to the bit, on the other rows of the call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from anysearch_jax.policy import architecture as architecture_lib
 
-# Finite, so that a block that a row does not see gives zeros and not NaN.
+# Finite, so that a block past a row's last token adds zeros and not NaN.
 _MASKED = -1e30
 IMPLEMENTATIONS = ("xla", "triton", "tpu")
 
@@ -39,7 +39,10 @@ Pools = tuple[Pages, ...]
 def empty(
   a: architecture_lib.Architecture, pages: int, size: int, dtype: Any
 ) -> Pools:
-  """Zeroed pages of every layer, apart: a stack would be copied every step."""
+  """Returns zeroed pages of every layer.
+
+  The layers are separate arrays: a stack would be copied in every step.
+  """
   shape = (a.kv_heads, pages, size, a.head_dim)
   return tuple(
     Pages(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
@@ -49,14 +52,14 @@ def empty(
 
 @dataclasses.dataclass(frozen=True)
 class Paged:
-  """How cached attention is computed, and where.
+  """How cached attention is computed, and on which mesh.
 
-  implementation: of one token a row, one of `IMPLEMENTATIONS`; several tokens a
-    row are always XLA's. `triton` is for NVIDIA, `tpu` for TPUs.
-  block: tokens whose scores are held at a time.
-  mesh: rows and pages are cut over its `data`, heads over its `tensor`. Each
-    part of the rows has its own part of the pages, which its table counts from
-    0. None: one device.
+  implementation: for calls with one token per row, one of `IMPLEMENTATIONS`;
+    other calls always use XLA. `triton` is for NVIDIA GPUs, `tpu` for TPUs.
+  block: number of tokens whose scores are in memory at a time.
+  mesh: rows and pages are sharded over `data`, heads over `tensor`. Each data
+    shard has its own pages, and its table counts them from 0. None means one
+    device.
   """
 
   implementation: str = "xla"
@@ -73,15 +76,15 @@ class Paged:
     positions: jax.Array,
     real: jax.Array,
   ) -> tuple[jax.Array, Pages]:
-    """Writes new tokens to their pages and attends to all up to each of them.
+    """Writes new tokens to their pages; each attends to all tokens up to it.
 
     Args:
       q: `[B, T, N, H]`.
       k: `[B, T, K, H]` of the new tokens. v: as `k`.
       pages: the layer's.
-      table: int `[B, M]`, the pages of each row in order; 0 is none.
+      table: int `[B, M]`, the pages of each row in order, padded with 0.
       positions: int `[B, T]` of the new tokens in their rows, below M x S.
-      real: bool `[B, T]`; others are padding, and what they give is garbage.
+      real: bool `[B, T]`, False for padding, whose results are meaningless.
 
     Returns:
       `[B, T, N, H]`, dtype of `q`, and the pages with the new tokens; scores
@@ -114,10 +117,10 @@ class Paged:
 
 
 def cut(mesh: jax.sharding.Mesh) -> tuple[str | None, str | None]:
-  """The axes that rows (and pages) and heads are cut over, where they are.
+  """Returns the mesh axes of rows (and pages) and of heads, or None.
 
-  An axis of one device is left out, as compiled programs leave it out: the same
-  sharding spelled in two ways would compile twice.
+  An axis of one device becomes None, as in the shardings that compiled programs
+  return. The same sharding spelled in two ways would compile twice.
   """
   data, tensor = (
     axis if mesh.shape[axis] > 1 else None for axis in ("data", "tensor")
@@ -128,17 +131,17 @@ def cut(mesh: jax.sharding.Mesh) -> tuple[str | None, str | None]:
 def choose(
   implementation: str, *, platform: str, head_dim: int, dtype: Any, page: int
 ) -> str:
-  """The implementation of a name on a platform; `auto` is its best.
+  """Returns the implementation to use on a platform; `auto` takes the best.
 
   Args:
     implementation: `auto`, or one of `IMPLEMENTATIONS`.
     platform: `cpu`, `gpu`, `cuda` or `tpu`.
     head_dim: H.
     dtype: of keys and values.
-    page: tokens of a page.
+    page: tokens per page.
 
   Raises:
-    ValueError: an unknown name, or a kernel that cannot run there.
+    ValueError: the name is unknown, or the kernel cannot run there.
   """
   if implementation not in ("auto", *IMPLEMENTATIONS):
     raise ValueError(
@@ -148,7 +151,8 @@ def choose(
   half = jnp.dtype(dtype) == jnp.bfloat16
   able = ["xla"]
   if platform in ("gpu", "cuda"):
-    # Triton's blocks are powers of two, its products at least 16 wide.
+    # Triton needs block sizes that are powers of two, and matrix products with
+    # dimensions of at least 16.
     if half and head_dim in (64, 128, 256) and page in (16, 32, 64, 128):
       able.append("triton")
   elif platform == "tpu" and half and head_dim % 128 == 0 and page % 16 == 0:
@@ -172,7 +176,7 @@ def write(
   positions: jax.Array,
   real: jax.Array,
 ) -> Pages:
-  """Puts tokens where the table says; arguments as `Paged.__call__`."""
+  """Writes tokens to their pages; arguments as in `Paged.__call__`."""
   size = pages.k.shape[2]
   number = jnp.take_along_axis(table, positions // size, axis=1, mode="clip")
   number, offset = jnp.where(real, number, 0), positions % size
@@ -193,12 +197,18 @@ def _xla(
   *,
   block: int,
 ) -> jax.Array:
-  """Softmax over blocks of pages, one after the other, in float32."""
+  """Attends to one block of pages after the other, with an online softmax.
+
+  The loop keeps a running maximum, sum and output (all float32) and rescales
+  them at each block (https://arxiv.org/abs/1805.02867). Gathering all pages at
+  once would copy the whole page table's tokens in every step, because shapes
+  are static; the loop ends after the longest row.
+  """
   b, t, n, h = q.shape
   kv_heads, _, size, _ = pages.k.shape
   each = max(1, min(block // size, table.shape[1]))
   span = each * size
-  # The table in whole blocks.
+  # Pad the table to whole blocks.
   table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % each)))
   q = q.reshape(b, t, kv_heads, n // kv_heads, h).transpose(2, 0, 3, 1, 4)
   dtype = q.dtype
@@ -240,11 +250,11 @@ def _xla(
 def _triton(
   q: jax.Array, pages: Pages, table: jax.Array, positions: jax.Array
 ) -> jax.Array:
-  # It loads Pallas, which only GPUs need.
+  # Imported here because it loads Pallas, which only GPUs need.
   from jax.experimental.pallas.ops.gpu import paged_attention
 
-  # Rows are cut in parts that work side by side; parts are whole blocks, of
-  # 128 tokens that fit a multiprocessor's own memory.
+  # Each row is split into parts that are computed in parallel. A part consists
+  # of whole blocks of 128 tokens, which fit a multiprocessor's shared memory.
   splits, each = 4, max(1, 128 // pages.k.shape[2])
   table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % (splits * each))))
   out = paged_attention.paged_attention(
@@ -261,7 +271,7 @@ def _triton(
 def _tpu(
   q: jax.Array, pages: Pages, table: jax.Array, positions: jax.Array
 ) -> jax.Array:
-  # It loads Pallas, which only TPUs need.
+  # Imported here because it loads Pallas, which only TPUs need.
   from jax.experimental.pallas.ops.tpu.paged_attention import (
     paged_attention_kernel,
   )

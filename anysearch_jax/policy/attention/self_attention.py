@@ -1,8 +1,8 @@
-"""Attention of whole packed rows to themselves, for training and scoring.
+"""Self-attention of whole packed rows, for training and scoring.
 
-One function with three implementations: XLA anywhere, cuDNN on NVIDIA GPUs,
-splash attention on TPUs. Each is the computation of one device, without
-collectives; rows and heads may be cut over devices around it.
+One function has three implementations: XLA on any device, cuDNN on NVIDIA GPUs
+and splash attention on TPUs. Each computes one device's shard without
+collectives; the caller may shard rows and heads over devices.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from jax.experimental.pallas.ops.tpu import splash_attention
 from anysearch_jax.policy.attention import masks as attention
 
 IMPLEMENTATIONS = ("xla", "cudnn", "splash")
-# What `saves` finds attention's results by.
+# The checkpoint name by which `saves` recognises attention's results.
 _NAME = "attention"
-# Query chunks of one part see the same keys: (parts + 1) / (2 parts) of all
-# scores are computed, and a program is compiled for each part.
+# Query chunks are divided into parts, and the chunks of a part attend to the
+# same prefix of the keys. (parts + 1) / (2 parts) of all scores are computed;
+# more parts compute less but compile a loop each.
 _PARTS = 4
 _SPLASH_BLOCKS = (512, 256, 128)
 
@@ -37,17 +38,19 @@ def self_attention(
   chunk: int,
   max_segments: int = 64,
 ) -> jax.Array:
-  """Causal attention inside segments; each kv head serves N / K query heads.
+  """Computes causal attention inside segments.
+
+  Each kv head serves N / K query heads.
 
   Args:
     q: `[B, T, N, H]`.
     k: `[B, T, K, H]`.
     v: `[B, T, K, H]`.
     segment_ids: int `[B, T]`, 0 is padding. Segments are contiguous.
-    implementation: `xla`, `cudnn` or `splash`; `choose` knows which can run.
-    chunk: of `xla`: queries whose scores are held at a time.
-    max_segments: of `cudnn`: segments that a row holds at most. A row with
-      more of them gives NaN. Memory grows with it.
+    implementation: `xla`, `cudnn` or `splash`; see `choose`.
+    chunk: for `xla`, number of queries whose scores are in memory at a time.
+    max_segments: for `cudnn`, maximum number of segments per row. A row with
+      more segments gives NaN. Memory grows with this number.
 
   Returns:
     `[B, T, N, H]`, dtype of `q`, zeros at padding.
@@ -73,18 +76,18 @@ def choose(
   length: int,
   compute_capability: float | None,
 ) -> str:
-  """The implementation that runs; `auto` is the best of those that can.
+  """Returns the implementation to use; `auto` takes the best that can run.
 
   Args:
     implementation: one of `IMPLEMENTATIONS`, or `auto`.
-    platform: of the devices: `cpu`, `gpu` or `cuda`, `tpu`.
+    platform: of the devices: `cpu`, `gpu`, `cuda` or `tpu`.
     head_dim: H.
     dtype: of queries, keys and values.
     length: T.
-    compute_capability: of NVIDIA devices, as 9.0; None elsewhere.
+    compute_capability: of NVIDIA devices, such as 9.0; None elsewhere.
 
   Raises:
-    ValueError: one was asked for that cannot run, or that does not exist.
+    ValueError: the implementation is unknown or cannot run.
   """
   refused = {
     "xla": None,
@@ -108,13 +111,13 @@ def choose(
 
 
 def saves(primitive, *_, **params) -> bool:
-  """A `jax.checkpoint` policy: keep what attention's backward pass reads.
+  """A `jax.checkpoint` policy that saves what attention's backward pass reads.
 
-  With it attention is not computed again; all else is.
+  Everything but attention is then computed again.
   """
   if primitive.name == "name":
     return params["name"] == _NAME
-  # Its row maxima and sums are out of reach of a name.
+  # cuDNN's softmax statistics cannot be named, so save the whole primitive.
   return primitive.name == fused._dot_product_attention_fwd_p_wrapper.name
 
 
@@ -132,23 +135,28 @@ def _xla(
   segment_ids: jax.Array,
   chunk: int,
 ) -> jax.Array:
-  """Chunks of queries against all keys up to theirs, one after the other."""
+  """Attends chunk after chunk of queries to a prefix of the keys.
+
+  Only one chunk's scores are in memory at a time; each chunk is rematerialised
+  in the backward pass.
+  """
   b, t, n, h = q.shape
   k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
   chunks = -(-t // chunk)
   if chunks == 1:
     mask = attention.segment_mask(segment_ids)
     return checkpoint_name(attention.attend(q, k, v, mask), _NAME)
-  # Of equal size, so that the last one is padded by less than `chunks`.
+  # Chunks of equal size: the last one is padded by fewer than `chunks` tokens.
   size = -(-t // chunks)
 
   def split(x: jax.Array) -> jax.Array:
-    """`[B, T, ...]` to `[chunks, B, size, ...]`."""
+    """Reshapes `[B, T, ...]` to `[chunks, B, size, ...]`."""
     after = [(0, 0), (0, chunks * size - t)] + [(0, 0)] * (x.ndim - 2)
     x = jnp.pad(x, after)
     return x.reshape(b, chunks, size, *x.shape[2:]).swapaxes(0, 1)
 
-  # Gradients of keys and values are sums over chunks, in their dtype.
+  # The gradients of keys and values are summed over chunks in the dtype of
+  # these arrays, so make it float32.
   k, v = k.astype(jnp.float32), v.astype(jnp.float32)
   queries = split(q), split(segment_ids)
   positions = np.arange(chunks * size).reshape(chunks, size)
@@ -177,7 +185,7 @@ def _cudnn(
   segment_ids: jax.Array,
   max_segments: int,
 ) -> jax.Array:
-  """Segments as sequences of their own, by their offsets into the rows."""
+  """Passes segments to cuDNN as separate sequences, by offsets into rows."""
   b, t, n, h = q.shape
   if b * t * n * h >= 2**31:
     raise ValueError(
@@ -185,11 +193,13 @@ def _cudnn(
       f"x {t} tokens x {n} heads x {h} on a device. Lower "
       "batch.micro_batch_tokens."
     )
-  # JAX 0.10 scales the offsets of keys by the query heads (jax-ml/jax
-  # pull request 39521), which is right where there are as many.
+  # JAX 0.10 scales the key offsets by the number of query heads instead of kv
+  # heads (https://github.com/jax-ml/jax/pull/39521), so repeat the kv heads
+  # until both numbers are equal.
   k, v = (jnp.repeat(x, n // x.shape[2], axis=2) for x in (k, v))
-  # Padding is a segment as well: cuDNN leaves memory between segments as it
-  # was, NaN perhaps. One segment alone would not count as packed.
+  # Padding is a segment too: cuDNN does not write memory between segments,
+  # which may contain NaN. The extra slot in `m` is for it. It also makes m at
+  # least 2: with one segment, JAX would not treat the row as packed.
   m = min(max_segments, t) + 1
   starts = jnp.diff(segment_ids, axis=1, prepend=-1) != 0
   number = jnp.cumsum(starts, axis=1, dtype=jnp.int32) - 1
@@ -220,7 +230,10 @@ def _cudnn_refuses(
   length: int,
   compute_capability: float | None,
 ) -> str | None:
-  """Why cuDNN cannot run: `check_layout`, `check_is_flash_attention` of JAX."""
+  """Returns why cuDNN cannot run, or None.
+
+  Repeats `check_layout` and `check_is_flash_attention` of JAX.
+  """
   if platform not in ("gpu", "cuda"):
     return f"runs on NVIDIA GPUs; found platform {platform}"
   if compute_capability is None or compute_capability < 9.0:
@@ -251,7 +264,7 @@ def _splash(
   v: jax.Array,
   segment_ids: jax.Array,
 ) -> jax.Array:
-  """JAX's Pallas kernel for TPUs, by blocks of queries and keys."""
+  """Calls JAX's Pallas kernel for TPUs, by blocks of queries and keys."""
   _, t, n, h = q.shape
   if reason := _splash_refuses("tpu", t):
     raise ValueError(f"batch.attention=splash {reason}.")
