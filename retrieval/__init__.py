@@ -1,7 +1,10 @@
-"""Finding passages; of `anysearch_jax` it imports only `host` and `policy`.
+"""Passage retrieval; of `anysearch_jax` it imports only `host` and `policy`.
 
-* `passages`: a corpus by line offsets. `lexical`: BM25 of the generated world.
-* `index`: indexes, how they are built, opened, fused and measured.
-* `encoder`: texts to unit vectors. `service`: an index over HTTP.
-* `clients`: retrievers that a run asks. `recording`: answers from before.
+* `passages`: a corpus on disk, read by line offsets.
+* `lexical`: BM25 in memory, for the generated world.
+* `index`: builds, opens, fuses and measures indexes.
+* `encoder`: turns texts into unit vectors.
+* `service`: serves an index over HTTP.
+* `clients`: the retrievers that a run asks.
+* `recording`: records and replays answers.
 """

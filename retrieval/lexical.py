@@ -1,6 +1,6 @@
-"""BM25 over passages held in memory: a retriever without a service.
+"""BM25 over passages in memory: a retriever without a service.
 
-Deterministic to the last place: equal scores keep the order of the corpus.
+The ranking is deterministic: equal scores keep the order of the corpus.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import bm25s
 import numpy as np
 
 _WORD = re.compile(r"\w+")
-# It reports every index that is built.
+# bm25s logs a line for every index that it builds.
 logging.getLogger("bm25s").setLevel(logging.WARNING)
 
 
 class Request(Protocol):
-  """What a search asks for: at most `k` passages of `corpus`."""
+  """A search request for at most `k` passages of `corpus`."""
 
   query: str
   k: int
@@ -30,9 +30,9 @@ class Request(Protocol):
 
 
 class LexicalRetriever:
-  """Answers searches by BM25 over titles and texts, one index a corpus.
+  """Answers searches by BM25 over titles and texts, with one index per corpus.
 
-  An index is built when its corpus is first searched; answers are kept.
+  An index is built when its corpus is first searched; answers are cached.
   """
 
   def __init__(
@@ -44,15 +44,15 @@ class LexicalRetriever:
     b: float = 0.75,
     cache_size: int = 65536,
   ):
-    """Holds corpora of passages.
+    """Stores the corpora; builds no index yet.
 
     Args:
-      corpora: the passages of a corpus by its name; a function of the name is
-        called once for each. A passage has `title` and `text`, whatever else.
-      title_weight: how often a word of the title counts: a passage about a
-        thing comes before those that mention it.
+      corpora: maps the name of a corpus to its passages, or is a function of
+        the name. A passage has at least `title` and `text`.
+      title_weight: how often a word of the title counts, so that a passage
+        about a thing ranks above passages that mention it.
       k1, b: saturation and length normalisation of BM25.
-      cache_size: answers kept, the least recently used leave first.
+      cache_size: number of cached answers; the least recently used is evicted.
     """
     self._corpora = corpora
     self._title_weight = title_weight
@@ -71,27 +71,27 @@ class LexicalRetriever:
     return [self._cached(r.query, r.k, r.corpus) for r in requests]
 
   def lookup(self, query: str, k: int, corpus: str = "") -> tuple[Any, ...]:
-    """The best passages for a query.
+    """Returns the best passages for a query.
 
     Args:
-      query: any text; its words count, in lower case.
-      k: the most passages wanted, >= 1.
+      query: any text; it is matched by its words in lower case.
+      k: the most passages, >= 1.
       corpus: name of the corpus.
 
     Returns:
       At most `k` passages that share a word with the query, best first. Their
-      `score` is set where they are dataclasses with such a field; others are
-      handed back as they were given.
+      `score` is set if they are dataclasses with such a field; other passages
+      are returned unchanged.
 
     Raises:
-      ValueError: `k` below 1, or an unknown corpus.
+      ValueError: `k` is less than 1, or the corpus is unknown.
     """
     return self._cached(query, k, corpus)
 
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
-    """What answers come from: the method's settings, the corpora by their hash.
+    """Returns JSON values that identify the answers: settings and corpora.
 
-    `sha256` is of the passages' titles and texts in order.
+    `sha256` is the hash of the passages' titles and texts in order.
     """
     digest, count = hashlib.sha256(), 0
     for corpus in corpora:
@@ -99,7 +99,7 @@ class LexicalRetriever:
       count += len(passages)
       for text in (t for p in passages for t in (p.title, p.text)):
         data = text.encode()
-        # Lengths keep "ab" + "c" and "a" + "bc" apart.
+        # The length prefix distinguishes "ab" + "c" from "a" + "bc".
         digest.update(len(data).to_bytes(8, "little") + data)
     return {
       "kind": "bm25",
@@ -111,7 +111,7 @@ class LexicalRetriever:
     }
 
   def cache_info(self):
-    """Hits, misses, limit and size of the answers kept, by these names."""
+    """Returns statistics of the cached answers; see `functools.lru_cache`."""
     return self._cached.cache_info()
 
   def _rank(self, query: str, k: int, corpus: str) -> tuple[Any, ...]:
@@ -129,7 +129,7 @@ class LexicalRetriever:
   def _build_index(
     self, corpus: str
   ) -> tuple[Sequence[Any], bm25s.BM25 | None]:
-    """The passages and their index; none where no passage has a word."""
+    """Returns the passages and their index; None if no passage has a word."""
     passages = self._passages(corpus)
     texts = [
       _words(p.title) * self._title_weight + _words(p.text) for p in passages
@@ -154,6 +154,6 @@ def _words(text: str) -> list[str]:
 
 
 def _scored(passage: Any, score: float) -> Any:
-  """`passage` with its score, where it has a place for one."""
+  """Returns `passage` with its score, if it has a field for it."""
   has_score = dataclasses.is_dataclass(passage) and hasattr(passage, "score")
   return dataclasses.replace(passage, score=score) if has_score else passage

@@ -1,4 +1,4 @@
-"""Passages of a corpus in a file, found by line: none of them lives in memory.
+"""A corpus of passages in a file, read by line offsets and not kept in memory.
 
 A corpus is JSON lines in Search-R1's layout, plain or gzip:
 
@@ -6,9 +6,9 @@ A corpus is JSON lines in Search-R1's layout, plain or gzip:
 
 Row i is the i-th line that is kept. A prepared corpus is a folder:
 
-    corpus.json     where the lines are, how many, their bytes and SHA-256
-    offsets.npy     int64 [N + 1], where each row begins; the last is the end
-    passages.jsonl  the lines, where they came compressed or some were skipped
+    corpus.json     path of the lines, their number, bytes and SHA-256
+    offsets.npy     int64 [N + 1], the start of each row, and the end
+    passages.jsonl  the lines, if the source is compressed or lines were skipped
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from typing import Any, BinaryIO
 import numpy as np
 
 _BLOCK = 1 << 22
-# More than any passage has; a file without line ends is not read whole.
+# Longer than any passage, so that a file without line ends is not read whole.
 _LONGEST_LINE = 1 << 24
 _INFO, _OFFSETS, _LINES = "corpus.json", "offsets.npy", "passages.jsonl"
 
 
 class CorpusError(ValueError):
-  """A corpus that is not what it should be."""
+  """A corpus is missing, malformed, or not the expected one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Passage:
-  """One passage: `title` is its first line as it stands, quotes included."""
+  """One passage; `title` is its first line, including any quotes."""
 
   id: str
   title: str
@@ -49,21 +49,24 @@ class Passage:
 
   @property
   def contents(self) -> str:
-    """Title and text as Search-R1 has them, and as encoders see them."""
+    """Title and text in Search-R1's form, which encoders also see."""
     return f"{self.title}\n{self.text}"
 
 
 class Corpus:
-  """The passages of a prepared folder; any thread may read.
+  """The passages of a prepared folder; thread-safe.
 
   Args:
-    folder: as `prepare` made it.
+    folder: a folder that `prepare` made.
 
-  `sha256` is that of the lines.
+  Attributes:
+    info: the values of corpus.json.
+    path: the file with the lines.
+    sha256: hash of the lines.
 
   Raises:
-    CorpusError: it is not there, or its lines are not those that were prepared
-      (by their number of bytes; `verify` reads them all).
+    CorpusError: the corpus is missing, or its file has another size than when
+      it was prepared (`verify` compares the hash).
   """
 
   def __init__(self, folder: str | os.PathLike):
@@ -79,7 +82,7 @@ class Corpus:
       found = size, self._offsets.dtype, self._offsets.shape
       expected = self.info["bytes"], np.int64, (self.info["passages"] + 1,)
       self.sha256: str = self.info["sha256"]
-    # NumPy raises whatever a damaged header leads to.
+    # A damaged header can make NumPy raise almost any exception.
     except Exception as error:
       raise CorpusError(
         f"{folder}: found no prepared corpus ({error}); build it with "
@@ -101,10 +104,10 @@ class Corpus:
     return len(self._offsets) - 1
 
   def __getitem__(self, row: int) -> Passage:
-    """The passage of a row in [0, len).
+    """Returns the passage of a row in [0, len).
 
     Raises:
-      IndexError: another row; negative ones too.
+      IndexError: the row is outside this range; negative rows are too.
     """
     if not 0 <= row < len(self):
       raise IndexError(f"Found row {row}, expected one in [0, {len(self)}).")
@@ -112,15 +115,15 @@ class Corpus:
     return _parse(self._map[start:end])
 
   def contents(self, start: int, stop: int) -> Iterator[str]:
-    """What encoders and BM25 see of rows `start` to `stop`, in order."""
+    """Yields the contents of rows `start` to `stop` (exclusive), in order."""
     for row in range(start, stop):
       yield self[row].contents
 
   def verify(self) -> None:
-    """Reads all lines.
+    """Reads all lines and compares their hash.
 
     Raises:
-      CorpusError: they are not those that were prepared.
+      CorpusError: the lines are not those that were prepared.
     """
     digest = hashlib.sha256()
     with self.path.open("rb") as file:
@@ -140,19 +143,20 @@ def prepare(
   skip_malformed: bool = False,
   on_bytes: Callable[[int], None] = lambda done: None,
 ) -> Corpus:
-  """Finds the rows of a corpus; memory does not grow with it.
+  """Finds the rows of a corpus, in constant memory.
 
-  Plain files stay where they are. What was prepared from the same bytes with
-  the same flag is used again.
+  Plain files stay where they are. A folder that was prepared from the same file
+  (by path, size and time) with the same flag is used again.
 
   Args:
-    source: JSON lines, gzip where the name ends in `.gz`.
-    folder: made if it is not there.
-    skip_malformed: leave lines out that are no passage, and count them.
+    source: JSON lines; gzip if the name ends in `.gz`.
+    folder: folder of the prepared corpus; created if missing.
+    skip_malformed: whether to skip and count lines that are not a passage.
     on_bytes: called with the bytes of `source` that were read so far.
 
   Raises:
-    CorpusError: the first line that is no passage, by its number; no passage.
+    CorpusError: a line is not a passage (the message has its number), or there
+      is no passage.
   """
   source, folder = pathlib.Path(source).absolute(), pathlib.Path(folder)
   if not source.is_file():
@@ -164,7 +168,7 @@ def prepare(
     "source_time": stat.st_mtime_ns,
     "skip_malformed": skip_malformed,
   }
-  # Where it is damaged it is made again.
+  # A missing or damaged corpus is prepared again.
   with contextlib.suppress(CorpusError):
     there = Corpus(folder)
     if made_of.items() <= there.info.items():
@@ -217,7 +221,7 @@ def prepare(
 
 
 class _Offsets:
-  """Writes offsets as they come; a `.npy` header is put before them."""
+  """Writes offsets as they come, and the `.npy` header when all are known."""
 
   def __init__(self, path: pathlib.Path):
     self._path = path
@@ -252,7 +256,7 @@ class _Offsets:
 
 
 def _lines(file: BinaryIO, source: pathlib.Path) -> Iterator[bytes]:
-  """Lines with their ends; blank ones too: they are malformed."""
+  """Yields lines with their line ends, and blank lines, which are malformed."""
   number = 0
   try:
     while line := file.readline(_LONGEST_LINE):
@@ -271,10 +275,10 @@ def _lines(file: BinaryIO, source: pathlib.Path) -> Iterator[bytes]:
 
 
 def _parse(line: bytes) -> Passage:
-  """The passage of a line.
+  """Parses the passage of a line.
 
   Raises:
-    CorpusError: a sentence.
+    CorpusError: the line is not a passage.
   """
   try:
     values = json.loads(line)
@@ -303,7 +307,7 @@ def _parse(line: bytes) -> Passage:
 
 
 def _whole(text: str) -> str:
-  """Text without halves of pairs, as cut ones have them: nobody encodes one."""
+  """Replaces lone surrogates, which cannot be encoded, by U+FFFD."""
   try:
     text.encode()
   except UnicodeEncodeError:
@@ -313,7 +317,7 @@ def _whole(text: str) -> str:
 
 
 def _write_json(path: pathlib.Path, values: dict[str, Any]) -> None:
-  """Whole or not at all."""
+  """Writes a JSON file, complete or not at all."""
   beside = path.with_suffix(".tmp")
   beside.write_text(json.dumps(values, indent=2) + "\n")
   beside.replace(path)

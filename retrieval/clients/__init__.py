@@ -1,1 +1,1 @@
-"""Retrievers that runs ask: over HTTP, on the web, in this process."""
+"""The retrievers that runs ask: over HTTP, on the web, in this process."""

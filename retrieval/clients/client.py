@@ -1,10 +1,10 @@
-"""A retriever behind HTTP: servers of Search-R1's protocol.
+"""A retriever over HTTP, for servers with Search-R1's protocol.
 
     POST /retrieve  {"queries": [...], "topk": 3, "return_scores": true}
     {"result": [[{"document": {"id": ..., "contents": ...}, "score": ...}]]}
 
-Scores are always asked for: Search-R1's server fails without. What comes back
-is believed when it is all that was asked for.
+Requests always ask for scores, because Search-R1's server fails without. The
+answer to a query is accepted only if all of it has the expected form.
 """
 
 from __future__ import annotations
@@ -23,36 +23,39 @@ from anysearch_jax.host.http import calls, errors, redaction, wire
 from retrieval import passages
 
 if TYPE_CHECKING:
-  from retrieval import lexical  # It loads JAX.
+  from retrieval import lexical  # It imports JAX.
 
 Answer = tuple[passages.Passage, ...]
 
 _ADVICE = "Is a retriever running there (launch.serve_retriever)?"
-# Statuses that say something about the caller or the address, not a query.
+# Statuses that concern the caller or the address, not a query.
 _ABOUT_CALLERS = (401, 402, 403, 404, 405, 407, 410, 415, 426)
-# After this many calls without an answer the server is at fault, not a query.
+# After this many failed calls stop bisecting: the server is at fault, not a
+# query.
 _FAILED = 16
 
 
 class HttpRetriever:
-  """Asks a server; from any event loop and thread.
+  """Asks a retrieval server; safe to use from any event loop and thread.
 
   Args:
-    url: of the server, with or without `/retrieve`.
-    batch: queries of one call at most.
-    corpus: the name of what the server searches; requests name it or none.
-    patience: how long the server is waited for.
+    url: address of the server, with or without `/retrieve`.
+    batch: the most queries in one call.
+    corpus: name of the corpus that the server searches; a request must name
+      this corpus or none.
+    patience: deadlines and retries.
     token_variable: the environment variable with the server's bearer token;
-      "" sends none.
-    largest: bytes of an answer at most.
-    transport: answers instead of the network.
-    clock: seconds of the circuit breaker.
+      "" sends no token.
+    largest: the most bytes of an answer.
+    transport: replaces the network, for tests.
+    clock: returns the seconds that the circuit breaker uses.
 
   Raises:
-    ValueError: a url that is none, a token that is not there.
+    ValueError: the url is invalid or the token is missing.
 
-  `counters` are `calls.Caller`'s, the `queries`, and the `splits` of batches; a
-  batch that was split is not one of the `failures`, its failed queries are.
+  `counters` has the counters of `calls.Caller`, the `queries`, and the `splits`
+  of batches. A batch that was split does not count as one of the `failures`;
+  its failed queries do.
   """
 
   def __init__(
@@ -68,7 +71,7 @@ class HttpRetriever:
     clock: Callable[[], float] = time.monotonic,
   ):
     if not redaction.is_address(url):
-      # Which may hold a password.
+      # The message does not quote the url, which may contain a password.
       raise ValueError(
         "The retriever's url is not one; expected an address such as "
         "http://127.0.0.1:8000, with no user, query or fragment."
@@ -96,7 +99,7 @@ class HttpRetriever:
     self._answered: str | None = None
 
   async def search(self, request: lexical.Request) -> Answer:
-    """At most `k` passages in the server's order; see `search_many`."""
+    """Returns at most `k` passages in the server's order; see `search_many`."""
     (answer,) = await self.search_many([request])
     if isinstance(answer, Exception):
       raise answer
@@ -105,17 +108,18 @@ class HttpRetriever:
   async def search_many(
     self, requests: Sequence[lexical.Request]
   ) -> list[Answer | Exception]:
-    """Answers in the order of the requests, one call for each `k`.
+    """Returns answers in the order of the requests, in one batch for each `k`.
+
+    If the server answers a batch with an error that a single query may have
+    caused, the batch is bisected, so that only this query fails. Before that, a
+    query that was answered earlier is repeated: if it fails too, the server is
+    at fault, and the whole batch fails.
 
     Returns:
-      For each request its passages or a `RetrievalError`. Where the server
-      answers a batch with an error that one of its queries may have caused, the
-      halves are asked, and so on, so that this query fails alone. Before that a
-      query that was answered earlier is asked again: when it fails too, the
-      server is at fault, and the whole batch fails.
+      For each request its passages or a `RetrievalError`.
 
     Raises:
-      ValueError: as `calls.check`.
+      ValueError: a request is invalid, see `calls.check`.
     """
     for request in requests:
       calls.check(request, self._corpus)
@@ -124,18 +128,19 @@ class HttpRetriever:
     return await self._caller.wait(self._search(list(requests)))
 
   def identity(self) -> Any:
-    """JSON values that say what answers come from; asks the server.
+    """Asks the server for JSON values that identify its answers.
 
     Returns:
-      What `GET /health` calls its `identity`, else the address.
+      The `identity` that `GET /health` reports, or the address if there is
+      none.
 
     Raises:
-      RetrievalError: the server is out of reach.
+      RetrievalError: the server cannot be reached.
     """
     return self._caller.run(self._identity())
 
   def close(self) -> None:
-    """Closes connections; searches under way fail."""
+    """Closes all connections; running searches fail."""
     self._caller.close()
 
   async def _search(
@@ -165,12 +170,12 @@ class HttpRetriever:
   async def _ask_batch(
     self, queries: list[str], k: int, until: float
   ) -> list[Answer | Exception]:
-    """Answers of one call, or of its parts where a query may be at fault."""
+    """Answers one batch; bisects it when a single query may be at fault."""
     answers: list[Answer | Exception] = []
-    # Queries, and whether they were asked alone before.
+    # (queries, whether this is the second try of a single query).
     parts, failed = [(queries, False)], 0
     failure: errors.RetrievalError | None = None
-    # None: the server has not answered anything yet.
+    # Whether the server works; None: unknown, it has not answered yet.
     is_well: bool | None = None
     while parts:
       part, again = parts.pop()
@@ -204,7 +209,7 @@ class HttpRetriever:
     return answers + [failure] * left
 
   async def _answers_still(self, k: int, until: float) -> bool | None:
-    """Whether a query that had an answer has one now; None without one."""
+    """Repeats a query that was answered earlier; None if there is none."""
     if self._answered is None:
       return None
     try:
@@ -216,10 +221,10 @@ class HttpRetriever:
   async def _ask(
     self, queries: list[str], k: int, until: float
   ) -> list[Answer | Exception]:
-    """Answers of one call, with an exception for a query whose hits are none.
+    """Makes one call; the answer to a query with malformed hits is an error.
 
     Raises:
-      RetrievalError: no query has an answer.
+      RetrievalError: the call failed, or no query has a valid answer.
     """
     url = f"{self.url}/retrieve"
     asked = {"queries": queries, "topk": k, "return_scores": True}
@@ -263,7 +268,7 @@ class HttpRetriever:
 
 
 def _may_be_of_a_query(error: errors.RetrievalError) -> bool:
-  """Whether another query could have met another answer than this one."""
+  """Returns whether a query, and not caller or server, may cause the error."""
   if isinstance(error, calls.RefusedError):
     return error.status not in _ABOUT_CALLERS
   return isinstance(error, errors.AnswerError)
@@ -272,10 +277,10 @@ def _may_be_of_a_query(error: errors.RetrievalError) -> bool:
 def _answers(
   data: bytes, queries: int, k: int, url: str, redact: redaction.Redactor
 ) -> list[Answer | Exception]:
-  """The passages of each query, or what is wrong with its hits.
+  """Parses the passages of each query; malformed hits become an error.
 
   Raises:
-    AnswerError: no query has what was asked for.
+    AnswerError: the reply is malformed, or the hits of all queries are.
   """
 
   def refuse(found: Any, expected: str) -> errors.AnswerError:
@@ -294,7 +299,7 @@ def _answers(
     score = item.get("score")
     if not _is_finite(score):
       raise refuse(score, "a finite score")
-    # Search-R1's BM25 gives none.
+    # Search-R1's BM25 server returns no ids.
     identifier = document.get("id")
     if identifier is None:
       identifier = hashlib.sha256(contents.encode()).hexdigest()[:16]
@@ -333,12 +338,12 @@ def _is_finite(score: Any) -> bool:
     return False
   try:
     return math.isfinite(score)
-  except OverflowError:  # An integer that no float is near to.
+  except OverflowError:  # An integer too large for a float.
     return False
 
 
 def _is_unicode(text: str) -> bool:
-  """Half a surrogate pair cannot be encoded, by no tokenizer either."""
+  """Returns whether a text can be encoded, that is, has no lone surrogate."""
   try:
     text.encode()
   except UnicodeEncodeError:

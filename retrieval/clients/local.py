@@ -1,4 +1,4 @@
-"""An index in this process as a retriever of episodes."""
+"""A retriever over an index in this process."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from retrieval import passages
 from retrieval.index import search
 
 if TYPE_CHECKING:
-  from retrieval import lexical  # It loads JAX.
+  from retrieval import lexical  # It imports JAX.
 
 Answer = tuple[passages.Passage, ...]
 
 
 class LocalRetriever:
-  """Asks a search on another thread; from any event loop.
+  """Searches an index on another thread; usable from any event loop.
 
   Args:
-    searching: what is asked.
-    corpus: the name of what it searches; requests name it or none.
+    searching: the search over the index.
+    corpus: name of its corpus; a request must name this corpus or none.
   """
 
   def __init__(self, searching: search.PassageSearch, *, corpus: str = ""):
     self._searching, self._corpus = searching, corpus
 
   async def search(self, request: lexical.Request) -> Answer:
-    """At most `k` passages, best first; see `search_many`."""
+    """Returns at most `k` passages, best first; see `search_many`."""
     (answer,) = await self.search_many([request])
     return answer
 
   async def search_many(
     self, requests: Sequence[lexical.Request]
   ) -> list[Answer]:
-    """Answers in the order of the requests, one search for each `k`.
+    """Returns answers in the order of the requests, by one search for each `k`.
 
     Raises:
-      ValueError: a request for another corpus.
+      ValueError: a request names another corpus.
     """
     for request in requests:
       if request.corpus not in ("", self._corpus):
@@ -55,5 +55,5 @@ class LocalRetriever:
     return found
 
   def identity(self) -> dict:
-    """JSON values: what answers come from."""
+    """Returns JSON values that identify the answers."""
     return self._searching.identity

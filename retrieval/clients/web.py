@@ -1,8 +1,8 @@
 """Live web search as a retriever: Serper, Google Custom Search, Brave.
 
-Titles and snippets are read as the service gives them; no page is fetched and
-no redirect followed, so nothing that is found decides where a request goes.
-Google's interface takes no new customers and ends on January 1, 2027.
+Passages are the titles and snippets that the service returns. No page is
+fetched and no redirect is followed, so search results cannot decide where a
+request goes. Google's API accepts no new customers and ends on January 1, 2027.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from anysearch_jax.host.http import calls, errors, redaction, wire
 from retrieval import passages
 
 if TYPE_CHECKING:
-  from retrieval import lexical  # It loads JAX.
+  from retrieval import lexical  # It imports JAX.
 
 Answer = tuple[passages.Passage, ...]
 Json = dict[str, Any]
 
-# What services mark words of the query with; other angle brackets are text.
+# Tags by which services highlight the query; other angle brackets are text.
 _BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)
 _MARK = re.compile(r"</?(?:strong|b|em|i|mark|span|wbr)(?:\s[^<>]*)?/?>", re.I)
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
@@ -36,19 +36,24 @@ _LARGEST = 1 << 24
 
 
 class AccountError(errors.RetrievalError):
-  """The service takes no more searches with this key: key, quota or rate."""
+  """The service refuses the key: it is invalid, over quota or over its rate."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Service:
-  """One interface.
+  """The API of one service.
 
-  url: where it is. variable: where its key is by default. header: where the key
-  goes; it is in no url, because those are logged.
-  most: passages of one call. words, characters: of a query.
-  request: arguments of httpx2's `request` by query, k and search engine.
-  results: the path to the list of results. link, snippet: keys of a result.
-  is_reply: whether an object without that list says that nothing was found.
+  Attributes:
+    url: address of the API.
+    variable: default environment variable of the key.
+    header: header that carries the key; a url would be logged.
+    most: the most passages of one call.
+    method: HTTP method.
+    request: maps query, k and search engine to arguments of httpx2's `request`.
+    results: path to the list of results in a reply.
+    link, snippet: keys of a result.
+    is_reply: whether an object without that list means "nothing found".
+    words, characters: the most words and characters of a query.
   """
 
   url: str
@@ -70,7 +75,7 @@ _SERVICES = {
     url="https://google.serper.dev/search",
     variable="SERPER_API_KEY",
     header="X-API-KEY",
-    most=10,  # More cost twice.
+    most=10,  # More than 10 cost twice as much.
     method="POST",
     request=lambda query, k, _: {
       "content": wire.body({"q": query, "num": k}),
@@ -120,27 +125,28 @@ _SERVICES = {
 
 
 class WebRetriever:
-  """Searches the web; from any event loop and thread.
+  """Searches the web; safe to use from any event loop and thread.
 
-  Longer queries are cut to what the service takes (Brave: 50 words, 400
-  characters), and at most 10 passages are found (Brave: 20). A blank query
-  finds nothing and costs nothing.
+  Long queries are cut to the limits of the service (Brave: 50 words, 400
+  characters), and at most 10 passages are returned (Brave: 20). A blank query
+  returns nothing and costs nothing.
 
   Args:
     kind: "serper", "google" or "brave".
-    price: what one call costs; `counters["cost"]` is their sum.
-    key_variable: the environment variable with the key; "" is the usual one:
-      SERPER_API_KEY, GOOGLE_API_KEY, BRAVE_API_KEY.
+    price: cost of one call; `counters["cost"]` is the sum.
+    key_variable: the environment variable with the key; "" is the default:
+      SERPER_API_KEY, GOOGLE_API_KEY or BRAVE_API_KEY.
     engine: Google's search engine id (`cx`).
-    corpus: the name of the web; requests name it or none.
-    patience: how long the service is waited for.
+    corpus: name of the web as a corpus; a request must name it or none.
+    patience: deadlines and retries.
     url, transport, clock: for tests.
 
   Raises:
-    ValueError: another kind, no key, no engine, a negative price.
+    ValueError: the kind is unknown, the key or the engine is missing, or the
+      price is negative.
 
-  `counters` are `calls.Caller`'s, the `queries`, and the `cost`: of calls that
-  were answered, whatever with.
+  `counters` has the counters of `calls.Caller`, the `queries`, and the `cost`
+  of all calls that were answered, even if the answer was malformed.
   """
 
   def __init__(
@@ -187,11 +193,12 @@ class WebRetriever:
     self._suspects: set[str] = set()
 
   async def search(self, request: lexical.Request) -> Answer:
-    """At most `k` passages, best first; their ids are addresses.
+    """Returns at most `k` passages, best first; their ids are URLs.
 
     Raises:
-      RetrievalError: no answer; `AccountError` where the key is the matter.
-      ValueError: as `calls.check`.
+      RetrievalError: there is no answer; `AccountError` if the service refuses
+        the key.
+      ValueError: the request is invalid, see `calls.check`.
     """
     (answer,) = await self.search_many([request])
     if isinstance(answer, Exception):
@@ -201,18 +208,18 @@ class WebRetriever:
   async def search_many(
     self, requests: Sequence[lexical.Request]
   ) -> list[Answer | Exception]:
-    """Answers in the order of the requests, a call each; see `search`."""
+    """Returns answers in request order, by one call each; see `search`."""
     for request in requests:
       calls.check(request, self._corpus)
     return await self._caller.wait(self._search(list(requests)))
 
   def identity(self) -> Json:
-    """JSON values that say what answers come from."""
+    """Returns JSON values that identify the answers."""
     named = {"kind": "web", "service": self._kind}
     return named | ({"engine": self._engine} if self._engine else {})
 
   def close(self) -> None:
-    """Closes connections; searches under way fail."""
+    """Closes all connections; running searches fail."""
     self._caller.close()
 
   async def _search(
@@ -250,7 +257,7 @@ class WebRetriever:
         self._url,
         read=read,
         until=until,
-        # One query that is asked over and over tells no more than once.
+        # For the circuit breaker, failures of one query count only once.
         counted=query not in self._suspects,
         **service.request(query, k, self._engine),
       )
@@ -267,7 +274,7 @@ class WebRetriever:
 
 
 def _is_of_account(error: calls.StatusError) -> bool:
-  """Statuses of keys; Brave and Serper also say it in words."""
+  """Returns whether the key is at fault, by status or (Brave, Serper) text."""
   return error.status in (401, 402, 403, 429) or (
     error.status in (400, 422)
     and re.search(r"\b(token|api key|credits?)\b", str(error), re.I) is not None
@@ -277,11 +284,11 @@ def _is_of_account(error: calls.StatusError) -> bool:
 def _results(
   reply: Any, service: _Service, url: str, redact: redaction.Redactor
 ) -> list[Any]:
-  """The list of results.
+  """Returns the list of results in a reply.
 
   Raises:
-    AnswerError: a reply of another shape. To find nothing in it would be to
-      find nothing from then on.
+    AnswerError: the reply has another form. Treating it as an empty result
+      would silently find nothing from then on.
   """
   found = reply
   for key in service.results:
@@ -299,10 +306,10 @@ def _results(
 def _passages(
   found: list[Any], service: _Service, url: str, redact: redaction.Redactor
 ) -> Answer:
-  """Results with a title and a snippet, in their order.
+  """Returns the results that have a link, a title and a snippet, in order.
 
   Raises:
-    AnswerError: there are results, and none has them.
+    AnswerError: there are results, but none has all three.
   """
   kept = []
   for result in found:
@@ -325,7 +332,7 @@ def _passages(
 
 
 def _clean(value: Any) -> str:
-  """One line of text of what may hold marks and entities."""
+  """Returns a text in one line, without highlighting tags and HTML entities."""
   if not isinstance(value, str):
     return ""
   text = html.unescape(_MARK.sub("", _BREAK.sub(" ", value)))
@@ -333,5 +340,5 @@ def _clean(value: Any) -> str:
 
 
 def _clean_text(text: str) -> str:
-  """Without control characters and halves of surrogate pairs."""
+  """Removes control characters and lone surrogates."""
   return _CONTROL.sub("", text).encode(errors="ignore").decode()

@@ -1,6 +1,7 @@
-"""BERT encoders: what a config.json says of one, its weights, its forward pass.
+"""BERT encoders: reading config.json and weights, and the forward pass.
 
-Post-norm blocks over absolute positions, in Flax over a plain nested dict.
+The model is post-norm with absolute positions (https://arxiv.org/abs/1810.04805),
+written in Flax over a plain nested dict.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from anysearch_jax.policy import parameters as weights
 Params = dict[str, Any]
 
 _LAYERS = "layers"
-# Models with heads for training hold the encoder under this name.
+# Models with training heads store the encoder under this prefix.
 _PREFIX = "bert."
-# Of retrieval no part: buffers that follow from the config, and the pooler.
+# Not needed for retrieval: buffers that follow from the config, and the pooler.
 _IGNORED = r"(bert\.)?(embeddings\.(position|token_type)_ids|pooler\.dense\..*)"
 _SIZES = {
   "vocab_size": "vocab_size",
@@ -34,13 +35,13 @@ _SIZES = {
   "max_position_embeddings": "positions",
   "type_vocab_size": "token_types",
 }
-# What transformers takes where a config.json is silent.
+# The defaults of transformers for values that a config.json omits.
 _DEFAULTS = {
   "max_position_embeddings": 512,
   "type_vocab_size": 2,
   "layer_norm_eps": 1e-12,
 }
-# Options that the encoder has in one setting only.
+# Options of which the encoder supports only these values.
 _ONLY = {
   "hidden_act": ("gelu",),
   "is_causal": (False,),
@@ -48,8 +49,7 @@ _ONLY = {
   "pooling": ("average", None),
   "position_embedding_type": ("absolute", None),
 }
-# Dropout, and what BERT's own files say of a pooler that retrieval has no use
-# for.
+# Options without effect here: dropout, and BERT's pooler.
 _HARMLESS = (
   "attention_probs_dropout_prob",
   "directionality",
@@ -85,8 +85,8 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
   """Reads a Hugging Face `config.json`.
 
   Raises:
-    ValueError: another model or an option that the encoder does not have, or a
-      setting that is missing or of the wrong kind, by name.
+    ValueError: the model or an option is not supported, or a setting is missing
+      or invalid; the message names it.
   """
   if hf.get("model_type") != "bert":
     raise ValueError(
@@ -123,7 +123,7 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
 
 
 def rows(a: Architecture, prefix: str = "") -> list[weights.Weight]:
-  """Every weight of `a`; in the file their names begin with `prefix`."""
+  """Returns every weight of `a`; their names in files begin with `prefix`."""
   table = [
     _weight(a, (key,), f"{prefix}embeddings.{module}_embeddings.weight", shape)
     for key, module, shape in (
@@ -174,7 +174,7 @@ def _weight(
   *,
   init: float | None = 0.02,
 ) -> weights.Weight:
-  """A row that is the file's tensor as it stands."""
+  """Returns the row of a weight that is stored in the file's own layout."""
   stack = (a.layers,) if path[0] == _LAYERS else ()
   return weights.Weight(
     path=path,
@@ -195,10 +195,10 @@ def load(
   sharding: jax.sharding.Sharding,
   dtype: Any,
 ) -> Params:
-  """Reads a folder's safetensors, whole onto every device of `sharding`.
+  """Reads a folder's safetensors; `sharding` should replicate them.
 
   Raises:
-    ValueError: a missing, unknown or misshaped tensor, by name.
+    ValueError: a tensor is missing, unknown or misshaped; the message names it.
   """
   found = tensor_files.headers(folder)
   prefix = _PREFIX if any(name.startswith(_PREFIX) for name in found) else ""
@@ -210,7 +210,8 @@ def load(
     dtype=dtype,
     ignored=_IGNORED,
   )
-  # Apart, for what is sliced inside a call is copied by every call.
+  # Unstack the layers once, because slicing inside the jitted call would copy
+  # every weight in every call.
   stacks = params.pop(_LAYERS)
   layers = {_layer(i): {} for i in range(a.layers)}
   while stacks:
@@ -231,7 +232,7 @@ class _Block(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, visible: jax.Array) -> jax.Array:
-    """Layer over tokens `[D, B * T]`; `visible` bool `[B, T]`."""
+    """Applies the layer to tokens `[D, B * T]`; `visible` is bool `[B, T]`."""
     a = self.a
     w = {
       row.path[-1]: self.param(
@@ -261,7 +262,7 @@ class _Block(nn.Module):
 
 
 class Bert(nn.Module):
-  """Token ids to final hidden states; parameters as `rows` names them."""
+  """Maps token ids to final hidden states; `rows` names the parameters."""
 
   a: Architecture
 
@@ -286,33 +287,33 @@ class Bert(nn.Module):
 def forward(
   params: Params, a: Architecture, ids: jax.Array, lengths: jax.Array
 ) -> jax.Array:
-  """Final hidden states of texts.
+  """Returns the final hidden states of texts.
 
   Args:
-    params: of `load`; their dtype computes.
+    params: the result of `load`; the computation is in their dtype.
     a: the architecture.
-    ids: int `[B, T]`, T <= `a.positions`; each text is of token type 0.
-    lengths: int `[B]`, the tokens of each text; what follows is padding.
+    ids: int `[B, T]`, T <= `a.positions`; all tokens have token type 0.
+    lengths: int `[B]`, number of tokens of each text; the rest is padding.
 
   Returns:
-    `[B, T, D]`, garbage at padding.
+    `[B, T, D]`; values at padding are undefined.
   """
   return Bert(a).apply({"params": params}, ids, lengths)
 
 
 def _dot(x: jax.Array, w: jax.Array) -> jax.Array:
-  """float32 is float32 on every device."""
+  """Multiplies at full precision; TPUs would round float32 to bfloat16."""
   return jnp.matmul(x, w, precision=jax.lax.Precision.HIGHEST)
 
 
 def _attend(
   q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array
 ) -> jax.Array:
-  """Attention to the visible tokens of each text, all `[B, N, H, T]`.
+  """Returns attention to the visible tokens; q, k, v, result `[B, N, H, T]`.
 
-  Scores are `[B, N, keys, queries]`: CPUs have no vectors for what is summed
-  over the last axis. They are divided by their sum last, that is over H values
-  for each query and not over T.
+  Scores are `[B, N, keys, queries]`, because XLA does not vectorise reductions
+  over the last axis on CPUs. The division by the sum comes last, because it
+  then costs H divisions for each query instead of T.
   """
   scores = _dot(k.swapaxes(-1, -2), q).astype(jnp.float32)
   hidden = jnp.finfo(jnp.float32).min
@@ -323,14 +324,14 @@ def _attend(
 
 
 def _gelu(x: jax.Array) -> jax.Array:
-  """By erf: `jax.nn.gelu` goes by erfc, which takes CPUs three times longer."""
+  """Exact GELU by erf; `jax.nn.gelu` uses erfc, three times slower on CPUs."""
   return 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5))
 
 
 def _layer_norm(
   x: jax.Array, scale: jax.Array, bias: jax.Array, a: Architecture
 ) -> jax.Array:
-  """Over the first axis, in float32."""
+  """Normalises over the first axis, in float32."""
   x32 = x.astype(jnp.float32)
   x32 -= x32.mean(0)
   x32 *= jax.lax.rsqrt(jnp.square(x32).mean(0) + a.norm_eps)
@@ -338,12 +339,12 @@ def _layer_norm(
 
 
 def pool(hidden: jax.Array, lengths: jax.Array, pooling: str) -> jax.Array:
-  """Unit vectors of texts.
+  """Returns the unit vectors of texts.
 
   Args:
-    hidden: `[B, T, D]` of `forward`.
-    lengths: int `[B]`, at least 1 where the text counts.
-    pooling: `mean` over a text's tokens, or `cls`, its first one.
+    hidden: `[B, T, D]`, the result of `forward`.
+    lengths: int `[B]`; 0 marks a row of padding.
+    pooling: `mean` over a text's tokens, or `cls`, its first token.
 
   Returns:
     float32 `[B, D]`.

@@ -1,8 +1,8 @@
 """A text encoder: a Hugging Face folder of the BERT family, on any devices.
 
-Texts are sorted by length into buckets. A call has one number of rows a bucket,
-whatever it is asked, so that each bucket compiles once and a text's vector does
-not depend, to the last bit, on the texts that come with it.
+Texts are grouped into buckets by length. Every call of a bucket has the same
+number of rows, padded if necessary. So each bucket compiles only once, and a
+text's vector does not depend, to the last bit, on the other texts in the call.
 """
 
 from __future__ import annotations
@@ -25,21 +25,23 @@ from anysearch_jax.policy import hf_config, tensor_files
 from retrieval.encoder import bert, encoder_settings
 from retrieval.encoder import pieces as pieces_lib
 
-# Calls under way: what one does on one thread is time for the other.
+# Concurrent calls: the single-threaded parts of one overlap with the other.
 _CALLS_AT_ONCE = 2
-# Texts of so many tokens are padded less: most queries are.
+# Up to this many tokens, as in most queries, texts are padded in smaller steps.
 _SHORT = 32
-# Tokens of a call for each core, or for each device of another kind.
+# Tokens of a call, for each CPU core or for each accelerator.
 _CORE_TOKENS, _DEVICE_TOKENS = 256, 1 << 16
 
 
 class Shapes(NamedTuple):
   """Shapes of calls, on all devices together.
 
-  step: tokens of a row are a multiple of it, or the most there may be; of half
-    of it, where they are few.
-  query_rows: of a call for queries: few, for they seldom come in hundreds.
-  passage_tokens: of a call for passages, padding included.
+  Attributes:
+    step: row lengths are multiples of it (of half of it for short texts), up to
+      the maximum length.
+    query_rows: rows of a call for queries; small, because queries seldom come
+      in hundreds.
+    passage_tokens: tokens of a call for passages, including padding.
   """
 
   step: int
@@ -48,12 +50,12 @@ class Shapes(NamedTuple):
 
 
 class Encoder:
-  """`search.Encoder` of a folder; `load` makes one. Any thread may ask.
+  """A `search.Encoder` from a folder; `load` makes one. It is thread-safe.
 
   Attributes:
-    settings: prefixes, pooling and the most tokens.
-    architecture: the model's sizes.
-    dim: numbers of a vector.
+    settings: prefixes, pooling and the maximum length.
+    architecture: sizes of the model.
+    dim: width of a vector.
   """
 
   def __init__(
@@ -67,16 +69,16 @@ class Encoder:
     shapes: Shapes,
     identity: dict[str, Any],
   ):
-    """Holds the parts; see `load`.
+    """Stores the parts; see `load`.
 
     Args:
-      params: on every device of `mesh`.
-      architecture: theirs.
-      pieces: of texts, `settings.max_tokens` at most.
-      settings: of texts.
-      mesh: has the axis `data`, which rows of a call are cut over.
-      shapes: of calls.
-      identity: of the weights and the tokenizer.
+      params: the weights, replicated on every device of `mesh`.
+      architecture: architecture of the weights.
+      pieces: the tokenizer, which cuts texts to `settings.max_tokens`.
+      settings: prefixes, pooling and the maximum length.
+      mesh: has the axis `data`, over which the rows of a call are sharded.
+      shapes: shapes of calls.
+      identity: hashes of the weights and the tokenizer, and the dtype.
     """
     self.architecture, self.settings = architecture, settings
     self.dim = architecture.d_model
@@ -103,20 +105,21 @@ class Encoder:
     """Loads a folder: BERT, E5, MiniLM, BGE and others of this architecture.
 
     Args:
-      folder: `config.json`, safetensors, `tokenizer.json`.
+      folder: contains `config.json`, safetensors and `tokenizer.json`.
       pooling: `mean` or `cls`; None here and below: see `encoder_settings`.
-      query_prefix: put before each query.
-      passage_prefix: put before each passage.
-      max_tokens: longer texts are cut, prefix and special tokens counted.
-      dtype: of the weights on the devices and of the products; vectors are
-        float32.
-      devices: that rows are cut over, each with all weights; None: the
-        accelerators that this process has, or else one CPU device.
-      batch_tokens: of a call for passages, on each device; None: by the kind
-        of device.
+      query_prefix: text before each query.
+      passage_prefix: text before each passage.
+      max_tokens: the most tokens of a text, including prefix and special
+        tokens; longer texts are cut.
+      dtype: dtype of the weights and the matrix products; vectors are float32.
+      devices: devices over which rows are sharded, each with all weights; None:
+        the accelerators of this process, or one CPU device.
+      batch_tokens: tokens of a call for passages on each device; None: a
+        default for the kind of device.
 
     Raises:
-      ValueError: what is missing or not supported, by name.
+      ValueError: a file or a setting is missing or not supported; the message
+        names it.
     """
     folder = pathlib.Path(folder)
     a = _architecture(folder)
@@ -168,15 +171,17 @@ class Encoder:
     folder: str | pathlib.Path | None = None,
     **options: Any,
   ) -> Encoder:
-    """Loads with the settings of another one; it may still differ from it.
+    """Loads an encoder with the settings of another one.
+
+    The weights are not compared; the caller compares the identities.
 
     Args:
-      identity: of the other one.
-      folder: None: where that one was.
+      identity: identity of the other encoder.
+      folder: folder to load; None: the folder of the other encoder.
       **options: `devices` and `batch_tokens` of `load`.
 
     Raises:
-      ValueError: as `load` does.
+      ValueError: as for `load`.
     """
     said = (*encoder_settings.NAMES, "dtype")
     return cls.load(
@@ -186,7 +191,7 @@ class Encoder:
     )
 
   def identity(self) -> dict[str, Any]:
-    """What vectors come from, as JSON values; `folder` alone may change."""
+    """Returns JSON values that identify the vectors, and the `folder`."""
     return (
       self._identity
       | dataclasses.asdict(self.architecture)
@@ -194,13 +199,13 @@ class Encoder:
     )
 
   def queries(self, texts: Sequence[str]) -> np.ndarray:
-    """float32 unit vectors `[Q, dim]`, in the order of `texts`.
+    """Returns float32 unit vectors `[Q, dim]`, in the order of `texts`.
 
     Args:
-      texts: anything; empty ones too.
+      texts: any texts, including empty ones.
 
     Raises:
-      ValueError: the model gives numbers that are not finite.
+      ValueError: the vectors are not finite.
     """
     return self._encode(
       texts,
@@ -209,7 +214,7 @@ class Encoder:
     )
 
   def passages(self, texts: Sequence[str]) -> np.ndarray:
-    """As `queries`; in larger calls."""
+    """Returns vectors of passages, as `queries` does, in larger calls."""
     return self._encode(
       texts,
       self.settings.passage_prefix,
@@ -217,7 +222,7 @@ class Encoder:
     )
 
   def programs(self) -> int:
-    """How many have been compiled: one a shape of call."""
+    """Returns the number of compiled programs, one for each shape of call."""
     return len(self._programs)
 
   def _encode(
@@ -226,7 +231,7 @@ class Encoder:
     prefix: str,
     rows_of: Callable[[int], int],
   ) -> np.ndarray:
-    """Vectors of prefixed texts; `rows_of` a length are rows of its calls."""
+    """Returns vectors of prefixed texts, by calls of `rows_of(length)` rows."""
     tokens = self._pieces.ids(texts, prefix)
     buckets = collections.defaultdict(list)
     for i, ids in enumerate(tokens):
@@ -256,14 +261,14 @@ class Encoder:
     return out
 
   def _length(self, tokens: int) -> int:
-    """Of the row that a text of so many tokens stands in."""
+    """Returns the padded row length for a text of `tokens` tokens."""
     step = self._shapes.step // (2 if tokens <= _SHORT else 1)
     return min(-(-tokens // step) * step, self.settings.max_tokens)
 
   def _call(
     self, tokens: Sequence[np.ndarray], shape: tuple[int, int]
   ) -> np.ndarray:
-    """Vectors `[rows, D]`, the first of them of `tokens`."""
+    """Returns vectors `[rows, D]`: first those of `tokens`, then padding."""
     ids = np.zeros(shape, np.int32)
     lengths = np.zeros(shape[0], np.int32)
     for row, some in enumerate(tokens):
@@ -293,9 +298,9 @@ class Encoder:
 
 
 def _shapes(devices: Sequence[jax.Device], batch_tokens: int | None) -> Shapes:
-  """What suits devices of that kind."""
+  """Returns the shapes that suit the devices."""
   if devices[0].platform == "cpu":
-    # Short steps, for arithmetic is dear and compiling cheap.
+    # Small steps: on CPUs arithmetic is expensive and compiling is cheap.
     cores = max(2, _cores())
     shapes = Shapes(8, cores, _CORE_TOKENS * cores)
   else:
@@ -306,7 +311,7 @@ def _shapes(devices: Sequence[jax.Device], batch_tokens: int | None) -> Shapes:
 
 
 def _cores() -> int:
-  """That this process may run on."""
+  """Returns the number of cores that this process may use."""
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1

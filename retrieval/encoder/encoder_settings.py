@@ -1,8 +1,8 @@
-"""How texts become vectors: what a caller says, a folder says, or E5's name.
+"""Settings of an encoder: from arguments, its folder, or E5's conventions.
 
-An argument counts before the folder. A folder in sentence-transformers' layout
-says how it pools, and perhaps its prompts. One that is silent pools by mean;
-if it is E5's by name it takes E5's prefixes, any other none.
+Arguments take precedence over the folder. A folder in the layout of
+sentence-transformers says how to pool, and may have prompts. Otherwise pooling
+is by mean, and the prefixes are E5's if the model's name is E5's, or empty.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 POOLINGS = ("mean", "cls")
 _E5 = {"query_prefix": "query: ", "passage_prefix": "passage: "}
-# A word of the name: `e5-small-v2`, `intfloat_e5-base`, not `base5` or `e512`.
+# "e5" as a word: `e5-small-v2`, `intfloat_e5-base`, not `base5` or `e512`.
 _E5_NAME = re.compile(r"(?<![a-z0-9])e5(?![a-z0-9])", re.IGNORECASE)
 _INTFLOAT = re.compile(r"e5-(small|base|large)(-v2)?")
-# Where sentence-transformers looks for the prompt of either side.
+# The names under which sentence-transformers looks for the prompts.
 _PROMPTS = {
   "query_prefix": ("query",),
   "passage_prefix": ("document", "passage", "corpus"),
@@ -29,11 +29,13 @@ _CLS, _MEAN = "pooling_mode_cls_token", "pooling_mode_mean_tokens"
 
 @dataclasses.dataclass(frozen=True)
 class EncoderSettings:
-  """What a text goes through before and after the model.
+  """Processing of texts before and after the model.
 
-  pooling: one of `POOLINGS`.
-  query_prefix, passage_prefix: put before each text as they are.
-  max_tokens: longer texts lose their ends; prefix and special tokens count.
+  Attributes:
+    pooling: one of `POOLINGS`.
+    query_prefix, passage_prefix: texts before each query and each passage.
+    max_tokens: the most tokens of a text, including prefix and special tokens;
+      the end of a longer text is cut off.
   """
 
   pooling: str
@@ -64,10 +66,10 @@ def settle(
   passage_prefix: str | None,
   max_tokens: int,
 ) -> EncoderSettings:
-  """The settings of a folder; None is what it says, or else the module's rule.
+  """Returns the settings of a folder; None stands for the module's defaults.
 
   Raises:
-    ValueError: settings that are not supported, by name.
+    ValueError: a setting is not supported; the message names it.
   """
   path = folder / "sentence_bert_config.json"
   if path.is_file() and read(path, dict).get("do_lower_case"):
@@ -125,7 +127,10 @@ def _pooling(folder: pathlib.Path) -> str:
 
 
 def _prompts(folder: pathlib.Path) -> dict[str, str]:
-  """Both prefixes, if the folder has one; it may hold empty ones unasked."""
+  """Returns both prefixes, or {} if all prompts of the folder are empty.
+
+  sentence-transformers writes empty prompts by default, so these mean nothing.
+  """
   path = folder / "config_sentence_transformers.json"
   values = read(path, dict) if path.is_file() else {}
   prompts = values.get("prompts")
@@ -142,9 +147,10 @@ def _prompts(folder: pathlib.Path) -> dict[str, str]:
 
 
 def model_name(folder: pathlib.Path) -> str:
-  """The name of a folder's model, as the Hub has it where that is known.
+  """Returns the name of a folder's model, with its owner on the Hub if known.
 
-  The Hub's cache has it in a folder's name; E5's own models are intfloat's.
+  The Hub's cache has both in a folder's name; plain names of E5's models get
+  the owner intfloat.
   """
   folder = folder.resolve()
   if folder.parent.name == "snapshots":
@@ -155,12 +161,12 @@ def model_name(folder: pathlib.Path) -> str:
 
 
 def is_e5_name(name: str) -> bool:
-  """Whether a model is E5's by its name."""
+  """Returns whether a model's name contains the word "e5"."""
   return _E5_NAME.search(name) is not None
 
 
 def _is_e5(folder: pathlib.Path) -> bool:
-  """By the folder's name, or what config.json says that it was made from."""
+  """Returns whether the folder's name or its config.json names an E5 model."""
   config = read(folder.resolve() / "config.json", dict)
   made_from = pathlib.PurePath(str(config.get("_name_or_path", "")))
   return is_e5_name(model_name(folder)) or is_e5_name(made_from.name)

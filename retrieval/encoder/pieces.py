@@ -1,4 +1,4 @@
-"""The tokens of texts, by the tokenizer of an encoder's folder."""
+"""The tokenizer of an encoder's folder."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Sequence
 import numpy as np
 import tokenizers
 
-# What the library says of a text is many times its ids.
+# The library's result for a text needs many times the memory of its ids.
 _TEXTS_AT_ONCE = 4096
-# Halves of pairs, which are no characters.
+# Lone surrogates, which cannot be encoded.
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class Pieces:
-  """Ids of texts, special tokens added, long texts cut. Any thread may ask.
+  """Tokenizes texts, adds special tokens, cuts long texts. It is thread-safe.
 
   Attributes:
     max_tokens: the most ids of a text.
-    sha256: of the tokenizer's file.
+    sha256: hash of the tokenizer's file.
   """
 
   def __init__(
@@ -30,12 +30,12 @@ class Pieces:
     """Reads a folder's `tokenizer.json`.
 
     Args:
-      folder: of a model.
-      vocab_size: rows of its embedding; ids are below.
-      max_tokens: special tokens included.
+      folder: folder of a model.
+      vocab_size: rows of the model's embedding; all ids must be below.
+      max_tokens: the most ids of a text, including special tokens.
 
     Raises:
-      ValueError: no tokenizer, or not one for this model.
+      ValueError: the tokenizer is missing or does not fit the model.
     """
     path = pathlib.Path(folder) / "tokenizer.json"
     if not path.is_file():
@@ -46,7 +46,7 @@ class Pieces:
     content = path.read_bytes()
     try:
       tokenizer = tokenizers.Tokenizer.from_buffer(content)
-    except Exception as error:  # The library raises bare ones.
+    except Exception as error:  # The library raises plain `Exception`.
       raise ValueError(
         f"{path}: not a tokenizer ({error}); copy it again."
       ) from error
@@ -62,7 +62,7 @@ class Pieces:
         f"{folder}: the tokenizer adds {special} special tokens to a text; "
         f"expected 1 or more, and fewer than max_tokens, {max_tokens}."
       )
-    # Whatever the file says of them.
+    # Overrides the padding and truncation that the file may configure.
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens)
     self.max_tokens = max_tokens
@@ -70,9 +70,9 @@ class Pieces:
     self._tokenizer = tokenizer
 
   def ids(self, texts: Sequence[str], prefix: str = "") -> list[np.ndarray]:
-    """int32 ids of each text with `prefix` before it; no text has none.
+    """Returns the int32 ids of each text with `prefix` before it, never empty.
 
-    What is no Unicode in a text counts as U+FFFD.
+    Lone surrogates are replaced by U+FFFD.
     """
     out = []
     for start in range(0, len(texts), _TEXTS_AT_ONCE):

@@ -1,1 +1,1 @@
-"""Indexes over passages: built, opened, searched, fused, measured."""
+"""Indexes over passages: building, opening, searching, fusing, measuring."""

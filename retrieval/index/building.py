@@ -1,16 +1,16 @@
-"""Building an index: a folder that says what it is made of.
+"""Builds an index in a folder that describes itself.
 
-    build.json   what is being built: corpus, encoder and settings; a folder
-                 goes on with what it began with
-    corpus/      where the passages are, see `passages`
-    vectors/     what encoders made, see `vectors`
-    words/       of BM25, see `word_index`
-    *.faiss      of FAISS, see `faiss_flat`
-    index.json   written last: the identity of the finished index
+    build.json   corpus, encoder and settings; a resumed build must have the
+                 same ones
+    corpus/      the prepared corpus, see `passages`
+    vectors/     the encoder's vectors, see `vectors`
+    words/       the index of BM25, see `word_index`
+    *.faiss      the index files of FAISS, see `faiss_flat`
+    index.json   the identity of the finished index, written last
 
 Several processes may build one folder: each encodes its share of the shards,
-and whoever finds all of them finished ends the work. A killed builder goes on
-with the first shard that is not finished.
+and a process that finds all shards written finishes the index. A builder that
+was killed resumes with its first unfinished shard.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KINDS = ("bm25", "faiss_flat", "jax_flat", "faiss_file")
 BUILT, _BEGUN = "index.json", "build.json"
 # Passages that an encoder sorts by length at a time.
 _TEXTS = 4096
-# Seconds that another process which builds is waited for, and between looks.
+# Seconds to wait for another builder's lock, and between attempts.
 _PATIENCE, _POLL = 6 * 3600.0, 0.2
 
 _log = logging.getLogger(__name__)
@@ -45,15 +45,16 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How an index is built.
+  """Settings of an index.
 
-  kind: `bm25`; `faiss_flat` or `jax_flat`, exact over an encoder's vectors;
-    `faiss_file`, an index file that is there already, with its encoder.
-  dtype: of `jax_flat`'s vectors, one of `vectors.DTYPES`.
-  k1, b: of BM25.
-  faiss_file: of that kind; row i is passage i.
-  shard: rows that are encoded before they are on disk for good.
-  skip_malformed: leave out lines that are no passage.
+  Attributes:
+    kind: `bm25`; `faiss_flat` or `jax_flat`, exact search over an encoder's
+      vectors; `faiss_file`, an existing index file with its encoder.
+    dtype: dtype of `jax_flat`'s vectors, one of `vectors.DTYPES`.
+    k1, b: saturation and length normalisation of BM25.
+    faiss_file: the file of kind `faiss_file`; its row i is passage i.
+    shard: rows of a shard, which is the unit of resuming.
+    skip_malformed: whether to skip lines that are not a passage.
   """
 
   kind: str
@@ -66,7 +67,7 @@ class Settings:
 
 
 class OtherIndexError(ValueError):
-  """A folder holds, or began with, something else."""
+  """The folder contains an index, or a begun one, of other settings."""
 
 
 def build(
@@ -80,23 +81,24 @@ def build(
   on_bytes: Callable[[int], None] = lambda done: None,
   on_rows: Callable[[int, int], None] = lambda done, of: None,
 ) -> bool:
-  """Builds an index, or goes on with it.
+  """Builds an index, or resumes building it.
 
   Args:
     source: the corpus, see `passages.prepare`.
-    folder: made if it is not there.
-    settings: what is built.
-    encoder: of passages, for kinds that search by vectors.
-    process, processes: this one's number and how many build together.
-    on_bytes: told how much of the corpus has been read.
-    on_rows: told how many rows of this process's share are encoded.
+    folder: folder of the index; created if missing.
+    settings: settings of the index.
+    encoder: encoder of passages; required for all kinds except `bm25`.
+    process, processes: number of this process, from 0, and number of processes
+      that build together.
+    on_bytes: called with the bytes of the corpus read so far.
+    on_rows: called with the rows encoded so far and all rows of this process.
 
   Returns:
-    Whether the index is finished; False where other processes still encode.
+    Whether the index is finished; False if other processes still encode.
 
   Raises:
-    OtherIndexError: the folder began with another corpus, encoder or setting.
-    ValueError: settings that cannot be built; a corpus that cannot be read.
+    OtherIndexError: the folder has another corpus, encoder or setting.
+    ValueError: the settings are invalid, or the corpus cannot be read.
   """
   _validate(settings, encoder, process, processes)
   folder = pathlib.Path(folder)
@@ -126,7 +128,7 @@ def build(
 def shards_of(
   folder: str | os.PathLike, identity: dict[str, Any]
 ) -> vectors.Shards:
-  """The vectors of an index that is of this identity."""
+  """Returns the vectors of an index with this identity."""
   return vectors.Shards(
     pathlib.Path(folder) / "vectors",
     count=identity["corpus"]["passages"],
@@ -172,7 +174,7 @@ def _identity(
   settings: Settings,
   encoder: search.Encoder | None,
 ) -> dict[str, Any]:
-  """What answers come from: JSON values, with a hash of them all."""
+  """Returns JSON values that identify the answers, with a hash of them all."""
   values: dict[str, Any] = {
     "kind": settings.kind,
     "corpus": {"sha256": corpus.sha256, "passages": len(corpus)},
@@ -197,7 +199,7 @@ def _identity(
 
 
 def without_paths(identity: dict[str, Any]) -> dict[str, Any]:
-  """An identity less where things lie: they may move, and it may be told."""
+  """Returns an identity without paths, which may change or be private."""
   out = dict(identity)
   for name, key in (("encoder", "folder"), ("file", "path")):
     if name in out:
@@ -206,7 +208,7 @@ def without_paths(identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def _begin(folder: pathlib.Path, identity: dict[str, Any]) -> None:
-  """Claims the folder for an index."""
+  """Claims the folder for an index, or checks that it is for the same one."""
   begun = folder / _BEGUN
   if not begun.is_file():
     _write_json(begun, identity)
@@ -229,7 +231,7 @@ def _encode(
   processes: int,
   on_rows: Callable[[int, int], None],
 ) -> None:
-  """Writes this process's shards."""
+  """Writes the shards of this process that are not finished."""
   mine = range(process, len(shards), processes)
   of = sum(end - start for start, end in map(shards.span, mine))
   done = 0
@@ -258,7 +260,7 @@ def _finish(
   settings: Settings,
   identity: dict[str, Any],
 ) -> None:
-  """Makes the index of what was encoded, and says that it is there."""
+  """Makes the index from the encoded shards and writes its identity."""
   if settings.kind == "bm25":
     from retrieval.index import word_index  # Its library computes with JAX.
 
@@ -295,10 +297,10 @@ def _finish(
 
 @contextlib.contextmanager
 def _alone(folder: pathlib.Path) -> Iterator[None]:
-  """One process at a time; a killed one holds nothing.
+  """Holds the folder's lock; the kernel frees the lock of a killed process.
 
   Raises:
-    ValueError: another one was waited for too long.
+    ValueError: another process held the lock for too long.
   """
   with (folder / ".lock").open("w") as file:
     end = None

@@ -1,9 +1,10 @@
-"""Search in FAISS index files, mapped: what is searched is read, no more.
+"""Search in memory-mapped FAISS index files.
 
-`FaissFile` takes any index of inner products. `FaissFlat` is exact and has two
-copies of the vectors: float32, whose products of many queries are one matrix
-product, and float16, which few queries read in half the time, on all cores.
-Ranks of the float16 scan count only where its rounding cannot have moved them.
+`FaissFile` opens any index of inner products. `FaissFlat` is exact and has two
+copies of the vectors: float32, for many queries at once by one matrix product,
+and float16, for few queries, which reads half the bytes on all cores. The
+float16 scan only selects candidates, and its result is used only if rounding
+cannot have excluded a better row.
 """
 
 from __future__ import annotations
@@ -20,31 +21,32 @@ import numpy as np
 from retrieval.index import search as search_lib
 from retrieval.index import vectors as vectors_lib
 
-# Threads that spin while they wait take the cores from everybody else.
+# OpenMP threads that spin while they wait would take cores from other threads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import faiss  # noqa: E402
 
-# By default batches of up to 166 queries of 768 numbers take a slow path.
+# By default FAISS uses BLAS only for large batches; batches of up to 166
+# queries of 768 numbers would take a slower path.
 faiss.cvar.distance_compute_blas_threshold = 1
 
-# Up to so many queries are faster in float16.
+# Up to this many queries, the float16 scan is faster.
 _FEW = 4
-# Candidates of the float16 scan, beyond k.
+# Candidates of the float16 scan, in addition to k.
 _MORE = 61
-# Relative rounding of float16, both roundings of a product's sum included.
+# Bound of the relative rounding error of a float16 score.
 _ROUNDING = 2.0**-10
 _FULL, _HALF = "flat.faiss", "half.faiss"
 
 
 class FaissFile:
-  """`search.VectorIndex` over a FAISS file of any kind.
+  """A `search.VectorIndex` over a FAISS file of any kind.
 
   Args:
-    path: of the file.
+    path: path of the file.
 
   Raises:
-    vectors.DamagedError: FAISS cannot read it.
-    ValueError: it is not of inner products.
+    vectors.DamagedError: FAISS cannot read the file.
+    ValueError: the metric of the index is not the inner product.
   """
 
   def __init__(self, path: str | os.PathLike):
@@ -60,10 +62,13 @@ class FaissFile:
 class FaissFlat:
   """Exact search over the files that `write` made.
 
-  type: of the index of float32 vectors, by FAISS's name.
+  Attributes:
+    count: number of rows.
+    dim: width of a vector.
+    type: FAISS's name of the index of float32 vectors.
 
   Raises:
-    vectors.DamagedError: a file that is missing, cut short or of another kind.
+    vectors.DamagedError: a file is missing, truncated or of another kind.
   """
 
   type = "IndexFlatIP"
@@ -80,7 +85,8 @@ class FaissFlat:
           "launch.build_index again."
         )
     self.count, self.dim = self._full.ntotal, self._full.d
-    # FAISS gives one core to a query.
+    # FAISS searches one query on one core, so the rows are divided into ranges
+    # that threads scan in parallel.
     cores = max(1, min(faiss.omp_get_max_threads(), self.count))
     cuts = [self.count * i // cores for i in range(cores + 1)]
     self._selectors = [
@@ -100,7 +106,7 @@ class FaissFlat:
     return [self._one(vector, k) for vector in vectors]
 
   def _one(self, vector: np.ndarray, k: int) -> search_lib.Hits:
-    """The best of the float16 scan in float32, if they must be the best."""
+    """Searches in float16, rescores in float32, and falls back if in doubt."""
     query, wanted = vector[None], min(k + _MORE, self.count)
 
     def scan(selector: faiss.IDSelector) -> tuple[np.ndarray, np.ndarray]:
@@ -110,12 +116,14 @@ class FaissFlat:
 
     found = self._threads.map(scan, self._selectors)
     rough, rows = map(np.concatenate, zip(*found, strict=True))
-    kept = np.lexsort((rows, -rough))[:wanted]  # Empty places come last.
+    kept = np.lexsort((rows, -rough))[:wanted]  # Empty slots come last.
     rough, rows = rough[kept], rows[kept]
     exact = self._rows[rows] @ vector
     best = _hits(exact[None], rows[None], k)[0]
     if len(rows) < self.count:
-      # No score of a unit vector moved by more (Cauchy-Schwarz).
+      # By Cauchy-Schwarz no score of a unit vector changes by more than this.
+      # If the k-th result does not beat the worst candidate by that margin, a
+      # row that the scan excluded may be better.
       moved = _ROUNDING * float(np.linalg.norm(vector))
       if not best.scores[-1] > rough[-1] + 2 * moved:
         return _hits(*self._full.search(query, k))[0]
@@ -129,14 +137,14 @@ def write(
   count: int,
   dim: int,
 ) -> None:
-  """Writes both files, row by row; memory does not grow with them.
+  """Writes both files in parts, so memory does not grow with the index.
 
   Args:
-    folder: exists; each file appears whole.
-    rows: unit vectors, float32 `[n, dim]` each, all in order, as often as it
-      is called.
-    count: of all rows.
-    dim: numbers of a vector.
+    folder: an existing folder; each file appears complete or not at all.
+    rows: returns all unit vectors in order, as float32 `[n, dim]` arrays; it is
+      called once for each file.
+    count: number of all rows.
+    dim: width of a vector.
   """
   half = faiss.IndexScalarQuantizer(
     dim, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
@@ -161,10 +169,11 @@ def write(
 
 
 def _header(index: faiss.Index, count: int, *, kind: type, unit: int) -> bytes:
-  """What stands before the vectors in an index's file.
+  """Returns the bytes before the vectors in an index's file.
 
-  FAISS would hold all of them to write them. The vectors are the end of the
-  file, behind their size in units; the number of rows follows kind and width.
+  FAISS can only write an index that is in memory, so the file is written here.
+  It ends with the size of the vectors (in `unit` bytes) and the vectors; the
+  number of rows follows the kind and the width at its beginning.
   """
   one = np.zeros((1, index.d), np.float32)
   index.train(one)
@@ -206,7 +215,7 @@ def _checked(vectors: np.ndarray, dim: int) -> np.ndarray:
 def _hits(
   scores: np.ndarray, rows: np.ndarray, k: int | None = None
 ) -> list[search_lib.Hits]:
-  """What FAISS found, without empty places, equal scores by ascending row."""
+  """Converts FAISS's results: no empty slots, equal scores by ascending row."""
   out = []
   for s, r in zip(scores, rows, strict=True):
     kept = np.flatnonzero((r >= 0) & np.isfinite(s))

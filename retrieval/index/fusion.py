@@ -1,4 +1,7 @@
-"""Several searches of one corpus as one, by reciprocal ranks."""
+"""Reciprocal rank fusion of several searches of one corpus.
+
+See Cormack, Clarke and Buettcher, https://doi.org/10.1145/1571941.1572114
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,21 @@ import numpy as np
 from retrieval import passages
 from retrieval.index import search
 
-# Of the usual form 1 / (60 + rank); a first rank is worth 1.6 tenth ones.
+# The paper's constant; a first rank counts 1.15 times as much as a tenth one.
 _CONSTANT = 60
-# Each search is asked for so many rows beyond k.
+# Each search is asked for this many rows more than k.
 _DEPTH = 100
 
 
 def fuse(found: Sequence[search.Hits], k: int) -> search.Hits:
-  """The rows of the largest sums of 1 / (60 + rank), ranks from 1.
+  """Returns the k rows with the largest sums of 1 / (60 + rank), ranks from 1.
 
   Args:
-    found: what each search found for one query.
-    k: rows that are kept.
+    found: the hits of each search for one query.
+    k: number of rows to keep.
 
   Returns:
-    The sums as scores; equal ones by ascending row.
+    Hits with the sums as scores; equal sums by ascending row.
   """
   rows = np.concatenate([hits.rows for hits in found])
   worth = np.concatenate(
@@ -40,13 +43,13 @@ def fuse(found: Sequence[search.Hits], k: int) -> search.Hits:
 
 
 class FusedSearch(search.PassageSearch):
-  """`search.PassageSearch` over several of them.
+  """A `search.PassageSearch` that fuses several others.
 
   Args:
-    searches: of the same corpus.
+    searches: searches of the same corpus.
 
   Raises:
-    ValueError: of different ones.
+    ValueError: the searches are of different corpora.
   """
 
   def __init__(self, searches: Sequence[search.PassageSearch]):
@@ -67,6 +70,6 @@ class FusedSearch(search.PassageSearch):
     }
 
   def hits(self, queries: Sequence[str], k: int) -> list[search.Hits]:
-    """See `fuse`."""
+    """Returns the fused hits of all searches; see `fuse`."""
     found = [each.hits(queries, k + _DEPTH) for each in self._searches]
     return [fuse(each, k) for each in zip(*found, strict=True)]

@@ -1,8 +1,8 @@
-"""Exact search by inner product in JAX, in float32 whatever is stored.
+"""Exact search by inner product in JAX, in float32 for every stored dtype.
 
-Vectors are gone through in blocks, each of which leaves its best k: `[Q, N]`
-scores are never held. On accelerators they stand on the devices, each of which
-has its part of the rows; on the CPU they are mapped from their files.
+Vectors are scored in blocks, and only the best k rows are kept after each, so
+the `[Q, N]` scores are never in memory. Accelerators hold the vectors, sharded
+by rows; on the CPU the vectors are mapped from their files.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ import numpy as np
 from retrieval.index import search as search_lib
 from retrieval.index import vectors as vectors_lib
 
-# Rows of a call are one of these or a multiple of the last: each compiles once.
+# Queries of a call are padded to one of these sizes, so each compiles once;
+# larger batches are divided into calls of the last size.
 _QUERIES = (1, 8, 32, 128, 512)
 _AXIS = "rows"
 
 
 class JaxFlat:
-  """`search.VectorIndex` over the shards of a folder.
+  """A `search.VectorIndex` over the shards of a folder.
 
   Args:
-    shards: finished ones.
-    devices: that hold the vectors; None: the accelerators there are, or else
-      none, and they stay in their files.
-    block: rows whose scores are held at a time.
+    shards: the shards, all finished.
+    devices: devices that hold the vectors; None: the local accelerators or, if
+      there are none, the vectors stay in their files.
+    block: number of rows that are scored at a time.
 
   Raises:
-    vectors.DamagedError: files that are not there or not as they should be.
+    vectors.DamagedError: a file is missing or not as it was written.
   """
 
   def __init__(
@@ -77,7 +78,7 @@ class JaxFlat:
 
 
 class _Mapped:
-  """Vectors in files: one call a block, from the first row to the last."""
+  """Vectors in files: one call for each block, in the order of rows."""
 
   def __init__(self, shards: vectors_lib.Shards, block: int):
     self._blocks = []
@@ -98,7 +99,7 @@ class _Mapped:
 
 
 class _Held:
-  """Vectors on devices, cut over them by rows and padded to whole blocks."""
+  """Vectors on devices, sharded by rows and padded to whole blocks."""
 
   def __init__(
     self,
@@ -114,7 +115,7 @@ class _Held:
     cut = jax.sharding.NamedSharding(mesh, jax.P(_AXIS))
 
     def piece(kind: str, index: tuple[slice, ...]) -> np.ndarray:
-      """A device's rows, from the shards that have them."""
+      """Returns a device's rows, read from the shards that contain them."""
       start, stop, _ = index[0].indices(parts * each)
       made: np.ndarray | None = None
       for shard in range(len(shards)):
@@ -147,7 +148,7 @@ class _Held:
 
 
 def _nothing(queries: int, k: int) -> tuple[jax.Array, jax.Array]:
-  """Scores and rows of no row at all."""
+  """Returns the initial best rows: scores of -inf and rows of -1."""
   return (
     jnp.full((queries, k), -jnp.inf, jnp.float32),
     jnp.full((queries, k), -1, jnp.int32),
@@ -155,10 +156,12 @@ def _nothing(queries: int, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _scores(queries: jax.Array, values: jax.Array) -> jax.Array:
-  """Inner products `[Q, B]` in float32 of float32 queries, as stored.
+  """Returns the inner products `[Q, B]` in float32.
 
-  A bfloat16 product of float32 queries is the sum of three, of what each
-  leaves of them: as exact as float32, at the speed of the memory.
+  For bfloat16 values, each float32 query is split into three bfloat16 parts,
+  and the three products are added. That is as exact as float32, but the values
+  are read as bfloat16 and never converted; the product is limited by memory
+  bandwidth, not by arithmetic. See https://arxiv.org/abs/1904.06376
   """
   dot = functools.partial(
     jax.lax.dot_general,
@@ -173,7 +176,8 @@ def _scores(queries: jax.Array, values: jax.Array) -> jax.Array:
     )
   parts, rest = [], queries
   for _ in range(3):
-    # Else compilers take the rounding for one that needs not be done.
+    # XLA may remove a pair of dtype conversions that only rounds;
+    # `reduce_precision` is never removed.
     part = jax.lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7)
     parts.append(part.astype(jnp.bfloat16))
     rest = rest - part
@@ -192,7 +196,7 @@ def _merge(
   *,
   k: int,
 ) -> tuple[jax.Array, jax.Array]:
-  """The best of `best` and a block; equal scores keep the order of rows."""
+  """Merges a block into the best rows; equal scores keep the order of rows."""
   scores = _scores(queries, values)
   if scales is not None:
     scores = scores * scales
@@ -216,7 +220,11 @@ def _better(best, queries, values, scales, first, *, k: int):
 def held(
   queries, values, scales, *, k: int, mesh, count: int, each: int, block: int
 ):
-  """The best of all devices."""
+  """Returns scores and rows of the best k over all devices.
+
+  Each device loops over its blocks and keeps its best k; only these are
+  gathered.
+  """
 
   def here(queries, values, scales):
     begin = jax.lax.axis_index(_AXIS) * each
@@ -236,7 +244,7 @@ def held(
       )
 
     best = jax.lax.fori_loop(0, each // block, step, _nothing(len(queries), k))
-    # Devices in order, so that equal scores keep the order of rows.
+    # Gathered in the order of devices, so equal scores keep the order of rows.
     scores, rows = (
       jax.lax.all_gather(x, _AXIS, axis=1, tiled=True) for x in best
     )

@@ -1,4 +1,4 @@
-"""Opening an index that `building` built."""
+"""Opens an index that `building` built."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ def open_index(
   """Opens a finished index.
 
   Args:
-    folder: of the index.
-    encoder: the one that it was built with, or its folder; None: where it was.
-    devices: JAX devices that hold the vectors of `jax_flat`; None: the
-      accelerators there are.
-    verify: read all of the corpus and the vectors and compare their hashes.
+    folder: folder of the index.
+    encoder: the encoder that built the index, or its folder; None: the folder
+      where it was.
+    devices: JAX devices that hold the vectors of `jax_flat`; None: the local
+      accelerators.
+    verify: whether to read the corpus and `jax_flat`'s vectors and compare
+      their hashes.
 
   Raises:
-    passages.CorpusError: the corpus is not there or another one.
+    passages.CorpusError: the corpus is missing or a different one.
     vectors.DamagedError: a file of the index is not as it was written.
-    ValueError: another encoder; no finished index.
+    ValueError: the index is not finished, or the encoder is a different one.
   """
   folder = pathlib.Path(folder)
   identity = _read(folder)
@@ -88,7 +90,7 @@ def _encoder(
       ) from error
   found = {"dim": given.dim} | given.identity()
   for name in expected:
-    # It may have moved.
+    # The encoder's folder may have moved.
     if name != "folder" and found.get(name) != expected[name]:
       raise ValueError(
         f"encoder: found {name} {found.get(name)}, the index was built with "

@@ -1,7 +1,7 @@
-"""How often a search finds what a question needs.
+"""Recall of a search: how often it finds the gold passages of questions.
 
-Questions are JSON lines in FlashRAG's layout; `metadata.gold_doc_ids` are the
-ids of the passages that answer one.
+Questions are JSON lines in FlashRAG's layout; `metadata.gold_doc_ids` has the
+ids of the passages that answer the question.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Asked(NamedTuple):
 
 
 class Recall(NamedTuple):
-  """Of `n` questions, the shares whose first k hold any, or all, gold."""
+  """Shares of `n` questions for which the top k contain any, or all, gold."""
 
   n: int
   any: float
@@ -31,10 +31,10 @@ class Recall(NamedTuple):
 
 
 def read(path: str | os.PathLike) -> list[Asked]:
-  """The questions of a file that have gold passages.
+  """Reads the questions of a file that have gold passages.
 
   Raises:
-    ValueError: a line that is no question, by its number.
+    ValueError: a line is not a question; the message has its number.
   """
   out = []
   with pathlib.Path(path).open(encoding="utf-8") as file:
@@ -56,10 +56,10 @@ def read(path: str | os.PathLike) -> list[Asked]:
 def measure(
   searching: search.PassageSearch, asked: Sequence[Asked], *, k: int
 ) -> Recall:
-  """Asks the plain questions.
+  """Searches the questions' texts and returns the recall at k.
 
   Raises:
-    ValueError: no question.
+    ValueError: there are no questions.
   """
   if not asked:
     raise ValueError("Found no question with gold passages, expected some.")

@@ -1,6 +1,6 @@
-"""Searching a corpus: the protocols of indexes, and what answers queries.
+"""Search of a corpus: the protocols of indexes, and `PassageSearch`.
 
-An index knows rows, a corpus their passages, an encoder the vectors of texts.
+An index finds rows, a corpus has their passages, an encoder makes vectors.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from retrieval.encoder import encoder_settings
 class Hits(NamedTuple):
   """The best rows for one query, best first; equal scores by ascending row.
 
-  rows: int64 `[n]`, n <= k, each in [0, rows of the index) and once only.
-  scores: float32 `[n]`, finite, not ascending.
+  Attributes:
+    rows: int64 `[n]`, n <= k, distinct, each in [0, count of the index).
+    scores: float32 `[n]`, finite, in descending order.
   """
 
   rows: np.ndarray
@@ -28,12 +29,12 @@ class Hits(NamedTuple):
 class VectorIndex(Protocol):
   """Exact search by inner product."""
 
-  count: int  # Rows.
+  count: int  # Number of rows.
   dim: int
-  type: str  # The name of such an index in FAISS.
+  type: str  # FAISS's name for such an index.
 
   def search(self, vectors: np.ndarray, k: int) -> list[Hits]:
-    """The best rows for each vector, float32 `[Q, dim]`; any thread may ask."""
+    """Returns the best k rows for each of float32 `[Q, dim]`; thread-safe."""
     ...
 
 
@@ -44,40 +45,40 @@ class TextIndex(Protocol):
   type: str
 
   def search(self, queries: Sequence[str], k: int) -> list[Hits]:
-    """The best rows for each query; any thread may ask."""
+    """Returns the best k rows for each query; thread-safe."""
     ...
 
 
 class Encoder(Protocol):
-  """Unit vectors of texts; any thread may ask."""
+  """Turns texts into unit vectors; thread-safe."""
 
   dim: int
 
   def queries(self, texts: Sequence[str]) -> np.ndarray:
-    """float32 `[Q, dim]`."""
+    """Returns the vectors of queries, float32 `[Q, dim]`."""
     ...
 
   def passages(self, texts: Sequence[str]) -> np.ndarray:
-    """float32 `[Q, dim]`."""
+    """Returns the vectors of passages, float32 `[Q, dim]`."""
     ...
 
   def identity(self) -> dict[str, Any]:
-    """JSON values: weights by their hash, and the settings."""
+    """Returns JSON values: the hash of the weights, and the settings."""
     ...
 
 
 class PassageSearch:
-  """Answers queries with passages; any thread may ask.
+  """Answers queries with passages; thread-safe.
 
   Args:
-    corpus: its row i is the index's row i.
-    index: a `VectorIndex` with an encoder, a `TextIndex` without.
-    encoder: of queries.
-    identity: what answers come from, as JSON values; equal ones answer alike.
-    model: the encoder's name.
+    corpus: the passages; row i of the index is row i of the corpus.
+    index: a `VectorIndex` with an encoder, or a `TextIndex` without one.
+    encoder: encoder of queries.
+    identity: JSON values; searches with equal values give equal answers.
+    model: name of the encoder.
 
   Raises:
-    ValueError: parts that do not belong together.
+    ValueError: corpus, index and encoder do not fit together.
   """
 
   def __init__(
@@ -108,16 +109,16 @@ class PassageSearch:
 
   @property
   def corpus(self) -> passages.Corpus:
-    """What is searched."""
+    """The corpus that is searched."""
     return self._corpus
 
   @property
   def described(self) -> dict[str, Any]:
-    """What the health check of the AnySearch authors' server says.
+    """The fields that the health check of the AnySearch authors' server has.
 
-    Their launcher starts no run unless the values are those of exact search by
-    inner product with `intfloat/e5-base-v2`. Their name of such a backend
-    stands for the answers, whether FAISS or JAX computes them.
+    Their launcher starts a run only if the values are those of exact search by
+    inner product with `intfloat/e5-base-v2`. The backend has the name that they
+    use, whether FAISS or JAX computes the answers.
     """
     exact = self._index.type.startswith("IndexFlat")
     is_canonical = exact and encoder_settings.is_e5_name(self._model)
@@ -133,14 +134,14 @@ class PassageSearch:
   def search(
     self, queries: Sequence[str], k: int
   ) -> list[tuple[passages.Passage, ...]]:
-    """At most `k` passages for each query, best first, with their scores.
+    """Returns at most `k` passages for each query, best first, with scores.
 
     Args:
-      queries: any text.
-      k: 1 or more.
+      queries: any texts.
+      k: the most passages for each query, at least 1.
 
     Raises:
-      ValueError: another k.
+      ValueError: `k` is less than 1.
     """
     if k < 1:
       raise ValueError(f"Found k={k}, expected 1 or more passages.")
@@ -159,6 +160,6 @@ class PassageSearch:
     ]
 
   def hits(self, queries: Sequence[str], k: int) -> list[Hits]:
-    """The rows of `search`."""
+    """Returns the rows and scores that `search` would return as passages."""
     asked = queries if self._encoder is None else self._encoder.queries(queries)
     return self._index.search(asked, k)

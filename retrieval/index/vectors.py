@@ -1,10 +1,10 @@
-"""Vectors of a corpus, some rows a file, which say when they are damaged.
+"""Vectors of a corpus in shards, with hashes that detect damage.
 
     vectors-00007.npy     the rows, float32, bfloat16 (as uint16) or int8
-    scales-00007.npy      float32, what a row of int8 is multiplied by
+    scales-00007.npy      float32, the factor of each row of int8
     vectors-00007.json    written last: rows, width, and the files' SHA-256
 
-A shard that has its JSON is finished; a killed builder makes the others anew.
+A shard with a JSON file is finished; a resumed builder makes the others again.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _BLOCK = 1 << 22
 
 
 class DamagedError(ValueError):
-  """A file of an index that is not as it was written."""
+  """A file of an index is not as it was written."""
 
 
 class Rows(NamedTuple):
-  """Some rows, mapped: `[n, dim]`, and `[n]` float32 scales of int8 ones."""
+  """Memory-mapped rows `[n, dim]`, and float32 scales `[n]` of int8 rows."""
 
   values: np.ndarray
   scales: np.ndarray | None
 
   def floats(self) -> np.ndarray:
-    """float32 `[n, dim]`."""
+    """Returns the rows as float32 `[n, dim]`."""
     if self.scales is None:
       return np.asarray(self.values, np.float32)
     return self.values.astype(np.float32) * self.scales[:, None]
@@ -44,14 +44,14 @@ class Shards:
   """The shards of a folder.
 
   Args:
-    folder: made by the first write.
-    count: rows of all shards together.
-    each: rows of a shard; the last one may have fewer.
-    dim: numbers of a vector.
+    folder: the folder; the first write creates it.
+    count: number of rows of all shards.
+    each: rows of a shard; the last shard may have fewer.
+    dim: width of a vector.
     dtype: one of `DTYPES`.
 
   Raises:
-    ValueError: another dtype.
+    ValueError: the dtype is unknown.
   """
 
   def __init__(
@@ -74,18 +74,18 @@ class Shards:
     return -(-self.count // self.each)
 
   def span(self, shard: int) -> tuple[int, int]:
-    """The first row of a shard and the end of it."""
+    """Returns the first row of a shard and the row after its last one."""
     return shard * self.each, min((shard + 1) * self.each, self.count)
 
   def write(self, shard: int, vectors: Iterator[np.ndarray]) -> None:
-    """Writes a shard, whole or not at all.
+    """Writes a shard; it counts as finished only when all of it is written.
 
     Args:
-      shard: its number.
-      vectors: float32 `[n, dim]` each, all rows of the shard in order.
+      shard: number of the shard.
+      vectors: all rows of the shard in order, as float32 `[n, dim]` arrays.
 
     Raises:
-      ValueError: another number of rows.
+      ValueError: the rows are too many, too few, or of another width.
     """
     self._folder.mkdir(parents=True, exist_ok=True)
     start, end = self.span(shard)
@@ -129,7 +129,7 @@ class Shards:
     path.with_suffix(".tmp").replace(path)
 
   def finished(self, shard: int) -> bool:
-    """Whether a shard is there, as it was written: reads all of it."""
+    """Reads a shard and returns whether it is as it was written."""
     try:
       self.check(shard, read=True)
     except DamagedError:
@@ -137,18 +137,18 @@ class Shards:
     return True
 
   def written(self, shard: int) -> bool:
-    """Whether a shard was finished; does not look at what it is now."""
+    """Returns whether a shard was once finished, without reading it."""
     return self._info(shard).is_file()
 
   def check(self, shard: int, *, read: bool) -> None:
-    """Looks at a shard.
+    """Checks a shard.
 
     Args:
-      shard: its number.
-      read: all bytes of it, not only how many they are.
+      shard: number of the shard.
+      read: whether to compare the hashes too, which reads every byte.
 
     Raises:
-      DamagedError: what is missing or different.
+      DamagedError: a file is missing or differs.
     """
     path, (start, end) = self._info(shard), self.span(shard)
     try:
@@ -175,10 +175,10 @@ class Shards:
     self.rows(shard)
 
   def rows(self, shard: int) -> Rows:
-    """The rows of a finished shard, mapped.
+    """Returns the memory-mapped rows of a finished shard.
 
     Raises:
-      DamagedError: a file that is not there, or another array in it.
+      DamagedError: a file is missing or contains another array.
     """
     start, end = self.span(shard)
     arrays = []
@@ -215,14 +215,14 @@ class Shards:
 
 
 def quantized(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """int8 rows and what each is multiplied by, float32 `[n]`."""
+  """Quantizes rows to int8; returns them and their scales, float32 `[n]`."""
   scales = np.abs(vectors).max(axis=1, initial=0.0).astype(np.float32) / 127
   safe = np.where(scales > 0, scales, 1)[:, None]
   return np.rint(vectors / safe).astype(np.int8), scales
 
 
 def digest(path: str | os.PathLike) -> str:
-  """SHA-256 of a file."""
+  """Returns the SHA-256 of a file."""
   found = hashlib.sha256()
   with open(path, "rb") as file:
     while block := file.read(_BLOCK):

@@ -1,4 +1,4 @@
-"""BM25 over a corpus in files, mapped."""
+"""BM25 over a corpus, in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from retrieval.index import vectors as vectors_lib
 
 _WORD = re.compile(r"\w+")
 _INFO = "words.json"
-# Of the texts that are counted at a time.
+# Words that are held in memory and counted at a time.
 _WORDS_AT_ONCE = 1 << 23
-# It reports every index that is built.
+# bm25s logs a line for every index that it builds.
 logging.getLogger("bm25s").setLevel(logging.WARNING)
 
 
 class WordIndex:
-  """`search.TextIndex` over a folder that `write` made.
+  """A `search.TextIndex` over a folder that `write` made.
 
   Raises:
-    vectors.DamagedError: files that are missing or other ones.
+    vectors.DamagedError: a file is missing or not as it was written.
   """
 
   type = "BM25"
@@ -52,7 +52,7 @@ class WordIndex:
       ) from error
 
   def search(self, queries: Sequence[str], k: int) -> list[search_lib.Hits]:
-    """See `search.TextIndex`; rows share a word with the query."""
+    """Returns rows that share a word with the query; see `search.TextIndex`."""
     return [self._one(query, k) for query in queries]
 
   def _one(self, query: str, k: int) -> search_lib.Hits:
@@ -61,7 +61,7 @@ class WordIndex:
       return search_lib.Hits(np.zeros(0, np.int64), np.zeros(0, np.float32))
     scores = self._index.get_scores(known)
     if k < len(scores):
-      # All that may be among the best, ties at the last place included.
+      # Keep all ties at the k-th place, so that the sort below breaks them.
       least = np.partition(scores, -k)[-k]
       rows = np.flatnonzero(scores >= max(least, np.finfo(np.float32).tiny))
     else:
@@ -77,24 +77,25 @@ def write(
   k1: float,
   b: float,
 ) -> None:
-  """Builds the index of all texts, on disk; the same as bm25s's own.
+  """Builds the index of all texts on disk, equal to the one that bm25s builds.
 
-  Words of some texts at a time are in memory, beside the vocabulary and four
-  bytes a text. The disk needs room for the index three times.
+  bm25s needs all tokens in memory. Here memory holds the words of a block of
+  texts, the vocabulary and four bytes for each text. The disk needs three times
+  the size of the index.
 
   Args:
-    folder: made if it is not there; counts as written when this returns.
-    texts: in the order of rows.
+    folder: created if missing; complete only when this returns.
+    texts: the texts in the order of rows.
     k1, b: saturation and length normalisation.
 
   Raises:
-    ValueError: no text has a word.
+    ValueError: no text contains a word.
   """
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
   beside = folder / "spool"
-  shutil.rmtree(beside, ignore_errors=True)  # Of a builder that was killed.
+  shutil.rmtree(beside, ignore_errors=True)  # Left by a killed builder.
   beside.mkdir()
   try:
     spool = _Spool(beside, texts)
@@ -113,11 +114,11 @@ def write(
 
 
 class _Spool:
-  """How often each text has each word, in a file: what scores follow from.
+  """Counts of each word in each text, in files; the scores follow from them.
 
   Attributes:
-    vocabulary: number of each word.
-    lengths: words of each text.
+    vocabulary: maps each word to its number.
+    lengths: number of words of each text.
   """
 
   def __init__(self, folder: pathlib.Path, texts: Iterable[str]):
@@ -125,7 +126,7 @@ class _Spool:
     self.lengths = array.array("i")
     self._folder = folder
     self._blocks = 0
-    # Texts that have each word, as far as vocabulary was known.
+    # Number of texts with each word, for the vocabulary so far.
     self._has = np.zeros(0, np.int64)
     numbers = array.array("i")
     number = self.vocabulary.setdefault
@@ -142,7 +143,7 @@ class _Spool:
     self._write(numbers, begun)
 
   def _write(self, numbers: array.array, begun: int) -> None:
-    """A block: `[word, row, times]` of texts from `begun`, sorted."""
+    """Writes a block: `[word, row, times]` of texts from `begun`, sorted."""
     lengths = np.asarray(self.lengths[begun:], np.int64)
     row = np.repeat(np.arange(len(lengths)), lengths)
     pair, times = np.unique(
@@ -157,7 +158,7 @@ class _Spool:
     self._has = has
 
   def scores(self, *, k1: float, b: float) -> dict[str, Any]:
-    """What bm25s holds: for each word the rows that have it, their scores."""
+    """Returns bm25s's sparse matrix: each word's rows and their scores."""
     count = len(self.lengths)
     lengths = np.asarray(self.lengths, np.int32)
     idf = np.log(1 + (count - self._has + 0.5) / (self._has + 0.5))
@@ -187,5 +188,5 @@ class _Spool:
 
 
 def words(text: str) -> list[str]:
-  """Runs of letters, digits and underscores, in lower case."""
+  """Returns the runs of letters, digits and underscores, in lower case."""
   return _WORD.findall(text.lower())

@@ -1,1 +1,1 @@
-"""Answers of a retriever, recorded and played again."""
+"""Records the answers of a retriever and replays them."""

@@ -1,14 +1,14 @@
-"""Answers of retrievers in one SQLite file, addressed by what they are.
+"""Answers of retrievers in one SQLite file, addressed by content.
 
-    identities   who answered: JSON by its SHA-256
-    passages     each once: id, title and text by their SHA-256
-    answers      (query, k, corpus, identity) by its SHA-256, and the hits:
-                 a passage's address and a float64 score each
+    identities   JSON identity of each retriever, by its SHA-256
+    passages     id, title and text of each passage, by their SHA-256
+    answers      (query, k, corpus, identity) by its SHA-256, with the hits:
+                 address of the passage and float64 score
 
-Text is kept as UTF-8 with lone surrogates, so that any `str` comes back as it
-was. Any number of threads and processes may read and write one file on a local
-disk; what was committed outlives their being killed. What is read is hashed
-again: a damaged file gives a sentence or a miss, never another answer.
+Text is stored as UTF-8 with lone surrogates, so that every `str` is restored
+exactly. Any number of threads and processes may read and write one file on a
+local disk; committed answers survive a killed process. Data is hashed again
+when it is read: a damaged file causes an error or a miss, never a wrong answer.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _HIT = struct.Struct("<32sd")
 
 
 class Key(NamedTuple):
-  """What an answer answers; `identity` is JSON."""
+  """The key of an answer; `identity` is the retriever's identity as JSON."""
 
   query: str
   k: int
@@ -57,15 +57,15 @@ class Key(NamedTuple):
 
 
 class AnswerLog:
-  """The answers of a file.
+  """The answers in a file.
 
   Args:
-    path: of the file.
-    writable: make the file where there is none. Else it must be there, and its
-      folder may be one that cannot be written to.
+    path: path of the file.
+    writable: whether to create a missing file. If false, the file must exist,
+      and its folder may be read-only.
 
   Raises:
-    RetrievalError: no file, or one that is no log.
+    RetrievalError: the file is missing or is not a log of answers.
   """
 
   def __init__(self, path: str | os.PathLike, *, writable: bool):
@@ -76,7 +76,8 @@ class AnswerLog:
           f"{self.path}: found no log of answers; record one first."
         )
       self._create()
-    # Beside such a file readers write too, unless it is said not to change.
+    # In WAL mode even readers write files beside the database, except with
+    # `immutable`; see "Read-Only Databases" in https://www.sqlite.org/wal.html
     fixed = not writable and not os.access(self.path.parent, os.W_OK)
     how = "mode=ro&immutable=1" if fixed else "mode=rw"
     self._lock = threading.Lock()
@@ -89,7 +90,7 @@ class AnswerLog:
         check_same_thread=False,
       )
       try:
-        # Survives a killed process, if not a power cut in its last moment.
+        # Commits survive a killed process; the last may be lost in a power cut.
         self._db.execute("PRAGMA synchronous = NORMAL")
         found = [
           self._db.execute(f"PRAGMA {name}").fetchone()[0]
@@ -109,10 +110,10 @@ class AnswerLog:
       )
 
   def read(self, keys: Sequence[Key]) -> list[Answer | None]:
-    """The answers to keys; None where there is none.
+    """Returns the answer to each key; None if the log has none.
 
     Raises:
-      RetrievalError: the file cannot be read, or is damaged.
+      RetrievalError: the file cannot be read or is damaged.
     """
     with self._transaction("DEFERRED"):
       return [self._answer(key) for key in keys]
@@ -120,14 +121,14 @@ class AnswerLog:
   def write(
     self, answers: Sequence[tuple[Key, Answer]]
   ) -> tuple[list[Answer], int, int]:
-    """Adds answers, all or none; one that is there already stays.
+    """Adds answers in one transaction; existing answers are kept.
 
     Returns:
-      What the log holds now for each key; how many are new; how many are not
-      the passages that were to be written.
+      The answer that the log now has for each key; the number of new answers;
+      the number of existing answers with other passages than the given ones.
 
     Raises:
-      RetrievalError: the file cannot be written, or is damaged.
+      RetrievalError: the file cannot be written or is damaged.
     """
     held, new, others = [], 0, 0
     with self._transaction("IMMEDIATE"):
@@ -142,7 +143,7 @@ class AnswerLog:
     return held, new, others
 
   def identities(self) -> list[str]:
-    """JSON of all that answered, in the order of their first answer."""
+    """Returns the identities as JSON, in the order of their first answers."""
     with self._transaction("DEFERRED"):
       addresses = self._db.execute(
         "SELECT CAST(address AS BLOB) FROM identities ORDER BY rowid"
@@ -164,7 +165,7 @@ class AnswerLog:
       self._db.close()
 
   def _create(self) -> None:
-    """A whole empty log, or the one that another process made meanwhile."""
+    """Creates an empty log, unless another process creates it meanwhile."""
     self.path.parent.mkdir(parents=True, exist_ok=True)
     beside = self.path.with_name(f"{self.path.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -195,7 +196,7 @@ class AnswerLog:
     return tuple(answer)
 
   def _one(self, columns: str, table: str, address: bytes) -> list | None:
-    """A row of blobs by its address."""
+    """Returns a row of blobs by its address."""
     blobs = ", ".join(f"CAST({each} AS BLOB)" for each in columns.split(", "))
     row = self._db.execute(
       f"SELECT {blobs} FROM {table} WHERE address = ?", (address,)
@@ -265,7 +266,7 @@ def _address(value: Key | passages.Passage) -> bytes:
 def _sha256(*parts: bytes) -> bytes:
   digest = hashlib.sha256()
   for part in parts:
-    # Lengths keep "ab" + "c" and "a" + "bc" apart.
+    # The length prefix distinguishes "ab" + "c" from "a" + "bc".
     digest.update(len(part).to_bytes(8, "little") + part)
   return digest.digest()
 

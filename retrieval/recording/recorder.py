@@ -1,7 +1,7 @@
-"""Record and replay: a retriever whose answers a run can be repeated with.
+"""Records and replays the answers of a retriever, to make runs repeatable.
 
-What a run saw is what the log says: the first answer to a query stays, and is
-what everyone gets who asks for it again.
+The first recorded answer to a query is final: it is returned to every later
+request for the same query, so the log has exactly what a run saw.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from retrieval import passages
 from retrieval.recording import answer_log
 
 if TYPE_CHECKING:
-  from retrieval import lexical  # It loads JAX.
+  from retrieval import lexical  # It imports JAX.
 
 Answer = tuple[passages.Passage, ...]
 
@@ -27,31 +27,34 @@ MODES = ("live", "record", "replay", "strict")
 
 
 class Recorder:
-  """A retriever over another one and a log of answers.
+  """A retriever that combines another retriever with a log of answers.
 
   Modes:
     live: asks the retriever; there is no log.
-    record: asks the retriever always, and writes. Where the log holds other
-      passages, `counters["conflicts"]` counts them and the log's are given.
-    replay: asks the retriever for what the log does not hold, and writes it.
-    strict: asks the log only; needs no retriever.
+    record: always asks the retriever, and writes the answers. If the log
+      already has other passages, `counters["conflicts"]` counts them, and the
+      log's passages are returned.
+    replay: asks the retriever only for answers that the log lacks, and writes
+      them.
+    strict: asks only the log; needs no retriever.
 
-  Failures are not recorded. Searches come from any event loop and thread, and
-  several processes may use one file; see `answer_log`.
+  Failures are not recorded. Searches may come from any event loop and thread,
+  and several processes may use one file; see `answer_log`.
 
   Args:
-    retriever: answers by `search_many` where it has it, else by `search`.
-    path: of the log.
+    retriever: the wrapped retriever, called by `search_many` if it has this
+      method, otherwise by `search`.
+    path: path of the log.
     mode: one of `MODES`.
-    identity: JSON values that say what the retriever answers from; equal ones
-      answer alike. None without a retriever: the only one of the log.
+    identity: JSON values; retrievers with equal values give equal answers. None
+      without a retriever: the only identity in the log.
 
   Raises:
-    ValueError: a mode that is none, or that needs a retriever or an identity.
-    RetrievalError: there is no log, or it is none.
+    ValueError: the mode is unknown, or needs a retriever or an identity.
+    RetrievalError: the log is missing or is not a log of answers.
 
-  `counters` holds the `hits` that the log answered, the `misses`, and of these
-  the `failures`; the answers `recorded`; the `conflicts`.
+  `counters` has the `hits` (answers from the log), the `misses`, the `failures`
+  among the misses, the answers `recorded`, and the `conflicts`.
   """
 
   def __init__(
@@ -88,12 +91,13 @@ class Recorder:
   async def search_many(
     self, requests: Sequence[lexical.Request]
   ) -> list[Sequence[Any] | Exception]:
-    """Answers in the order of the requests.
+    """Returns answers in the order of the requests.
+
+    The retriever gets all queries that it must answer in one call.
 
     Returns:
-      For each request its passages, or the exception that the retriever
-      answered with; in mode strict an `errors.MissError` where the log has no
-      answer. What the retriever is asked for is one call.
+      For each request its passages, or the retriever's exception; in mode
+      strict an `errors.MissError` if the log has no answer.
 
     Raises:
       RetrievalError: the log cannot be read or written.
@@ -128,7 +132,7 @@ class Recorder:
     return answers
 
   def identity(self) -> Any:
-    """JSON values that say what answers come from, now or when recorded."""
+    """Returns JSON values that identify the retriever that answers or did."""
     return json.loads(self._identity)
 
   def close(self) -> None:
@@ -151,7 +155,7 @@ class Recorder:
           f"Found {len(found)} answers to {len(requests)} queries, expected "
           "one for each."
         )
-    # What the log answered is answered all the same.
+    # An error must not lose the answers that the log gave to other requests.
     except Exception as error:
       found = [error] * len(requests)
     return found
@@ -185,7 +189,7 @@ class Recorder:
 
 
 def _plain(answer: Sequence[Any]) -> Answer:
-  """Passages of any retriever as the log gives them back."""
+  """Converts the passages of any retriever to those that the log returns."""
   return tuple(
     passages.Passage(p.id, p.title, p.text, float(getattr(p, "score", 0.0)))
     for p in answer

@@ -1,8 +1,8 @@
-"""Queries of concurrent requests, searched together.
+"""Batches the queries of concurrent requests into common searches.
 
-A search starts as soon as the one before it has ended, with all that came in
-meanwhile: nobody waits for company, and the more is asked the larger, and by
-the query the cheaper, searches become.
+A search starts as soon as the previous one has ended, with all queries that
+arrived meanwhile. So no query waits for a batch to fill, and under load the
+batches grow and each query becomes cheaper.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 
 
 class SearchError(errors.RetrievalError):
-  """What searches raised an error, or answered what is no answer."""
+  """The search raised an error or returned an invalid answer."""
 
 
 class FullError(errors.RetrievalError):
-  """Too many queries wait; try again after `seconds`."""
+  """The queue is full; try again after `seconds`."""
 
   def __init__(self, message: str, seconds: float):
     super().__init__(message)
@@ -37,11 +37,11 @@ class FullError(errors.RetrievalError):
 
 
 class ClosedError(errors.RetrievalError):
-  """The batcher takes and answers nothing more."""
+  """The batcher is closed and answers nothing more."""
 
 
 class _Request:
-  """Queries on their way: the first `taken` went into searches."""
+  """A request; its first `taken` queries are already in searches."""
 
   def __init__(self, queries: Sequence[str], k: int, future: asyncio.Future):
     self.queries, self.k, self.future = queries, k, future
@@ -51,24 +51,25 @@ class _Request:
 
 @dataclasses.dataclass
 class _Part:
-  """What a search answers of a request."""
+  """The queries of a request that one search answers."""
 
   request: _Request
   queries: Sequence[str]
 
 
 class Batcher:
-  """Searches for requests of one event loop, one search at a time on a thread.
+  """Runs the searches of one event loop, one at a time, on a thread.
+
+  Requests are served in order. Equal queries of a search are searched once,
+  with the largest k of all. If a search fails, its requests are searched one by
+  one, so that only the requests at fault fail.
 
   Args:
-    search: at most k passages for each query, as `PassageSearch.search`.
-    batch: the most different queries in a search.
+    search: returns at most k passages for each query, as
+      `PassageSearch.search`.
+    batch: the most distinct queries in a search.
     queue: the most queries that may wait.
     on_search: called on the thread with a search's queries and seconds.
-
-  Requests are served in their order; equal queries of a search are asked once,
-  for the most passages that anybody wants. Where a search fails, its requests
-  are searched one by one, so that only those fail that have to.
   """
 
   def __init__(
@@ -82,14 +83,14 @@ class Batcher:
     self._ask, self._batch, self._queue = search, batch, queue
     self._on_search = on_search
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "search")
-    # Those with queries that wait, and those without an answer.
+    # `_line`: requests with waiting queries. `_open`: requests not answered.
     self._line: collections.OrderedDict[_Request, None] = (
       collections.OrderedDict()
     )
     self._open: set[_Request] = set()
     self._starting = self._closed = False
-    self._seconds = 0.0  # Of the last search.
-    self._begun: float | None = None  # When the one that runs did.
+    self._seconds = 0.0  # Duration of the last search.
+    self._begun: float | None = None  # Start of the running search.
     self.waiting = 0
 
   @property
@@ -99,16 +100,16 @@ class Batcher:
 
   @property
   def seconds(self) -> float:
-    """How long the search that runs has taken; 0 while none does."""
+    """Seconds since the running search began; 0 if no search runs."""
     return 0.0 if self._begun is None else time.monotonic() - self._begun
 
   def submit(self, queries: Sequence[str], k: int) -> asyncio.Future:
-    """The passages of each query, later, or a `SearchError` for one of them.
+    """Queues a request; the future gets its passages or a `SearchError`.
 
-    Who cancels the future gives the queries' places back.
+    Cancelling the future removes the waiting queries from the queue.
 
     Raises:
-      FullError: no place for so many queries.
+      FullError: the queue has no space for the queries.
       ClosedError: the batcher is closed.
     """
     if self._closed:
@@ -130,13 +131,13 @@ class Batcher:
     self._open.add(request)
     request.future.add_done_callback(lambda _: self._leave(request))
     if not self.busy and not self._starting:
-      # Not at once: what comes in the same round of the loop goes along.
+      # Deferred, so that requests of the same event-loop iteration join it.
       self._starting = True
       loop.call_soon(self._start)
     return request.future
 
   def close(self) -> None:
-    """Takes nothing more, and ends what is open with `ClosedError`."""
+    """Accepts no more requests and ends open ones with `ClosedError`."""
     self._closed = True
     for request in list(self._open):
       if not request.future.done():
@@ -162,7 +163,7 @@ class Batcher:
     work.add_done_callback(lambda done: self._finish(parts, done))
 
   def _take(self) -> list[_Part]:
-    """The first in line, as far as their queries go into one search."""
+    """Removes from the queue the queries that fit into the next search."""
     parts: list[_Part] = []
     different: set[str] = set()
     while self._line:
@@ -186,7 +187,7 @@ class Batcher:
 
   def _finish(self, parts: Sequence[_Part], done: asyncio.Future) -> None:
     self._begun = None
-    # The thread works on while answers are handed out.
+    # Start the next search first, so the thread works while answers go out.
     self._start()
     for part, outcome in zip(parts, done.result(), strict=True):
       request = part.request
@@ -199,13 +200,13 @@ class Batcher:
       if len(request.answers) == len(request.queries):
         request.future.set_result(request.answers)
 
-  # On the thread.
+  # The methods below run on the search thread.
 
   def _answer(self, parts: Sequence[_Part]) -> list[list[Answer] | SearchError]:
-    """The answers of each part, or why it has none."""
+    """Returns the answers of each part, or its error."""
     try:
       return self._search(parts)
-    except BaseException as error:  # Whatever it is, the next search may do.
+    except BaseException as error:  # The next search may still succeed.
       if len(parts) == 1:
         _log.exception("A search failed.")
       failed = SearchError(
@@ -215,7 +216,7 @@ class Batcher:
     if len(parts) == 1:
       return [failed]
     return [
-      # Nobody waits for those that are done.
+      # Skip requests that were cancelled or have already failed.
       failed if part.request.future.done() else self._answer([part])[0]
       for part in parts
     ]

@@ -1,8 +1,8 @@
-"""Connections of a uvicorn server that end, and are never too many.
+"""Deadlines and a limit for the connections of a uvicorn server.
 
-uvicorn waits for the rest of a request's headers, and for a client to read its
-answer, without end. So a few hundred connections that send half a request keep
-everybody else out once the process has no file descriptor left.
+uvicorn waits without limit for the rest of a request's headers and for a client
+to read its answer. A few hundred connections with half a request could use up
+all file descriptors of the process and so keep other clients out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from uvicorn.protocols.http import httptools_impl
 
-# Descriptors for files that are opened later, and connections just accepted.
+# Descriptors reserved for files opened later and connections just accepted.
 _SPARE = 32
 _FEWEST = 8
 _FULL = (
@@ -26,14 +26,15 @@ _SENTENCE = b'{"detail":"Every connection of this server is busy; try later."}'
 
 
 class Guard:
-  """What the connections of one server share; makes their protocols.
+  """The shared state of a server's connections; makes their protocols.
 
   Args:
-    most: connections at a time. One more takes the place of the one that has
-      waited longest without a whole request, and is refused where none waits.
+    most: the most connections at a time. A further one replaces the connection
+      that has waited longest without a complete request; if there is none, the
+      new connection is refused.
     headers: seconds from a request's first byte, or from connecting, to the end
       of its headers.
-    request: seconds from there until its answer has been read.
+    request: seconds from the end of its headers until its answer has been read.
     on_closed: called with the reason for each connection that is closed early:
       "headers", "request", "replaced" or "full".
   """
@@ -48,16 +49,16 @@ class Guard:
   ):
     self.most, self.headers, self.request = most, headers, request
     self.on_closed = on_closed
-    # In the order in which they began to wait.
+    # Connections that wait for a complete request, in the order they began to.
     self.waiting: dict[_Protocol, None] = {}
 
   def protocol(self, **server: Any) -> asyncio.Protocol:
-    """The protocol of a connection, as `uvicorn.Config(http=...)` wants it."""
+    """Returns the protocol of a connection, for `uvicorn.Config(http=...)`."""
     return _Protocol(self, **server)
 
 
 class _Protocol(httptools_impl.HttpToolsProtocol):
-  """uvicorn's protocol with a deadline for whatever it waits for."""
+  """uvicorn's protocol with a deadline for each wait."""
 
   def __init__(self, guard: Guard, **server: Any):
     super().__init__(**server)
@@ -84,7 +85,7 @@ class _Protocol(httptools_impl.HttpToolsProtocol):
     super().connection_lost(exc)
 
   def data_received(self, data: bytes) -> None:
-    if self._deadline is None:  # The first of another request.
+    if self._deadline is None:  # The first byte of a new request.
       self._end_after(self._guard.headers, "headers")
     super().data_received(data)
 
@@ -99,16 +100,16 @@ class _Protocol(httptools_impl.HttpToolsProtocol):
   def on_response_complete(self) -> None:
     super().on_response_complete()
     if self.timeout_keep_alive_task is None:
-      return  # It closes, or goes on with a request that has come already.
+      return  # The connection closes, or a pipelined request is next.
     self._guard.waiting[self] = None
-    # uvicorn counts an answer as sent that the client has not begun to read,
-    # and a transport that is closed waits for it. Without one, uvicorn's own
-    # deadline counts until the next request.
+    # uvicorn considers an answer sent even if the client has not begun to read
+    # it, so our deadline stays until the write buffer is empty. After that,
+    # uvicorn's keep-alive timeout applies until the next request.
     if not self.transport.get_write_buffer_size():
       self._stop()
 
   def end(self, reason: str) -> None:
-    """Closes the connection; what was not sent by then is lost."""
+    """Aborts the connection; unsent data is lost."""
     self._guard.waiting.pop(self, None)
     self._stop()
     self._guard.on_closed(reason)
@@ -126,15 +127,15 @@ class _Protocol(httptools_impl.HttpToolsProtocol):
 
 
 def room(wanted: int) -> tuple[int, int]:
-  """Connections that this process may hold, and its limit of descriptors.
+  """Returns how many connections this process can hold, and its file limit.
 
-  The soft limit (`ulimit -n`) is raised as far as it helps and is allowed.
+  The soft limit (`ulimit -n`) is raised as far as needed and allowed.
 
   Args:
-    wanted: connections; the result is not larger.
+    wanted: the number of connections wanted; the result is at most this.
 
   Raises:
-    ValueError: there is room for hardly any.
+    ValueError: fewer than 8 connections are possible.
   """
   used = len(os.listdir("/dev/fd")) + _SPARE
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""What search services say on the wire: requests in, responses out, as values.
+"""The wire formats of search services: requests and responses as values.
 
     POST /retrieve      {"queries": [text], "topk": 3, "return_scores": true}
                         -> {"result": [[{"document": DOC, "score": 0.9}]]}
@@ -7,11 +7,12 @@
     POST /retrieve      {"query": text, "top_k": 5} -> [DOC]     (ZeroSearch)
     POST /search        {"query": text, "top_n": 5} -> [DOC]
     POST /batch_search  {"query": [text], "top_n": 5} -> [[DOC]]
-                        and with "return_score": true [those, their scores]
+                        and with "return_score": true [[[DOC]], their scores]
                         (ReSearch, ReCall)
 
-DOC is `document`. Other keys of a request are ignored, and numbers and booleans
-may be text ("3", "true"): those services read requests with pydantic.
+DOC is the result of `document`. Other keys of a request are ignored. Numbers
+and booleans may be text ("3", "true"), because those services parse requests
+with pydantic.
 """
 
 from __future__ import annotations
@@ -29,20 +30,23 @@ from retrieval import passages
 Found = Sequence[Sequence[passages.Passage]]
 _COUNT = pydantic.TypeAdapter(int | None)
 _FLAG = pydantic.TypeAdapter(bool | None)
-# Half of a pair: JSON can spell it, UTF-8 and most encoders cannot.
+# Lone surrogates: valid in JSON, but not in UTF-8 or for most encoders.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class RequestError(ValueError):
-  """A request that is not one; a sentence for who sent it."""
+  """A request is invalid; the message is for the client."""
 
 
 class Asked(NamedTuple):
-  """What a request asks for.
+  """A parsed request.
 
-  queries: any text, without lone surrogates.
-  k: passages wanted for each; None leaves it to the server, as null and 0 do.
-  respond: the response of each query's passages, as a value for `dump`.
+  Attributes:
+    queries: any texts, without lone surrogates.
+    k: passages for each query; None (in a request also null or 0) means the
+      server's default.
+    respond: makes the response from each query's passages, as a value for
+      `dump`.
   """
 
   queries: list[str]
@@ -54,7 +58,7 @@ Read = Callable[[Mapping[str, Any]], Asked]
 
 
 def document(passage: passages.Passage) -> dict[str, str]:
-  """A passage on the wire; the title has no quotes, as in Search-R1's."""
+  """Returns a passage in wire format; as in Search-R1, without title quotes."""
   return {
     "id": passage.id,
     "contents": passage.contents,
@@ -64,10 +68,10 @@ def document(passage: passages.Passage) -> dict[str, str]:
 
 
 def read_retrieve(body: Mapping[str, Any]) -> Asked:
-  """Search-R1's request, or ZeroSearch's where it has no `queries`.
+  """Parses a request of Search-R1 or, if it has no `queries`, of ZeroSearch.
 
   Raises:
-    RequestError: it is neither.
+    RequestError: the request is invalid.
   """
   if "query" in body and "queries" not in body:
     return Asked([_text(body, "query")], _count(body, "top_k"), _first)
@@ -76,26 +80,26 @@ def read_retrieve(body: Mapping[str, Any]) -> Asked:
 
 
 def read_search(body: Mapping[str, Any]) -> Asked:
-  """ReSearch's request for one query.
+  """Parses ReSearch's request for one query.
 
   Raises:
-    RequestError: it is none.
+    RequestError: the request is invalid.
   """
   respond = _first_and_scores if _flag(body, "return_score") else _first
   return Asked([_text(body, "query")], _count(body, "top_n"), respond)
 
 
 def read_batch_search(body: Mapping[str, Any]) -> Asked:
-  """ReSearch's request for many queries.
+  """Parses ReSearch's request for many queries.
 
   Raises:
-    RequestError: it is none.
+    RequestError: the request is invalid.
   """
   respond = _each_and_scores if _flag(body, "return_score") else _documents
   return Asked(_texts(body, "query"), _count(body, "top_n"), respond)
 
 
-# By path: what reads a request, and a request as an example.
+# By path: the parser of a request, and an example request.
 ROUTES: dict[str, tuple[Read, dict[str, Any]]] = {
   "/retrieve": (
     read_retrieve,
@@ -110,15 +114,16 @@ ROUTES: dict[str, tuple[Read, dict[str, Any]]] = {
 
 
 def load(body: bytes) -> Mapping[str, Any]:
-  """The object of a request's body.
+  """Parses the JSON object in a request's body.
 
   Raises:
-    RequestError: the body is no JSON object.
+    RequestError: the body is not a JSON object.
   """
   try:
     value = orjson.loads(body)
   except orjson.JSONDecodeError:
-    # Takes lone surrogates, which models write and Python's clients send.
+    # `json` accepts lone surrogates, which models write and Python clients
+    # send; orjson rejects them.
     try:
       value = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -131,10 +136,10 @@ def load(body: bytes) -> Mapping[str, Any]:
 
 
 def dump(value: Any) -> bytes:
-  """JSON in UTF-8, whatever the texts are: lone surrogates become U+FFFD.
+  """Returns a value as JSON in UTF-8; lone surrogates become U+FFFD.
 
   Raises:
-    TypeError, ValueError: a value that JSON has not.
+    TypeError, ValueError: JSON cannot represent the value.
   """
   try:
     return orjson.dumps(value)
@@ -214,11 +219,11 @@ def _flag(body: Mapping[str, Any], key: str) -> bool:
 
 
 def _clean(text: str) -> str:
-  # Nearly all texts are ASCII, and Python knows it of each.
+  # Fast path: nearly all texts are ASCII, and `isascii` takes constant time.
   return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def _kind(value: Any) -> str:
-  """What a value is; a sentence must not grow with what was sent."""
+  """Names the kind of a value, so that error messages stay short."""
   kinds = {list: "a list", dict: "an object", str: "text", bool: "a boolean"}
   return "nothing" if value is None else kinds.get(type(value), "a number")

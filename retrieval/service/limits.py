@@ -1,4 +1,4 @@
-"""How much one request, and all of them, may ask of a search service."""
+"""Limits of a search service, per request and for all requests together."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ class Limits:
   """Limits of a service.
 
   Attributes:
-    topk: passages for a query where the request leaves it to the server.
-    max_topk: the most that a request may want for a query.
-    queries: the most in a request.
-    passages: the most that all queries of a request may want.
-    characters: the most in a query; see `long`.
-    body: the most bytes in a request.
-    queue: queries of all requests that may wait; one more is turned away.
+    topk: passages for a query if the request does not say.
+    max_topk: the most passages that a request may want for a query.
+    queries: the most queries in a request.
+    passages: the most passages that all queries of a request may want.
+    characters: the most characters of a query; see `long`.
+    body: the most bytes of a request.
+    queue: the most queries of all requests that may wait; a request beyond that
+      is refused.
     batch: the most queries in a search.
     deadline: seconds from a request to its answer.
-    connections: the most at a time; fewer where the process may open fewer
-      files.
+    connections: the most connections at a time; fewer if the process may open
+      fewer files.
     headers: seconds that a request's headers may take.
-    blank: "empty" gives a query without a letter an empty list of passages, as
-      clients like Search-R1's expect, which read "result" of every response;
-      "reject" refuses the request, as the AnySearch authors' server does.
-    long: "cut" takes the beginning of a query of more than `characters`, as
-      encoders do; "reject" refuses the request.
+    blank: "empty" answers a blank query with an empty list, because clients
+      like Search-R1's read "result" of every response; "reject" refuses the
+      request, as the AnySearch authors' server does.
+    long: "cut" searches the first `characters` of a longer query, as encoders
+      do; "reject" refuses the request.
   """
 
   topk: int = 3
@@ -76,10 +77,10 @@ class Limits:
         )
 
   def check(self, asked: dialects.Asked) -> int:
-    """The passages wanted for each query.
+    """Checks a request and returns the number of passages for each query.
 
     Raises:
-      dialects.RequestError: the request goes beyond a limit.
+      dialects.RequestError: the request exceeds a limit.
     """
     if len(asked.queries) > self.queries:
       raise dialects.RequestError(

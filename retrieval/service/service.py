@@ -1,14 +1,15 @@
 """Search over HTTP, for many clients of several kinds at once.
 
     POST /retrieve, /search, /batch_search   see `dialects`
-    GET  /health    200 and what answers come from; 503 while it drains, or is
-                    stuck: one search takes longer than any client waits
+    GET  /health    200 and the identity of the index; 503 while the service
+                    drains or is stuck, that is, while one search takes longer
+                    than the deadline
     GET  /metrics   for Prometheus
 
-Errors are `{"detail": sentence}`: 401 wrong token, 408 the body came too
-slowly, 413 too large, 422 no request or beyond a limit, 429 too many queries
-wait (try again after `Retry-After` seconds), 500 the search failed, 503 the
-service stops, 504 the deadline passed.
+Errors are `{"detail": sentence}`: 401 wrong token, 408 body too slow, 413 body
+too large, 422 invalid request or beyond a limit, 429 queue full (try again
+after `Retry-After` seconds), 500 search failed, 503 service stops, 504 deadline
+passed.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from retrieval.service import batching, dialects, service_metrics
 from retrieval.service import limits as limits_lib
 
 _log = logging.getLogger(__name__)
-_GONE = "The client left."  # Nobody reads it.
+_GONE = "The client left."  # Sent with 499, but no client reads it.
 
 
 class Search(Protocol):
-  """What answers, as `search.PassageSearch`."""
+  """The index that answers, such as a `search.PassageSearch`."""
 
   identity: dict[str, Any]
 
@@ -47,7 +48,7 @@ class Search(Protocol):
 
 
 class _RefusedError(Exception):
-  """A request that gets a sentence for an answer."""
+  """A request is refused with a status and a message."""
 
   def __init__(self, status: int, sentence: str, **headers: str):
     super().__init__(sentence)
@@ -59,13 +60,13 @@ class _RefusedError(Exception):
 
 
 class Service:
-  """What the routes of one app share.
+  """The shared state of an app's routes.
 
   Attributes:
-    draining: whether it is about to stop.
+    draining: whether the service is about to stop.
     busy: whether a search runs.
-    waiting: queries that wait for one.
-    on_closed: counts a connection that was closed for a reason.
+    waiting: number of queries that wait for a search.
+    on_closed: counts a connection that was closed early, by its reason.
   """
 
   def __init__(
@@ -97,7 +98,7 @@ class Service:
     return self._batcher.waiting
 
   def drain(self, seconds: float) -> None:
-    """Says in `/health` that it stops, and does so after some seconds.
+    """Reports "draining" in `/health` and closes after `seconds`.
 
     Until then requests are answered; those that are open at the end get 503.
     """
@@ -109,7 +110,7 @@ class Service:
     self._batcher.close()
 
   def health(self) -> fastapi.Response:
-    """What answers come from, for everybody."""
+    """Returns status and identity of the service; needs no token."""
     status = "ok"
     if self.draining:
       status = "draining"
@@ -126,7 +127,7 @@ class Service:
     return _json(values, 200 if status == "ok" else 503)
 
   def metrics(self, request: requests.Request) -> fastapi.Response:
-    """What Prometheus asks for."""
+    """Returns the metrics for Prometheus."""
     try:
       self._authorize(request)
     except _RefusedError as refused:
@@ -139,7 +140,7 @@ class Service:
   async def respond(
     self, route: str, read: dialects.Read, request: requests.Request
   ) -> fastapi.Response:
-    """Answers a request, whatever it holds."""
+    """Answers a request; errors become responses too."""
     start = time.monotonic()
     try:
       response = _json(await self._answer(read, request))
@@ -176,7 +177,7 @@ class Service:
     except dialects.RequestError as error:
       raise _RefusedError(422, str(error)) from error
     most = self._limits.characters
-    # Only here where the limits allow it.
+    # Longer queries get here only if the limits say to cut them.
     cut = [query[:most] for query in asked.queries]
     queries = [query for query in cut if query.strip()]
     self._metrics.queries.inc(len(cut))
@@ -192,7 +193,7 @@ class Service:
       413, f"The request has more than {limit} bytes; ask in several."
     )
     length = request.headers.get("content-length", "")
-    # As a float, for there may be more digits than an int is read from.
+    # As a float, because Python limits the digits of an int that it parses.
     if length.isdecimal() and float(length) > limit:
       raise too_large
     body = bytearray()
@@ -220,7 +221,7 @@ class Service:
       raise _RefusedError(429, str(error), Retry_After=str(seconds)) from error
     except batching.ClosedError as error:
       raise _RefusedError(503, str(error), Retry_After="1") from error
-    # After the body, the one thing to receive is that the client has left.
+    # After the body, the only message to receive is that the client left.
     gone = asyncio.ensure_future(_departed(request.receive))
     try:
       await asyncio.wait(
@@ -253,13 +254,13 @@ def create_app(
   token: str = "",
   described: Mapping[str, Any] | None = None,
 ) -> fastapi.FastAPI:
-  """The service as an ASGI app, with its `Service` as `app.state.service`.
+  """Returns the service as an ASGI app; its `Service` is `app.state.service`.
 
   Args:
     search: answers the queries, on one thread, one call at a time.
-    limits: of requests and of the queue.
-    token: what clients must send as a bearer token to search and to read
-      metrics; empty lets all of them.
+    limits: limits of requests and of the queue; None: the defaults.
+    token: bearer token that clients must send to search and to read metrics;
+      "" admits all clients.
     described: more fields of `/health`, as `search.PassageSearch.described`.
   """
   service = Service(
@@ -294,7 +295,7 @@ def _add(
   read: dialects.Read,
   example: Mapping[str, Any],
 ) -> None:
-  """Adds a route that reads its body itself: within limits, and faster."""
+  """Adds a route that reads its body itself, with limits and faster."""
   shown = {"content": {"application/json": {"example": example}}}
 
   @app.post(route, openapi_extra={"requestBody": shown})
@@ -305,7 +306,7 @@ def _add(
 async def _departed(
   receive: Callable[[], Awaitable[Mapping[str, Any]]],
 ) -> None:
-  """Returns when the client has left."""
+  """Waits until the client has disconnected."""
   while (await receive())["type"] != "http.disconnect":
     pass
 

@@ -1,4 +1,4 @@
-"""What a search service tells Prometheus."""
+"""The Prometheus metrics of a search service."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _QUERIES = tuple(2**e for e in range(11))
 
 
 class Metrics:
-  """Counts and times, in a registry of their own.
+  """Counts and times, in their own registry.
 
   Args:
-    waiting: how many queries wait now.
+    waiting: returns the number of queries that wait now.
   """
 
   def __init__(self, waiting: Callable[[], int]):
