@@ -1,1 +1,1 @@
-"""Rewards, budgets and objectives: arrays in, arrays out."""
+"""Rewards, the budget curriculum and objectives: arrays in, arrays out."""

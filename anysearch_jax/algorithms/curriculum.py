@@ -1,15 +1,16 @@
 """The budget curriculum (the paper's section "Curriculum Learning").
 
-Phase I anneals the budget from B_max to 1 in equal stretches of optimizer
-steps. Phase II draws a budget for each group, the more often the further its
-recent accuracy lags behind the best level's.
+Phase I anneals the budget from B_max to 1, with the same number of optimizer
+steps for each level. Phase II draws a budget for each group; the further a
+level's recent accuracy is below that of the best level, the more often it is
+drawn.
 
     state = init(config, seed)
     assignment = assign(state, num_groups=Q, config=config)   # one rollout
     state = record(state, budgets, em, valid, config=config)  # its outcomes
 
-The state is a pytree of arrays and belongs to the checkpoint. Time is counted
-in optimizer steps; a rollout stands where its first optimizer step does.
+The state is a pytree of arrays and is part of a checkpoint. Time is counted in
+optimizer steps; the step of a rollout is that of its first optimizer step.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
 
-# Named, so that a seed means the same draws whatever JAX's default.
+# Named explicitly, so that draws do not depend on JAX's default generator.
 _PRNG = "threefry2x32"
 
 
 class CurriculumState(NamedTuple):
-  """What the curriculum remembers; level b stands at index b - 1.
+  """The state of the curriculum; level b is at index b - 1.
 
   windows: int8 `[Bmax, W]`, ring buffers of the last outcomes in {0, 1}.
-  counts: int32 `[Bmax]`, outcomes ever recorded of each level.
-  step: int32 `[]`, optimizer steps consumed so far.
+  counts: int32 `[Bmax]`, number of outcomes ever recorded for each level.
+  step: int32 `[]`, optimizer steps of all recorded rollouts.
   key: uint32 `[2]`, key data of the seed; never changes.
   """
 
@@ -43,10 +44,10 @@ class CurriculumState(NamedTuple):
 
 
 class Assignment(NamedTuple):
-  """What a rollout is to do.
+  """The assignment of a rollout.
 
   budgets: int32 `[Q]`, searches assigned to each group.
-  scaffold: bool `[]`, the scaffold is on.
+  scaffold: bool `[]`, whether the scaffold is on.
   """
 
   budgets: chex.Array
@@ -54,13 +55,13 @@ class Assignment(NamedTuple):
 
 
 def validate(config: config_lib.CurriculumConfig) -> None:
-  """Refuses a curriculum that cannot be followed as written.
+  """Refuses a curriculum whose numbers of steps do not fit together.
 
   Args:
-    config: its numbers are in the ranges of `config_ranges`.
+    config: its numbers are within the ranges of `config.ranges`.
 
   Raises:
-    ValueError: a sentence that names the value and what was expected.
+    ValueError: the message names the value and what was expected.
   """
   c = config
   if c.phase1_steps > c.total_steps:
@@ -88,7 +89,7 @@ def validate(config: config_lib.CurriculumConfig) -> None:
 
 
 def init(config: config_lib.CurriculumConfig, seed: int) -> CurriculumState:
-  """The state before the first rollout: empty windows, step 0."""
+  """Returns the state before the first rollout: empty windows, step 0."""
   return CurriculumState(
     windows=jnp.zeros((config.max_budget, config.window), jnp.int8),
     counts=jnp.zeros(config.max_budget, jnp.int32),
@@ -100,21 +101,21 @@ def init(config: config_lib.CurriculumConfig, seed: int) -> CurriculumState:
 def in_phase1(
   step: chex.Array, *, config: config_lib.CurriculumConfig
 ) -> chex.Array:
-  """Whether optimizer step `step` belongs to Phase I."""
+  """Returns whether optimizer step `step` belongs to Phase I."""
   return step < config.phase1_steps
 
 
 def annealed_budget(
   step: chex.Array, *, config: config_lib.CurriculumConfig
 ) -> chex.Array:
-  """Phase I's budget at optimizer step `step`: B_max falling to 1."""
+  """Returns Phase I's budget at optimizer step `step`: B_max falling to 1."""
   level_steps = max(config.phase1_steps // config.max_budget, 1)
   return jnp.maximum(config.max_budget - step // level_steps, 1)
 
 
 @jax.jit
 def accuracies(state: CurriculumState) -> chex.Array:
-  """R(b) (Eq. 3): mean outcome of each level's window.
+  """Returns R(b) (Eq. 3), the mean outcome of each level's window.
 
   Returns:
     float32 `[Bmax]` in [0, 1]; 0 for an empty window.
@@ -128,7 +129,7 @@ def accuracies(state: CurriculumState) -> chex.Array:
 def probabilities(
   state: CurriculumState, *, config: config_lib.CurriculumConfig
 ) -> chex.Array:
-  """P(b) (Eq. 4) of the levels 1 to B_max as the windows stand.
+  """Returns P(b) (Eq. 4) of the levels 1 to B_max.
 
     P(b) = (1 - lambda) (Rmax - R(b) + eps) / sum_b' (...) + lambda / B_max
 
@@ -137,7 +138,7 @@ def probabilities(
     config: lambda is `uniform_mix`.
 
   Returns:
-    float32 `[Bmax]`, a distribution.
+    float32 `[Bmax]`, a probability distribution.
   """
   accuracy = accuracies(state)
   gap = jnp.max(accuracy) - accuracy + config.epsilon
@@ -149,16 +150,17 @@ def probabilities(
 def distribution(
   state: CurriculumState, *, config: config_lib.CurriculumConfig
 ) -> chex.Array:
-  """What Phase II draws the budgets of the rollout at `state.step` from.
+  """Returns the distribution from which Phase II draws a rollout's budgets.
 
-  Uniform in its first rollout, `probabilities` in all others.
+  It is uniform in the first rollout of Phase II and `probabilities` in all
+  later ones.
 
   Args:
-    state: the curriculum state.
-    config: says when Phase II begins.
+    state: the curriculum state; the rollout is the one at `state.step`.
+    config: decides when Phase II begins.
 
   Returns:
-    float32 `[Bmax]`.
+    float32 `[Bmax]`, a probability distribution.
   """
   c = config
   first = state.step // c.steps_per_rollout == (
@@ -174,15 +176,15 @@ def assign(
   num_groups: int,
   config: config_lib.CurriculumConfig,
 ) -> Assignment:
-  """Budgets and scaffold of the rollout that starts at `state.step`.
+  """Returns budgets and scaffold of the rollout that starts at `state.step`.
 
-  Phase II draws from `distribution`, independently for each group. The draw is
-  a function of seed and rollout: asking twice gives the same budgets.
+  Phase II draws from `distribution`, independently for each group. The draw
+  depends only on the state, so repeated calls give the same budgets.
 
   Args:
     state: the curriculum state.
-    num_groups: Q, groups of the rollout.
-    config: `fixed_budget` >= 0 is given to every group, in either phase.
+    num_groups: Q, the number of groups in the rollout.
+    config: if `fixed_budget` >= 0, every group gets it in both phases.
 
   Returns:
     The assignment; the scaffold follows the phase's flag.
@@ -212,18 +214,18 @@ def record(
   *,
   config: config_lib.CurriculumConfig,
 ) -> CurriculumState:
-  """Enters the outcomes of one rollout and moves on to the next.
+  """Records the outcomes of one rollout and advances to the next.
 
-  Each level keeps its last W outcomes. The order is that of the arguments,
-  (question, sample), never the order in which episodes finished.
+  Each level keeps its last W outcomes. Their order is that of the arguments,
+  (question, sample), not the order in which episodes finished.
 
   Args:
     state: the curriculum state.
-    budgets: int `[Q * G]`, the budget of each trajectory; only those in
-      [1, Bmax] have a window.
+    budgets: int `[Q * G]`, the budget of each trajectory; budgets outside of
+      [1, Bmax] have no window and are ignored.
     em: `[Q * G]` correctness in {0, 1}.
-    valid: bool `[Q * G]`; only valid trajectories enter.
-    config: `steps_per_rollout` is the advance of the step.
+    valid: bool `[Q * G]`; only valid trajectories are recorded.
+    config: `steps_per_rollout` is added to the step.
 
   Returns:
     The next state.
@@ -236,8 +238,10 @@ def record(
   member = valid[:, None] & (budgets[:, None] == jnp.arange(1, levels + 1))
   seen = jnp.cumsum(member, 0, dtype=jnp.int32)
   new = jnp.sum(member, 0, dtype=jnp.int32)
-  # Only a call's last W of a level are written: their slots differ, so the
-  # scatter has no collision whose winner would be undefined.
+  # Of each level only the last W outcomes of this call are written, so their
+  # slots are distinct: the order of conflicting updates is undefined, see
+  # https://docs.jax.dev/en/latest/_autosummary/jax.numpy.ndarray.at.html. All
+  # other outcomes get slot W, which is out of range and dropped.
   write = member & (seen > new - window)
   slot = jnp.where(write, (state.counts + seen - 1) % window, window)
   level = jnp.broadcast_to(jnp.arange(levels), slot.shape)

@@ -1,10 +1,10 @@
 """The GRPO objective (the paper's appendix "GRPO Optimization Objective").
 
-Advantages are group-relative. The loss is a weighted sum over tokens; with the
-weights of `token_weights` it is the paper's mean over trajectories of the mean
-over each one's model tokens, or the mean over all of them. A sum neither knows
-nor cares which tokens share a row or a micro-batch, so packing and accumulation
-leave it as it is.
+Advantages are group-relative. The loss is a weighted sum over tokens. With the
+weights of `token_weights` it equals the paper's mean over trajectories of the
+mean over each one's model tokens, or the mean over all model tokens. A sum does
+not depend on which tokens share a row or a micro-batch, so packing and gradient
+accumulation do not change it.
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ KL_ESTIMATORS = ("k1", "k2", "k3")
 REDUCTIONS = ("sequence-mean", "token-mean")
 OLD_LOGPS = ("engine", "trainer")
 ADVANTAGES = ("group", "gae")
-# Nats, eight to a decade. Counts of the tokens beyond each of them add up over
-# micro-batches and devices, which quantiles do not.
+# Edges of a histogram in nats, eight per decade. Counts of the tokens beyond
+# each edge can be summed over micro-batches and devices; quantiles cannot.
 GAP_EDGES = tuple(10 ** (i / 8) for i in range(-48, 17))
 
 
-# The largest log-ratio that is exponentiated. float32 overflows at 88.7, and
-# one such token makes the gradient of the whole step NaN. The bound is verl's,
+# The largest log-ratio that is exponentiated. `exp` overflows float32 at 88.7,
+# and one such token makes the gradient of the whole step NaN. The bound is that
+# of verl,
 # https://github.com/volcengine/verl/blob/main/verl/trainer/ppo/core_algos.py.
-# verl then clamps k3 itself to 10, which is left out: the penalty would lose
-# its gradient wherever the reference gives a token 14 times the policy's
-# probability. Sound trainings reach that, but no log-ratio of 20.
+# verl also clamps k3 itself to 10. This code does not, because the penalty
+# would lose its gradient wherever the reference gives a token 14 times the
+# policy's probability. Healthy runs reach that, but not a log-ratio of 20.
 _MAX_LOG_RATIO = 20.0
 
 
 class TokenTerms(NamedTuple):
   """Per-token terms of the objective, all of the shape of the tokens.
 
-  policy_loss: the negated clipped surrogate. kl: the KL estimate, unweighted.
-  ratio: importance ratio to the old policy. clipped_low, clipped_high: bool,
-  that side of the clip holds the token, whose policy gradient is 0.
+  policy_loss: the negated clipped surrogate.
+  kl: the KL estimate, unweighted.
+  ratio: importance ratio to the old policy.
+  clipped_low, clipped_high: bool, whether this side of the clip is active, so
+    that the token's policy gradient is 0.
   """
 
   policy_loss: chex.Array
@@ -61,23 +64,25 @@ def advantages(
   epsilon: float,
   normalize_std: bool,
 ) -> chex.Array:
-  """Rewards standardised in their group (Eq. 11).
+  """Standardises rewards within their group (Eq. 11).
 
   Args:
     total: `[..., G]` rewards.
-    valid: bool `[..., G]`; mean and standard deviation are over the valid.
+    valid: bool `[..., G]`; mean and standard deviation are those of the valid
+      rewards.
     epsilon: epsilon_0, added to the population standard deviation.
-    normalize_std: False leaves the division out.
+    normalize_std: whether to divide by the standard deviation.
 
   Returns:
-    float32 `[..., G]`: exactly 0 where not valid, and throughout a group whose
-    valid rewards are equal or fewer than two.
+    float32 `[..., G]` advantages. They are exactly 0 where not valid, and in
+    the whole group if its valid rewards are equal or fewer than two.
   """
   chex.assert_equal_shape([total, valid])
   chex.assert_type(valid, bool)
   total = jnp.where(valid, jnp.asarray(total, float), 0)
-  # Measured from the group's least reward, equal rewards are exact zeros and
-  # so are their mean and spread: no rounding is left to divide by epsilon.
+  # After subtracting the group's smallest reward, equal rewards are exact
+  # zeros, and so are their mean and spread. Otherwise rounding errors, divided
+  # by the small epsilon, would become advantages.
   least = jnp.min(total, -1, where=valid, initial=jnp.inf, keepdims=True)
   shifted = jnp.where(valid, total - least, 0)
   count = jnp.maximum(jnp.sum(valid, -1, keepdims=True), 1)
@@ -92,11 +97,11 @@ def advantages(
 def kl_estimate(
   logp_t: chex.Array, reference_logp_t: chex.Array, *, estimator: str
 ) -> chex.Array:
-  """Per-token estimate of KL(policy || reference).
+  """Returns a per-token estimate of KL(policy || reference).
 
-  k1 is the paper's formula, k3 the low-variance one, k2 half the square; see
-  http://joschu.net/blog/kl-approx.html. k3 takes log-ratios beyond 20, either
-  way, as 20; beyond that it has no gradient.
+  k1 is the paper's formula, k2 is half the squared log-ratio, and k3 is the
+  unbiased low-variance estimate; see http://joschu.net/blog/kl-approx.html. k3
+  clamps the log-ratio to [-20, 20] and has no gradient beyond.
 
   Args:
     logp_t: float, log-probability of each token under the policy.
@@ -107,7 +112,7 @@ def kl_estimate(
     The estimate, same shape; gradients flow through both arguments.
 
   Raises:
-    ValueError: an unknown estimator.
+    ValueError: the estimator is unknown.
   """
   chex.assert_equal_shape([logp_t, reference_logp_t])
   log_ratio = reference_logp_t - logp_t
@@ -135,11 +140,11 @@ def token_terms(
   *,
   config: config_lib.ObjectiveConfig,
 ) -> TokenTerms:
-  """The terms of Eq. 12 for each token.
+  """Returns the terms of Eq. 12 for each token.
 
     policy_loss = -min(r A, clip(r, 1 - low, 1 + high) A),  r = pi / pi_old
 
-  log r is clamped to [-20, 20]; above that it has no gradient.
+  log r is clamped to [-20, 20]; above 20 it has no gradient.
 
   Args:
     logp_t: float, log-probabilities under the policy being trained.
@@ -152,7 +157,7 @@ def token_terms(
     The terms, elementwise.
 
   Raises:
-    ValueError: an unknown `config.kl_estimator`.
+    ValueError: `config.kl_estimator` is unknown.
   """
   tokens = [logp_t, old_logp_t, reference_logp_t, advantage_t]
   chex.assert_equal_shape(tokens)
@@ -162,8 +167,9 @@ def token_terms(
   low, high = 1 - config.clip_low, 1 + config.clip_high
   clipped_low_t = (advantage_t < 0) & (ratio_t < low)
   clipped_high_t = (advantage_t > 0) & (ratio_t > high)
-  # The minimum as a choice: the gradient of `minimum` and `clip` at a tie is
-  # halved, here it is that of the branch taken.
+  # The minimum is written as a choice of branches, because the gradients of
+  # `jnp.minimum` and `jnp.clip` at a tie are halved. A ratio exactly on the
+  # edge of the clip keeps its gradient here.
   bound_t = jnp.where(advantage_t > 0, high, low).astype(ratio_t.dtype)
   clipped_t = clipped_low_t | clipped_high_t
   bound_t = jnp.where(clipped_t, bound_t, jax.lax.stop_gradient(ratio_t))
@@ -173,11 +179,11 @@ def token_terms(
 
 
 def _near(logp_t: chex.Array, to_t: chex.Array) -> chex.Array:
-  """Returns `logp_t`, moved to within `_MAX_LOG_RATIO` of `to_t`.
+  """Returns `logp_t` clamped to within `_MAX_LOG_RATIO` of `to_t`.
 
-  The other side of a difference is moved, instead of the difference clamped: a
-  clamp in the middle of the backward pass changes what XLA fuses there, and
-  with it the last bit of gradients that it does not touch.
+  This clamps one operand and not the difference of both. A clamp in the middle
+  of the backward pass would change which operations XLA fuses, and thereby the
+  last bit of gradients that the clamp does not affect.
   """
   to_t = jax.lax.stop_gradient(to_t)
   return jnp.clip(logp_t, to_t - _MAX_LOG_RATIO, to_t + _MAX_LOG_RATIO)
@@ -186,19 +192,20 @@ def _near(logp_t: chex.Array, to_t: chex.Array) -> chex.Array:
 def token_weights(
   masks: Sequence[np.ndarray], *, reduction: str
 ) -> list[np.ndarray]:
-  """Weights that make a sum over tokens the mean over an optimizer step.
+  """Returns weights with which a sum over tokens is the mean over a step.
 
   Args:
-    masks: bool `[T]` of each valid trajectory of the whole step, over every
-      micro-batch and device; True on model tokens.
+    masks: bool `[T]` of each valid trajectory of the optimizer step, over all
+      micro-batches and devices; True on model tokens.
     reduction: `sequence-mean`, Eq. 12's double mean: a model token weighs
-      1 / (|tau| * trajectories). `token-mean`: 1 / model tokens of the step.
+      1 / (its trajectory's model tokens * trajectories). `token-mean`: 1 /
+      model tokens of the step.
 
   Returns:
     float32 `[T]` each; 0 off the model's tokens.
 
   Raises:
-    ValueError: an unknown reduction.
+    ValueError: the reduction is unknown.
   """
   counts = [int(np.sum(mask)) for mask in masks]
   match reduction:
@@ -227,7 +234,7 @@ def grpo_loss(
   old_logp: chex.Array | None = None,
   config: config_lib.ObjectiveConfig,
 ) -> tuple[chex.Array, dict[str, chex.Array]]:
-  """The loss of a micro-batch: the negative of Eq. 12, to be minimised.
+  """Returns the loss of a micro-batch: the negative of Eq. 12, to be minimised.
 
     loss = sum weight (importance policy_loss + beta_KL kl)
     importance = min(pi_old / pi_behaviour, cap), 1 where the cap is 0
@@ -239,31 +246,35 @@ def grpo_loss(
     advantage: the advantage of each token's trajectory, equal shape.
     weight: see `token_weights`, equal shape. Where it is 0 the other arrays
       may hold anything, NaN included, and `logp` gets a gradient of exactly 0.
-    old_logp: under the policy that the ratio is taken to, equal shape; None is
-      `behaviour_logp`. No gradient flows into either.
+    old_logp: under the policy in the denominator of the ratio, equal shape;
+      None: `behaviour_logp`. No gradient flows into either.
     config: clip range, KL estimator and its coefficient, importance cap.
 
   Returns:
-    The scalar loss, and metrics. Means over the optimizer step once summed
-    over its micro-batches: `policy_loss`, `kl`, `ratio`, `clip_fraction` and
-    its two sides `clip_fraction_low` and `clip_fraction_high`,
-    `logp_difference` (|log pi - log pi_behaviour|), `behaviour_kl` (k3 estimate
-    of KL(behaviour || policy)) and, with a cap, `importance` and
-    `importance_capped` (the share of tokens that the cap holds). Maxima:
-    `ratio_max` and `logp_difference_max`. Sums: `logp_difference_counts`, the
-    number of tokens, then for each of `GAP_EDGES` the number of those whose
-    difference is larger.
+    The scalar loss, and metrics of three sorts:
+
+    * Sums over micro-batches of these are means over the optimizer step:
+      `policy_loss`, `kl`, `ratio`, `clip_fraction` and its two sides
+      `clip_fraction_low` and `clip_fraction_high`, `logp_difference`
+      (|log pi - log pi_behaviour|), `behaviour_kl` (k3 estimate of
+      KL(behaviour || policy)) and, with a cap, `importance` and
+      `importance_capped` (the share of tokens whose weight is capped).
+    * Maxima: `ratio_max` and `logp_difference_max`.
+    * Sums: `logp_difference_counts`, the number of tokens, then for each of
+      `GAP_EDGES` the number of tokens whose difference is larger.
 
   Raises:
-    ValueError: an unknown `config.kl_estimator`.
+    ValueError: `config.kl_estimator` is unknown.
   """
   if old_logp is None:
     old_logp = behaviour_logp
   tokens = [logp, behaviour_logp, old_logp, reference_logp, advantage, weight]
   chex.assert_equal_shape(tokens)
   chex.assert_type(tokens, float)
-  # Garbage is replaced before the maths, not only after it: the derivative of
-  # a value that `where` drops is multiplied by 0, and 0 * inf is NaN.
+  # Inputs of weight 0 are replaced before the computation. Masking only its
+  # result would multiply their derivatives by 0, and 0 * inf is NaN. See
+  # "Gradients contain NaN where using where" in the FAQ of JAX,
+  # https://docs.jax.dev/en/latest/faq.html.
   live = weight > 0
   logp, behaviour_logp, old_logp, reference_logp, advantage = (
     jnp.where(live, x, 0) for x in tokens[:-1]
@@ -306,7 +317,7 @@ def grpo_loss(
 
 
 def _beyond(difference: chex.Array, live: chex.Array) -> chex.Array:
-  """Counts the live tokens, and those beyond each of `GAP_EDGES`."""
+  """Counts the live tokens, then those whose difference exceeds each edge."""
   edges = jnp.array((-1.0, *GAP_EDGES))
   beyond = live[..., None] & (difference[..., None] > edges)
   return jnp.sum(beyond, tuple(range(live.ndim)), dtype=jnp.float32)

@@ -1,10 +1,10 @@
-"""What PPO adds to the objective: advantages by a critic, and its loss.
+"""The parts of PPO beyond the GRPO objective: a critic's advantages and loss.
 
-Generalized advantage estimation (Schulman et al. 2015b) over the tokens that
-the model wrote: they are the steps. What the environment writes between two of
-them is part of the state that the second one is sampled in, so no discount, no
-reward and no value falls on it. The policy's loss is `objective.grpo_loss` by
-these advantages.
+Generalized advantage estimation (Schulman et al. 2015b,
+https://arxiv.org/abs/1506.02438) takes the tokens that the model wrote as
+steps. Tokens of the environment between two of them are part of the state in
+which the second one is sampled, so they have no discount, reward or value. The
+policy's loss is `grpo.grpo_loss` with these advantages.
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ def gae(
   gamma: float,
   lam: float,
 ) -> tuple[chex.Array, chex.Array]:
-  """Advantages and returns of the model's tokens in packed rows.
+  """Returns advantages and returns of the model's tokens in packed rows.
 
     delta_t = r_t + gamma V_t+1 - V_t,  A_t = delta_t + gamma lam A_t+1
 
-  where t + 1 is the next token that the model wrote in the same segment; after
-  the last one V and A are 0: an episode ends there, nothing is bootstrapped.
+  Here t + 1 is the next token that the model wrote in the same segment. After
+  the last one V and A are 0, because the episode ends there and is not
+  bootstrapped.
 
   Args:
-    reward: float `[..., T]`, of each token.
-    value: float `[..., T]`, of the state that each token was sampled in.
+    reward: float `[..., T]`, reward of each token.
+    value: float `[..., T]`, value of the state in which each token was sampled.
     mask: bool `[..., T]`, True on the model's tokens. Elsewhere reward and
       value may hold anything, NaN included.
-    segment_ids: int `[..., T]`, consecutive tokens of one trajectory.
+    segment_ids: int `[..., T]`, equal for consecutive tokens of a trajectory.
     gamma: discount.
-    lam: 0 is one step ahead, 1 the whole rest.
+    lam: 0 is the one-step temporal difference, 1 the Monte Carlo return.
 
   Returns:
-    Advantages and returns (advantage + value), float32 `[..., T]`, 0 off mask.
+    Advantages and returns (advantage + value), float32 `[..., T]`; 0 where the
+    mask is False.
   """
   chex.assert_equal_shape([reward, value, mask, segment_ids])
   chex.assert_type(mask, bool)
@@ -52,7 +54,8 @@ def gae(
     jnp.where(mask, x, 0).astype(jnp.float32) for x in (reward, value)
   )
   goes_on = segment_ids == _shifted(segment_ids, fill=-1)
-  # The value of the first of the model's tokens from here on.
+  # At each position: the value of the segment's next model token, which may be
+  # this one.
   ahead = _backwards(value, goes_on & ~mask)
   delta = reward + gamma * jnp.where(goes_on, _shifted(ahead), 0) - value
   advantage = _backwards(
@@ -63,13 +66,18 @@ def gae(
 
 
 def _shifted(x: chex.Array, fill: float = 0) -> chex.Array:
-  """What stands one place later."""
+  """Shifts the last axis by one: position t gets the value of t + 1."""
   last = jnp.full_like(x[..., :1], fill)
   return jnp.concatenate([x[..., 1:], last], -1)
 
 
 def _backwards(x: chex.Array, keep: chex.Array) -> chex.Array:
-  """y with y_t = x_t + keep_t y_t+1 over the last axis."""
+  """Returns y with y_t = x_t + keep_t y_t+1 over the last axis.
+
+  The recurrence is a composition of affine maps, which is associative, so a
+  parallel scan needs log T sequential steps in place of T
+  (https://www.cs.cmu.edu/~guyb/papers/Ble93.pdf).
+  """
 
   def join(later, earlier):
     return earlier[0] + earlier[1] * later[0], earlier[1] * later[1]
@@ -81,16 +89,18 @@ def _backwards(x: chex.Array, keep: chex.Array) -> chex.Array:
 
 @jax.jit
 def whiten(advantage: Any, mask: Any) -> Any:
-  """Mean 0 and variance 1 over all that `mask` holds.
+  """Normalises to mean 0 and variance 1 over all positions in `mask`.
 
   Args:
-    advantage: a tree of float arrays, those of one rollout.
+    advantage: a tree of float arrays, the advantages of one rollout.
     mask: bool, the same tree.
 
   Returns:
-    The same tree, 0 off mask; all 0 where the advantages are equal.
+    The same tree; 0 where the mask is False, and everywhere if all advantages
+    are equal.
   """
-  # Measured from the least, as `objective.advantages`: equal ones are zeros.
+  # Subtracting the smallest makes equal advantages exact zeros, as in
+  # `grpo.advantages`.
   least = functools.reduce(
     jnp.minimum,
     [
@@ -120,22 +130,24 @@ def value_loss(
   *,
   clip: float,
 ) -> tuple[chex.Array, dict[str, chex.Array]]:
-  """The critic's loss of a micro-batch.
+  """Returns the critic's loss of a micro-batch.
 
     loss = sum weight max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2
 
   Args:
-    value: float, the critic's, of the state that each token was sampled in.
+    value: float, the critic's value of the state in which each token was
+      sampled.
     old_value: the same before the rollout's first step, equal shape.
-    returns: what the values are to be, equal shape.
-    weight: see `objective.token_weights`, equal shape. Where it is 0 the other
+    returns: targets of the values, equal shape.
+    weight: see `grpo.token_weights`, equal shape. Where it is 0 the other
       arrays may hold anything, and `value` gets a gradient of exactly 0.
-    clip: c; 0 leaves the clip out.
+    clip: c; 0 means no clip.
 
   Returns:
-    The scalar loss, and what is summed over an optimizer step's micro-batches:
-    `loss`, `mean` of the values, `clip_fraction` (the share of tokens that the
-    clip holds, whose gradient is 0) and what `explained_variance` takes.
+    The scalar loss, and metrics to be summed over an optimizer step's
+    micro-batches: `loss`, `mean` of the values, `clip_fraction` (the share of
+    tokens where the clip is active, so that the gradient is 0) and the
+    arguments of `explained_variance`.
   """
   tokens = [value, old_value, returns, weight]
   chex.assert_equal_shape(tokens)
@@ -149,7 +161,8 @@ def value_loss(
     moved = value - old_value
     near = old_value + jnp.clip(moved, -clip, clip)
     clipped = jax.lax.stop_gradient(jnp.square(near - returns))
-    # Inside the clip the two are equal but for rounding, which must not hold.
+    # Inside the clip both errors are equal up to rounding. The first condition
+    # keeps rounding from zeroing the gradient there.
     held = (jnp.abs(moved) > clip) & (clipped > error)
     error = jnp.where(held, clipped, error)
 
@@ -176,21 +189,21 @@ def explained_variance(
   rest: float,
   rest_squared: float,
 ) -> float:
-  """1 less the share of the returns' variance that the values leave over.
+  """Returns 1 - Var(returns - values) / Var(returns).
 
   Args:
-    weight, returns, returns_squared, rest, rest_squared: sums over a step, as
-      `value_loss` names them.
+    weight, returns, returns_squared, rest, rest_squared: sums over a step of
+      the metrics of these names that `value_loss` returns.
 
   Returns:
-    1 for a perfect critic, 0 for a constant one and where returns do not vary.
+    1 for a perfect critic, 0 for a constant one and if the returns do not vary.
   """
 
   def variance(mean: float, square: float) -> float:
     return max(square / weight - (mean / weight) ** 2, 0.0)
 
   spread = variance(returns, returns_squared) if weight else 0.0
-  # Below this a sum of float32 squares is rounding.
+  # A smaller difference of float32 sums of squares is rounding error.
   if spread < 1e-6:
     return 0.0
   return 1 - variance(rest, rest_squared) / spread

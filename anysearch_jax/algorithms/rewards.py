@@ -2,10 +2,10 @@
 
     R_total = alpha R_acc + beta R_format + delta R_length + gamma_q R_tool
 
-Arrays in, arrays out: whether an answer is right and its format well-formed is
-decided elsewhere. The last axis of every array is the group (G): trajectories
-of one question under one budget. A trajectory that is not valid enters no
-statistic of its group, whatever its values, and its rewards are 0.
+Arrays in, arrays out: `environment/scoring` decides whether an answer is right
+and well formed. The last axis of every array is the group (G): trajectories of
+one question under one budget. An invalid trajectory does not affect the
+statistics of its group, whatever its values are, and its rewards are 0.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ GAMMA_MODES = ("adaptive", "fixed", "off")
 class Rewards(NamedTuple):
   """The reward and its parts, float32 `[..., G]`; 0 where not valid.
 
-  em, format: the indicators as given. length: in [-1, 0].
-  r_abs, r_rel: both signals as defined, whether or not they are switched on.
-  tool: their product, a switched-off one replaced by em.
+  em, format: the indicators as given.
+  length: the length penalty, in [-1, 0].
+  r_abs, r_rel: both signals as defined, even if they are switched off.
+  tool: their product; a signal that is switched off is replaced by em.
   gamma: `[...]`, the weight of `tool` in the group.
+  total: R_total.
   """
 
   em: chex.Array
@@ -44,15 +46,16 @@ class Rewards(NamedTuple):
 def length_reward(
   generated_tokens: chex.Array, *, limit: int, tolerance: int
 ) -> chex.Array:
-  """Soft penalty on long generations (appendix, R_length).
+  """Returns the soft penalty on long generations (appendix, R_length).
 
   Args:
-    generated_tokens: any shape, tokens that the model wrote, >= 0.
+    generated_tokens: any shape, number of tokens that the model wrote, >= 0.
     limit: L_lim, tokens without penalty.
     tolerance: L_tol, tokens over which the penalty grows to 1; 0 is a step.
 
   Returns:
-    float32, 0 up to the limit, falling to -1 at limit + tolerance.
+    float32 of the same shape: 0 up to the limit, falling linearly to -1 at
+    limit + tolerance, and -1 beyond.
   """
   n = jnp.asarray(generated_tokens, float)
   slope = (limit - n) / max(tolerance, 1)
@@ -62,12 +65,12 @@ def length_reward(
 def absolute_reward(
   em: chex.Array, used: chex.Array, budget: chex.Array
 ) -> chex.Array:
-  """R_abs (Eq. 7): the share of the budget that a correct answer saved.
+  """Returns R_abs (Eq. 7), the share of the budget that a correct answer saved.
 
   Args:
     em: correctness in {0, 1}.
     used: searches charged.
-    budget: searches assigned, >= 0; the three broadcast together.
+    budget: searches assigned, >= 0. The three arguments broadcast together.
 
   Returns:
     float32, in [0, 1] while 0 <= used <= budget; 0 where the budget is 0.
@@ -79,7 +82,7 @@ def absolute_reward(
 def relative_reward(
   em: chex.Array, used: chex.Array, valid: chex.Array, *, xi: float
 ) -> chex.Array:
-  """R_rel (Eq. 8): searches used, between the group's best and worst correct.
+  """Returns R_rel (Eq. 8), which compares the searches of correct answers.
 
   Args:
     em: `[..., G]` correctness in {0, 1}.
@@ -89,7 +92,8 @@ def relative_reward(
 
   Returns:
     float32 `[..., G]` in [0, 1]: 1 for the correct trajectories with the
-    fewest searches, 0 for incorrect and invalid ones.
+    fewest searches, almost 0 for those with the most (if they differ), 0 for
+    incorrect and invalid ones.
   """
   chex.assert_equal_shape([em, used, valid])
   correct = valid & (jnp.asarray(em) != 0)
@@ -102,12 +106,12 @@ def relative_reward(
 def adaptive_weight(
   em: chex.Array, valid: chex.Array, *, gamma_max: float
 ) -> chex.Array:
-  """gamma_q (Eq. 9): the efficiency weight grows with the group's accuracy.
+  """Returns gamma_q (Eq. 9), `gamma_max` times the group's accuracy.
 
   Args:
     em: `[..., G]` correctness in {0, 1}.
     valid: bool `[..., G]`; the mean is over the valid trajectories.
-    gamma_max: weight of a group that is right throughout.
+    gamma_max: weight of a group whose answers are all right.
 
   Returns:
     float32 `[...]` in [0, gamma_max]; 0 for a group without a valid trajectory.
@@ -128,12 +132,12 @@ def composite(
   *,
   config: config_lib.RewardConfig,
 ) -> Rewards:
-  """R_total of every trajectory of every group (Eq. 5 to 9).
+  """Returns R_total of every trajectory of every group (Eq. 5 to 9).
 
   Args:
     em: `[..., G]` exact match in {0, 1}.
     format_: `[..., G]` format indicator in {0, 1}.
-    generated_tokens: `[..., G]` tokens that the model wrote, >= 0.
+    generated_tokens: `[..., G]` number of tokens that the model wrote, >= 0.
     searches: `[..., G]` searches charged, >= 0.
     budget: `[...]` searches assigned to the group, >= 0.
     valid: bool `[..., G]`, False for an episode that failed.
@@ -143,7 +147,7 @@ def composite(
     The reward and its parts.
 
   Raises:
-    ValueError: an unknown `config.gamma_mode`.
+    ValueError: `config.gamma_mode` is unknown.
   """
   chex.assert_equal_shape([em, format_, generated_tokens, searches, valid])
   chex.assert_shape(budget, em.shape[:-1])
@@ -174,7 +178,7 @@ def composite(
 def _gamma(
   em: chex.Array, valid: chex.Array, config: config_lib.RewardConfig
 ) -> chex.Array:
-  """The group's weight of the tool reward under `config.gamma_mode`."""
+  """Returns each group's weight of the tool reward, `config.gamma_mode`."""
   match config.gamma_mode:
     case "adaptive":
       return adaptive_weight(em, valid, gamma_max=config.gamma_max)
