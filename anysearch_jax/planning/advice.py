@@ -1,7 +1,7 @@
-"""What would make a plan fit, by hand: nothing is compiled for it.
+"""Suggests changes that would make a plan fit, by estimates without compiling.
 
-A change scales kinds of bytes. State divides by the devices that cut it,
-activations by the tokens of a micro-batch.
+A change scales kinds of bytes: state is inversely proportional to the devices
+that shard it, activations are proportional to the tokens of a micro-batch.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ _SEARCH = "--search compiles other micro-batches, recomputation and meshes."
 
 
 class Change(NamedTuple):
-  """What to set, and the factor on each kind of bytes of a program.
+  """A change of a setting, and its factors on the kinds of a program's bytes.
 
-  Of those that set the same value, the first that is enough is told.
+  Of several changes with the same `value`, only the first sufficient one is
+  suggested.
   """
 
   value: str
@@ -29,7 +30,10 @@ class Change(NamedTuple):
 
 
 def of(plan: plan_lib.Plan, config: config_lib.ExperimentConfig) -> list[str]:
-  """Sentences: what is enough by itself, else two together; none if it fits."""
+  """Returns suggestions as sentences; none if the plan fits.
+
+  They are single changes that suffice or, if there is none, pairs of changes.
+  """
   if plan.fits:
     return []
   changes = list(_changes(plan, config))
@@ -55,7 +59,7 @@ def of(plan: plan_lib.Plan, config: config_lib.ExperimentConfig) -> list[str]:
 
 
 def _most(plan: plan_lib.Plan, changes: tuple[Change, ...]) -> float:
-  """Bytes of the largest program after some changes."""
+  """Returns the bytes of the largest program after some changes."""
   return max(_after(part, changes) for part in plan.parts)
 
 
@@ -64,7 +68,7 @@ def _after(part: plan_lib.Part, changes: tuple[Change, ...]) -> float:
   for change in changes:
     factors = change.factors(part)
     kinds = {kind: factors.get(kind, 1) * n for kind, n in kinds.items()}
-  # What no kind explains stays.
+  # Bytes that belong to no kind do not change.
   return part.total - sum(_bytes(part).values()) + sum(kinds.values())
 
 
@@ -80,7 +84,7 @@ def _bytes(part: plan_lib.Part) -> dict[str, float]:
 def _changes(
   plan: plan_lib.Plan, config: config_lib.ExperimentConfig
 ) -> Iterator[Change]:
-  """What there is to change, the cheapest first."""
+  """Yields possible changes, the cheapest first."""
   if any(part.held for part in plan.parts) and not plan.own_rollout:
     yield Change(
       "rollout",
@@ -105,7 +109,8 @@ def _changes(
       lambda part: {"reference": 0.0},
     )
   if not config.lora.rank:
-    # The frozen base takes two bytes a weight, where masters take four.
+    # A frozen base in bfloat16 takes half the bytes of float32 masters. With a
+    # KL term it replaces the reference, which is in memory already.
     penalized = config.objective.kl_coefficient or config.critic.reward_kl
     base = 0.0 if penalized else 0.5
     yield Change(
@@ -126,7 +131,7 @@ def _changes(
 def _smaller_cache(
   plan: plan_lib.Plan, config: config_lib.ExperimentConfig
 ) -> Iterator[Change]:
-  """As much of the engine's cache as there is room for."""
+  """Yields the largest KV cache that fits, if it holds one context."""
   over = max(part.total for part in plan.parts) - plan.target.capacity
   most = max(_bytes(part).get("KV cache", 0) for part in plan.parts)
   engine = config.engine
@@ -143,7 +148,7 @@ def _smaller_cache(
 def _fewer_tokens(
   plan: plan_lib.Plan, config: config_lib.ExperimentConfig
 ) -> Iterator[Change]:
-  """Halves of the micro-batch, down to a row for each cut of the rows."""
+  """Yields halvings of the micro-batch, down to one row for each shard."""
   batch = config.batch
   least = plan.mesh["data"] * plan.mesh["fsdp"] * batch.row_lengths[-1]
   tokens = batch.micro_batch_tokens // 2
@@ -158,7 +163,10 @@ def _fewer_tokens(
 
 
 def _cut(part: plan_lib.Part, times: int) -> dict[str, float]:
-  """More devices cut what training keeps; caches may have no more heads."""
+  """Returns the factors of `times` as many devices for training.
+
+  The KV cache does not shrink: there may be no more heads to shard.
+  """
   kinds = [*_TRAINED, "reference"]
   kinds += [] if _samples_in(part) else ["activations", "batch"]
   return dict.fromkeys(kinds, 1 / times)

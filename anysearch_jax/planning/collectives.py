@@ -1,8 +1,9 @@
-"""Bytes that a compiled program sends between devices, by kind.
+"""Counts the bytes that a compiled program sends between devices, by kind.
 
-Of each collective what a ring sends from one device, n to a group: (n - 1) / n
-of the whole array, twice that for an all-reduce. Bodies of loops count as often
-as they run.
+A collective counts as a ring algorithm: in a group of n devices, each sends
+(n - 1) / n of the whole array, twice that for an all-reduce. See
+https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md. Bodies of
+loops count once for each iteration.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import NamedTuple
 
 from anysearch_jax.planning import hlo
 
-# What a device sends over what it gives, n devices to a group.
+# Ratio of the bytes that a device sends to the bytes of its operand, for n
+# devices in a group.
 _RINGS = {
   "all-gather": lambda n: n - 1,
   "reduce-scatter": lambda n: (n - 1) / n,
@@ -24,7 +26,8 @@ _RINGS = {
   "collective-permute": lambda n: 1,
   "collective-broadcast": lambda n: 1,
 }
-# A TPU's compiler fuses an all-reduce with the cut of its result.
+# The TPU compiler fuses an all-reduce and the slicing of its result into a
+# computation of this name; it is a reduce-scatter.
 _SCATTER_FUSION = "all-reduce-scatter"
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _GROUPS = re.compile(
@@ -38,34 +41,34 @@ _PASSED_ON = ("copy", "bitcast", "copy-start", "copy-done")
 
 
 class Traffic(NamedTuple):
-  """Of one kind in one call: operations run, bytes that a device sends."""
+  """Traffic of one kind in one call: operations run, bytes a device sends."""
 
   operations: int
   bytes: float
 
 
 def count(text: str, *, trips: int = 1) -> dict[str, Traffic]:
-  """The traffic of a compiled module by kind of collective.
+  """Counts the traffic of a compiled module by kind of collective.
 
   Args:
-    text: the optimized HLO, as `compiled.as_text()` gives it.
-    trips: how often a loop runs whose bound the text does not show.
+    text: the optimized HLO, as `compiled.as_text()` returns it.
+    trips: iterations of a loop whose bound the text does not show.
   """
   module = hlo.parse(text)
   return _computation(module, module.entry, trips)
 
 
 def total(traffic: Mapping[str, Traffic]) -> float:
-  """Bytes that a device sends in one call."""
+  """Returns the bytes that a device sends in one call."""
   return sum(t.bytes for t in traffic.values())
 
 
 def group_size(attributes: str, partitions: int) -> int:
-  """Devices of one group of a collective, out of `partitions`.
+  """Returns the number of devices in a group of a collective.
 
-  XLA writes groups as lists `{{0,1},{2,3}}`, as a reshaped count
-  `[2,2]<=[4]`, or as axes of a mesh `mesh['a'=2,'b'=2] {'a'}`; none at all is
-  one group of all.
+  XLA writes groups as lists `{{0,1},{2,3}}`, as a reshaped count `[2,2]<=[4]`,
+  or as axes of a mesh `mesh['a'=2,'b'=2] {'a'}`. Without groups, all
+  `partitions` devices are one group.
   """
   found = _GROUPS.search(attributes)
   if not found:
@@ -116,7 +119,11 @@ def _instruction(
 def _collective(
   module: hlo.Module, within: str, kind: str, i: hlo.Instruction
 ) -> dict[str, Traffic]:
-  """Sized by what it takes: results of `-start` operations hold both sides."""
+  """Sizes a collective by its operands.
+
+  The result of a `-start` operation contains operands and results, so its size
+  cannot be used.
+  """
   if kind == "all-reduce" and within.startswith(_SCATTER_FUSION):
     kind = "reduce-scatter"
   computation = module.computations[within]
@@ -128,10 +135,10 @@ def _collective(
 def _loop_trips(
   module: hlo.Module, within: str, loop: hlo.Instruction, trips: int
 ) -> int:
-  """Trips that the text knows, else the constant that the loop counts up to.
+  """Returns a loop's iterations: as XLA annotates them, or its constant bound.
 
-  JAX's loops of fixed length count from zero. The bound stands in the
-  condition, or comes in with the loop's state.
+  JAX's loops of fixed length count from 0. The bound is a constant in the
+  condition or in the loop's initial state. A loop without either gets `trips`.
   """
   known = _TRIPS.search(loop.attributes)
   if known:
@@ -147,7 +154,7 @@ def _loop_trips(
 
 
 def _counts_up(module: hlo.Module, computation: hlo.Computation) -> bool:
-  """Whether the condition is `<`, by itself or in a fusion."""
+  """Whether the condition is `<`, directly or in a fusion."""
   root = next(i for i in computation.values() if i.root)
   if root.opcode == "fusion":
     return _counts_up(module, module.computations[root.called("calls")[0]])
@@ -155,7 +162,7 @@ def _counts_up(module: hlo.Module, computation: hlo.Computation) -> bool:
 
 
 def _numbers(instructions) -> list[int]:
-  """The constants among them; where a loop starts is no bound."""
+  """Returns the positive constants; 0 is where a loop starts, not its bound."""
   numbers = [
     int(i.inside)
     for i in instructions
@@ -167,7 +174,7 @@ def _numbers(instructions) -> list[int]:
 def _at_start(
   computation: hlo.Computation, loop: hlo.Instruction, test: hlo.Computation
 ) -> list[hlo.Instruction]:
-  """What the values that the condition reads were before the loop."""
+  """Returns the initial values of the state that the condition reads."""
 
   def source(name: str) -> hlo.Instruction:
     i = computation[name]

@@ -1,4 +1,7 @@
-"""A program compiled for a target, and what the compiler says of it."""
+"""Compiles a program for a target and reads the compiler's report.
+
+Ahead-of-time compilation: https://docs.jax.dev/en/latest/aot.html.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from anysearch_jax.policy import deviceless
 
 _REPLICATED = "Involuntary full rematerialization"
 _SIZE = r"\(?([\d.]+)([KMGT]?)\)?"
-# What a TPU's compiler says of a program that is too large for its memory.
+# Errors of the TPU compiler for a program that exceeds the memory.
 _REFUSALS = (
   re.compile(rf"required[^()]*{_SIZE} exceeds available HBM {_SIZE}"),
   re.compile(rf"Used {_SIZE} of {_SIZE} hbm"),
@@ -30,17 +33,18 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclasses.dataclass(frozen=True)
 class Compilation:
-  """What one program needs.
+  """The compiled size and work of one program.
 
   Attributes:
     flops: of a call, over all devices.
-    traffic: collectives of a call by kind; None where it did not compile.
-    arguments, outputs, temporary: bytes a device; outputs are those that no
-      donated argument holds.
-    peak: bytes a device at the worst moment, or what a refusing compiler says.
-    refused: the compiler found it too large.
-    replications: arrays that the partitioner gave up on and gathered whole;
-      None where the compiler does not tell (TPU).
+    traffic: collectives of a call by kind; None if it did not compile.
+    arguments, outputs, temporary: bytes on a device; outputs exclude those that
+      reuse a donated argument's buffer.
+    peak: peak bytes on a device, or those in the compiler's refusal.
+    refused: whether the compiler refused the program as too large.
+    replications: number of arrays that the partitioner had to replicate
+      ("involuntary full rematerialization"); None if the compiler does not
+      report them (TPU).
     seconds: that compiling took.
   """
 
@@ -58,14 +62,14 @@ class Compilation:
 def compile(
   program: program_lib.Program, target: targets.Target
 ) -> Compilation:
-  """Compiles a program for devices that need not be there.
+  """Compiles a program for devices that this machine need not have.
 
   Args:
-    program: its abstract arguments lie on devices of `targets.devices`.
-    target: what those devices are.
+    program: its abstract arguments are on devices of `targets.devices`.
+    target: the target of those devices.
 
   Raises:
-    jax.errors.JaxRuntimeError: the compiler failed, for another reason than
+    jax.errors.JaxRuntimeError: the compiler failed for another reason than
       memory.
   """
   started = time.monotonic()
@@ -115,7 +119,7 @@ def compile(
 
 
 def refused_bytes(message: str) -> int | None:
-  """Bytes that a program needs, by the error that refuses it; else None."""
+  """Returns the bytes that a refused program needs; None for other errors."""
   for pattern in _REFUSALS:
     found = pattern.search(message)
     if found:
@@ -124,9 +128,10 @@ def refused_bytes(message: str) -> int | None:
 
 
 def _peak(analysis: Any, platform: str) -> int:
-  """Bytes at the worst moment; XLA's own figure leaves temporaries out on CPU.
+  """Returns the peak bytes; on CPU, XLA's own figure excludes temporaries.
 
-  Even so a CPU's is no guide: its products widen bfloat16 to float32.
+  A CPU's peak does not predict an accelerator's: its matrix products convert
+  bfloat16 to float32.
   """
   if platform != "cpu":
     return analysis.peak_memory_in_bytes
@@ -146,12 +151,12 @@ def _lowering(target: targets.Target) -> contextlib.AbstractContextManager:
 
 
 def _options(platform: str, folder: str) -> dict[str, Any]:
-  """What each compiler needs where there is no device.
+  """Returns the options that each compiler needs without a device.
 
-  CUDA: Triton's tiles are chosen by timing them, and some sizes have none by
-  default; cuBLAS takes all products instead, and its workspace is counted.
-  TPU: the text is dumped. Its compiler is of another release than JAX and may
-  write what JAX's parser does not know.
+  CUDA: XLA chooses tiles of Triton products by timing them, and without timing
+  some sizes have no tiles. So cuBLAS computes all products, and its workspace
+  counts as memory. TPU: the compiler dumps its text, because it is of another
+  release than JAX and may write syntax that JAX's parser does not know.
   """
   if platform == "cuda":
     return {"xla_gpu_enable_triton_gemm": False}
@@ -164,5 +169,5 @@ def _text(compiled: Any, platform: str, folder: str) -> str:
   if platform != "tpu":
     return compiled.as_text()
   dumps = pathlib.Path(folder).glob("*.after_optimizations.txt")
-  # Small modules beside the program's own are parts of it.
+  # The dump also has small modules; the program's own is the longest.
   return max((path.read_text() for path in dumps), key=len)

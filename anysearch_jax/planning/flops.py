@@ -1,8 +1,8 @@
-"""Matrix-product FLOPs of a jaxpr, with loops multiplied out.
+"""Counts the matrix-product FLOPs of a jaxpr, with loops multiplied out.
 
-XLA's own cost analysis counts the body of a loop once, which is far off for a
-decoder that scans its layers. Counted is what runs on all devices together,
-recomputation included: 2 m n k for each product. Elementwise work is not.
+XLA's own cost analysis counts the body of a loop once, which is far too low for
+a decoder that scans its layers. The count is the sum over all devices, with
+recomputation: 2 m n k for each product. It excludes elementwise operations.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 from jax.extend import core
 
-# cuDNN's attention hides its products in a custom call. Queries `[B, T, N, H]`
-# on keys `[B, S, K, H]`: two products forward; backward computes the scores
-# again and then four gradients. Masked scores are counted like the others.
+# cuDNN's attention is a custom call without visible products. With queries
+# `[B, T, N, H]` and keys `[B, S, K, H]`, the forward pass has two products; the
+# backward pass recomputes the scores and has four more. Masked scores count.
 _FUSED_PRODUCTS = {
   "dot_product_attention_fwd": 2,
   "dot_product_attention_bwd": 5,
@@ -25,17 +25,17 @@ _FUSED_PRODUCTS = {
 def count(
   jaxpr: core.ClosedJaxpr | core.Jaxpr, *, trips: int = 1, inner: int = 1
 ) -> int:
-  """FLOPs of one call.
+  """Counts the FLOPs of one call.
 
   Args:
     jaxpr: of the whole program, as `jax.jit(f).trace(...).jaxpr`.
-    trips: how often the body of a `while` runs, whose bound is a value that
-      only the device knows. Loops of fixed length (`scan`) know theirs.
-    inner: the same of a `while` in the body of another.
+    trips: iterations to assume for a `while`, whose bound only the device
+      knows. Loops of fixed length (`scan`) have theirs in the jaxpr.
+    inner: iterations to assume for a `while` in the body of another.
 
   Returns:
-    The total over all devices. Of a branch, the dearest; of a kernel (Pallas)
-    the body times its grid, as if no block were skipped.
+    The total over all devices. A conditional counts its most expensive branch;
+    a Pallas kernel counts its body times its grid, as if it skipped no block.
   """
   if isinstance(jaxpr, core.ClosedJaxpr):
     jaxpr = jaxpr.jaxpr
@@ -59,14 +59,15 @@ def _equation(equation: Any, trips: int, inner: int) -> int:
 
 
 def _repeats(name: str, params: dict[str, Any], trips: int) -> int:
-  """How often an equation runs the jaxprs in it."""
+  """Returns how often an equation runs the jaxprs in its parameters."""
   match name:
     case "scan":
       return params["length"]
     case "while":
       return trips
     case "shard_map":
-      # The body is what one device does. JAX has renamed the parameter.
+      # The body is one device's work. The parameter's name depends on the
+      # release of JAX.
       axes = params.get("newly_manual_axes") or params["manual_axes"]
       return math.prod(params["mesh"].shape[axis] for axis in axes)
     case "pallas_call":

@@ -1,4 +1,4 @@
-"""The text of a compiled HLO module, as far as the planner reads it."""
+"""Parses the text of a compiled HLO module, as far as the planner needs it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
-# Attributes of several lines may start with a brace as well.
+# An attribute over several lines may also have a line that begins with a brace.
 _END = re.compile(r"^\}(, execution_thread=.*)?$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r"([a-z][\w\-]*)\(")
@@ -30,11 +30,11 @@ class Instruction:
 
   @property
   def operands(self) -> list[str]:
-    """Names of the instructions that it takes, of the same computation."""
+    """The names of its operands, instructions of the same computation."""
     return _NAME.findall(self.inside)
 
   def called(self, *keys: str) -> list[str]:
-    """The computations that the attributes `keys` name."""
+    """Returns the computations that the attributes `keys` name."""
     names = []
     for key in keys:
       pattern = rf"\b{key}=(?:(%[\w.\-]+)|\{{([^}}]*)\}})"
@@ -48,7 +48,7 @@ Computation = Mapping[str, Instruction]
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-  """Computations by name, each of instructions by name, in their order."""
+  """A module: computations by name, each with its instructions by name."""
 
   entry: str
   computations: Mapping[str, Computation]
@@ -56,10 +56,10 @@ class Module:
 
 
 def parse(text: str) -> Module:
-  """Reads a module as `compiled.as_text()` or XLA's dump writes it.
+  """Parses a module as `compiled.as_text()` or XLA's dump writes it.
 
   Raises:
-    ValueError: there is no entry computation in it.
+    ValueError: the text has no entry computation.
   """
   computations: dict[str, dict[str, Instruction]] = {}
   entry = current = None
@@ -80,7 +80,7 @@ def parse(text: str) -> Module:
 
 
 def size(kind: str) -> int:
-  """Bytes of an array's type, or of all the arrays of a tuple's."""
+  """Returns the bytes of an array's type, or of all arrays in a tuple's."""
   return sum(
     math.prod(int(n) for n in dims.split(",") if n) * _bits(element) // 8
     for element, dims in _ARRAY.findall(kind)
@@ -93,7 +93,7 @@ def _bits(element: str) -> int:
 
 
 def _instruction(text: str, *, root: bool) -> Instruction:
-  # A tuple's type stands in parentheses, and has spaces.
+  # A tuple's type is in parentheses and contains spaces.
   start = _closing(text, 0) if text.startswith("(") else 0
   opcode = _OPCODE.search(text, text.index(" ", start))
   end = _closing(text, opcode.end() - 1)
@@ -107,7 +107,7 @@ def _instruction(text: str, *, root: bool) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-  """Where the parenthesis closes that opens at `start`."""
+  """Returns the index that closes the parenthesis that opens at `start`."""
   depth = 0
   for found in re.finditer(r"[()]", text[start:]):
     depth += 1 if found[0] == "(" else -1

@@ -1,4 +1,4 @@
-"""Bytes a device, by kind, from abstract arrays and their shardings."""
+"""Counts bytes on a device by kind, from abstract arrays and shardings."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from anysearch_jax.planning import program as program_lib
 
 
 def on_device(tree: Any) -> int:
-  """Bytes that a device holds of a tree of arrays, which may be abstract.
+  """Returns the bytes on one device of a tree of arrays, abstract or not.
 
-  An array without a sharding is whole.
+  An array without a sharding counts in full.
   """
   return sum(map(_shard_bytes, jax.tree.leaves(tree)))
 
 
 def kinds(program: program_lib.Program) -> dict[str, int]:
-  """Bytes a device of each of a program's kinds, empty ones left out."""
+  """Returns the bytes on a device of each non-empty kind of a program."""
   found = {name: on_device(tree) for name, tree in program.kinds.items()}
   return {name: size for name, size in found.items() if size}
 
 
 def gradients(kinds: Mapping[str, int]) -> int:
-  """Bytes of a step's one buffer, as large as what the step changes."""
+  """Returns the bytes of a train step's gradients; 0 for other programs.
+
+  There is one buffer, of the size of the trained parameters.
+  """
   if "moments" not in kinds:
     return 0
   return kinds.get("masters", 0) + kinds.get("critic", 0)
@@ -35,9 +38,9 @@ def gradients(kinds: Mapping[str, int]) -> int:
 def held(
   program: program_lib.Program, others: Iterable[program_lib.Program]
 ) -> dict[str, int]:
-  """Bytes a device, by kind, of what stays there for other programs.
+  """Returns the bytes, by kind, that other programs keep on a device meanwhile.
 
-  A kind that the program has itself counts as its own.
+  Kinds that the program itself has are excluded: they are the same arrays.
   """
   own, where = kinds(program), devices(program)
   out: dict[str, int] = {}
@@ -51,7 +54,7 @@ def held(
 
 
 def devices(program: program_lib.Program) -> frozenset[jax.Device]:
-  """The devices that a program's arrays lie on."""
+  """Returns the devices of a program's arrays."""
   return frozenset().union(
     *(
       x.sharding.device_set

@@ -1,4 +1,7 @@
-"""What a configuration needs on a target; bytes are those of one device."""
+"""The values of a plan: what a configuration needs on a target.
+
+Bytes are those of one device.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ from anysearch_jax.planning import compilation, roofline, targets
 class Part:
   """One program of a plan.
 
-  kinds: bytes of its arguments. gradients: how many of its temporary bytes are
-  such. held: bytes that stay beside it for other programs, by kind. predicted:
-  None where it did not compile.
+  devices: number of devices. tokens: that a call processes. kinds: bytes of its
+  arguments by kind. gradients: bytes of gradients among the temporary ones.
+  held: bytes that other programs keep meanwhile, by kind. predicted: None if it
+  did not compile.
   """
 
   name: str
@@ -30,12 +34,12 @@ class Part:
 
   @property
   def activations(self) -> int:
-    """Temporary bytes that are no gradients."""
+    """Temporary bytes other than gradients."""
     return max(0, self.compiled.temporary - self.gradients)
 
   @property
   def total(self) -> int:
-    """Bytes in use at the program's worst moment."""
+    """Peak bytes in use, those of other programs included."""
     return self.compiled.peak + sum(self.held.values())
 
   @property
@@ -75,9 +79,9 @@ class Part:
 class Plan:
   """A configuration on a target.
 
-  mesh: sizes of the training mesh's axes. own_rollout: sampling has devices of
-  its own. parameters, trained: how many. advice: what would make it fit; empty
-  where it does.
+  mesh: sizes of the training mesh's axes. own_rollout: whether sampling has its
+  own devices. parameters, trained: numbers of all and of trained parameters.
+  advice: changes that would make it fit; empty if it fits.
   """
 
   name: str
@@ -93,7 +97,7 @@ class Plan:
 
   @property
   def too_large(self) -> list[Part]:
-    """The programs that need more than a device has."""
+    """The programs that exceed a device's capacity."""
     return [part for part in self.parts if not part.fits(self.target)]
 
   @property
@@ -102,7 +106,7 @@ class Plan:
 
   @property
   def verdict(self) -> str:
-    """One sentence."""
+    """Whether the plan fits, as a sentence."""
     capacity = gib(self.target.capacity)
     if self.fits:
       most = max(self.parts, key=lambda part: part.total)
@@ -114,7 +118,7 @@ class Plan:
     return f"does not fit: {found} of {capacity} GiB a device."
 
   def to_dict(self) -> dict[str, Any]:
-    """Everything, as JSON takes it; FLOPs are those of all devices."""
+    """Returns the plan as JSON values; FLOPs are those of all devices."""
     return {
       "name": self.name,
       "policy": self.policy,
@@ -134,5 +138,5 @@ class Plan:
 
 
 def gib(size: float) -> str:
-  """Bytes in GiB, for a reader."""
+  """Formats bytes in GiB, with one decimal."""
   return f"{size / hardware.GIB:.1f}"

@@ -1,4 +1,4 @@
-"""Makes plans: the programs of a configuration, compiled for a target."""
+"""Makes plans by compiling the programs of a configuration for a target."""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ def make(
   """Compiles the programs of a configuration for a target.
 
   Args:
-    config: its mesh lies on the target's devices; where its rollout devices
-      are beyond those, sampling has as many of the same kind to itself.
+    config: its training mesh is on the target's devices. If its rollout devices
+      have larger indices, sampling has another target of the same kind.
     a: the policy's architecture, without adapters.
-    target: what to plan for.
-    micro_batches: of an optimizer step; the configuration's most by default.
-    log: is told of each program before it is compiled.
+    target: the hardware to plan for.
+    micro_batches: of an optimizer step; by default
+      `batch.max_micro_batches`.
+    log: called with a sentence before each program is compiled.
 
   Raises:
-    ValueError: a mesh that the target or the policy does not allow.
+    ValueError: the mesh does not suit the target or the policy.
     ModuleNotFoundError: a compiler is not installed.
   """
   micro_batches = micro_batches or config.batch.max_micro_batches
@@ -78,11 +79,11 @@ def make(
 def devices(
   mesh: config_lib.MeshConfig, target: targets.Target
 ) -> list[jax.Device]:
-  """The compile-only devices that the indices of a mesh count.
+  """Returns the compile-only devices that the indices of a mesh refer to.
 
   Raises:
-    ValueError: training needs more devices than the target has, or sampling's
-      are neither all in the target nor all beyond it.
+    ValueError: training needs more devices than the target has, or the rollout
+      devices are not all in one copy of the target.
   """
   wanted = [mesh.data * mesh.fsdp * mesh.tensor, *(i + 1 for i in mesh.trainer)]
   if max(wanted) > target.count:
@@ -111,7 +112,7 @@ def measure(
   together: Sequence[program_lib.Program],
   target: targets.Target,
 ) -> plan.Part:
-  """Compiles one of the programs that run together."""
+  """Compiles and measures a program; `together` are all programs of the run."""
   compiled = compilation.compile(program, target)
   count = len(memory.devices(program))
   kinds = memory.kinds(program)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-# A kind that stands in memory only while its program runs; the others stay.
+# The kind that is in memory only while its program runs; the others remain.
 BATCH = "batch"
 
 
@@ -13,21 +13,20 @@ class Program(NamedTuple):
   """One jitted function of a run.
 
   Attributes:
-    name: what it does, as `train step` or `decode`.
-    fn: jitted, with donation and shardings in place.
+    name: such as `train step` or `decode`.
+    fn: the jitted function, with donation and shardings.
     args: abstract arguments (`jax.ShapeDtypeStruct` with their shardings).
     kwargs: static arguments.
-    tokens: that a call processes or samples.
-    trips: how often its loop runs whose bound only the device knows
+    tokens: number of tokens that a call processes or samples.
+    trips: iterations of its loop whose bound only the device knows
       (micro-batches of an optimizer step, tokens of a decode call).
-    blocks: of cached keys that a row's attention goes through in a loop of
-      that kind, inside the other one where a call has two.
-    kinds: which abstract arrays are `masters`, `critic`, `moments`,
-      `reference`, `KV cache`, `engine weights`, `batch`, ... . A kind of the
-      same name in another program is the same arrays; all but `batch` stay
-      between calls.
-    reads: abstract arrays that each trip reads from memory at least; None: all
-      arguments.
+    blocks: iterations of attention's loop over blocks of cached keys, which is
+      inside the other loop if a call has both; 0 without such a loop.
+    kinds: abstract arrays by kind: `masters`, `critic`, `moments`, `reference`,
+      `KV cache`, `engine weights`, `batch`, ... . The same kind in two programs
+      is the same arrays; all but `batch` remain between calls.
+    reads: abstract arrays that each trip reads from memory at least; None means
+      all arguments.
   """
 
   name: str
@@ -42,7 +41,7 @@ class Program(NamedTuple):
 
   @property
   def loops(self) -> dict[str, int]:
-    """How often loops of unknown bounds run, as `flops.count` wants it."""
+    """Iterations of loops of unknown bounds, as arguments of `flops.count`."""
     if self.blocks and self.trips == 1:
       return {"trips": self.blocks}
     return {"trips": self.trips, "inner": max(self.blocks, 1)}

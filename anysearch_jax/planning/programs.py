@@ -1,4 +1,4 @@
-"""The programs of a run with abstract arguments: nothing is allocated."""
+"""Builds the programs of a run with abstract arguments; allocates nothing."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def programs(
   devices: Sequence[jax.Device],
   micro_batches: int,
 ) -> list[program.Program]:
-  """Train step, passes before it, prefill and decode of a configuration.
+  """Returns the train step, the passes before it, prefill and decode.
 
   Args:
-    config: the whole of it; `lora` is attached to `a` here.
-    a: the policy's architecture.
-    devices: of the target. Training takes `config.mesh` of them; sampling as
-      many as `config.mesh.rollout` names, or those of training.
-    micro_batches: that one optimizer step fills.
+    config: the whole configuration.
+    a: the policy's architecture, without adapters.
+    devices: of the target. Training uses those of `config.mesh`; sampling those
+      of `config.mesh.rollout`, by default the training devices.
+    micro_batches: number of micro-batches that one optimizer step fills.
 
   Raises:
-    ValueError: a mesh that the devices or the policy do not allow.
+    ValueError: the mesh does not suit the devices or the policy.
   """
   a = lora.attach(a, config.lora)
   placed = placement.Placement.of(a, config, devices)
@@ -92,7 +92,8 @@ def _training(
       for rows in batch
     )
   step = train_step.make(loss, tx, shardings)
-  # Every row length has a loop of its own; together they run this often.
+  # Each row length has its own loop; micro-batches are assumed to be divided
+  # evenly among them.
   trips = math.ceil(micro_batches / len(batch))
   tokens = sum(trips * math.prod(rows.tokens.shape[1:]) for rows in batch)
   kinds = {
@@ -147,7 +148,7 @@ def _training(
 def _engine(
   config: config_lib.ExperimentConfig, placed: placement.Placement
 ) -> list[program.Program]:
-  """Prefill and decode, rows at their longest."""
+  """Returns prefill and decode, with all rows at full context."""
   a, c, mesh = placed.a, config.engine, placed.rollout
   cut = sharding.shardings(a, mesh)
   base = _cast(table.base_rows(a), cut, _base_dtype(config, placed))
@@ -228,7 +229,7 @@ def _engine(
 def _apart(
   a: architecture_lib.Architecture, params: decoder.Params
 ) -> decoder.Params:
-  """Where weights stand once their layers are apart."""
+  """Returns the shardings of weights after their layers are unstacked."""
   layers = jax.tree.map(
     lambda x: jax.sharding.NamedSharding(
       x.sharding.mesh, jax.P(*x.sharding.spec[1:])
@@ -246,7 +247,7 @@ def _apart(
 def _read_pages(
   store: paged_attention.Pools, pages: int
 ) -> paged_attention.Pools:
-  """What one call reads of the cache at most."""
+  """Returns the part of the cache that one call reads at most."""
   return jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(
       (x.shape[0], min(pages, x.shape[1]), *x.shape[2:]),
@@ -260,7 +261,7 @@ def _read_pages(
 def _reference(
   config: config_lib.ExperimentConfig, placed: placement.Placement
 ) -> decoder.Params | None:
-  """What stands beside the state: see `loop.Trainer`."""
+  """Returns the KL reference or frozen base, as `learner.Learner` keeps it."""
   a = placed.a.without_lora()
   penalized = config.objective.kl_coefficient or config.critic.reward_kl
   if placed.a.lora is None and not penalized:
@@ -278,7 +279,7 @@ def _base_dtype(
 def _cast(
   rows: Sequence[weights.Weight], shardings: dict, dtype: Any
 ) -> decoder.Params:
-  """Abstract weights as `Placement` casts them: scales of norms stay."""
+  """Returns abstract weights in `dtype`, except float32 scales of norms."""
 
   def leaf(row: weights.Weight) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(

@@ -1,4 +1,4 @@
-"""A plan as text for a terminal, as Markdown, as JSON."""
+"""Formats a plan as text for a terminal, as Markdown or as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Cells = Sequence[Sequence[str]]
 
 
 def text(plan: plan_lib.Plan) -> str:
-  """For a terminal."""
+  """Formats a plan for a terminal."""
   rows = _rows(plan)
   widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
 
@@ -35,7 +35,7 @@ def text(plan: plan_lib.Plan) -> str:
 
 
 def markdown(plan: plan_lib.Plan) -> str:
-  """For a document."""
+  """Formats a plan as Markdown."""
   head, *rows = ["| " + " | ".join(row) + " |" for row in _rows(plan)]
   rule = "|---" + "|---:" * len(plan.parts) + "|"
   return "\n".join(
@@ -44,7 +44,7 @@ def markdown(plan: plan_lib.Plan) -> str:
 
 
 def to_json(plan: plan_lib.Plan) -> str:
-  """For a program."""
+  """Formats a plan as JSON."""
   return json.dumps(plan.to_dict(), indent=2) + "\n"
 
 
@@ -67,7 +67,7 @@ def _title(plan: plan_lib.Plan) -> str:
 
 
 def _rows(plan: plan_lib.Plan) -> Cells:
-  """A column a program. Rows that are empty everywhere are left out."""
+  """Returns table rows with a column for each program, without empty rows."""
   parts = plan.parts
 
   def row(
@@ -85,7 +85,7 @@ def _rows(plan: plan_lib.Plan) -> Cells:
     name for part in parts for name in (*part.kinds, *part.held)
   )
   kinds = [
-    # What stands there for other programs is in parentheses.
+    # Bytes that other programs keep are in parentheses.
     [kind, *(_kind_cell(part, kind) for part in parts)]
     for kind in names
   ]

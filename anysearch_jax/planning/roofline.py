@@ -1,7 +1,8 @@
-"""Predicted seconds of a program: arithmetic, memory, links.
+"""Predicts the seconds of a program from arithmetic, memory and links.
 
-A model, not a measurement: each part runs at an assumed share of its peak. A
-device computes while it reads memory, and waits for links.
+This is a roofline model (https://dl.acm.org/doi/10.1145/1498765.1498785), not a
+measurement: each resource is used at an assumed share of its peak. Arithmetic
+overlaps with memory reads; collectives overlap with nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from anysearch_jax.planning import collectives, targets
 
 @dataclasses.dataclass(frozen=True)
 class Assumptions:
-  """Shares of the peaks that programs reach; seconds that a collective costs
-  beyond its bytes."""
+  """Assumed shares of the peaks; `latency` is seconds for each collective."""
 
   compute: float = 0.4
   memory: float = 0.8
@@ -25,7 +25,7 @@ class Assumptions:
 
 
 class Prediction(NamedTuple):
-  """Seconds of a call; the total is not their sum, see `predict`."""
+  """Seconds of a call; `total` is not their sum, see `predict`."""
 
   compute: float
   memory: float
@@ -41,14 +41,14 @@ def predict(
   traffic: Mapping[str, collectives.Traffic],
   assumptions: Assumptions,
 ) -> Prediction:
-  """Seconds of one call: max(compute, memory) + links.
+  """Predicts the seconds of one call: max(compute, memory) + links.
 
   Args:
     target: the devices.
-    flops: a device.
+    flops: of one device.
     read: bytes that a device reads from its memory.
-    traffic: of a device.
-    assumptions: how much of the peaks is reached.
+    traffic: of one device, by kind of collective.
+    assumptions: shares of the peaks.
   """
   hardware = target.hardware
   compute = flops / (assumptions.compute * hardware.flops)
@@ -62,7 +62,7 @@ def predict(
 
 
 def sentences(target: targets.Target, assumptions: Assumptions) -> list[str]:
-  """What a prediction assumes, for a reader."""
+  """Returns sentences that state what a prediction assumes."""
   h = target.hardware
   a = assumptions
   return [

@@ -1,4 +1,4 @@
-"""The fastest training step that fits, by compiling candidates in turn."""
+"""Searches for the fastest train step that fits, by compiling candidates."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from anysearch_jax.planning import (
 )
 from anysearch_jax.policy import architecture as architecture_lib
 
-# From what keeps most and computes least to the opposite.
+# From most memory and least recomputation to the opposite.
 REMAT = ("none", "dots", "attention", "full")
-# Rows of a micro-batch on one device.
+# Most rows of a micro-batch on one device.
 _MOST_ROWS = 8
 
 
@@ -35,7 +35,7 @@ class Trial:
 
   @property
   def words(self) -> str:
-    """What was varied, as flags that set it."""
+    """The varied settings, as command-line flags."""
     c = self.config
     return (
       f"--config.mesh.data={c.mesh.data} --config.mesh.fsdp={c.mesh.fsdp} "
@@ -54,22 +54,23 @@ def best(
   micro_batches: int | None = None,
   log: Callable[[str], None] = lambda line: None,
 ) -> Trial | None:
-  """The candidate with most predicted tokens a second of those that fit.
+  """Returns the candidate that fits with most predicted tokens a second.
 
-  Varied are the mesh's shape over as many devices, the rows of a micro-batch
-  and what the backward pass computes again; an optimizer step keeps its tokens.
-  A candidate that is too large by hand is not compiled, nor is one that keeps
-  at least as much as one that did not fit.
+  Candidates vary the shape of the mesh over the same number of devices, the
+  rows of a micro-batch, and rematerialization; the tokens of an optimizer step
+  stay the same. A candidate is not compiled if a lower bound of its memory
+  exceeds the capacity, or if it keeps at least as much as one that did not fit.
 
   Args:
-    config: what is varied.
+    config: the configuration to vary.
     a: the policy's architecture, without adapters.
-    target: what to search for.
-    micro_batches: of an optimizer step of `config`; its most by default.
-    log: is told of each candidate.
+    target: the hardware to plan for.
+    micro_batches: of an optimizer step of `config`; by default
+      `batch.max_micro_batches`.
+    log: called with a sentence for each candidate.
 
   Returns:
-    None where nothing fits.
+    The best trial; None if no candidate fits.
   """
   tokens = config.batch.micro_batch_tokens * (
     micro_batches or config.batch.max_micro_batches
@@ -84,7 +85,7 @@ def best(
 
 
 def meshes(mesh: config_lib.MeshConfig) -> Iterator[config_lib.MeshConfig]:
-  """Every shape over as many devices, those that cut state most first."""
+  """Yields all shapes over the same devices, by increasing replication."""
   count = mesh.data * mesh.fsdp * mesh.tensor
   for data in _divisors(count):
     for tensor in _divisors(count // data):
@@ -101,7 +102,7 @@ def _on_mesh(
   tokens: int,
   log: Callable[[str], None],
 ) -> Iterator[Trial]:
-  """Trials that fit: per size of micro-batch the one that recomputes least."""
+  """Yields the fitting trial that recomputes least, for each micro-batch."""
   replicas = mesh.data * mesh.fsdp
   policies = REMAT
   rows = 1
@@ -114,7 +115,8 @@ def _on_mesh(
       if trial is None:
         continue
       yield trial
-      # Twice the rows keep twice as much: what did not fit will not.
+      # With twice the rows, activations double: a policy that did not fit
+      # will not fit either.
       policies = policies[i:]
       break
     else:
@@ -132,7 +134,7 @@ def _try(
   tokens: int,
   log: Callable[[str], None],
 ) -> Trial | None:
-  """Compiles one candidate; None where it cannot run."""
+  """Compiles one candidate; returns None if it does not fit or compile."""
   micro_batches = math.ceil(tokens / size)
   config = dataclasses.replace(
     config,
@@ -172,7 +174,7 @@ def _try(
 
 
 def _state(train: program.Program, together: list[program.Program]) -> int:
-  """Bytes a device before any activation, gradients included."""
+  """Returns the bytes on a device without activations, with gradients."""
   kinds = memory.kinds(train)
   held = memory.held(train, (p for p in together if p is not train))
   return sum([*kinds.values(), memory.gradients(kinds), *held.values()])
@@ -181,7 +183,10 @@ def _state(train: program.Program, together: list[program.Program]) -> int:
 def _layer_inputs(
   config: config_lib.ExperimentConfig, a: architecture_lib.Architecture
 ) -> int:
-  """Bytes a device of what every policy keeps: the input of each layer."""
+  """Returns the bytes on a device of all layers' inputs.
+
+  Every rematerialization policy keeps these.
+  """
   mesh = config.mesh
   tokens = config.batch.micro_batch_tokens // (mesh.data * mesh.fsdp)
   if mesh.sequence_parallel:

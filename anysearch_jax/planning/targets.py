@@ -1,6 +1,6 @@
-"""Some devices of one kind, and compile-only stand-ins for them.
+"""Targets to plan for, and compile-only stand-ins for their devices.
 
-Nothing here needs the hardware: XLA compiles for a description of it.
+The hardware need not be present: XLA compiles for a description of it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ INSTALL = (
   "pip install -r requirements-plan.txt, or 'anysearch_jax[plan]' without a "
   "checkout."
 )
-# GPUs of one host, beyond which collectives take the network.
+# GPUs of one host; with more, collectives use the network.
 _GPUS_A_HOST = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """Some devices of one kind; shape is a slice's, or a count of GPUs."""
+  """Devices of one kind; `shape` is that of a TPU slice, or (GPUs,)."""
 
   hardware: hardware_lib.Hardware
   shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class Target:
 
   @property
   def hosts(self) -> int:
-    """Hosts that have links of their own; a slice of TPUs is as one."""
+    """Number of hosts that the network connects; a TPU slice counts as one."""
     if isinstance(self.hardware, hardware_lib.Tpu):
       return 1
     return -(-self.count // _GPUS_A_HOST)
@@ -47,7 +47,7 @@ class Target:
 
   @property
   def link_bandwidth(self) -> float:
-    """Bytes a second that a device sends its neighbours."""
+    """Bytes a second that a device sends to others, by the slowest link."""
     slow = self.hosts > 1
     return (
       self.hardware.network_bandwidth if slow else self.hardware.link_bandwidth
@@ -58,10 +58,10 @@ class Target:
 
 
 def parse(text: str) -> Target:
-  """`h100:4`, or a TPU with its slice's shape, as `v5p:2x2x1`.
+  """Parses a target such as `h100:4`, or a TPU slice such as `v5p:2x2x1`.
 
   Raises:
-    ValueError: a name or a shape that there is not.
+    ValueError: the name or the shape is unknown.
   """
   name, _, shape = text.strip().lower().partition(":")
   if name not in hardware_lib.HARDWARE:
@@ -92,15 +92,16 @@ def parse(text: str) -> Target:
 
 
 def devices(target: Target) -> list[jax.Device]:
-  """Compile-only devices; they hold no arrays and run nothing.
+  """Returns compile-only devices, which cannot hold arrays or run programs.
 
   Raises:
-    ValueError: a slice that the TPU compiler does not know.
+    ValueError: the TPU compiler does not know the slice, or JAX did not load
+      its CUDA plug-in.
     ModuleNotFoundError: an optional package is missing; says how to install it.
   """
   hardware = target.hardware
   _require(hardware)
-  # Loads the compilers, which not every run of the library needs.
+  # Imported here because it loads the compilers, which only plans need.
   from jax.experimental import topologies
 
   if isinstance(hardware, hardware_lib.Gpu):
@@ -116,7 +117,7 @@ def devices(target: Target) -> list[jax.Device]:
         "JAX did not load its CUDA plug-in, which wants a driver unless "
         "JAX_PLATFORMS=cpu is set before JAX starts; set it."
       ) from error
-  # Its library wants a TPU for itself, and there is none that could be taken.
+  # libtpu refuses a second process, to protect a TPU; here it uses none.
   os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
   try:
     return topologies.get_topology_desc(
@@ -131,7 +132,7 @@ def devices(target: Target) -> list[jax.Device]:
 
 
 def target_config(gpu: hardware_lib.Gpu) -> str:
-  """The GPU as XLA's GpuTargetConfigProto, in text."""
+  """Returns the GPU as XLA's GpuTargetConfigProto in text format."""
   major, minor = gpu.capability
   feature = "ACCELERATED_FEATURES" if major >= 9 else "NONE"
   return f"""
@@ -165,9 +166,9 @@ device_description_str: "{gpu.description}"
 
 
 def _require(hardware: hardware_lib.Hardware) -> None:
-  """Raises where no package that compiles for it is installed."""
+  """Raises ModuleNotFoundError if a package to compile for it is missing."""
   if isinstance(hardware, hardware_lib.Gpu):
-    # Either CUDA generation of the plug-in compiles for all of these.
+    # The plug-in of either CUDA version compiles for all supported GPUs.
     alternatives = (
       ("jax-cuda12-plugin", "jax-cuda13-plugin"),
       ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvcc"),
