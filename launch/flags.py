@@ -98,6 +98,16 @@ def define_config(*, required: bool = True) -> None:
     flags.mark_flag_as_required("config")
 
 
+def define_reward() -> None:
+  """Defines `--reward`, for the commands that train."""
+  flags.DEFINE_string(
+    "reward",
+    None,
+    "module:function or path/to/file.py:function of a reward of your own; "
+    "short for --config.reward.function.",
+  )
+
+
 def define_resume() -> None:
   """Defines `--allow_changes`, for the commands that train."""
   flags.DEFINE_bool(
@@ -121,6 +131,8 @@ def read_config() -> config_lib.ExperimentConfig:
       else config_lib.ExperimentConfig()
     )
     config = override(config, flags.FLAGS.set_config)
+    if "reward" in flags.FLAGS and flags.FLAGS.reward is not None:
+      config = override(config, [f"reward.function={flags.FLAGS.reward}"])
   except ValueError as error:
     raise app.UsageError(str(error)) from error
   return dataclasses.replace(config, policy=shipped.find(config.policy))

@@ -53,6 +53,7 @@ _TRAINER_FLAGS = (
   "distributed",
   "connect_timeout",
   "allow_changes",
+  "reward",
   "grace",
 )
 
@@ -272,8 +273,12 @@ def validate(
     ValueError: the configuration is invalid or does not fit the run.
   """
   with captured_stderr.standard_error():  # JAX warns of missing plugins.
-    from anysearch_jax.training import validation  # No device is touched.
+    import jax
 
+    from anysearch_jax.training import validation
+
+  # A reward function that is tried may compute; the GPUs are for the parts.
+  jax.config.update("jax_platforms", "cpu")
   prefix = "--config."
   added = [x for x in trainer.command if x.startswith(prefix)]
   resolved = launch_flags.override(
@@ -290,6 +295,7 @@ def define_flags() -> None:
   distributed.define_flags()
   launch_flags.define_output()
   launch_flags.define_resume()
+  launch_flags.define_reward()
   flags.DEFINE_bool("dry_run", False, "Print the commands and stop.")
   flags.DEFINE_integer(
     "servers",

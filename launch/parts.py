@@ -140,6 +140,7 @@ def provenance(
       "sha256": digest.hexdigest(),
     },
     "retriever": retriever.identity(sorted({q.corpus for q in questions})),
+    "reward": reward(config.reward.function),
     "packages": {
       name: importlib.metadata.version(name)
       for name in ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
@@ -152,6 +153,15 @@ def policy(folder: str) -> dict[str, object]:
   from anysearch_jax.policy import tensor_files  # Imports JAX.
 
   return {"folder": folder, "sha256": tensor_files.digest(folder)}
+
+
+def reward(function: str) -> dict[str, object] | None:
+  """Returns a reward function by its source; None for the system's own."""
+  from anysearch_jax.methods import own_reward  # Imports JAX.
+
+  if not function:
+    return None
+  return {"function": function, "sha256": own_reward.load(function).sha256}
 
 
 def setup_jax(*, threads: int, cache: str) -> None:

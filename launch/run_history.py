@@ -126,12 +126,13 @@ def _sources(
 ) -> list[config_changes.Change]:
   """Returns the changes of policy, questions and retriever between two starts.
 
-  Folders may move, because their contents are compared by hash.
+  Folders may move, because their contents are compared by hash. The name of a
+  reward function is compared in config.json, and only its hash here.
   """
   found = []
-  for name in (*_IDENTITY, "retriever"):
+  for name in (*_IDENTITY, "retriever", "reward"):
     old, new = (
-      dict(config_values.leaves(json.loads(json.dumps({name: p[name]}))))
+      dict(config_values.leaves(json.loads(json.dumps({name: p.get(name)}))))
       for p in (noted, provenance)
     )
     kind = (
@@ -142,7 +143,8 @@ def _sources(
     found += [
       config_changes.Change(path, kind, old.get(path), new.get(path))
       for path in old | new
-      if old.get(path) != new.get(path) and not path.endswith(".folder")
+      if old.get(path) != new.get(path)
+      and not path.endswith((".folder", "reward.function"))
     ]
   return found
 

@@ -228,6 +228,12 @@ def score_file(
       "reward this is. What trajectories of other systems earned stands in the "
       "files of their training."
     )
+  if config.reward.function:
+    raise ValueError(
+      f"reward.function: found {config.reward.function!r}, expected nothing: "
+      "this scores by AnySearch's reward. What trajectories earned by a reward "
+      "of your own is in the files of their training."
+    )
   partial = target.with_name(f".{target.name}.{os.getpid()}")
   try:
     with open(source, "rb") as lines, open(partial, "w") as output:

@@ -3,6 +3,9 @@ r"""Trains a policy by GRPO under the budget curriculum.
     python -m launch.train --config=configs/quickstart.py \
         --output=runs/quickstart/anysearch
 
+`--reward=path/to/file.py:function` trains with a reward of your own, see
+docs/your_reward.md.
+
 The run folder contains config.json, provenance.json, source/, prompts.json,
 metrics.jsonl, steps.jsonl, tensorboard/, checkpoints/, trajectories/, policy/
 (the trained policy as a Hugging Face folder) and, with LoRA, adapter/ (a PEFT
@@ -62,6 +65,7 @@ def define_flags() -> None:
   launch_flags.define_process()
   distributed.define_flags()
   launch_flags.define_resume()
+  launch_flags.define_reward()
   flags.DEFINE_float(
     "grace",
     None,
@@ -106,6 +110,7 @@ def _main(
   config: config_lib.ExperimentConfig, held: contextlib.ExitStack
 ) -> None:
   from anysearch_jax.host import processes, run_lock
+  from anysearch_jax.methods import own_reward
   from anysearch_jax.policy import hf, lora
   from anysearch_jax.rollout import searching
   from anysearch_jax.training import (
@@ -196,6 +201,7 @@ def _main(
     health.NotFiniteError,
     health.FailedEpisodesError,
     health.WrongWeightsError,
+    own_reward.RewardError,
     types.EngineError,
   ) as error:
     sys.exit(f"launch.train: {error}")

@@ -48,7 +48,7 @@ _TABLE: dict[str, dict[Kind, str]] = {
   "method.ikea": {_L: "kb bad_format searched_wrong right"},
   "reward": {
     _L: "alpha beta delta gamma_max gamma_mode gamma_fixed use_abs use_rel xi "
-    "length_limit length_tolerance"
+    "length_limit length_tolerance function"
   },
   "curriculum": {
     # The curriculum's state has one window per budget, and the number of steps

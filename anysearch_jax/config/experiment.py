@@ -32,6 +32,8 @@ class RewardConfig:
   xi: stability constant of the relative factor.
   length_limit, length_tolerance: the paper's L_lim and L_tol, in generated
     tokens.
+  function: module:function or path/to/file.py:function of your own, in place
+    of the reward of `method.name`, see docs/your_reward.md; empty: that reward.
   """
 
   alpha: float = 0.5
@@ -45,6 +47,7 @@ class RewardConfig:
   xi: float = 1e-6
   length_limit: int = 2048
   length_tolerance: int = 1024
+  function: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,8 +40,8 @@ def render(
 
   Args:
     config: the run's resolved configuration, as nested plain values.
-    provenance: the run's records: `questions`, `retriever`, `packages`, each a
-      mapping, and `changes`, a list; each may be missing.
+    provenance: the run's records: `questions`, `retriever`, `reward`,
+      `packages`, each a mapping, and `changes`, a list; each may be missing.
     base_model: name of the model that training started from, "" if unknown.
     licence: licence of that model, as returned by `hf_export.licence`.
     rollout: number of rollouts trained.
@@ -71,7 +71,12 @@ def render(
         ),
         ("budgets", _budgets(c)),
         ("scaffold", _scaffold(c)),
-        ("reward", _reward(config["reward"])),
+        (
+          "reward",
+          _values(provenance.get("reward"))
+          if config["reward"].get("function")
+          else _reward(config["reward"]),
+        ),
         ("objective", _objective(config["objective"])),
         ("optimizer", _optimizer(config["optimizer"])),
         ("sampling", _sampling(config["sampling"])),

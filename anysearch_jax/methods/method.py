@@ -81,7 +81,9 @@ def by_own_constants(
   def of_config(
     outcomes: outcomes_lib.Outcomes, config: config_lib.ExperimentConfig
   ) -> dict[str, chex.Array]:
-    return reward(outcomes, config=getattr(config.method, name))
+    # JAX traces arrays of numbers only.
+    arrays = outcomes._replace(answers=None, trajectories=None)
+    return reward(arrays, config=getattr(config.method, name))
 
   return of_config
 

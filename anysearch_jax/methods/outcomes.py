@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import chex
 import jax.numpy as jnp
+import numpy as np
 
 
 class Outcomes(NamedTuple):
@@ -24,6 +25,9 @@ class Outcomes(NamedTuple):
     budget: `[...]`, searches assigned to the group.
     valid: bool, False for a failed episode.
     measures: values of the method's `measure`, by name.
+    answers: str, the answer as the environment reads it, None without one.
+    trajectories: `types.Trajectory`, None where `valid` is False. It and
+      `answers` are object arrays; both are None while JAX traces a reward.
   """
 
   em: chex.Array
@@ -36,6 +40,8 @@ class Outcomes(NamedTuple):
   budget: chex.Array
   valid: chex.Array
   measures: Mapping[str, chex.Array]
+  answers: np.ndarray | None = None
+  trajectories: np.ndarray | None = None
 
 
 def parts(valid: chex.Array, **values: chex.Array) -> dict[str, chex.Array]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from anysearch_jax import config as config_lib
 from anysearch_jax.environment import environment as environment_lib
 from anysearch_jax.methods import (
   anysearch,
@@ -9,6 +12,7 @@ from anysearch_jax.methods import (
   ikea,
   method,
   otc,
+  own_reward,
   search_o1,
   search_r1,
   stepsearch,
@@ -38,6 +42,20 @@ ENVIRONMENTS: dict[str, environment_lib.Environment] = {
 def get(name: str) -> method.Method:
   """Returns a system. Raises ValueError if no system has this name."""
   return _named("method.name", METHODS, name)
+
+
+def trained(config: config_lib.ExperimentConfig) -> method.Method:
+  """Returns the system that is trained, with the reward that it is given.
+
+  Raises:
+    ValueError: no system has this name, or `reward.function` cannot be loaded.
+  """
+  system = get(config.method.name)
+  if not config.reward.function:
+    return system
+  return dataclasses.replace(
+    system, reward=own_reward.reward(config.reward.function)
+  )
 
 
 def environment(name: str) -> environment_lib.Environment:

@@ -212,8 +212,15 @@ def histories(
 ) -> list[markupsafe.Markup]:
   """Draws a figure for each logged quantity that any of the runs has."""
   starts = {_phase2(run) for run in training}
+  logged = {key for run in training for r in run.records for key in r}
+  # The parts of a reward function of the user's have names of their own.
+  others = {
+    key: f"reward term: {key.removeprefix('reward/')}"
+    for key in sorted(logged - HISTORIES.keys())
+    if key.startswith("reward/")
+  }
   found = []
-  for key, title in HISTORIES.items():
+  for key, title in (HISTORIES | others).items():
     lines = [
       (
         index[run.label],

@@ -15,7 +15,7 @@ from anysearch_jax.algorithms import grpo
 from anysearch_jax.environment import records as records_lib
 from anysearch_jax.environment import scoring
 from anysearch_jax.methods import outcomes as outcomes_lib
-from anysearch_jax.methods import systems
+from anysearch_jax.methods import own_reward, systems
 from anysearch_jax.training import batching
 
 
@@ -57,13 +57,14 @@ def score(
     config: names the system (`method`) that defines the rewards and the
       environment that was played, and sets how advantages are normalised.
   """
-  method = systems.get(config.method.name)
+  method = systems.trained(config)
   env = systems.environment(config.episode.prompts)
   shape = (len(groups), config.group)
   valid, answered, violation = (np.zeros(shape, bool) for _ in "vav")
   em, format_, generated, searches = (np.zeros(shape, np.int32) for _ in "efgs")
   f1 = np.zeros(shape, np.float32)
   measures = {name: np.zeros(shape, np.float32) for name in method.measures}
+  answers, trajectories = (np.full(shape, None, object) for _ in range(2))
   verdicts, steps = {}, {}
   for q, sampled in enumerate(groups):
     for g, trajectory in enumerate(sampled.trajectories if sampled else ()):
@@ -72,6 +73,7 @@ def score(
       here = q, g
       verdict = verdicts[here] = env.judge(trajectory)
       valid[here] = True
+      answers[here], trajectories[here] = verdict.answer, trajectory
       em[here], format_[here] = verdict.em, verdict.format or 0
       f1[here] = scoring.f1(verdict.answer, trajectory.question.golden_answers)
       answered[here] = verdict.answer is not None
@@ -93,6 +95,8 @@ def score(
     budget=budgets,
     valid=valid,
     measures=measures,
+    answers=answers,
+    trajectories=trajectories,
   )
   parts = method.reward(outcomes, config)
   advantages = None
@@ -249,17 +253,22 @@ def records(experience: Experience) -> list[dict[str, Any]]:
 def reward_metrics(config: config_lib.ExperimentConfig) -> set[str]:
   """Returns the names of the reward metrics, those that begin with `reward/`.
 
-  Rewards are only traced for it; no episode is played.
+  Rewards are only traced for it; no episode is played. JAX may be unable to
+  trace a reward function of the user's, so that is called, once.
+
+  Raises:
+    own_reward.RewardError: the user's function cannot be used.
   """
-  method = systems.get(config.method.name)
-  group = np.zeros((1, config.group), np.int32)
-  nothing = outcomes_lib.Outcomes(
-    *[group] * 7,
-    budget=group[:, 0],
-    valid=group > 0,
-    measures=dict.fromkeys(method.measures, group),
+  method = systems.trained(config)
+  made_up = own_reward.trial(
+    group=config.group,
+    budget=config.curriculum.max_budget,
+    measures=method.measures,
   )
-  parts = set(jax.eval_shape(lambda: method.reward(nothing, config)))
+  if config.reward.function:
+    parts = set(method.reward(made_up, config))
+  else:
+    parts = set(jax.eval_shape(lambda: method.reward(made_up, config)))
   if systems.environment(config.episode.prompts).format is not None:
     parts.add("format")
   if method.steps is not None:

@@ -91,13 +91,14 @@ def _method(config: config_lib.ExperimentConfig) -> None:
 
 
 def _best_metric(config: config_lib.ExperimentConfig) -> None:
-  """Checks a name that is otherwise only used after the first rollout."""
+  """Checks a name that is otherwise only used after the first rollout.
+
+  Calls the user's own reward function once, also if the name is not used.
+  """
+  if config.checkpoint.keep_best or config.reward.function:
+    known = sorted(rewards_and_advantages.reward_metrics(config))
   if config.checkpoint.keep_best:
-    _one_of(
-      "checkpoint.best_metric",
-      config.checkpoint.best_metric,
-      sorted(rewards_and_advantages.reward_metrics(config)),
-    )
+    _one_of("checkpoint.best_metric", config.checkpoint.best_metric, known)
 
 
 def validate_playing(config: config_lib.ExperimentConfig) -> None:

@@ -1,7 +1,7 @@
 """Nothing that is read is run: no pickle, no remote code, no text as a program.
 
 Read off the source. A configuration file is the Python that it is, and so is
-what --scripted names; all else that comes from outside is data.
+what --scripted and --reward name; all else that comes from outside is data.
 """
 
 from __future__ import annotations
@@ -32,6 +32,14 @@ _NEVER = {"allow_pickle", "trust_remote_code", "shell"}
 # What stands there on purpose, by file and text, with the reason.
 _ALLOWED = {
   ("launch/flags.py", "spec.loader.exec_module"): "a configuration file",
+  (
+    "anysearch_jax/methods/own_reward.py",
+    "importlib.import_module",
+  ): "what --reward names",
+  (
+    "anysearch_jax/methods/own_reward.py",
+    "spec.loader.exec_module",
+  ): "what --reward names",
   ("launch/policies.py", "importlib.import_module"): "what --scripted names",
 }
 
