@@ -1,4 +1,4 @@
-"""Group-relative advantages, against the page and by their properties."""
+"""Tests group-relative advantages against Eq. 11 and by their properties."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class AdvantagesTest(chex.TestCase):
     rng = np.random.default_rng(0)
     for group in (1, 2, 5, 8):
       total = rng.uniform(-0.05, 0.95, (500, group)).astype(np.float32)
-      # Ties, whole groups of them, and spreads of a few tokens of length.
+      # Ties, groups of equal rewards, and differences of a few tokens' length.
       total[100:200] = total[100:200].round(1)
       total[200:300] = total[200:300, :1]
       total[300:400] = total[300:400, :1] - 5e-5 * rng.integers(
@@ -56,7 +56,7 @@ class AdvantagesTest(chex.TestCase):
     fn = self.variant(PLAIN, static_argnames=STATICS)
     total = np.float32([[1, 2, 3, 9], [1, 3, 9, 9], [5, 9, 9, 9], [9, 8, 7, 6]])
     valid = np.array([[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
-    # Mean 2, variance 2/3; mean 2, variance 1; one valid; none.
+    # Mean 2, variance 2/3; mean 2, variance 1; one valid reward; no valid one.
     z = math.sqrt(3 / 2)
     np.testing.assert_allclose(
       fn(total, valid == 1, epsilon=1e-6, normalize_std=True),
@@ -67,7 +67,7 @@ class AdvantagesTest(chex.TestCase):
       fn(total, valid == 1, epsilon=1e-6, normalize_std=False),
       [[-1, 0, 1, 0], [-1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]],
     )
-    # With epsilon as large as the spread the advantage is halved.
+    # If epsilon equals the standard deviation, advantages are halved.
     np.testing.assert_allclose(
       fn(total[1], valid[1] == 1, epsilon=1.0, normalize_std=True),
       [-0.5, 0.5, 0, 0],
@@ -90,7 +90,7 @@ def test_equal_rewards_have_no_advantage(reward, valid):
   st.lists(st.booleans(), min_size=6, max_size=6),
   st.permutations(range(6)),
 )
-def test_members_have_no_order_and_the_invalid_no_influence(
+def test_order_and_invalid_members_do_not_affect_advantages(
   total, valid, order
 ):
   total, valid, order = np.float32(total), np.array(valid), np.array(order)
@@ -108,7 +108,7 @@ def test_members_have_no_order_and_the_invalid_no_influence(
 
 
 def test_equal_trajectories_have_no_advantage():
-  """The reward itself rounds equal trajectories alike, so nothing is left."""
+  """Equal trajectories get identical rewards, so advantages are exactly 0."""
   rng = np.random.default_rng(2)
   shape = (500, 5)
   rows = [rng.integers(0, high, 500) for high in (2, 2, 4097, 4)]

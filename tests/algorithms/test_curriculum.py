@@ -1,4 +1,4 @@
-"""The budget curriculum: its schedule, its draws, whole runs of it."""
+"""Tests the budget curriculum: its schedule, its draws and whole runs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ PROBABILITIES = curriculum.probabilities.__wrapped__
 class ProbabilitiesTest(chex.TestCase):
   @chex.variants(with_jit=True, without_jit=True)
   @parameterized.parameters(
-    # Gaps to the best: 0.8 0.6 0.4 0.2 0, their sum 2.
+    # Gaps to the best: 0.8 0.6 0.4 0.2 0, with sum 2.
     (0.6, (0.2, 0.4, 0.6, 0.8, 1.0), (0.28, 0.24, 0.20, 0.16, 0.12)),
     (0.0, (0.2, 0.4, 0.6, 0.8, 1.0), (0.4, 0.3, 0.2, 0.1, 0.0)),
     (1.0, (0.2, 0.4, 0.6, 0.8, 1.0), (0.2, 0.2, 0.2, 0.2, 0.2)),
-    # Gaps 1 0 1 0 0; ties share.
+    # Gaps 1 0 1 0 0; equal gaps have equal probabilities.
     (0.0, (0.0, 1.0, 0.0, 1.0, 1.0), (0.5, 0.0, 0.5, 0.0, 0.0)),
     (0.6, (0.0, 1.0, 0.0, 1.0, 1.0), (0.32, 0.12, 0.32, 0.12, 0.12)),
     (0.0, (0.3, 0.3, 0.3, 0.3, 0.3), (0.2, 0.2, 0.2, 0.2, 0.2)),
@@ -43,7 +43,7 @@ class ProbabilitiesTest(chex.TestCase):
   @chex.variants(with_jit=True, without_jit=True)
   def test_empty_window_counts_zero(self):
     probabilities = self.variant(PROBABILITIES, static_argnames="config")
-    # One right outcome at level 5: gaps 1 1 1 1 0.
+    # With one right outcome, at level 5, the gaps are 1 1 1 1 0.
     state = curriculum.record(
       at(0), np.array([5]), np.array([1]), np.array([True]), config=CONFIG
     )
@@ -56,7 +56,7 @@ class ProbabilitiesTest(chex.TestCase):
 
 
 def schedule(config, *, skewed=False):
-  """(budgets of two groups, scaffold) of every rollout of a run."""
+  """Returns (budgets of two groups, scaffold) for every rollout of a run."""
   accuracies = [1] + [0] * (config.max_budget - 1) if skewed else None
   state, out = at(0, config=config, accuracies=accuracies), []
   nothing = np.zeros(2, np.int32), np.zeros(2, np.int32), np.zeros(2, bool)
@@ -86,7 +86,7 @@ def test_phase1_only():
 
 def test_phase2_only():
   config = dataclasses.replace(CONFIG, phase1_steps=0, uniform_mix=0.0)
-  # Level 1 is right throughout: after the uniform start it is never drawn.
+  # Level 1 is always right, so it is never drawn after the uniform start.
   run = schedule(config, skewed=True)
   assert not any(scaffold for _, scaffold in run)
   assert 1 not in {b for budgets, _ in run[1:] for b in budgets}
@@ -129,7 +129,7 @@ class DrawsTest(chex.TestCase):
   @chex.variants(with_jit=True, without_jit=True)
   @parameterized.parameters((100, True), (105, False), (495, False))
   def test_frequencies(self, step, uniform):
-    """The first Phase II rollout is uniform, later ones are Eq. 4's."""
+    """The first Phase II rollout is uniform, later ones follow Eq. 4."""
     assign = self.variant(
       curriculum.assign.__wrapped__, static_argnames=("num_groups", "config")
     )
@@ -158,14 +158,14 @@ class DrawsTest(chex.TestCase):
     assert budgets[0] != budgets[3]
 
   def test_groups_are_independent(self):
-    """Pairs of neighbouring groups are as often alike as chance has it."""
+    """Neighbouring groups have equal budgets as often as chance predicts."""
     budgets, _ = curriculum.assign(at(100), num_groups=40_000, config=CONFIG)
     alike = np.mean(np.asarray(budgets)[::2] == np.asarray(budgets)[1::2])
     assert abs(alike - 0.2) < 5 * np.sqrt(0.2 * 0.8 / 20_000)
 
 
 def simulate(state, rollouts, *, assign, record, seed=3, groups=16):
-  """A run whose policy is right the more often the more it may search."""
+  """Plays a run whose policy is right more often with a larger budget."""
   seen = []
   for _ in range(rollouts):
     rng = np.random.default_rng((seed, int(state.step)))
@@ -211,7 +211,7 @@ def test_resumes_exactly():
   start = curriculum.init(CONFIG, 11)
   whole, seen = run(start, 40)
   middle, _ = run(start, 25)
-  # What a checkpoint keeps: bytes of plain arrays, nothing else.
+  # A checkpoint stores only the bytes of plain arrays.
   leaves, tree = jax.tree.flatten(jax.device_get(middle))
   stored = [(x.tobytes(), x.dtype.str, x.shape) for x in leaves]
   restored = jax.tree.unflatten(

@@ -1,4 +1,4 @@
-"""The budget curriculum's memory: the last outcomes of each level."""
+"""Tests the budget curriculum's windows: the last outcomes of each level."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class RecordTest(chex.TestCase):
     budgets = np.array([1, 2, 1, 1, 0, 2, 1, 4, 1, -1])
     em = np.array([1, 1, 0, 0, 1, 0, 1, 1, 1, 1])
     valid = np.array([1, 1, 1, 1, 1, 1, 0, 1, 1, 1]) == 1
-    # Level 1 sees 1 0 0 (1) 1 and keeps 0 0 1; budgets 0, 4, -1 have no level.
+    # Level 1 gets 1 0 0 (1 is invalid) 1 and keeps 0 0 1. Budgets 0, 4 and -1
+    # have no level.
     state = record(at(0, config=config), budgets, em, valid, config=config)
     assert [held(state, b) for b in (1, 2, 3)] == [[0, 0, 1], [1, 0], []]
     np.testing.assert_array_equal(state.counts, [4, 2, 0])
@@ -37,7 +38,7 @@ class RecordTest(chex.TestCase):
       curriculum.accuracies(state), [1 / 3, 1 / 2, 0], rtol=1e-6
     )
     assert state.step == 5
-    # One more each: the oldest of a full window goes.
+    # One more outcome each: a full window drops its oldest one.
     state = record(
       state, np.array([2, 1]), np.array([1, 1]), np.full(2, True), config=config
     )
@@ -67,12 +68,12 @@ class RecordTest(chex.TestCase):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 24), st.integers(0, 2**32 - 1))
-def test_calls_may_be_split(cut, seed):
-  """Windows and counts see a stream; only the step counts the calls."""
+def test_splitting_a_call_in_two_gives_the_same_windows(cut, seed):
+  """Windows and counts depend on the stream; only the step counts calls."""
   calls = outcomes(np.random.default_rng(seed), 24, levels=3)
   record = functools.partial(curriculum.record, config=SMALL)
   whole = record(at(0, config=SMALL), *calls)
-  # Padded with what is not valid, so that every cut has one shape.
+  # Invalid outcomes are the padding, so that every cut has the same shape.
   first, second = (
     (*calls[:2], calls[2] & keep)
     for keep in (np.arange(24) < cut, np.arange(24) >= cut)

@@ -1,4 +1,4 @@
-"""Generalized advantage estimation and the critic's loss, against the page."""
+"""Tests GAE and the critic's loss against direct float64 implementations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anysearch_jax.algorithms import ppo
 
 
 def of_episode(rewards, values, gamma, lam):
-  """Advantages of one episode's steps: the sum of discounted deltas."""
+  """Returns an episode's advantages, as sums of discounted deltas."""
   following = [*values[1:], 0.0]
   deltas = [
     r + gamma * after - v for r, v, after in zip(rewards, values, following)
@@ -22,7 +22,7 @@ def of_episode(rewards, values, gamma, lam):
 
 
 def expected(reward, value, mask, segment_ids, gamma, lam):
-  """The same in float64 for a packed row `[T]`, one episode after another."""
+  """Returns the same for a packed row `[T]`, one episode after another."""
   out = np.zeros(len(reward))
   for segment in set(segment_ids[mask].tolist()):
     steps = np.flatnonzero(mask & (segment_ids == segment))
@@ -33,7 +33,7 @@ def expected(reward, value, mask, segment_ids, gamma, lam):
 
 def test_a_row_by_hand():
   # Two episodes and padding: the first has an observation between its steps,
-  # the second begins with a prompt. What the environment wrote is skipped.
+  # the second begins with a prompt. GAE skips tokens of the environment.
   segment_ids = np.array([1, 1, 1, 1, 2, 2, 2, 0])
   mask = np.array([1, 0, 0, 1, 0, 1, 1, 0], bool)
   value = np.float32([0.5, 9, 9, 0.25, 9, 1.0, 2.0, 9])
@@ -41,15 +41,15 @@ def test_a_row_by_hand():
   advantage, returns = ppo.gae(
     reward, value, mask, segment_ids, gamma=0.5, lam=0.5
   )
-  # Backwards: 1 - .25; .125 + .5 x .25 - .5 + .25 x .75.
-  # Backwards: 3 - 2; 0 + .5 x 2 - 1 + .25 x 1.
+  # First episode, last step first: 1 - .25; .125 + .5 x .25 - .5 + .25 x .75.
+  # Second episode, last step first: 3 - 2; 0 + .5 x 2 - 1 + .25 x 1.
   by_hand = [-0.0625, 0, 0, 0.75, 0, 0.25, 1.0, 0]
   np.testing.assert_array_equal(advantage, by_hand)
   np.testing.assert_array_equal(returns, [0.4375, 0, 0, 1, 0, 1.25, 3, 0])
 
 
 def packed(rng, rows=6, length=40):
-  """Random rows of several segments, tokens of either author, padding."""
+  """Draws rows with several segments, tokens of both authors and padding."""
   segment_ids = np.zeros((rows, length), np.int32)
   for row in segment_ids:
     end = rng.integers(length // 2, length + 1)
@@ -63,7 +63,7 @@ def packed(rng, rows=6, length=40):
 @pytest.mark.parametrize(
   ("gamma", "lam"), [(1.0, 1.0), (0.9, 0.7), (1.0, 0.0), (0.95, 1.0), (0.0, 1)]
 )
-def test_packed_rows_are_their_episodes(gamma, lam):
+def test_packed_rows_equal_separate_episodes(gamma, lam):
   rows = packed(np.random.default_rng(0))
   advantage, returns = ppo.gae(*rows, gamma=gamma, lam=lam)
   oracle = np.stack([expected(*row, gamma, lam) for row in zip(*rows)])
@@ -74,14 +74,15 @@ def test_packed_rows_are_their_episodes(gamma, lam):
   assert not np.asarray(advantage)[~mask].any()
 
 
-def test_the_corners_of_lambda():
+def test_lambda_0_and_lambda_1():
   reward, value, mask, segment_ids = packed(np.random.default_rng(1), rows=1)
   ahead, _ = ppo.gae(reward, value, mask, segment_ids, gamma=1.0, lam=0.0)
   _, whole = ppo.gae(reward, value, mask, segment_ids, gamma=1.0, lam=1.0)
   for segment in range(1, segment_ids.max() + 1):
     steps = np.flatnonzero(mask[0] & (segment_ids[0] == segment))
     r, v = reward[0, steps], value[0, steps]
-    # 0: the temporal difference. 1: the rewards that are still to come.
+    # lambda 0 is the temporal difference; lambda 1 is the sum of the remaining
+    # rewards.
     np.testing.assert_allclose(
       ahead[0, steps], r + np.append(v[1:], 0) - v, atol=1e-6
     )
@@ -90,7 +91,7 @@ def test_the_corners_of_lambda():
     )
 
 
-def test_what_stands_off_the_models_tokens_changes_nothing():
+def test_values_off_the_mask_have_no_effect():
   reward, value, mask, segment_ids = packed(np.random.default_rng(2))
   how = {"gamma": 0.9, "lam": 0.8}
   before = ppo.gae(reward, value, mask, segment_ids, **how)
@@ -99,7 +100,7 @@ def test_what_stands_off_the_models_tokens_changes_nothing():
   jax.tree.map(np.testing.assert_array_equal, before, after)
 
 
-def test_whitening_is_over_all_batches_and_their_model_tokens():
+def test_whitening_is_over_the_model_tokens_of_all_batches():
   rng = np.random.default_rng(3)
   shapes = [(2, 3, 8), (1, 2, 16)]
   advantages = [rng.normal(3, 2, s).astype(np.float32) for s in shapes]
@@ -124,7 +125,7 @@ def test_equal_advantages_whiten_to_exact_zeros(count):
 
 
 def oracle_loss(value, old, returns, weight, clip):
-  """The loss and its slope, one scalar at a time."""
+  """Returns the loss, its slopes and the clipped weight, in scalar code."""
   total, slopes, held = 0.0, [], 0.0
   for v, o, r, w in zip(*(x.tolist() for x in (value, old, returns, weight))):
     near = min(max(v, o - clip), o + clip) if clip else v
@@ -136,7 +137,7 @@ def oracle_loss(value, old, returns, weight, clip):
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
-def test_the_value_loss_is_that_of_the_page(clip):
+def test_the_value_loss_equals_its_formula(clip):
   rng = np.random.default_rng(4)
   value, old, returns = rng.normal(size=(3, 60))
   weight = rng.random(60) * (rng.random(60) < 0.7)
@@ -190,5 +191,5 @@ def test_explained_variance_by_hand(values, returns, explained):
   assert found == pytest.approx(explained)
 
 
-def test_a_step_without_tokens_explains_nothing():
+def test_explained_variance_is_zero_without_tokens():
   assert ppo.explained_variance(0.0, 0.0, 0.0, 0.0, 0.0) == 0

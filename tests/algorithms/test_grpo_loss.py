@@ -1,4 +1,4 @@
-"""The GRPO loss of a step: against the page, however packed, under its mask."""
+"""Tests the GRPO loss of a step: its formula, packing and masking."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONFIG = config_lib.ObjectiveConfig()
 
 
 class Step(NamedTuple):
-  """A step's trajectories, ragged: a list of arrays, or a value each."""
+  """The trajectories of a step, of different lengths, as lists of arrays."""
 
   mask: list[np.ndarray]
   logp: list[np.ndarray]
@@ -44,7 +44,7 @@ def ragged(rng, count):
 
 
 def oracle_loss(step, config):
-  """The mean by the page; gradients back on the tokens of each trajectory."""
+  """Returns the paper's mean and its gradient for every token."""
   old = step.old if config.old_logp == "trainer" else step.behaviour
   tokens = (step.logp, step.behaviour, old, step.reference)
   kept = np.flatnonzero(step.valid)
@@ -71,7 +71,7 @@ def loss_and_gradient(logp, *rest, old_logp=None, config=CONFIG):
   return jax.value_and_grad(fn, has_aux=True)(logp, *rest, old_logp=old_logp)
 
 
-# A cap that holds about every fourth token of `ragged`.
+# The cap is active for about every fourth token of `ragged`.
 TRAINER = dataclasses.replace(CONFIG, old_logp="trainer", importance_cap=1.3)
 VARIANTS = {
   "engine": CONFIG,
@@ -82,7 +82,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
-def test_the_oracle_gradient_is_the_slope_of_the_oracle(config):
+def test_the_oracles_gradient_is_the_slope_of_its_loss(config):
   step = ragged(np.random.default_rng(5), 6)
   _, gradients = oracle_loss(step, config)
   for i, row in enumerate(step.logp):
@@ -107,7 +107,7 @@ def test_the_oracle_gradient_is_the_slope_of_the_oracle(config):
   ],
 )
 @pytest.mark.parametrize("seed", range(2))
-def test_the_loss_of_the_page_however_packed(estimator, variant, seed):
+def test_the_loss_equals_its_formula_however_packed(estimator, variant, seed):
   config = dataclasses.replace(
     VARIANTS[variant], kl_estimator=estimator, kl_coefficient=0.1
   )
@@ -115,7 +115,7 @@ def test_the_loss_of_the_page_however_packed(estimator, variant, seed):
   step = ragged(rng, 24)
   expected, gradients = oracle_loss(step, config)
 
-  # One trajectory a row.
+  # One trajectory per row.
   live = [m & v for m, v in zip(step.mask, step.valid)]
   weights = iter(
     grpo.token_weights(
@@ -145,8 +145,8 @@ def test_the_loss_of_the_page_however_packed(estimator, variant, seed):
     gradient, padded(gradients, 12), rtol=1e-4, atol=1e-7
   )
 
-  # All tokens shuffled into rows of 7 that know nothing of trajectories, in
-  # micro-batches that are summed; the last is padded with weight 0.
+  # All tokens are shuffled into rows of 7, regardless of trajectories, and into
+  # micro-batches that are summed; the last one is padded with weight 0.
   size = tokens[0].size
   order = rng.permutation(size)
   packed = [
@@ -168,7 +168,7 @@ def test_the_loss_of_the_page_however_packed(estimator, variant, seed):
 
 
 def test_metrics_by_hand():
-  # Two tokens at half the weight each, and one that is masked.
+  # Two tokens of weight 1/2 and a masked one.
   ratio = np.array([2.0, 0.5, 7.0])
   tokens = np.float32(
     [
@@ -208,8 +208,9 @@ def test_metrics_by_hand():
 
 
 def test_stale_tokens_are_weighted_by_hand():
-  # pi : pi_old : pi_behaviour of two tokens at half the weight, one masked.
-  # The first drifted by 4 and is capped at 2; its ratio, 1.5, is clipped.
+  # Rows: pi, pi_old and pi_behaviour of two tokens of weight 1/2 and a masked
+  # one. The first token's importance, 4, is capped at 2; its ratio, 1.5, is
+  # clipped.
   policy, old, behaviour = np.log(
     [[6.0, 0.5, 1.0], [4.0, 0.5, 9.0], [1.0, 1.0, 1.0]]
   ).astype(np.float32)
@@ -241,7 +242,7 @@ def test_stale_tokens_are_weighted_by_hand():
   expected = {name: np.array(value) for name, value in expected.items()}
   chex.assert_trees_all_close(metrics, expected, rtol=1e-5)
   np.testing.assert_allclose(loss, policy_loss + 0.5 * math.exp(-1), rtol=1e-5)
-  # The KL term is not weighted: its slope, 1 - 1/e, is that of any token.
+  # The importance does not weight the KL term, whose slope is 1 - 1/e.
   kl = 0.5 * 0.5 * (1 - math.exp(-1))
   np.testing.assert_allclose(
     gradient, [kl, 0.5 * 0.5 * 1 * 3 + kl, 0], rtol=1e-5
@@ -259,7 +260,7 @@ def test_old_log_probs_default_to_the_behaviours():
     )
 
 
-def test_no_gradient_flows_into_what_is_compared_with():
+def test_no_gradient_flows_into_old_and_behaviour_log_probs():
   rng = np.random.default_rng(9)
   logp, behaviour, old, ref, advantage = np.float32(
     rng.normal(-1, 0.3, (5, 30))
@@ -294,7 +295,7 @@ def test_masked_tokens_are_inert(garbage, estimator):
   assert np.all(gradient[live] != 0)
 
 
-def test_nothing_to_learn_from_is_zero():
+def test_a_batch_of_zero_weight_has_zero_loss_and_gradient():
   token = np.full((2, 4), np.nan, np.float32)
   zero = np.zeros((2, 4), np.float32)
   (loss, metrics), gradient = loss_and_gradient(

@@ -1,4 +1,4 @@
-"""The terms and weights of the GRPO objective, against the page."""
+"""Tests the terms and weights of the GRPO objective against Eq. 12."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TokenTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
   @parameterized.parameters(
-    # At log pi - log ref = log 2: log 2; log(2)^2 / 2; 1/2 + log 2 - 1.
+    # Values at log pi - log ref = log 2: log 2; log(2)^2 / 2; 1/2 + log 2 - 1.
     ("k1", 0.6931472, 1.0, -0.6931472, 1.0),
     ("k2", 0.2402265, 0.6931472, 0.2402265, -0.6931472),
     ("k3", 0.1931472, 0.5, 0.3068528, -1.0),
@@ -88,7 +88,7 @@ def test_kl_against_float64(estimator):
 
 
 def test_log_ratios_beyond_float32_s_exponent_are_clamped():
-  """Unclamped, k3 and the importance ratio are inf from 88.8 on."""
+  """Without the clamp, k3 and the ratio would be inf from 88.8 on."""
   for log_ratio in (-1e4, -90.0, -21.0, -19.0, 19.0, 21.0, 90.0, 1e4):
     logp, ref = jnp.float32(0), jnp.float32(log_ratio)
     np.testing.assert_allclose(
@@ -128,7 +128,7 @@ def test_k3_is_never_negative():
 @pytest.mark.parametrize(
   "ratio, advantage, clipped",
   [
-    # The clip holds what has already moved the advantage's way.
+    # The clip stops tokens that already moved in the advantage's direction.
     (0.79, +2.0, False), (0.81, +2.0, False),
     (1.27, +2.0, False), (1.29, +2.0, True),
     (0.79, -2.0, True), (0.81, -2.0, False),
@@ -149,11 +149,11 @@ def test_clip_edges(ratio, advantage, clipped):
     )
     return terms.policy_loss, terms
 
-  # Behaviour log-probability 0 leaves log(ratio) its whole precision.
+  # With an old log-probability of 0, log(ratio) keeps its full precision.
   (loss, terms), gradient = jax.value_and_grad(policy_loss, has_aux=True)(
     jnp.float32(math.log(ratio))
   )
-  # The low side holds negative advantages, the high side positive ones.
+  # The low side clips negative advantages, the high side positive ones.
   assert bool(terms.clipped_low) is (clipped and advantage < 0)
   assert bool(terms.clipped_high) is (clipped and advantage > 0)
   if clipped:
@@ -178,7 +178,7 @@ def test_a_ratio_on_the_edge_keeps_its_gradient():
     assert gradient == -advantage
 
 
-def test_ratio_one_is_the_policy_gradient():
+def test_at_ratio_one_the_gradient_is_the_policy_gradient():
   rng = np.random.default_rng(4)
   logp, ref, advantage = np.float32(rng.normal(-2, 1, (3, 50)))
   weight = np.full(50, 0.02, np.float32)
@@ -215,7 +215,7 @@ def test_shapes_are_checked():
 @pytest.mark.parametrize(
   ("reduction", "expected"),
   [
-    # Four trajectories of 2, 4, 1 and 0 model tokens, 7 in all.
+    # Four trajectories with 2, 4, 1 and 0 model tokens, 7 in total.
     (
       "sequence-mean",
       [[0, 1 / 8, 1 / 8, 0, 0], [1 / 16] * 4, [0, 0, 0, 1 / 4], [0, 0]],
@@ -236,7 +236,7 @@ def test_token_weights_by_hand(reduction, expected):
 
 
 @pytest.mark.parametrize("reduction", objective.REDUCTIONS)
-def test_a_step_that_wrote_nothing_weighs_nothing(reduction):
+def test_trajectories_without_model_tokens_have_zero_weight(reduction):
   assert objective.token_weights([], reduction=reduction) == []
   (weight,) = objective.token_weights([np.zeros(3, bool)], reduction=reduction)
   np.testing.assert_array_equal(weight, np.zeros(3))

@@ -1,4 +1,4 @@
-"""PPO: its step beside GRPO's, and its estimates."""
+"""Tests PPO's estimates, and its step against GRPO's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def scored(params, tokens):
 
 
 def of_tokens(batches, name):
-  """An array of the packed model tokens by the token before them."""
+  """Returns an array's values at model tokens, keyed by (previous id, id)."""
   found = {}
   for rows in (rows for batch in batches for rows in batch):
     live = np.asarray(rows.weight) > 0
@@ -42,8 +42,8 @@ def of_tokens(batches, name):
   return {key: sorted(values) for key, values in found.items()}
 
 
-def test_estimates_are_those_of_the_page(params):
-  """Values, the KL penalty in the reward, GAE and whitening, in float64."""
+def test_estimates_equal_their_formulas(params):
+  """Compares values, KL penalty, GAE and whitening with float64 formulas."""
   rng = np.random.default_rng(2)
   tokens, logps, rewards = bandit.play(params, rng)
   reference = jax.tree.map(lambda p: 0.9 * p, params)
@@ -61,7 +61,7 @@ def test_estimates_are_those_of_the_page(params):
   ).astype(float)
   penalty = 0.3 * (logps[:, 1:] - scored(reference, tokens))
   reward = (rewards[:, 1:] - penalty)[:, [0, 2]]
-  value = values[:, [0, 2]]  # Of the state before each of the two words.
+  value = values[:, [0, 2]]  # The states before each of the two words.
   last = reward[:, 1] - value[:, 1]
   first = reward[:, 0] + 0.9 * value[:, 1] - value[:, 0] + 0.9 * 0.8 * last
   advantage = np.stack([first, last], 1)
@@ -93,7 +93,7 @@ def one_step(params, batch, tx, config, critic=None):
   return train_step.make(loss, tx)(state, None, batch)
 
 
-def test_ppo_and_grpo_take_the_same_step_by_the_same_advantages(params):
+def test_with_equal_advantages_ppo_and_grpo_take_the_same_step(params):
   (batch,) = bandit.pack(bandit.play(params, np.random.default_rng(3)), steps=1)
   advantage = np.random.default_rng(4).normal(size=batch[0].weight.shape)
   batch = tuple(
@@ -124,12 +124,13 @@ def test_ppo_and_grpo_take_the_same_step_by_the_same_advantages(params):
   assert optax.global_norm(both.opt_state.critic.trace) > 0
 
 
-def test_without_a_spread_of_rewards_neither_has_an_advantage():
+def test_equal_rewards_give_zero_advantages_in_grpo_and_ppo():
   rewards = np.full((3, 4), 0.7, np.float32)
   group = objective.advantages(
     rewards, np.ones((3, 4), bool), epsilon=1e-6, normalize_std=True
   )
-  # A fresh critic, one token an episode: every advantage is the reward.
+  # With a new critic (all values 0) and one token per episode, every advantage
+  # is the reward.
   mask, segments = np.ones((12, 1), bool), np.ones((12, 1), np.int32)
   estimated, _ = objective_ppo.gae(
     rewards.reshape(12, 1), 0 * mask.astype(np.float32), mask, segments,
@@ -141,8 +142,8 @@ def test_without_a_spread_of_rewards_neither_has_an_advantage():
   )
 
 
-def test_a_fresh_critic_hands_the_outcome_to_every_token(params):
-  """At gamma = lambda = 1: REINFORCE, what GRPO is without its baseline."""
+def test_with_a_new_critic_every_advantage_is_the_episodes_reward(params):
+  """At gamma = lambda = 1 this is REINFORCE, GRPO without its baseline."""
   episodes = bandit.play(params, np.random.default_rng(5))
   state = train_step.init(
     params,
@@ -164,7 +165,7 @@ def test_a_fresh_critic_hands_the_outcome_to_every_token(params):
   assert sum(rows.reward.sum() for batch in batches for rows in batch) > 0
 
 
-def test_the_critic_learns_alone_at_first_and_each_at_its_own_rate(params):
+def test_the_critic_learns_alone_first_and_at_its_own_rate(params):
   c = config_lib.CriticConfig(learning_rate=0.5, warmup_steps=2, alone_steps=2)
   o = config_lib.OptimizerConfig(
     learning_rate=0.25, warmup_steps=4, weight_decay=0.0, eps=1e-12
@@ -174,7 +175,7 @@ def test_the_critic_learns_alone_at_first_and_each_at_its_own_rate(params):
   state = tx.init(trained)
   grads = jax.tree.map(np.ones_like, trained)
   update = jax.jit(tx.update)
-  # Of equal gradients Adam's update is the rate; the clip takes no part in it.
+  # With constant gradients Adam's update equals the rate, whatever the clip.
   for of_policy, of_critic in (
     (0, 0.25),
     (0, 0.5),
@@ -198,7 +199,7 @@ def test_each_gradient_is_clipped_by_its_own_norm(params):
   small = jax.tree.map(lambda x: 0 * x + 1e-4, trained[0])
   huge = jax.tree.map(lambda x: 0 * x + 1e4, trained[1])
   _, state = jax.jit(tx.update)((small, huge), tx.init(trained), trained)
-  # The first moments are a tenth of the clipped gradients.
+  # After one step the first moment is a tenth of the clipped gradient.
   of_policy, of_critic = (
     10 * optax.global_norm(optax.tree_utils.tree_get(s, "mu"))
     for s in (state.policy, state.critic)

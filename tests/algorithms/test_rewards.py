@@ -1,4 +1,4 @@
-"""The composite reward, against the page, by hand and by its properties."""
+"""Tests the composite reward: its equations, by hand and its properties."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN = rewards.composite.__wrapped__
 
 
 def random_groups(rng, questions, group):
-  """Arguments of `composite`: every length case, budget 0 and gaps too."""
+  """Draws arguments of `composite`, with budget 0 and invalid members too."""
   budget = rng.integers(0, 9, questions)
   return (
     rng.random((questions, group)) < rng.random((questions, 1)),
@@ -32,7 +32,7 @@ def random_groups(rng, questions, group):
 
 
 def one_group(em, used, *, budget, config=CONFIG, **changes):
-  """A group of short, well-formed, valid trajectories."""
+  """Returns rewards of a group of short, well-formed, valid trajectories."""
   ones = np.ones(len(em), np.int32)
   values = {"format_": ones, "generated_tokens": ones, "valid": ones == 1}
   values |= {name: np.asarray(value) for name, value in changes.items()}
@@ -49,8 +49,8 @@ class CompositeTest(chex.TestCase):
   @chex.variants(with_jit=True, without_jit=True)
   def test_hand_table(self):
     composite = self.variant(PLAIN, static_argnames="config")
-    # G = 5, B = 4. Three of four valid are right: gamma = 0.3 * 3/4 = 0.225;
-    # the fewest searches of a right one are 1, the most 3.
+    # G = 5, B = 4. Three of the four valid trajectories are right, so
+    # gamma = 0.3 * 3/4 = 0.225. They have 1 to 3 searches.
     table = [
       # em f  tokens used valid length  r_abs r_rel tool
       (1, 1, 2048, 1, True, 0.0, 0.75, 1.0, 0.75),
@@ -130,7 +130,7 @@ def test_other_weights():
   out = one_group(
     [1, 0], [1, 1], budget=2, generated_tokens=[15, 30], config=config
   )
-  # gamma = 3.5; the only right one has r_abs 0.5 and r_rel 1.
+  # gamma = 3.5; the only right trajectory has r_abs 0.5 and r_rel 1.
   np.testing.assert_allclose(
     out.total, [2 + 3 - 5 * 0.5 + 3.5 * 0.5, 3 - 5], rtol=1e-6
   )
@@ -152,7 +152,7 @@ BOTH = [0.75, 0.25, 0, 0]
     ({"use_abs": False, "use_rel": False}, 0.225, [1, 1, 1, 0]),
   ],
 )
-def test_switches(changes, gamma, tool):
+def test_switches_of_the_tool_reward(changes, gamma, tool):
   config = config_lib.RewardConfig(**changes)
   out = one_group([1, 1, 1, 0], [1, 2, 3, 0], budget=4, config=config)
   np.testing.assert_allclose(out.gamma, gamma, rtol=1e-6)
@@ -165,8 +165,8 @@ def test_switches(changes, gamma, tool):
   )
 
 
-def test_parts_by_themselves():
-  # Searches that no budget covered are no saving, and no division by 0.
+def test_each_part_by_hand():
+  # A budget of 0 gives 0, without a division by 0.
   np.testing.assert_array_equal(
     rewards.absolute_reward(np.ones(2), np.array([0, 2]), np.zeros(2)), [0, 0]
   )
@@ -181,7 +181,7 @@ def test_parts_by_themselves():
   )
 
 
-def test_budget_zero_has_no_absolute_signal():
+def test_budget_zero_has_zero_r_abs():
   out = one_group([1, 1, 0], [0, 0, 0], budget=0)
   np.testing.assert_array_equal(out.r_abs, [0, 0, 0])
   np.testing.assert_array_equal(out.r_rel, [1, 1, 0])
@@ -191,14 +191,14 @@ def test_budget_zero_has_no_absolute_signal():
   np.testing.assert_array_equal(out.tool, [1, 1, 0])
 
 
-def test_no_correct_trajectory_no_tool_reward():
+def test_without_a_correct_trajectory_the_tool_reward_is_zero():
   out = one_group([0, 0, 0], [0, 1, 3], budget=3)
   for name in ("r_abs", "r_rel", "tool", "gamma"):
     np.testing.assert_array_equal(getattr(out, name), 0, err_msg=name)
   np.testing.assert_allclose(out.total, 0.15)
 
 
-def test_no_valid_trajectory_no_reward():
+def test_without_a_valid_trajectory_all_rewards_are_zero():
   out = one_group([1, 1], [0, 1], budget=3, valid=[False, False])
   for name, value in out._asdict().items():
     np.testing.assert_array_equal(value, 0, err_msg=name)
@@ -219,7 +219,7 @@ def test_shapes_are_checked():
     one_group([1, 0], [0, 1], budget=1, valid=[1, 1])
 
 
-def test_any_number_type_and_any_leading_axes():
+def test_composite_accepts_any_number_type_and_leading_axes():
   arguments = random_groups(np.random.default_rng(1), 6, 5)
   expected = rewards.composite(*arguments, config=CONFIG)
   *numbers, valid = arguments
@@ -241,7 +241,7 @@ def test_any_number_type_and_any_leading_axes():
 
 @pytest.mark.parametrize("group", [2, 3, 5, 9, 33])
 def test_equal_trajectories_have_equal_bits(group):
-  """Vector lanes and their remainder round alike, so advantages are 0."""
+  """SIMD lanes and remainder loops must round alike for zero advantages."""
   used = np.full(group, 1)
   for budget, tokens in ((3, 2049), (7, 2777)):
     out = one_group(
@@ -272,7 +272,7 @@ def columns(members, budget):
 
 @settings(max_examples=200, deadline=None)
 @given(MEMBERS, st.integers(0, 8), st.permutations(range(GROUP)))
-def test_members_have_no_order(members, budget, order):
+def test_rewards_do_not_depend_on_the_order_of_members(members, budget, order):
   order = np.array(order)
   before = columns(members, budget)
   after = [x if x.ndim == 0 else x[order] for x in before]
@@ -311,7 +311,7 @@ def test_invalid_members_are_inert(members, others, budget):
 
 @settings(max_examples=200, deadline=None)
 @given(MEMBERS, st.integers(0, 8))
-def test_bounds(members, budget):
+def test_rewards_are_within_their_bounds(members, budget):
   em, *rest = columns(members, budget)
   out = rewards.composite(em, *rest, config=CONFIG)
   bounds = {
