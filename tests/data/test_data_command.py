@@ -23,7 +23,7 @@ _COMMIT = "87aab18c372ee7714a7288c7d660423c7ee96dde"
 
 @pytest.fixture
 def run(monkeypatch):
-  """Runs the command with flags of its own; the text that it prints."""
+  """Returns a function that runs the command and returns its output."""
 
   def run(*args, on=None):
     values = flags.FlagValues()
@@ -53,7 +53,7 @@ def _write(path, *questions):
 
 
 class _FakeHub:
-  """Files in a folder; asked for by commit only."""
+  """A hub whose files are in a folder; downloads need a full commit."""
 
   def __init__(self, folder):
     self.folder = folder
@@ -74,7 +74,7 @@ class _FakeHub:
     return path
 
 
-def test_inputs_are_named_or_name_themselves(run, tmp_path):
+def test_dataset_and_split_come_from_flags_or_rows(run, tmp_path):
   nq = tmp_path / "odd:name=1.jsonl"
   nq.write_text('{"question": "who b", "answer": ["x"]}\n')
   table = tmp_path / "table.csv"
@@ -95,7 +95,7 @@ def test_inputs_are_named_or_name_themselves(run, tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["{}/{}.jsonl", "{}_{}.jsonl"])
-def test_a_folder_is_the_papers_setup(run, tmp_path, layout):
+def test_folder_input_gives_the_papers_setup(run, tmp_path, layout):
   folder = tmp_path / "flashrag"
   for name in (*prepare_data.PAPER, "squad_dev", "nq_dev"):
     dataset, split = name.split("_")
@@ -137,7 +137,7 @@ def test_the_hub_gives_files_of_one_commit(run, tmp_path, revision):
     "commit": _COMMIT,
     "files": [f"{n.replace('_', '/')}.jsonl" for n in prepare_data.PAPER],
   }
-  # A commit needs nobody to say what it stands for.
+  # A full commit is not looked up.
   named = [("commit", repository, "main")] if revision == "main" else []
   assert fake.asked == named + [
     (repository, name) for name in opened.manifest["hub"]["files"]
@@ -145,8 +145,8 @@ def test_the_hub_gives_files_of_one_commit(run, tmp_path, revision):
   assert len(opened.rows("train")) == 2
 
 
-def test_the_real_hub_is_asked_for_a_data_set(monkeypatch):
-  # As the installed library declares these; other arguments would raise.
+def test_real_hub_is_called_with_valid_arguments(monkeypatch):
+  # Signatures of the installed library; other arguments would raise.
   info = mock.create_autospec(huggingface_hub.HfApi.dataset_info)
   info.return_value.sha = _COMMIT
   get = mock.create_autospec(huggingface_hub.hf_hub_download)
@@ -162,7 +162,7 @@ def test_the_real_hub_is_asked_for_a_data_set(monkeypatch):
   )
 
 
-def test_what_the_hub_lacks_is_a_sentence(run, tmp_path):
+def test_missing_hub_file_gives_an_error_message(run, tmp_path):
   arguments = ("--hub=a/b", f"--output={tmp_path / 'qa'}")
   with pytest.raises(hub.HubError, match="a/b.*'v9': 404: no revision v9. Cor"):
     run(*arguments, "--revision=v9", on=_FakeHub(tmp_path))
@@ -189,7 +189,7 @@ def test_what_the_hub_lacks_is_a_sentence(run, tmp_path):
     (("--folder={}", "--mix=../x"), "expected a plain name"),
   ],
 )
-def test_flags_that_cannot_be_are_refused(run, tmp_path, arguments, message):
+def test_invalid_flags_are_rejected(run, tmp_path, arguments, message):
   _write(tmp_path / "nq_train.jsonl", "who")
   filled = [text.format(tmp_path) for text in arguments]
   with pytest.raises(ValueError, match=f"(?i){message}"):
@@ -197,14 +197,14 @@ def test_flags_that_cannot_be_are_refused(run, tmp_path, arguments, message):
   assert not (tmp_path / "qa").exists()
 
 
-def test_one_set_in_two_files_is_refused(run, tmp_path):
+def test_dataset_split_in_two_files_is_rejected(run, tmp_path):
   _write(tmp_path / "nq_dev.jsonl", "who")
   _write(tmp_path / "nq" / "validation.jsonl", "who")
   with pytest.raises(ValueError, match="nq_dev is both"):
     run(f"--folder={tmp_path}", f"--output={tmp_path / 'qa'}", "--sets=all")
 
 
-def test_training_asks_nothing_that_an_earlier_folder_holds_out(run, tmp_path):
+def test_training_excludes_questions_held_out_by_another_folder(run, tmp_path):
   _write(tmp_path / "b" / "nq_test.jsonl", "who wrote \u201cEmma\u201d", "b")
   run(f"--folder={tmp_path / 'b'}", f"--output={tmp_path / 'eval'}")
   mine = _write(tmp_path / "mine.jsonl", "Beyonc\u00e9?")
@@ -237,7 +237,7 @@ def test_training_asks_nothing_that_an_earlier_folder_holds_out(run, tmp_path):
   assert not (tmp_path / "other").exists()
 
 
-def test_the_summary_counts_what_was_mended(run, tmp_path):
+def test_summary_counts_repairs(run, tmp_path):
   path = _write(tmp_path / "popqa_test.jsonl", "b", "c")
   rows = list(map(json.loads, path.read_text().splitlines()))
   rows[0]["golden_answers"] = "['x', 'y']"
@@ -280,7 +280,7 @@ def test_real_hotpotqa_questions_have_evidence_from_the_corpus(run, tmp_path):
   for question in questions:
     passages, _ = evidence.gold(question)
     assert len(passages) == len(question.metadata["gold_doc_ids"])
-  # Evaluation sets do not need any.
+  # Evaluation sets need no evidence.
   (first, *_) = opened.rows("hotpotqa_dev")
   assert "supporting" not in first.metadata
 

@@ -1,4 +1,4 @@
-"""The cursor: each question once an epoch, the same again from any place."""
+"""The cursor: each question once per epoch, resumable from any position."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = [types.Question(str(i), f"{i}?", ("x",)) for i in range(5)]
   begin=st.integers(0, 30),
   sizes=st.lists(st.integers(0, 25), max_size=5),
 )
-def test_pieces_of_any_size_are_one_stream(of, key, begin, sizes):
+def test_stream_does_not_depend_on_chunk_sizes(of, key, begin, sizes):
   place = start = dataset_iterator.at(begin, key=key, of=of)
   pieces = [np.zeros(0, int)]
   for n in sizes:
@@ -41,7 +41,7 @@ def test_each_epoch_has_every_question_once(of, key):
     assert sorted(epoch) == list(range(of))
 
 
-def test_epochs_and_keys_have_orders_of_their_own():
+def test_epochs_and_keys_have_different_orders():
   orders = {
     tuple(
       dataset_iterator.take(dataset_iterator.Cursor(epoch, key, 0), 50, of=50)[
@@ -54,8 +54,8 @@ def test_epochs_and_keys_have_orders_of_their_own():
   assert len(orders) == 16
 
 
-def test_an_order_does_not_change_from_version_to_version():
-  # As NumPy's SeedSequence and PCG64 give it; runs resume by it.
+def test_permutation_is_frozen_across_versions():
+  # Values from NumPy's SeedSequence and PCG64; resuming depends on them.
   taken, _ = dataset_iterator.take(dataset_iterator.Cursor(0, 42, 0), 10, of=5)
   by_hand = [
     np.random.Generator(

@@ -1,4 +1,4 @@
-"""Rows of every format that questions come in, and rows that are none."""
+"""Rows of every supported format, and malformed rows."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def test_each_format_is_recognised_and_read(name):
     (35, ("35",)),
     ([], ()),
     (None, ()),
-    # Brackets and quotes of their own.
+    # Answers that contain brackets and quotes themselves.
     (["[x]", "['Til Tuesday]", "[1912]"], ("[x]", "['Til Tuesday]", "[1912]")),
     ("[Jane Austen]", ("[Jane Austen]",)),
     ("O'Neill", ("O'Neill",)),
   ],
 )
-def test_answers_come_as_list_array_or_string(value, expected):
+def test_answers_may_be_list_array_or_string(value, expected):
   assert cells.answers(value) == (expected, ())
 
 
@@ -46,7 +46,7 @@ def test_answers_come_as_list_array_or_string(value, expected):
     ("['x', 'y']", ("x", "y")),
     ('["x", "y"]', ("x", "y")),
     (" [ 'x' ] ", ("x",)),
-    # As NumPy writes it; Python reads xy.
+    # NumPy's output without commas, which Python would parse as "xy".
     ("['x' 'y']", ("x", "y")),
     ("['x'\n \"O'Neill, J.\"]", ("x", "O'Neill, J.")),
     ("['O\\'Neill', 'a, b']", ("O'Neill", "a, b")),
@@ -56,11 +56,11 @@ def test_answers_come_as_list_array_or_string(value, expected):
     (np.array(["['x', 'y']"], object), ("x", "y")),
   ],
 )
-def test_the_text_of_a_list_is_read_as_its_answers(value, expected):
+def test_printed_list_is_parsed_into_answers(value, expected):
   assert cells.answers(value) == (expected, ("answers in the text of a list",))
 
 
-def test_a_year_that_pandas_made_a_fraction_is_a_year():
+def test_year_written_as_float_by_pandas_is_an_integer():
   found = cells.answers([1912.0, "x"])
   assert found.texts == ("1912", "x")
   assert found.mended == ("a whole number written with a fraction",)
@@ -83,12 +83,12 @@ def test_a_year_that_pandas_made_a_fraction_is_a_year():
     ("array(['x'], dtype=object)", "the text of a list or object"),
   ],
 )
-def test_answers_that_are_missing_or_damaged_are_refused(value, message):
+def test_missing_or_damaged_answers_are_rejected(value, message):
   with pytest.raises(formats.MalformedError, match=message):
     cells.answers(value)
 
 
-def test_a_question_says_what_was_mended_in_its_answers():
+def test_question_lists_repairs_of_its_answers():
   row = {"question": "who", "golden_answers": "['x', 'y']"}
   found = formats.read(row, "flashrag")
   assert found.answers == ("x", "y")
@@ -156,7 +156,7 @@ def test_a_supporting_passage_has_the_sentences_of_its_title(context, text):
     ),
   ],
 )
-def test_a_row_that_is_no_question_says_why(row, format_, message):
+def test_malformed_row_gives_the_reason(row, format_, message):
   with pytest.raises(formats.MalformedError, match=message):
     formats.read(row, format_)
 
@@ -164,12 +164,12 @@ def test_a_row_that_is_no_question_says_why(row, format_, message):
 @pytest.mark.parametrize(
   ("found", "hops"), [(2, 2), (2.0, 2), (float("nan"), None), (None, None)]
 )
-def test_hops_may_have_been_through_pandas(found, hops):
+def test_hops_may_be_floats_from_pandas(found, hops):
   row = {"question": "a", "answer": "b", "n_hops": found}
   assert formats.read(row, "plain").hops == hops
 
 
-def test_unknown_columns_are_no_format():
+def test_unknown_columns_have_no_format():
   assert formats.recognize({"text": "a", "label": 1}) is None
 
 

@@ -1,4 +1,4 @@
-"""A folder of prepared questions: written whole, checked when it is read."""
+"""A folder of prepared questions: written atomically, verified when read."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _write(folder, mix=(), **sizes):
   return prepared.Prepared(folder)
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_written_questions_are_read_back(tmp_path):
   known = {"gold_doc_ids": ["7"], "supporting": [{"title": "caf\u00e9"}]}
   entry = _entry("nq", "dev", 0, hops=3, metadata=json.dumps(known))
   made = {"nq_dev": preparing.Part([entry, _entry("nq", "dev", 1)], read=2)}
@@ -73,7 +73,7 @@ def test_what_is_written_is_read(tmp_path):
     rows[2]
 
 
-def test_the_manifest_says_what_there_is(tmp_path):
+def test_manifest_lists_contents(tmp_path):
   made = _parts(nq_train=2, nq_test=1, popqa_test=0)
   made["nq_train"].read += 3
   made["nq_train"].dropped.update({"no answer": 2, "asked twice": 1})
@@ -128,12 +128,12 @@ def test_the_manifest_says_what_there_is(tmp_path):
       "bytes": len(content),
       "sha256": hashlib.sha256(content).hexdigest(),
     }
-  # Other programs read the files as they are.
+  # Other programs can read the files.
   table = pq.read_table(tmp_path / "qa" / "train.parquet").to_pylist()
   assert [row["id"] for row in table] == ["nq/train_1", "nq/train_0"]
 
 
-def test_the_same_again_repairs_and_something_else_is_refused(tmp_path):
+def test_rewriting_repairs_and_other_contents_are_rejected(tmp_path):
   folder = tmp_path / "qa"
   _write(folder, nq_test=3)
   path = folder / "nq_test.parquet"
@@ -169,7 +169,7 @@ def test_a_damaged_file_is_refused(tmp_path, damage):
   assert len(opened.evaluation_questions(("popqa",))) == 2
 
 
-def test_what_is_no_prepared_folder_is_refused(tmp_path):
+def test_folder_that_is_not_prepared_is_rejected(tmp_path):
   with pytest.raises(ValueError, match="expected a folder of launch.prepare"):
     prepared.Prepared(tmp_path)
   (tmp_path / "manifest.json").write_text('{"version": 0}')
@@ -199,7 +199,7 @@ def test_training_goes_through_the_mix_epoch_by_epoch(tmp_path):
   assert {q.metadata["dataset"] for q in alone} == {"nq"}
 
 
-def test_a_smaller_evaluation_is_inside_a_larger_one(tmp_path):
+def test_smaller_evaluation_is_a_subset_of_a_larger_one(tmp_path):
   opened = _write(
     tmp_path / "qa",
     musique_dev=30,
@@ -211,7 +211,7 @@ def test_a_smaller_evaluation_is_inside_a_larger_one(tmp_path):
   )
   few, more = (opened.evaluation_questions(each=n) for n in (10, 20))
   names = [q.metadata["dataset"] for q in few]
-  # The paper's sets first; test where there is one, else dev.
+  # The paper's datasets come first; test if there is one, otherwise dev.
   assert names == ["nq"] * 10 + ["musique"] * 10 + ["zebra"]
   assert {q.metadata["split"] for q in few} == {"test", "dev"}
   assert [q.id for q in few[:10]] == [q.id for q in more[:10]]
@@ -219,7 +219,7 @@ def test_a_smaller_evaluation_is_inside_a_larger_one(tmp_path):
   every = opened.evaluation_questions(("nq",))
   assert len(every) == 40 and every[:10] == few[:10]
   assert [q.id for q in every] != sorted(q.id for q in every)
-  # Which ones does not depend on what else there is.
+  # The selection does not depend on other datasets in the folder.
   fewer = _write(tmp_path / "fewer", nq_test=30)
   kept = [q for q in every if int(q.id.rpartition("_")[2]) < 30]
   assert fewer.evaluation_questions(("nq",)) == kept
@@ -288,7 +288,7 @@ def test_the_world_is_one_dataset():
   assert few == more[:7] and few == source.evaluation_questions(each=7)
   ids = [q.id for q in source.evaluation_questions()]
   assert len(set(ids)) == 1000
-  # Those that earlier evaluations asked, so that they can be paired.
+  # The same questions as in earlier evaluations, so that they can be paired.
   digest = hashlib.sha256("\n".join(ids).encode()).hexdigest()
   assert digest.startswith("04864b6dd591e6aa")
   assert all(q.id.startswith("held-out/") for q in more)

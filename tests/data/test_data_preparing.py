@@ -50,17 +50,17 @@ def _prepare(*sources, **settings):
     ("caf\u00e9 \ud83d of?", "caf\u00e9 \ufffd of?"),
   ],
 )
-def test_a_question_is_one_line_with_its_mark(found, read):
+def test_question_is_one_line_with_question_mark(found, read):
   assert texts.ask(found) == read
 
 
 @hypothesis.given(st.text())
-def test_a_question_that_was_cleaned_stays_as_it_is(text):
+def test_cleaning_a_question_is_idempotent(text):
   once = texts.ask(text)
   assert once.endswith("?") and texts.ask(once) == once
 
 
-def test_answers_that_normalise_to_nothing_are_none():
+def test_answers_that_normalise_to_nothing_are_removed():
   found = [
     "*",
     " Jane  Austen ",
@@ -73,7 +73,7 @@ def test_answers_that_normalise_to_nothing_are_none():
   assert texts.accept(found) == ("Jane Austen", "jane austen")
 
 
-def test_rows_are_counted_by_what_became_of_them(tmp_path):
+def test_rows_are_counted_as_kept_or_dropped_by_reason(tmp_path):
   train = _rows("who a", "Who A?", "in dev?", "unanswered")
   train[1]["golden_answers"] = ["y", "*"]
   train[3]["golden_answers"] = ["*", "the"]
@@ -96,7 +96,7 @@ def test_rows_are_counted_by_what_became_of_them(tmp_path):
   assert [e.question for e in hotpot.entries] == ["In DEV?", "b?"]
 
 
-def test_an_evaluation_set_stays_as_it_was_published(tmp_path):
+def test_evaluation_set_keeps_its_published_questions(tmp_path):
   rows = _rows("What is Easy Living?", "What is easy living", "unmatched")
   rows[1]["golden_answers"] = ["y"]
   rows[2]["golden_answers"] = ["The", "*", " "]
@@ -112,12 +112,12 @@ def test_an_evaluation_set_stays_as_it_was_published(tmp_path):
       ("popqa/q2", ("The", "*")),
     ]
     assert (part.read, part.dropped, part.unmatched) == (3, {}, 1)
-  # A row of training that has no other answer teaches nothing.
+  # A training row whose answers all normalise to nothing is dropped.
   assert parts["nq_train"].dropped["no answer"] == 1
   assert parts["nq_train"].dropped["asked twice, answers merged"] == 1
 
 
-def test_an_evaluation_row_that_is_read_twice_is_one_question(tmp_path):
+def test_evaluation_row_read_twice_is_one_question(tmp_path):
   path = _lines(tmp_path / "a.jsonl", _rows("b", "c"))
   part = _prepare((path, "nq", "dev"), (path, "nq", "dev"))["nq_dev"]
   assert [e.id for e in part.entries] == ["nq/q0", "nq/q1"]
@@ -140,7 +140,7 @@ def test_an_evaluation_row_that_is_read_twice_is_one_question(tmp_path):
     ("stra\u00dfe", "STRASSE?"),
   ],
 )
-def test_a_leak_is_found_however_it_is_written(tmp_path, asked, held):
+def test_leak_is_found_despite_spelling(tmp_path, asked, held):
   train = _lines(tmp_path / "t.jsonl", _rows(asked, "another"))
   test = _lines(tmp_path / "e.jsonl", _rows(held))
   part = _prepare((train, "nq", "train"), (test, "nq", "test"))["nq_train"]
@@ -156,9 +156,9 @@ def test_a_leak_is_found_however_it_is_written(tmp_path, asked, held):
   ("one", "other"),
   [("who is 1", "who is 2"), ("c++?", "c#"), ("\u0915\u093f", "\u0915\u0940")],
 )
-def test_questions_that_ask_something_else_are_no_leak(one, other):
+def test_different_questions_are_not_leaks(one, other):
   different = leaks.key(one) != leaks.key(other)
-  assert different == (one != "c++?")  # ASCII signs never counted.
+  assert different == (one != "c++?")  # ASCII signs are ignored.
 
 
 def test_control_characters_are_spaces_and_counted(tmp_path):
@@ -171,7 +171,7 @@ def test_control_characters_are_spaces_and_counted(tmp_path):
   assert part.mended == {"control characters": 2}
 
 
-def test_names_of_an_entity_are_accepted_by_the_official_scorer(tmp_path):
+def test_official_scorer_accepts_entity_aliases(tmp_path):
   rows = _rows("b", "c", "d")
   for row, id_ in zip(rows, ("Q30", "Q1", None)):
     row["metadata"] = {"answer_id": id_}
@@ -242,7 +242,7 @@ def test_every_row_is_kept_or_dropped_for_a_reason(rows, limit):
       accepted = set(entry.golden_answers)
       assert accepted and (accepted <= {"x", "y"} or accepted <= {"*", "the"})
   trained = set().union(*(q for n, q in seen.items() if n.endswith("_train")))
-  # As all evaluation questions were, before the limit.
+  # Includes the evaluation questions that the limit drops.
   held_out = {
     question.lower().removeprefix("the ").strip("?")
     for _, split, question, answers in rows
@@ -251,7 +251,7 @@ def test_every_row_is_kept_or_dropped_for_a_reason(rows, limit):
   assert not {q.removeprefix("the ") for q in trained} & held_out
 
 
-def test_a_smaller_limit_keeps_some_of_what_a_larger_one_keeps(tmp_path):
+def test_smaller_limit_keeps_a_subset(tmp_path):
   path = _lines(tmp_path / "a.jsonl", _rows(*map(str, range(50))))
 
   def kept(limit):
@@ -261,7 +261,7 @@ def test_a_smaller_limit_keeps_some_of_what_a_larger_one_keeps(tmp_path):
   few, many, whole = kept(10), kept(30), kept(99)
   assert len(few) == 10 and len(many) == 30 and len(whole) == 50
   assert set(few) < set(many)
-  # In their file's order, chosen by what has nothing to do with it.
+  # The file's order is kept; the choice does not depend on it.
   chosen = sorted(whole, key=lambda id_: hashlib.sha256(id_.encode()).digest())
   assert few == [id_ for id_ in whole if id_ in chosen[:10]]
   with pytest.raises(
@@ -285,13 +285,13 @@ def test_a_mix_is_a_shuffle_that_its_seed_fixes(tmp_path):
   assert sorted(mixed(1)) == sorted(mixed(2)) == sorted(both)
   datasets = "".join(id_[0] for id_ in mixed(1))
   assert "h" in datasets[:20] and "h" in datasets[20:]
-  # All that popqa asks is held out, so nothing of hotpotqa is left.
+  # All questions of popqa are held out, so none of hotpotqa remains.
   parts = _prepare(*sources)
   with pytest.raises(ValueError, match=r"asks for hotpotqa, .*\(.*nq\)"):
     preparing.mix(parts, preparing.Settings(mix=("nq", "hotpotqa")))
 
 
-def test_rows_say_what_they_are_of_by_any_name(tmp_path):
+def test_rows_may_name_dataset_and_split_by_aliases(tmp_path):
   path = tmp_path / "train.parquet"
   rows = [
     {
@@ -318,7 +318,7 @@ def test_a_file_of_another_dataset_is_refused(tmp_path):
     ValueError, match="a question of hotpotqa in a file of nq"
   ):
     _prepare((path, "nq", "dev"))
-  # Its split is its file's: Search-R1 calls every one test.
+  # The file's split wins: Search-R1 calls every evaluation set test.
   assert list(_prepare((path, "hotpotqa", "dev"))) == ["hotpotqa_dev"]
 
 
@@ -331,7 +331,7 @@ def test_rows_without_ids_are_numbered_over_all_files(tmp_path):
   assert ids == ["nq/dev_0", "nq/dev_1", "nq/dev_2"]
 
 
-def test_two_questions_of_one_id_are_refused(tmp_path):
+def test_two_questions_with_one_id_are_rejected(tmp_path):
   one = _lines(tmp_path / "one.jsonl", _rows("b"))
   two = _lines(tmp_path / "two.jsonl", _rows("c"))
   with pytest.raises(ValueError, match="id 'nq/q0' in nq dev: 'b.' and 'c.'"):
@@ -396,7 +396,7 @@ def test_two_questions_of_one_id_are_refused(tmp_path):
     ),
   ],
 )
-def test_a_malformed_row_is_refused_by_its_number_or_counted(
+def test_malformed_row_is_rejected_with_its_number_or_counted(
   tmp_path, name, content, row, reason
 ):
   path = tmp_path / name
@@ -422,7 +422,7 @@ def test_a_malformed_row_is_refused_by_its_number_or_counted(
   ],
 )
 @pytest.mark.parametrize("skip", [False, True])
-def test_a_file_that_is_not_whole_is_never_skipped(
+def test_truncated_file_is_never_skipped(
   tmp_path, name, content, message, skip
 ):
   path = tmp_path / name
@@ -432,13 +432,13 @@ def test_a_file_that_is_not_whole_is_never_skipped(
     _prepare((path, "nq", "dev"), skip_malformed=skip)
 
 
-def test_rows_that_do_not_say_their_set_are_refused(tmp_path):
+def test_rows_without_dataset_are_rejected(tmp_path):
   path = _lines(tmp_path / "a.jsonl", _rows("b"))
   with pytest.raises(ValueError, match="do not say of which dataset"):
     _prepare((path,))
 
 
-def test_every_kind_of_file_gives_the_same_rows(tmp_path):
+def test_all_file_types_give_the_same_rows(tmp_path):
   rows = [{"question": f"q {i}", "answer": f"a {i}"} for i in range(5)]
   text = "".join(f"{row['question']},{row['answer']}\n" for row in rows)
   _lines(tmp_path / "a.jsonl", rows)
@@ -446,7 +446,7 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path):
   _lines(tmp_path / "lines.json", rows)
   (tmp_path / "array.json").write_text(json.dumps(rows, indent=1))
   (tmp_path / "data.json").write_text(json.dumps({"Data": rows, "Version": 1}))
-  # As a spreadsheet writes it.
+  # With a byte order mark, as spreadsheets write it.
   (tmp_path / "c.csv").write_text("\ufeffquestion,answer\r\n" + text)
   (tmp_path / "d.tsv").write_text(
     "question\tanswer\n" + text.replace(",", "\t")

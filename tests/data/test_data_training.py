@@ -1,4 +1,4 @@
-"""Training over epochs of questions: each in another order, resumed."""
+"""Training over several epochs, each in another order, with a resume."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ def parts():
 
 
 def _stream(parts, *, key=7, questions=6):
-  """Four rollouts of four questions go round six of them."""
+  """Returns a stream of 16 questions, four rollouts, over six distinct ones."""
   rows = parts["questions"][:questions]
   return parts | {"questions": dataset_iterator.Stream(rows, count=16, key=key)}
 
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory, parts):
-  """A run that was killed in its third rollout and started again."""
+  """Returns a run that was killed in its third rollout and resumed."""
   folder = tmp_path_factory.mktemp("run")
   small_run.train(folder, _stream(parts), rollouts=3)
   small_run.train(folder, _stream(parts))
   return folder
 
 
-def test_a_resumed_run_asks_what_the_stream_holds(resumed, parts):
+def test_resumed_run_takes_the_streams_questions(resumed, parts):
   order, _ = dataset_iterator.take(dataset_iterator.Cursor(0, 7, 0), 16, of=6)
   for rollout in (1, 3):
     path = resumed / "trajectories" / f"rollout-{rollout:05d}.jsonl"
@@ -64,6 +64,6 @@ def test_the_cursor_is_in_the_metrics_and_the_checkpoint(resumed):
 
 
 @pytest.mark.parametrize("change", [{"key": 8}, {"questions": 5}])
-def test_another_stream_does_not_go_on(resumed, parts, change):
+def test_resuming_with_another_stream_is_rejected(resumed, parts, change):
   with pytest.raises(checkpoint.MismatchError, match="has questions .*'key'"):
     small_run.train(resumed, _stream(parts, **change))

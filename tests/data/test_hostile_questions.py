@@ -1,4 +1,4 @@
-"""Files of questions that are not what they should be: read, or refused."""
+"""Damaged and unusual question files are either read or rejected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import question_rows
 from anysearch_jax.data import files, formats
 
 ROWS = [row for row, _, _ in question_rows.ROWS.values()]
-# What a Parquet file has beside what JSON has.
+# Types of values that Parquet has and JSON lacks.
 OTHERS = (
   *(b"\xff", datetime.date(1, 1, 1), decimal.Decimal("NaN")),
   *([("a", 1)], {1: 2}, datetime.timedelta(1)),
@@ -57,7 +57,7 @@ def test_any_row_is_a_question_or_malformed(tape):
   assert all(isinstance(x, str) for x in (found.id, found.dataset, found.split))
   assert found.hops is None or 0 <= found.hops < 100
   json.dumps(found.metadata)
-  # Where reports look for the facts of the generated world.
+  # Reports expect the facts of the generated world under this key.
   assert "facts" not in found.metadata
 
 
@@ -69,7 +69,7 @@ def table(rows, delimiter):
 
 
 def parsed(line):
-  """What a line of JSON should come to."""
+  """Returns the expected result of a line of JSON."""
   try:
     value = json.loads(line)
   except (ValueError, RecursionError):
@@ -79,12 +79,12 @@ def parsed(line):
 
 @hostile.cases("a file of questions")
 @hypothesis.given(hostile.tapes(150))
-def test_a_file_of_questions_is_read_as_it_was_written(folder, tape):
+def test_question_file_round_trips(folder, tape):
   suffix = tape.pick((".jsonl", ".json", ".csv", ".tsv"))
   zipped = tape.pick(("", ".gz"))
   path = folder / f"questions{suffix}{zipped}"
   if suffix in (".csv", ".tsv"):
-    # A table has text in UTF-8 only; a row that has none of it is no row.
+    # A table holds UTF-8 text only; a row without any text is not a row.
     cells = [
       [f"q{tape.text(4)}".encode(errors="replace").decode() for _ in range(2)]
       for _ in range(tape.below(4))
@@ -109,7 +109,7 @@ def test_a_file_of_questions_is_read_as_it_was_written(folder, tape):
 
 
 def written(rows, kind):
-  """A right file of questions, as bytes."""
+  """Returns a valid question file as bytes."""
   if kind == ".parquet":
     out = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows), out)
@@ -151,7 +151,7 @@ def test_a_damaged_file_of_questions_is_read_or_refused(folder, tape):
 
 @hostile.cases("a file of questions that was cut")
 @hypothesis.given(hostile.tapes(20))
-def test_what_is_left_of_a_cut_file_is_read_as_it_was(folder, tape):
+def test_rows_of_a_truncated_file_are_unchanged(folder, tape):
   kind = tape.pick([*WRITTEN])
   path = folder / f"cut{kind}"
   data = WRITTEN[kind]
@@ -165,7 +165,7 @@ def test_what_is_left_of_a_cut_file_is_read_as_it_was(folder, tape):
   else:
     assert kind in (".jsonl", ".csv", ".tsv")
   if found and (kind in (".csv", ".tsv") or not isinstance(found[-1], dict)):
-    # Nothing tells that a word of a table was longer.
+    # A truncated last word of a table cannot be recognised.
     found.pop()
   names = (
     {"question", "answer"} if kind in (".csv", ".tsv") else {*QUESTIONS[0]}
@@ -179,21 +179,21 @@ def test_what_is_left_of_a_cut_file_is_read_as_it_was(folder, tape):
 @pytest.mark.parametrize(
   ("text", "expected"),
   [
-    # A quote inside a cell of a table that has none is not taken away.
+    # Text after a closing quote makes the row malformed.
     ('q,a\n"Emma" by,x\nb,y\n', [(2, None), (3, {"q": "b", "a": "y"})]),
     (
       f'q,a\n"{"x" * 200_000}",x\nb,y\n',
       [(2, None), (3, {"q": "b", "a": "y"})],
     ),
     ("q,a\n\n\nb,y\n", [(4, {"q": "b", "a": "y"})]),
-    # Rows behind a quote that stays open are part of a cell.
+    # An unterminated quote swallows the following rows, so reading fails.
     ('q,a\nb,y\nc,"z\nd,w\n', [(2, {"q": "b", "a": "y"}), "unexpected end"]),
     (f'q,a\nc,"z\n{"x" * 200_000}\nd,w\n', ["larger than field limit"]),
     ('q,"a\nb,y\n', ["unexpected end"]),
     ("", []),
   ],
 )
-def test_no_row_of_a_table_is_lost_in_silence(folder, text, expected):
+def test_no_table_row_is_lost_silently(folder, text, expected):
   path = folder / "table.csv"
   path.write_text(text)
   found = []

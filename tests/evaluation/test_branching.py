@@ -1,4 +1,4 @@
-"""Other ends of stored episodes: what is sampled, and what it is worth."""
+"""Counterfactual ends of stored episodes: sampling and measured value."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def context(request):
 
 
 def number(request):
-  """Of the question, which stands at the end of its prompt."""
+  """Returns the question's number, which ends its prompt."""
   return int(context(request).partition("item ")[2][0])
 
 
@@ -61,9 +61,9 @@ def branch(evaluation, folder, script, config, **settings):
 
 
 def hesitant(request):
-  """Answers, right where the number is even; searches at its third attempt.
+  """Answers correctly if the number is even; searches at its third attempt.
 
-  What it finds it reads, but from the question with number 7.
+  After a search it answers correctly, except for question 7.
   """
   if ANSWERED in context(request):
     return scripted.answer("y" if number(request) == 7 else "x")
@@ -72,13 +72,13 @@ def hesitant(request):
   return scripted.answer("x" if number(request) % 2 == 0 else "y")
 
 
-def test_a_forced_search_is_worth_what_it_mends(tmp_path):
+def test_value_of_forced_search_counts_corrected_answers(tmp_path):
   config = configured(budgets=(0, 1), seeds=(1,))
   evaluated(tmp_path / "e", hesitant, config)
   summary, rows, engine = branch(
     tmp_path / "e", tmp_path / "b", hesitant, config
   )
-  # Of eight with budget left, 1, 3 and 5 are mended and 7 is not.
+  # Of eight with budget left, a search corrects 1, 3 and 5, but not 7.
   found = summary["continue"]
   assert found["worth"]["value"] == pytest.approx(3 / 8)
   assert 0 <= found["worth"]["low"] < 3 / 8 < found["worth"]["high"] <= 1
@@ -87,11 +87,11 @@ def test_a_forced_search_is_worth_what_it_mends(tmp_path):
   assert list(found["by_budget_left"]) == ["1"]
   assert "stop" not in summary
   assert {row["searches"] for row in rows} == {1}
-  # Nothing is left in the engine's cache.
+  # The engine's cache is empty afterwards.
   assert {r.address for r in engine.requests} == set(engine.released)
 
 
-def test_who_never_searches_is_not_reached(tmp_path):
+def test_policy_that_never_searches_is_not_reached(tmp_path):
   config = configured(budgets=(2,), seeds=(1,))
   evaluated(tmp_path / "e", hesitant, config)
   summary, rows, engine = branch(
@@ -105,7 +105,7 @@ def test_who_never_searches_is_not_reached(tmp_path):
 
 
 def searcher(request):
-  """Searches twice; without a second answer it knows it for even numbers."""
+  """Searches twice; without the second result it is right for even numbers."""
   text = context(request)
   if "No search is left" in text:
     return scripted.answer("x" if number(request) % 2 == 0 else "y")
@@ -115,22 +115,20 @@ def searcher(request):
 
 
 @pytest.mark.parametrize("scaffold", [False, True])
-def test_a_search_that_is_not_granted_costs_what_it_had_found(
-  tmp_path, scaffold
-):
+def test_value_of_denied_search_counts_lost_answers(tmp_path, scaffold):
   config = configured(budgets=(2, 3), seeds=(1,), scaffold=scaffold)
   stored = evaluated(tmp_path / "e", searcher, config)
   summary, rows, engine = branch(
     tmp_path / "e", tmp_path / "b", searcher, config, samples=1
   )
   found = summary["stop"]
-  # Each of 16 episodes is cut at each of its two searches.
+  # Each of 16 episodes branches at each of its two searches.
   assert (found["ends"], found["reached"]) == (32, 32)
   assert found["worth"]["value"] == pytest.approx(1 / 2)
   assert found["by_searches_before"]["0"]["ends"] == 16
   assert sorted(found["by_budget_left"]) == ["1", "2", "3"]
   assert {row["searches"] for row in rows if row["kind"] == "stop"} == {0, 1}
-  # All before the cut are the tokens that were played.
+  # The tokens before the branch point are the stored ones.
   contexts = {tuple(row["tokens"]["ids"]) for row in stored}
   for request in engine.requests:
     if request.turn == 1 and "No search" not in context(request):
@@ -141,7 +139,7 @@ def test_a_search_that_is_not_granted_costs_what_it_had_found(
       assert any(known[: len(ids)] == ids for known in contexts)
 
 
-def test_a_budget_line_tells_what_is_left_at_the_cut(tmp_path):
+def test_budget_line_at_branch_point_has_remaining_budget(tmp_path):
   config = configured(budgets=(3,), seeds=(1,), scaffold=True)
   (stored,) = evaluated(tmp_path / "e", searcher, config, QUESTIONS[:1])
   cut = branch_points.of(stored, PAPER)[1]
@@ -162,7 +160,7 @@ def test_a_budget_line_tells_what_is_left_at_the_cut(tmp_path):
   assert "used=1; total=3" not in context(request)
 
 
-def test_an_episode_is_taken_up_after_its_bad_turns(tmp_path):
+def test_episode_branches_after_bad_turns(tmp_path):
   def script(request):
     return scripted.search("a") if request.turn == 0 else scripted.answer("x")
 
@@ -183,7 +181,7 @@ def test_an_episode_is_taken_up_after_its_bad_turns(tmp_path):
   )
 
 
-def test_ends_that_were_played_are_not_played_again(tmp_path):
+def test_finished_ends_are_not_played_again(tmp_path):
   config = configured(budgets=(0, 1), seeds=(1, 2))
   evaluated(tmp_path / "e", hesitant, config)
   whole, rows, _ = branch(tmp_path / "e", tmp_path / "a", hesitant, config)
@@ -204,11 +202,11 @@ def test_ends_that_were_played_are_not_played_again(tmp_path):
   )
   assert again == whole
   assert (partial.parent / "branches.jsonl").read_text().splitlines() == lines
-  # Three turns until one searches, and one that answers.
+  # Each end takes three turns until one searches, and one that answers.
   assert len(engine.requests) == 4 * (len(rows) - 15)
 
 
-def test_fewer_episodes_are_among_more_of_them(tmp_path):
+def test_smaller_selection_is_a_subset(tmp_path):
   config = configured(budgets=(1, 2), seeds=(1,))
   evaluated(tmp_path / "e", hesitant, config)
   chosen = []
@@ -221,7 +219,7 @@ def test_fewer_episodes_are_among_more_of_them(tmp_path):
   assert chosen[0] < chosen[1]
 
 
-def test_ends_of_the_engine_are_drawn_again_alike(tmp_path):
+def test_engine_ends_are_reproducible(tmp_path):
   source = small_run.parts()
   policy = hf.load("configs/quickstart_policy")
   config = dataclasses.replace(
@@ -265,7 +263,7 @@ def cell(row):
   return row["question_id"], row["budget"], row["seed"]
 
 
-def test_rows_that_cannot_be_taken_up_are_refused(tmp_path):
+def test_rows_that_cannot_branch_are_rejected(tmp_path):
   config = configured(budgets=(1,), seeds=(1,))
   (row,) = evaluated(tmp_path / "e", hesitant, config, QUESTIONS[:1])
   (cut,) = branch_points.of(row, PAPER)
@@ -285,8 +283,8 @@ TURNS = {
 
 
 @pytest.mark.parametrize("name", sorted(systems.ENVIRONMENTS))
-def test_an_episode_of_any_environment_stands_as_it_stood(name):
-  """Against the states that it went through when it was played."""
+def test_restored_state_equals_the_original_in_every_environment(name):
+  """Compares restored states with those recorded while the episode ran."""
   env = systems.environment(name)
   search, answer = TURNS.get(name, TURNS[""])
   config = dataclasses.replace(configured().episode, prompts=name)

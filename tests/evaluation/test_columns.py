@@ -1,4 +1,4 @@
-"""Episodes as arrays: nothing lost, order of no matter, errors in words."""
+"""Episodes as arrays: values, independence of order, error messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _file(path, found):
 
 
 def _of_sets(row, names):
-  """The row's questions dealt out to datasets."""
+  """Assigns the row's questions to datasets."""
   return [
     e | {"dataset": names[int(e["question_id"][1:]) % len(names)]}
     for e in row.episodes
@@ -34,7 +34,7 @@ def test_a_file_and_its_episodes_measure_the_same(tmp_path):
   assert metrics.by_hops(table) == metrics.by_hops(row.episodes)
 
 
-def test_every_number_stands_where_its_episode_does():
+def test_columns_are_aligned_with_episodes():
   row = study.row("a", questions=9, budgets=(0, 3, 1), seeds=(2, 1))
   table = columns.of(row.episodes)
   ordered = sorted(row.episodes, key=episodes.key_of)
@@ -52,7 +52,7 @@ def test_every_number_stands_where_its_episode_does():
   assert list(table.asked) == [float(t is not None and t[1]) for t in told]
 
 
-def test_a_format_that_nothing_judged_is_no_measurement():
+def test_missing_format_is_not_measured():
   row = study.row("a", questions=4, budgets=(2,), seeds=(1,))
   found = metrics.cell([{**e, "format": None} for e in row.episodes])
   assert found.format_rate is None
@@ -79,7 +79,7 @@ def test_runs_of_different_seeds_are_one_row(tmp_path):
     columns.read(paths[0], paths[0])
 
 
-def test_sets_come_in_the_papers_order(tmp_path):
+def test_datasets_are_in_the_papers_order(tmp_path):
   names = ["bamboogle", "aqa", "nq", "2wikimultihopqa"]
   found = _of_sets(study.row("a", questions=8, budgets=(1,)), names)
   parts = columns.by_dataset(found)
@@ -88,21 +88,21 @@ def test_sets_come_in_the_papers_order(tmp_path):
   assert set(parts["nq"].ids[parts["nq"].question]) == {"q2", "q6"}
 
 
-def test_a_dataset_may_be_told_by_the_question_only():
+def test_dataset_may_come_from_question_metadata():
   (episode,) = study.row("a", questions=1, budgets=(1,)).episodes
   told = episode | {"metadata": {"dataset": "popqa"}}
   assert list(columns.by_dataset([told])) == ["popqa"]
   assert list(columns.by_dataset([episode])) == ["world"]
 
 
-def test_a_question_is_of_one_set():
+def test_question_in_two_datasets_is_rejected():
   row = study.row("a", questions=1, budgets=(1, 2))
   found = [e | {"dataset": f"set{e['budget']}"} for e in row.episodes]
   with pytest.raises(ValueError, match="'q0' is of dataset 'set1' and of"):
     columns.of(found)
 
 
-def test_what_a_file_does_not_tell_is_not_known():
+def test_missing_values_are_undefined():
   row = study.row("a", questions=4, budgets=(1,), plain=True)
   cell = metrics.cell(row.episodes)
   assert (cell.cost, cell.input_tokens) == (None, None)
@@ -112,7 +112,7 @@ def test_what_a_file_does_not_tell_is_not_known():
   assert metrics.by_hops(row.episodes) == {}
 
 
-def test_read_refuses_with_a_sentence(tmp_path):
+def test_read_errors_have_messages(tmp_path):
   path = tmp_path / "episodes.jsonl"
   for text, sentence in (
     ("", "episodes.jsonl: found no episode"),
@@ -124,13 +124,13 @@ def test_read_refuses_with_a_sentence(tmp_path):
       columns.read(path)
 
 
-def test_an_outcome_that_is_none_is_refused():
+def test_unknown_outcome_is_rejected():
   (episode,) = study.row("a", questions=1, budgets=(1,)).episodes
   with pytest.raises(ValueError, match="'q0' ended as 'lost'; expected one of"):
     columns.of([episode | {"outcome": "lost"}])
 
 
-def test_half_a_surrogate_pair_can_be_read(tmp_path):
+def test_unpaired_surrogate_can_be_read(tmp_path):
   (episode,) = study.row("a", questions=1, budgets=(1,)).episodes
   path = _file(tmp_path / "x", [episode | {"question": study.HOSTILE}])
   assert len(columns.read(path)) == 1
@@ -162,9 +162,9 @@ def test_a_row_keeps_a_sample_and_measures_all(tmp_path):
   ("answer", "aliases", "expected"),
   [
     ("a cat sat on the mat", ["cat on mat"], 6 / 7),  # 3 of 4, 3 of 3.
-    ("cat cat", ["cat"], 2 / 3),  # A word counts as often as both have it.
+    ("cat cat", ["cat"], 2 / 3),  # A word counts as often as it is in both.
     ("cat", ["dog", "the big cat", "cat dog bird"], 2 / 3),
-    ("The", ["the"], 0.0),  # Nothing is left of either.
+    ("The", ["the"], 0.0),  # Both normalise to nothing.
     ("", [], 0.0),
     (None, ["cat"], 0.0),
   ],
@@ -173,11 +173,11 @@ def test_f1_by_hand(answer, aliases, expected):
   assert scoring.f1(answer, aliases) == pytest.approx(expected)
 
 
-def test_f1_is_of_words_and_one_where_em_is():
+def test_f1_is_token_based_and_one_if_em_is_one():
   (base,) = study.row("a", questions=1, budgets=(1,)).episodes
   told = {
     "the Eiffel tower": 1.0,
-    "tower of London": 2 / 5,  # One word of two and three.
+    "tower of London": 2 / 5,  # One common word; two and three words.
     "Big Ben": 0.0,
     None: 0.0,
   }

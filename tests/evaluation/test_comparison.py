@@ -1,4 +1,4 @@
-"""Paired comparison and the verdicts over it."""
+"""Paired comparisons, and the verdicts based on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anysearch_jax.evaluation import comparison, episodes, metrics, verdicts
 def _row(
   label, results, *, budget=2, seed=1, outcome="answered", dataset="world"
 ):
-  """A row from {question: (em, searches)}."""
+  """Builds a row from {question: (em, searches)}."""
   return metrics.Row(
     label,
     tuple(
@@ -46,7 +46,7 @@ def test_the_early_stopping_table_by_hand():
   assert [line.budget for line in table] == [2, None]
   line = table[0]
   assert (line.n, line.wins, line.losses) == (4, 1, 2)
-  assert line.losses_unused == 1  # q2 left one of two; q3 spent both.
+  assert line.losses_unused == 1  # q2 left one search of two; q3 used both.
   assert line.net == -1
   assert line.difference.value == pytest.approx(-0.25)
   assert line.tp_difference.value == pytest.approx(2 / 4 - 3 / 8)
@@ -60,7 +60,7 @@ def test_failed_pairs_are_left_out_and_counted():
   assert comparison.compare(pairs) == []
 
 
-def test_a_subset_is_compared_on_what_is_common():
+def test_subset_is_compared_on_common_questions():
   ours = _row("a", {f"q{i}": (1, 1) for i in range(5)})
   theirs = _row("b", {f"q{i}": (0, 1) for i in range(3)})
   for one, other in ((ours, theirs), (theirs, ours)):
@@ -75,12 +75,12 @@ def test_different_questions_are_refused():
     comparison.pair(ours, theirs)
 
 
-def test_nothing_in_common_is_refused():
+def test_rows_without_common_episodes_are_rejected():
   with pytest.raises(ValueError, match="no budget and seed in common"):
     comparison.pair(_row("a", {"q": (1, 1)}), _row("b", {"q": (1, 1)}, seed=2))
 
 
-def test_other_budgets_do_not_stand_in_the_way():
+def test_budgets_of_one_row_only_are_ignored():
   ours = study.row("a", budgets=(0, 1, 2), questions=5)
   theirs = study.row("b", budgets=(1, 2, 3), questions=5)
   pairs = comparison.pair(ours, theirs)
@@ -103,7 +103,7 @@ def test_the_early_stopping_table_of_one_set():
   assert (line.n, line.wins, line.losses) == (3, 1, 2)
 
 
-def test_pairs_of_a_large_row_are_those_of_the_small_join():
+def test_pairs_equal_a_naive_join():
   ours = study.row("a", questions=12, budgets=(0, 1, 3), seeds=(3, 1))
   theirs = study.row("b", questions=9, budgets=(3, 0, 5), seeds=(1, 2))
   left = {episodes.key_of(e): e for e in episodes.scored(ours.episodes)}
@@ -137,7 +137,7 @@ def test_pairing_narrows_the_interval():
   pairs = comparison.pair(_row("a", ours), _row("b", theirs))
   (found,) = comparison.differences(pairs, [pairs.budget == 2])
   assert found.above()
-  # Unpaired, the difference of two rates near 1/2 has half-width 0.07.
+  # Unpaired, the difference of two rates near 1/2 has a half-width of 0.07.
   assert found.high - found.low < 0.07
 
 
@@ -202,14 +202,14 @@ def test_verdicts_of_a_bad_policy_say_so():
   assert "below control" in found[4].text
 
 
-def test_searching_that_does_not_pay_is_not_met():
+def test_searching_without_gain_is_not_met():
   flat = study.row("flat", questions=40)
   episodes = tuple(e | {"em": 1, "outcome": "answered"} for e in flat.episodes)
   met, _ = _verdicts(metrics.Row("flat", episodes))
   assert met[0] is False
 
 
-def test_what_was_not_measured_is_not_judged():
+def test_unmeasured_claims_are_not_judged():
   met, found = _verdicts(study.row("a", questions=8, budgets=(5,), plain=True))
   assert met == [None] * 5
   assert all(v.text.startswith("Not judged: ") for v in found)

@@ -1,4 +1,4 @@
-"""Curves over the budget, their area, the Pareto front, what runs cost."""
+"""Curves over the budget, their area, the Pareto front, and costs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _sets(row):
   ]
 
 
-def test_a_curve_holds_what_the_cells_do():
+def test_curve_points_equal_cells():
   row = study.row("a", questions=40, budgets=(0, 2, 5, 7), seeds=(1, 2))
   curve = curves.curve("a", row.columns, trained=5, resamples=200)
   cells = metrics.by_budget(row.columns)
@@ -51,14 +51,14 @@ def test_the_area_is_by_trapezoids_over_uneven_budgets():
   assert curve.area.low < by_hand < curve.area.high
 
 
-def test_one_budget_has_no_area_and_no_episode_no_curve():
+def test_one_budget_has_no_area_and_empty_row_no_points():
   row = study.row("a", questions=5, budgets=(2,))
   assert curves.curve("a", row.columns, trained=5).area == (None,) * 3
   failed = [e | {"outcome": "failed"} for e in row.episodes]
   assert curves.curve("a", failed, trained=5).points == ()
 
 
-def test_over_sets_every_set_weighs_the_same():
+def test_over_sets_weighs_datasets_equally():
   found = _sets(study.row("a", questions=50, budgets=(2, 6)))
   parts = columns.by_dataset(found)
   cells = [metrics.by_budget(part) for part in parts.values()]
@@ -81,7 +81,7 @@ def test_over_sets_every_set_weighs_the_same():
   assert average["tp"].value == pytest.approx(curve.points[1].tp.value)
 
 
-def test_an_average_over_sets_needs_all_of_them():
+def test_average_needs_the_measure_in_every_dataset():
   found = _sets(study.row("a", questions=50, budgets=(2,)))
   found = [e | ({"searches": 0} if e["dataset"] == "nq" else {}) for e in found]
   average = metrics.over_sets(found, ("accuracy", "tp"), resamples=100)
@@ -91,7 +91,7 @@ def test_an_average_over_sets_needs_all_of_them():
 
 
 def _curve(label, *points):
-  """A curve from (budget, accuracy, searches)."""
+  """Builds a curve from (budget, accuracy, searches)."""
   nothing = intervals.Estimate(None, None, None)
   return curves.Curve(
     label,
@@ -112,13 +112,13 @@ def _curve(label, *points):
   )
 
 
-def test_the_front_by_hand():
+def test_pareto_front_by_hand():
   ours = _curve("a", (0, 0.2, 0.0), (1, 0.5, 0.8), (2, 0.5, 1.0))
   theirs = _curve("b", (0, 0.2, 0.0), (1, 0.4, 0.8), (2, 0.6, 2.0))
   offers = curves.pareto([ours, theirs])
   assert [(o.label, o.budget) for o in offers if not o.dominated] == [
     ("a", 0),
-    ("b", 0),  # As good as the other: neither is better in anything.
+    ("b", 0),  # Equal to the other point, so neither dominates.
     ("a", 1),
     ("b", 2),
   ]
@@ -143,10 +143,10 @@ def test_dollars_by_hand():
   assert metrics.cell(costs.priced(table, prices)).cost == pytest.approx(
     by_hand
   )
-  assert metrics.cell(table).cost == 9.0  # As recorded, until told otherwise.
+  assert metrics.cell(table).cost == 9.0  # The recorded cost, by default.
 
 
-def test_what_is_free_needs_no_count():
+def test_free_items_need_no_count():
   row = study.row("a", questions=5, budgets=(3,))
   free = costs.dollars(row.columns, costs.Prices(search=1.0))
   np.testing.assert_allclose(free, row.columns.searches / 1000)
@@ -154,7 +154,7 @@ def test_what_is_free_needs_no_count():
   assert np.isnan(unknown).all()
 
 
-def test_estimates_hold_the_cells_values():
+def test_estimates_equal_cell_values():
   row = study.row("a", questions=30, budgets=(0, 3), seeds=(1, 2))
   noted = {"cost": 0.1, "input_tokens": 50, "dataset": "nq"}  # Of a script.
   told = [e | noted for e in row.episodes]
@@ -175,14 +175,14 @@ def test_estimates_hold_the_cells_values():
     assert estimate.low <= estimate.value <= estimate.high
 
 
-def test_estimates_of_no_episode_say_nothing():
+def test_estimates_without_episodes_are_undefined():
   row = study.row("a", questions=2, budgets=(1,))
   found = measures.estimates(row.columns.where(row.columns.budget == 9))
   assert found["accuracy"] == (None, 0.0, 1.0)
   assert found["tp"] == found["searches"] == (None, None, None)
 
 
-def test_an_estimate_of_one_seed_is_wilsons():
+def test_rate_with_one_seed_has_wilson_interval():
   row = study.row("a", questions=50, budgets=(3,))
   cell = metrics.cell(row.columns)
   found = measures.estimates(row.columns, ("accuracy",))["accuracy"]

@@ -1,4 +1,4 @@
-"""One pass over all budgets: what it plays, remembers, and takes up again."""
+"""One pass over all budgets: episodes, their file, and resuming."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parts():
 
 
 def for_random(**evaluation):
-  """For a random policy of few tokens."""
+  """Returns a configuration for a random policy with few tokens."""
   return dataclasses.replace(
     configured(**evaluation), episode=small_run.CONFIG.episode
   )
@@ -59,7 +59,7 @@ def test_official_scores_are_recorded_beside_exact_match(parts, tmp_path):
   assert sums == [rows[0]["em"], None]
 
 
-def test_every_cell_is_played_once_and_stands_in_order(parts, tmp_path):
+def test_every_cell_is_played_once_in_file_order(parts, tmp_path):
   config = for_random()
   questions = parts["questions"][:3]
   ticks = []
@@ -104,7 +104,7 @@ def test_one_pass_equals_a_run_for_each_budget_and_seed(parts, tmp_path):
   for seed in (1, 2):
     for budget in (0, 2):
       one = for_random(budgets=(budget,), seeds=(seed,))
-      # Neither what is asked beside a question nor in what order matters.
+      # Neither the other questions nor their order matter.
       _, text = play(
         one,
         jax_player(parts, one),
@@ -118,7 +118,7 @@ def test_one_pass_equals_a_run_for_each_budget_and_seed(parts, tmp_path):
     (row["question_id"], row["budget"], json.dumps(row["spans"]))
     for row in alone
   }
-  # Other seeds do say other things.
+  # Other seeds give other texts.
   assert len(texts) > len(questions) * 2
 
 
@@ -139,7 +139,7 @@ def test_budgets_share_their_random_numbers(tmp_path):
   )
   assert len(seen) == 6
   drawn_from = {address[:4] for address in seen.values()}
-  assert len(drawn_from) == 2  # One a question.
+  assert len(drawn_from) == 2  # One for each question.
   assert {address.rollout for address in seen.values()} == {7}
 
 
@@ -147,7 +147,7 @@ class KilledError(Exception):
   pass
 
 
-def test_what_was_played_is_not_played_again(tmp_path):
+def test_finished_episodes_are_not_played_again(tmp_path):
   config = configured(budgets=(0, 1, 2), seeds=(1,))
   questions = [types.Question(str(i), "?", ("x",)) for i in range(10)]
 
@@ -177,7 +177,7 @@ def test_what_was_played_is_not_played_again(tmp_path):
   partial = tmp_path / "killed" / "episodes.partial.jsonl"
   kept = len(partial.read_bytes().splitlines())
   assert 11 <= kept < 30
-  # The last line was cut while it was written.
+  # Simulate a kill while the last line was written.
   partial.write_bytes(partial.read_bytes()[:-40])
   three, ticks = player()[0], []
   summary, text = play(
@@ -194,7 +194,7 @@ def test_what_was_played_is_not_played_again(tmp_path):
   assert not partial.exists()
 
 
-def test_an_episode_that_failed_is_played_again_by_the_next_start(tmp_path):
+def test_failed_episode_is_played_again_by_the_next_start(tmp_path):
   config = configured(budgets=(1,), seeds=(1,))
   questions = [types.Question(str(i), "?", ("x",)) for i in range(4)]
   failed = json.dumps(
@@ -213,7 +213,7 @@ def test_an_episode_that_failed_is_played_again_by_the_next_start(tmp_path):
   assert [row["failed"] for row in rows_of(text)] == [False] * 4
 
 
-def test_a_failed_episode_is_a_row_and_no_sum(tmp_path):
+def test_failed_episode_is_recorded_but_not_summed(tmp_path):
   config = configured(budgets=(1,), seeds=(1,))
   summary, text = play(
     config,
@@ -231,7 +231,7 @@ def test_a_failed_episode_is_a_row_and_no_sum(tmp_path):
   assert (cell["n"], cell["failed"], cell["em"]) == (0, 1, 0)
 
 
-def test_no_more_episodes_are_under_way_than_there_are_slots(tmp_path):
+def test_running_episodes_never_exceed_slots(tmp_path):
   config = configured(budgets=(0, 1, 2), seeds=(1, 2, 3))
   config = dataclasses.replace(
     config, engine=dataclasses.replace(config.engine, slots=5)
@@ -250,7 +250,7 @@ def test_no_more_episodes_are_under_way_than_there_are_slots(tmp_path):
   assert len(engine.released) == 180
 
 
-def test_jobs_are_made_when_there_is_room_for_them():
+def test_jobs_are_created_lazily():
   made, running = 0, 0
 
   def jobs():
@@ -279,7 +279,7 @@ def test_jobs_are_made_when_there_is_room_for_them():
     ({"budgets": (0, -1)}, "expected numbers from 0"),
   ],
 )
-def test_what_cannot_be_evaluated_is_refused(changes, message, tmp_path):
+def test_invalid_evaluation_is_rejected(changes, message, tmp_path):
   engine = scripted.Engine([scripted.answer("x")])
   with pytest.raises(ValueError, match=message):
     play(
@@ -315,7 +315,7 @@ t.play(
 """
 
 
-def test_a_process_that_was_killed_is_taken_up_to_the_same_bytes(tmp_path):
+def test_killed_process_resumes_to_the_same_bytes(tmp_path):
   killed = subprocess.run(
     [sys.executable, "-c", _KILLED, str(tmp_path / "killed")],
     env=os.environ | {"JAX_PLATFORMS": "cpu"},

@@ -37,7 +37,7 @@ def test_wilson_agrees_with_scipy(n, data):
   np.testing.assert_allclose(found[1:], oracle, atol=1e-12)
 
 
-def test_wilson_of_nothing_says_nothing():
+def test_wilson_without_trials_is_unit_interval():
   assert intervals.wilson(0, 0) == (None, 0.0, 1.0)
   with pytest.raises(ValueError, match="expected 0 to n = 2"):
     intervals.wilson(3, 2)
@@ -58,7 +58,7 @@ def _ratio_data(questions=300, per=3):
 def test_delta_agrees_with_the_cluster_robust_regression_of_statsmodels():
   api = pytest.importorskip("statsmodels.api")
   em, searches = _ratio_data()
-  # The ratio of sums is the weighted mean of em / searches.
+  # The ratio of sums is the mean of em / searches, weighted by searches.
   fit = api.WLS(
     (em / searches).ravel(), np.ones(em.size), weights=searches.ravel()
   ).fit(
@@ -70,7 +70,7 @@ def test_delta_agrees_with_the_cluster_robust_regression_of_statsmodels():
   np.testing.assert_allclose(found[1:], fit.conf_int()[0], rtol=1e-9)
 
 
-def test_delta_of_nothing_says_nothing():
+def test_delta_without_data_is_undefined():
   one = np.ones(1)
   assert intervals.delta(one, 0 * one) == (None, None, None)
   assert intervals.delta(one * np.nan, one) == (None, None, None)
@@ -83,7 +83,7 @@ def test_clustered_rate_of_one_trial_a_question_is_wilson():
   np.testing.assert_allclose(found, intervals.wilson(int(em.sum()), 90))
 
 
-def test_copies_of_a_question_add_nothing_to_a_clustered_rate():
+def test_copies_of_a_question_do_not_narrow_a_clustered_rate():
   em = np.random.default_rng(0).integers(0, 2, 90).astype(float)
   for rate in (em, 0 * em, 0 * em + 1):
     one = intervals.clustered_rate(rate, np.ones(90))
@@ -102,11 +102,11 @@ def test_clustered_rate_of_many_is_the_bootstrap_of_scipy():
   np.testing.assert_allclose(found[1:], oracle, atol=0.05 * width)
 
 
-def test_intervals_cover_the_truth_as_often_as_they_say():
+def test_intervals_have_nominal_coverage():
   rng = np.random.default_rng(8)
   rates = ratios = 0
   for _ in range(1000):
-    # Three seeds of 60 questions: the mean difficulty is 1/2, searches 2.
+    # Three seeds of 60 questions with mean accuracy 1/2 and 2 mean searches.
     easy = rng.random((60, 1))
     em = (rng.random((60, 3)) < easy).sum(1).astype(float)
     searches = (
@@ -116,12 +116,13 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
     rates += found.low < 0.5 < found.high
     found = intervals.delta(em, searches)
     ratios += found.low < 0.25 < found.high
-  # Binomial error of 1000 runs: 0.007; taken as independent, 0.87 would hold.
+  # The binomial error of 1000 runs is 0.007. If episodes were treated as
+  # independent, the coverage would be 0.87.
   assert 0.93 < rates / 1000 < 0.97
   assert 0.92 < ratios / 1000 < 0.97
 
 
-def test_clustered_rate_of_nothing_says_nothing():
+def test_clustered_rate_without_trials_is_unit_interval():
   none = np.zeros(0)
   assert intervals.clustered_rate(none, none) == (None, 0.0, 1.0)
 
@@ -143,7 +144,7 @@ def test_bootstrap_of_a_ratio_is_that_of_scipy():
 
 
 def test_strata_keep_their_sizes():
-  # Nothing varies inside a set; only unstratified draws would mix them.
+  # Values are constant in each dataset, so only unstratified draws vary.
   sums = np.stack([np.repeat([0.0, 1.0], [5, 20]), np.ones(25)], -1)
   stratum = np.repeat([0, 1], [5, 20])
   (found,) = intervals.bootstrap(
@@ -178,9 +179,9 @@ def test_bootstrap_of_a_normal_mean_is_the_analytic_interval():
   )
 
 
-def test_alike_questions_are_counted_instead_of_drawn_one_by_one():
+def test_multinomial_shortcut_equals_drawing_questions():
   em = np.random.default_rng(1).integers(0, 2, 3000).astype(float)
-  apart = em + 1e-9 * np.arange(3000)  # No two alike.
+  apart = em + 1e-9 * np.arange(3000)  # All values differ.
   (kinds,), (drawn,) = (
     intervals.bootstrap(np.stack([x, np.ones(3000)], -1), _mean)
     for x in (em, apart)
@@ -190,7 +191,7 @@ def test_alike_questions_are_counted_instead_of_drawn_one_by_one():
   np.testing.assert_allclose(kinds[1:], drawn[1:], atol=0.04 * width)
 
 
-def test_clusters_widen_what_repeats_only_pretend_to_narrow():
+def test_clustering_undoes_narrowing_by_repeats():
   em = np.repeat(np.random.default_rng(1).integers(0, 2, 400), 4).astype(float)
   cluster = np.repeat(np.arange(400), 4)
 
@@ -201,7 +202,8 @@ def test_clusters_widen_what_repeats_only_pretend_to_narrow():
     (found,) = intervals.bootstrap(sums, _mean)
     return found.high - found.low
 
-  # Four copies of each question hold no more than one: 2 = sqrt(4) too narrow.
+  # Four copies carry no more information than one question, so intervals that
+  # ignore clusters are too narrow by sqrt(4) = 2.
   ratio = width(cluster, 400) / width(np.arange(1600), 1600)
   assert ratio == pytest.approx(2.0, rel=0.1)
 
@@ -220,7 +222,8 @@ def test_undefined_ratio_has_neither_value_nor_interval():
 
 def test_mostly_undefined_resamples_give_a_value_without_interval():
   sums = np.zeros((20, 2))
-  sums[0] = 1.0, 2.0  # One of 20 questions searched: missed by 36 %.
+  # One of 20 questions searched; 36 % of the resamples miss it.
+  sums[0] = 1.0, 2.0
   assert intervals.bootstrap(sums, _mean) == [(0.5, None, None)]
 
 

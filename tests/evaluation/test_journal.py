@@ -1,4 +1,4 @@
-"""Rows that survive a kill, and the folder that they are of."""
+"""Rows that survive a kill, and the check of their folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from anysearch_jax.evaluation import journal
 
 
-def test_a_damaged_line_is_refused_and_a_missing_row_too(tmp_path):
+def test_damaged_line_or_missing_row_is_rejected(tmp_path):
   path = tmp_path / "rows.jsonl"
   (tmp_path / "rows.partial.jsonl").write_text('{"i": 0}\n{"i": \n{"i": 1}\n')
   with pytest.raises(ValueError, match="line 2: found no row"):

@@ -1,4 +1,4 @@
-"""Every pair of rows: values by hand, families, what cannot be tested."""
+"""Comparisons of all pairs of rows: values, families, undefined tests."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def test_identical_rows_do_not_differ():
   (row,) = _rows("a", questions=30, budgets=(2,))
   lines = pairwise.pairwise([row, metrics.Row("again", row.episodes)], **FEW)
   for line in lines:
-    if line.measure != "cost":  # These files do not tell.
+    if line.measure != "cost":  # These episodes record no cost.
       assert line.estimate == (0.0, 0.0, 0.0)
       assert line.permutation == line.adjusted == 1.0
   assert _by_cell(lines)["accuracy", None, 2].mcnemar == 1.0
 
 
-def test_what_is_not_defined_has_no_numbers():
+def test_undefined_differences_are_none():
   ours, theirs = _rows("a", "b", questions=20, budgets=(0,))
   found = _by_cell(pairwise.pairwise([ours, theirs], **FEW))
   line = found["tp", None, 0]
@@ -94,7 +94,7 @@ def test_what_is_not_defined_has_no_numbers():
   assert found["cost", None, 0].estimate.value is None
 
 
-def test_mcnemar_asks_for_one_pair_a_question():
+def test_mcnemar_needs_one_pair_per_question():
   ours, theirs = _rows("a", "b", questions=30, budgets=(2, 3), seeds=(1, 2))
   found = _by_cell(pairwise.pairwise([ours, theirs], ("accuracy",), **FEW))
   assert all(line.mcnemar is None for line in found.values())
@@ -102,7 +102,7 @@ def test_mcnemar_asks_for_one_pair_a_question():
   assert found["accuracy", None, 2].n > found["accuracy", None, 2].questions
 
 
-def test_every_seed_alone_is_told():
+def test_every_seed_is_reported():
   names = ("musique", "nq")
   size = {"questions": 40, "budgets": (0, 2, 5), "seeds": (7, 3)}
   rows = _rows("a", "b", sets=names, **size)

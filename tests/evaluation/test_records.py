@@ -1,4 +1,4 @@
-"""What a line of episodes.jsonl says of its episode."""
+"""The contents of a line of episodes.jsonl."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anysearch_jax import types
 from anysearch_jax.evaluation import harness
 
 
-def test_a_row_has_what_the_episode_showed_read_and_cost(tmp_path):
+def test_row_records_texts_tokens_and_cost(tmp_path):
   passages = [
     types.Passage("p1", "One", "text"),
     types.Passage("p2", "Two", "text"),
@@ -52,5 +52,5 @@ def test_a_row_has_what_the_episode_showed_read_and_cost(tmp_path):
   assert tokens["ids"][:second] == list(engine.requests[1].token_ids)
   turns = [n for author, n in tokens["authors"] if author == "model"]
   assert sum(turns) == len(tokens["logps"]) == row["generated_tokens"]
-  # The scripted engine's versions count its turns from 7.
+  # The scripted engine reports a new version each turn, starting from 7.
   assert tokens["versions"] == [[7, turns[0]], [8, turns[1]]]

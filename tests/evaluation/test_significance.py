@@ -1,4 +1,4 @@
-"""Tests of differences against scipy, statsmodels and full enumeration."""
+"""Significance tests against scipy, statsmodels and full enumeration."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def test_exact_mcnemar_agrees_with_statsmodels(wins, losses):
   tables = pytest.importorskip("statsmodels.stats.contingency_tables")
   found = significance.mcnemar(wins, losses, mid=False)
   oracle = tables.mcnemar([[7, wins], [losses, 9]], exact=True)
-  # Without a discordant pair statsmodels divides by zero.
+  # Without discordant pairs statsmodels divides by zero.
   expected = oracle.pvalue if wins + losses else 1.0
   assert found == pytest.approx(expected, rel=1e-9)
 
 
 @hypothesis.settings(deadline=None)
 @hypothesis.given(st.integers(0, 400), st.integers(0, 400))
-def test_mid_p_takes_half_of_what_was_observed(wins, losses):
+def test_mid_p_counts_half_of_the_observed_outcome(wins, losses):
   stats = pytest.importorskip("scipy.stats")
   n, few = wins + losses, min(wins, losses)
   half = stats.binom.pmf(few, n, 0.5) / 2
@@ -123,8 +123,8 @@ def test_p_is_never_zero_and_identical_rows_have_one():
   assert significance.sign_flips(ours, ours, _means, draws=99)[0] == 1.0
 
 
-def test_questions_and_not_episodes_are_exchanged():
-  """Copies of a question make a difference no surer."""
+def test_permutations_swap_whole_questions():
+  """Copies of a question do not make a difference more significant."""
   rng = np.random.default_rng(6)
   ours, theirs = rng.integers(0, 2, size=(2, 40)).astype(float)
   once = significance.sign_flips(
@@ -149,7 +149,7 @@ def test_sets_weigh_the_same_in_a_stratified_test():
   assert found == pytest.approx(np.mean(gaps >= gaps[0] - 1e-12))
 
 
-def test_what_is_not_defined_has_no_p_value():
+def test_undefined_difference_has_no_p_value():
   ours = np.zeros((20, 2))
   assert np.isnan(significance.sign_flips(ours, ours, _means)[0])
 
@@ -161,7 +161,8 @@ _P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=30)
 def multitest():
   oracle = pytest.importorskip("statsmodels.stats.multitest")
   with pytest.MonkeyPatch.context() as patch:
-    # It collects garbage at every call, seconds where much is loaded.
+    # statsmodels runs the garbage collector at every call, which takes seconds
+    # with many loaded objects.
     patch.setattr(gc, "collect", lambda *args: 0)
     yield oracle
 
@@ -176,7 +177,7 @@ def test_corrections_agree_with_statsmodels(multitest, p_values):
     np.testing.assert_allclose(ours(p_values), oracle, rtol=1e-12, atol=1e-300)
 
 
-def test_a_test_that_was_not_made_is_not_in_the_family():
+def test_nan_p_values_are_not_in_the_family():
   found = significance.holm([0.01, np.nan, 0.04])
   np.testing.assert_allclose(found, [0.02, np.nan, 0.04])
   assert len(significance.holm([])) == 0

@@ -170,7 +170,7 @@ LEFT_BEHIND = {"README.md": "A card.", "pytorch_model.bin": "Pickled."}
 
 @pytest.mark.parametrize("dialect", [dict, older_dialect])
 @pytest.mark.parametrize("case", ["qwen3-tied", "llama"])
-def test_an_export_keeps_every_word_of_its_source(tmp_path, case, dialect):
+def test_export_keeps_every_setting_of_its_source(tmp_path, case, dialect):
   source, out = tmp_path / "source", tmp_path / "out"
   policy = born_here(case)
   hf.save(source, policy)
@@ -230,7 +230,7 @@ def test_saving_replaces_the_folder_whole(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["policy"]
 
 
-def test_a_policy_may_take_its_source_s_place(tmp_path):
+def test_policy_may_replace_its_source(tmp_path):
   folder, policy = tmp_path / "policy", born_here()
   hf.save(folder, policy)
   loaded = hf.load(folder)
@@ -260,7 +260,7 @@ def test_an_export_that_fails_leaves_the_old_folder_as_it_was(
   assert [path.name for path in tmp_path.iterdir()] == ["policy"]
 
 
-def test_what_a_killed_export_left_is_cleared_away(tmp_path):
+def test_leftovers_of_a_killed_export_are_removed(tmp_path):
   left_over = tmp_path / "policy.writing"
   left_over.mkdir()
   (left_over / "model-00001-of-00009.safetensors").write_text("half")
@@ -282,9 +282,7 @@ def test_an_export_killed_between_its_renames_loses_nothing(tmp_path):
   assert hf.load(folder).architecture == policy.architecture
 
 
-def test_an_export_that_cannot_take_its_place_gives_it_back(
-  tmp_path, monkeypatch
-):
+def test_failed_rename_restores_the_old_folder(tmp_path, monkeypatch):
   folder, policy = tmp_path / "policy", born_here()
   hf.save(folder, policy)
   before = {path.name: path.read_bytes() for path in folder.iterdir()}

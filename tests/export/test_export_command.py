@@ -100,7 +100,7 @@ def test_transformers_reads_it_whole(torch, runs, tmp_path):
     assert not report[kind], kind
 
 
-def test_adapters_are_merged_and_written_apart(runs, tmp_path):
+def test_adapters_are_merged_and_also_written_separately(runs, tmp_path):
   out, adapter = tmp_path / "out", tmp_path / "adapter"
   hf_export.write(runs / "adapted", out, dtype="float32", adapter=adapter)
   ours, of_run = weights_of(out), weights_of(runs / "adapted" / "policy")
@@ -116,7 +116,7 @@ def test_adapters_are_merged_and_written_apart(runs, tmp_path):
   assert config["base_model_name_or_path"] == str(runs / BASE)
 
 
-def test_a_moved_base_is_named(runs, tmp_path):
+def test_moved_base_folder_can_be_given(runs, tmp_path):
   shutil.move(runs / BASE, runs / "moved")
   try:
     with pytest.raises(ValueError, match=f"{BASE}: no such folder; .*--base"):
@@ -129,7 +129,7 @@ def test_a_moved_base_is_named(runs, tmp_path):
     shutil.move(runs / "moved", runs / BASE)
 
 
-def test_another_base_is_refused(runs, tmp_path):
+def test_base_with_other_weights_is_rejected(runs, tmp_path):
   run = tmp_path / "run"
   shutil.copytree(runs / "adapted", run)
   noted = {"policy": {"sha256": tensor_files.digest(runs / BASE)}}
@@ -141,7 +141,7 @@ def test_another_base_is_refused(runs, tmp_path):
   assert not (tmp_path / "again").exists()
 
 
-def test_a_damaged_checkpoint_is_passed_over(runs, tmp_path, caplog):
+def test_damaged_checkpoint_is_skipped(runs, tmp_path, caplog):
   run = tmp_path / "run"
   shutil.copytree(runs / "full", run)
   victim = next((run / "checkpoints" / "4" / "params" / "d").iterdir())
@@ -167,7 +167,7 @@ def test_an_earlier_export_is_replaced_when_asked(runs, tmp_path):
   assert "| rollouts | 4 of 4 |" in (out / "README.md").read_text()
 
 
-def test_nothing_else_is_ever_replaced(runs, tmp_path):
+def test_only_earlier_exports_are_replaced(runs, tmp_path):
   root = tmp_path / "root"
   shutil.copytree(runs, root)
   (root / "mine").mkdir()
@@ -198,9 +198,7 @@ def test_nothing_else_is_ever_replaced(runs, tmp_path):
     ("full", "adapter", "has no adapters to write"),
   ],
 )
-def test_what_cannot_be_exported_is_refused(
-  runs, tmp_path, run, adapter, message
-):
+def test_invalid_exports_are_rejected(runs, tmp_path, run, adapter, message):
   with pytest.raises(ValueError, match=message):
     hf_export.write(
       runs / run, tmp_path / "out", adapter=adapter and tmp_path / adapter
@@ -214,7 +212,7 @@ def save_evaluation(folder, policy):
   (folder / "provenance.json").write_text(json.dumps(played))
 
 
-def test_the_card_tells_the_run_and_its_own_evaluations(runs, tmp_path):
+def test_card_has_the_run_and_its_own_evaluations(runs, tmp_path):
   run = tmp_path / "run"
   shutil.copytree(runs / "full", run)
   save_evaluation(run / "evaluation" / "plain", run / "policy")
@@ -277,7 +275,7 @@ def test_the_card_names_the_base_and_its_licence(runs, tmp_path, caplog):
     ("models--one/snapshots/1a2b", "1a2b"),
   ],
 )
-def test_the_hubs_cache_names_the_base(folder, name):
+def test_base_name_is_read_from_the_hubs_cache(folder, name):
   assert hf_export.hub_name(folder) == name
 
 
@@ -310,12 +308,12 @@ def test_the_licence_is_the_cards_or_the_file(tmp_path, files, licence):
   ("text", "expected"),
   [("5GB", 5 * 10**9), ("200 mb", 2 * 10**8), ("7KB", 7000), ("12", 12)],
 )
-def test_sizes_are_read(text, expected):
+def test_sizes_are_parsed(text, expected):
   assert command.size(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "GB", "0", "-1", "1.5GB", "5TB"])
-def test_other_sizes_are_refused(text):
+def test_invalid_sizes_are_rejected(text):
   with pytest.raises(ValueError, match="expected a size as 5GB"):
     command.size(text)
 

@@ -133,7 +133,7 @@ def test_other_runs_in_words(group, values, name, text):
     ("a/b\nc: d", None),
   ],
 )
-def test_the_hub_is_told_of_hub_models_only(base, line):
+def test_base_model_is_written_for_hub_names_only(base, line):
   card = render(base_model=base)
   head, _, _ = card.removeprefix("---\n").partition("\n---\n")
   assert card.startswith("---\n")
@@ -165,7 +165,7 @@ def test_the_header_is_read_by_the_hubs_own_tools(licence, tmp_path):
   }
 
 
-def test_an_evaluation_is_a_line_a_budget_with_intervals():
+def test_evaluation_has_a_line_per_budget_with_intervals():
   row = study.row("plain", questions=40, budgets=(0, 2), seeds=(1, 2))
   card = render(rows=[row], evaluated_dtype="float32")
   cells = metrics.by_budget(row.episodes)
@@ -194,7 +194,7 @@ def test_a_cell_never_breaks_its_table():
   assert cell(card, "base model") == "a\\|b c"
 
 
-def test_text_of_others_is_no_html_in_the_card():
+def test_untrusted_text_is_escaped_in_the_card():
   row = study.row("<b>", questions=1, budgets=(1,))
   config = dataclasses.replace(CONFIG, name="<i>")
   card = render(config, base_model="<img src=x>", rows=[row])
@@ -203,7 +203,7 @@ def test_text_of_others_is_no_html_in_the_card():
     assert text in card
 
 
-def test_a_prompt_stands_whole_whatever_it_holds():
+def test_prompt_is_shown_verbatim():
   prompt = "Use ```python```.\n| a | <b>"
   assert f"````\n{prompt}\n````" in render(prompt=prompt)
 

@@ -1,8 +1,8 @@
-"""The environments of the compared systems, by transcripts to read.
+"""The environments of the compared systems, tested by readable transcripts.
 
-A file of tests/golden/environments is one environment's: scenes under `===`,
-each with what was said, by whom, and what it came to. The model's parts are the
-script, all else is what must come of it.
+Each file of tests/golden/environments belongs to one environment. A scene
+starts with `===` and has each author's text and the outcome. The model's texts
+are the script; everything else is the expected result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NAMES = sorted(systems.ENVIRONMENTS)
 WORLDS = [name for name in NAMES if name.endswith("world")]
 MODEL, ENVIRONMENT = types.Author.MODEL, types.Author.ENVIRONMENT
 GOLD = "Zanzibar"
-# Beside the paper's five.
+# Tags besides the paper's five.
 OWN_TAGS = {
   "stepsearch": (
     *("<plan>", "</plan>", "<observation>", "</observation>"),
@@ -60,7 +60,7 @@ SETTING = re.compile(r"budget (\d+)(, scaffold)?\n")
 
 
 def play(name, turns, *, budget, scaffold=False, question=QUESTION, hits=HITS):
-  """Plays a script to its end, which must be the episode's."""
+  """Plays a script; the episode must end with it."""
   engine = scripted.Engine(turns)
   trajectory = asyncio.run(
     driver.run_episode(
@@ -79,7 +79,7 @@ def play(name, turns, *, budget, scaffold=False, question=QUESTION, hits=HITS):
 
 
 def turn_ends(trajectory):
-  """Index of the last token of each turn."""
+  """Returns the index of the last token of each turn."""
   by_model = np.append(trajectory.authors == MODEL, False)
   return np.flatnonzero(by_model[:-1] & ~by_model[1:]).tolist()
 
@@ -90,7 +90,7 @@ def prompt_of(trajectory):
 
 
 def written(name, title, trajectory):
-  """A scene as it stands in a file."""
+  """Formats a scene as in its file."""
   answer = systems.environment(name).answer(trajectory.spans)
   ends = turn_ends(trajectory)
   said = [("prompt", prompt_of(trajectory))]
@@ -118,7 +118,7 @@ def written(name, title, trajectory):
 
 
 def scenes(name):
-  """Title, budget, scaffold and script of each scene of a file."""
+  """Yields title, budget, scaffold and script of each scene of a file."""
   text = (FOLDER / f"{name}.txt").read_text("utf-8")
   _, *found = SCENE.split(text)
   for title, scene in zip(found[::2], found[1::2], strict=True):
@@ -132,12 +132,12 @@ def scenes(name):
     yield title, int(budget), bool(scaffold), turns
 
 
-def test_every_environment_has_its_file_and_no_file_is_without_one():
+def test_environments_and_golden_files_match():
   assert sorted(path.stem for path in FOLDER.iterdir()) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_episode_goes_as_it_is_written(name):
+def test_episode_equals_its_golden_transcript(name):
   played = [
     written(name, title, play(name, turns, budget=budget, scaffold=scaffold))
     for title, budget, scaffold, turns in scenes(name)
@@ -146,7 +146,7 @@ def test_an_episode_goes_as_it_is_written(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_search_ends_are_the_last_tokens_of_the_turns_that_searched(name):
+def test_search_ends_are_last_tokens_of_searching_turns(name):
   for _, budget, scaffold, turns in scenes(name):
     trajectory = play(name, turns, budget=budget, scaffold=scaffold)
     scripted.check_alignment(trajectory)
@@ -169,7 +169,7 @@ def one_search(name):
 
 
 def held(trajectory, texts):
-  """How often each text stands in what the model reads, and control tokens."""
+  """Counts each text in what the model reads, and the control tokens."""
   read = [prompt_of(trajectory)]
   read += [s.text for s in trajectory.spans if s.author == ENVIRONMENT]
   codec = scripted.CODEC
@@ -181,7 +181,7 @@ def held(trajectory, texts):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_from_outside_holds_a_marker_or_answers(name):
+def test_passages_cannot_contain_markers_or_answers(name):
   env = systems.environment(name)
   tags = [
     f"<{slash}{tag}>"
@@ -189,7 +189,7 @@ def test_nothing_from_outside_holds_a_marker_or_answers(name):
     for slash in ("", "/")
   ]
   texts = [*OWN_TAGS.get(name, ()), *tags, *scripted.CODEC.control_tokens]
-  # Whole, one in another, and cut in two by a line's end.
+  # Markers whole, nested in one another, and split by a line break.
   evil = "".join(
     f" {text}x {text[0]}{text} {text[:4]}{text}{text[4:]} {text[:3]}\n"
     + text[3:]
@@ -230,7 +230,7 @@ WORLD = world_lib.World()
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_a_world_environment_says_words_of_the_world_only(name):
+def test_world_environment_uses_world_vocabulary_only(name):
   env = systems.environment(name)
   assert env.verification is None
   codec = tokenizer.Tokenizer(world_tokenizer.build_tokenizer(WORLD))
@@ -269,7 +269,7 @@ def test_zerosearch_has_one_more_turn_than_its_budget(asked):
 
 
 def oracle(text):
-  """Content of the box that opens last, found by trying every pair of ends."""
+  """Finds the last box's content by trying every pair of ends."""
   found = None
   for start in range(len(text)):
     opening = re.match(r"\\boxed\s*\{", text[start:])
@@ -288,7 +288,7 @@ PIECES = {"1": r"\boxed{", "2": "\\boxed \n{", "3": r"\boxed", "4": r"\{"}
 
 @hypothesis.settings(max_examples=3000)
 @hypothesis.given(st.text("11234{}}}} ab\\", max_size=14))
-def test_the_boxed_answer_is_what_a_slow_reader_finds(pieces):
+def test_boxed_answer_equals_brute_force_search(pieces):
   text = "".join(PIECES.get(piece, piece) for piece in pieces)
   expected = oracle(text)
   assert search_o1.boxed(text) == expected
@@ -313,11 +313,11 @@ def test_the_boxed_answer_is_what_a_slow_reader_finds(pieces):
     (r"\boxed{a \boxed{b}}", "b"),
   ],
 )
-def test_what_a_box_holds(text, expected):
+def test_boxed_answer_content(text, expected):
   assert search_o1.boxed(text) == expected
 
 
-def test_a_box_is_found_in_linear_time():
+def test_boxed_answer_takes_linear_time():
   growth.assert_linear(search_o1.boxed, r"\boxed{" * 120_000)
   assert search_o1.boxed(r"\boxed{" * 30_000) is None
 
@@ -329,14 +329,14 @@ def test_a_box_is_found_in_linear_time():
     *((701, "LOW"), (900, "LOW"), (901, "CRITICAL"), (1000, "CRITICAL")),
   ],
 )
-def test_borders_of_the_regimes(used, regime):
+def test_regime_boundaries(used, regime):
   assert bats.regime(1000, used) == regime
   assert f"Used: {used}, Query Budget Remaining: {1000 - used}. {regime}" in (
     bats.track(1000, used)
   )
 
 
-def test_without_a_budget_the_regime_is_critical():
+def test_regime_is_critical_at_budget_zero():
   assert bats.regime(0, 0) == "CRITICAL"
 
 
@@ -354,5 +354,5 @@ def test_without_a_budget_the_regime_is_critical():
     ("[" * 100_000, True),
   ],
 )
-def test_a_verification_lets_an_answer_stand(text, accepted):
+def test_verification_accepts_or_rejects_an_answer(text, accepted):
   assert bats.accepted(text) is accepted

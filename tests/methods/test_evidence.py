@@ -1,4 +1,4 @@
-"""What questions of every source know of the way to their answers."""
+"""The evidence that questions of each source have."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORLD = world_lib.World()
 
 
 def read(name: str) -> types.Question:
-  """A question as its source's row says it."""
+  """Reads a question from a row of its source."""
   row, format_, _ = question_rows.ROWS[name]
   found = formats.read(row, format_)
   return types.Question(
@@ -38,21 +38,21 @@ def read(name: str) -> types.Question:
   )
 
 
-def test_musique_s_steps_name_the_answers_before_them():
+def test_musique_steps_contain_earlier_answers():
   assert evidence.gold(read("MuSiQue")) == (
     ("Emma By J.",),
     (("Emma >> author",), ("J >> born",)),
   )
 
 
-def test_stepsearch_s_rows_have_several_queries_a_step():
+def test_stepsearch_rows_have_several_queries_per_step():
   assert evidence.gold(read("StepSearch")) == (
     ("Emma By J.",),
     (("Emma author", "who wrote Emma"), ("Austen born",)),
   )
 
 
-def test_a_step_that_does_not_exist_stays_as_it_is_written():
+def test_reference_to_missing_step_is_kept_as_text():
   steps = [{"question": "#0 and #2 >> x", "answer": "y"}]
   question = types.Question("q", "?", (), metadata={"sub_questions": steps})
   assert evidence.gold(question) == ((), (("#0 and #2 >> x",),))
@@ -61,18 +61,18 @@ def test_a_step_that_does_not_exist_stays_as_it_is_written():
 @pytest.mark.parametrize(
   "name", ["FlashRAG with the evidence of HotpotQA", "HotpotQA"]
 )
-def test_hotpotqa_s_passages_are_evidence(name):
+def test_hotpotqa_passages_are_evidence(name):
   passages, keys = evidence.gold(read(name))
   assert passages in (("B y", "A x"), ("A x y", "B z")) and keys == ()
 
 
 @pytest.mark.parametrize("name", ["FlashRAG", "2WikiMultihopQA"])
-def test_questions_with_titles_alone_or_nothing_are_refused(name):
+def test_question_without_passage_texts_is_rejected(name):
   with pytest.raises(ValueError, match="1 of 1 questions without evidence"):
     evidence.gold(read(name))
 
 
-def test_every_question_is_checked_and_the_first_without_are_named():
+def test_check_covers_every_question_and_lists_the_first_failures():
   good, bad = read("MuSiQue"), read("NQ-open")
   evidence.check([good] * 3)
   bad = [dataclasses.replace(bad, id=f"nq/{i}") for i in range(7)]
@@ -122,18 +122,18 @@ def _configured(path):
   )
 
 
-def test_training_checks_every_question_that_it_will_ask(tmp_path):
+def test_training_checks_all_of_its_questions_first(tmp_path):
   _, path = _prepared(tmp_path / "all")
   config = _configured(path)
   stream = prepared.Prepared(path).questions("train", 100, config.seed)
   assert len(list(dataset_iterator.distinct(stream))) == 8
-  # Whatever the first question has.
+  # Even if the first question has evidence.
   for count in (8, 100):
     with pytest.raises(ValueError, match="6 of 8 questions without evidence"):
       train._begin(config, count)
 
 
-def test_questions_without_evidence_are_left_out_when_asked_for(tmp_path):
+def test_evidence_flag_drops_questions_without_evidence(tmp_path):
   parts, path = _prepared(tmp_path / "some", only=True)
   assert parts["nq_train"].dropped == {"no evidence": 6}
   assert [e.id for e in parts["musique_train"].entries] == [
@@ -143,7 +143,7 @@ def test_questions_without_evidence_are_left_out_when_asked_for(tmp_path):
   evidence.check(prepared.Prepared(path).rows("train"))
 
 
-def test_a_corpus_is_read_once_for_all_training_sets(tmp_path, monkeypatch):
+def test_corpus_is_read_once_for_all_training_sets(tmp_path, monkeypatch):
   corpus = _lines(tmp_path / "c.jsonl", [{"id": "7", "contents": "T\ntext"}])
   inputs = []
   for dataset in ("nq", "hotpotqa"):
@@ -187,7 +187,7 @@ def test_named_passages_are_found_in_a_corpus(tmp_path):
     gold_passages.filled([], _lines(corpus, [{"id": "1"}]))
 
 
-def test_the_world_s_evidence_is_what_its_passages_state():
+def test_world_evidence_equals_its_passages():
   questions = WORLD.questions("train", 200, 0)
   for told, question in zip(
     world_evidence.of_world(WORLD, questions), questions
@@ -209,5 +209,5 @@ def test_the_world_s_evidence_is_what_its_passages_state():
       assert (entity, value) == (fact["entity"], fact["value"])
       other = "alternative" if fact["misses"] else "relation"
       assert wording == fact[other]
-    # The key of a passage is its subject and its wording.
+    # A passage's search key is its subject and the wording of its relation.
     assert [key for (key,) in keys] == [f"{s[0]} {s[1]}" for s in stated]

@@ -1,4 +1,4 @@
-"""IKEA's reward: its table by hand, and what it takes for malformed."""
+"""IKEA's reward: its table by hand, and malformed responses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TABLE = [
 
 class RewardTest(chex.TestCase):
   @chex.variants(with_jit=True, without_jit=True)
-  def test_the_table_is_the_paper_s(self):
+  def test_rewards_equal_the_papers_table(self):
     reward = self.variant(UNJITTED, static_argnames="config")
     formed, em, searches, total = np.array(TABLE).T
     told = spoken.outcomes(
@@ -111,5 +111,5 @@ THOUGHT = "<think>so (think of it)</think>"
     (0, [("<think>so (/think)<answer>Tol</answer>", None)]),
   ],
 )
-def test_form_is_a_thought_and_an_action_a_turn_in_real_tags(formed, turns):
+def test_well_formed_needs_a_thought_and_an_action_in_every_turn(formed, turns):
   assert form(*turns) == formed

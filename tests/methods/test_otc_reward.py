@@ -1,4 +1,4 @@
-"""OTC-PO's reward: its corners by hand, its formulas in float64."""
+"""OTC-PO's reward: corner cases by hand, formulas in float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNJITTED = otc_reward.reward.__wrapped__
 
 
 def productivity(m, n, c):
-  """The paper's cases, one by one; n is None in the PPO form."""
+  """Returns r_tool of one trajectory; n is None in the PPO form."""
   if n is None:
     return math.cos(m * math.pi / (2 * m + c))
   f = 0 if m == n == 0 else m if n == 0 else 2 * n * m / (m + n)
@@ -32,7 +32,7 @@ def productivity(m, n, c):
 
 
 def expected(em, searches, valid, c: config_methods.OtcConfig):
-  """A group's rewards in float64."""
+  """Returns a group's rewards in float64."""
   right = [i for i in range(len(em)) if valid[i] and em[i]]
   n = min((int(searches[i]) for i in right), default=0)
   out = [0.0] * len(em)
@@ -49,8 +49,8 @@ class RewardTest(chex.TestCase):
     em = [
       [1, 1, 1, 0],  # n = 0: cos(0), cos(pi/6), cos(2 pi/8).
       [1, 1, 1, 0],  # n = 1: sin(pi/2), sin(2 pi/3), sin(3 pi/4).
-      [1, 0, 0, 0],  # n = 3, of the only right one.
-      [0, 0, 0, 0],  # No n.
+      [1, 0, 0, 0],  # n = 3: there is one right answer.
+      [0, 0, 0, 0],  # No right answer, so n is undefined.
     ]
     searches = [[0, 1, 2, 0], [1, 2, 3, 0], [3, 0, 1, 2], [0, 1, 2, 3]]
     out = reward(spoken.outcomes(em, searches=searches), config=GRPO)
@@ -70,7 +70,7 @@ class RewardTest(chex.TestCase):
   @chex.variants(with_jit=True, without_jit=True)
   def test_ppo_corners(self):
     reward = self.variant(UNJITTED, static_argnames="config")
-    # c = 2, alpha = 1/2: cos(0), cos(pi/4), cos(2 pi/6), far from none.
+    # c = 2, alpha = 1/2: cos(0), cos(pi/4), cos(2 pi/6), then many searches.
     told = spoken.outcomes([1, 1, 1, 0], searches=[0, 1, 2, 0])
     np.testing.assert_allclose(
       reward(told, config=PPO)["total"],
@@ -93,14 +93,14 @@ class RewardTest(chex.TestCase):
       chex.assert_trees_all_equal(out, reward(spoken.spoiled(told), config=c))
 
 
-def test_a_member_that_failed_is_no_best_of_its_group():
+def test_failed_episode_is_not_the_fewest_searches_of_its_group():
   told = spoken.outcomes([1, 1], searches=[0, 2], valid=[False, True])
   np.testing.assert_allclose(
     otc_reward.reward(told, config=GRPO)["total"], [0, 1], atol=1e-6
   )
 
 
-def test_a_right_answer_is_worth_less_the_more_it_searched():
+def test_reward_of_right_answer_falls_with_searches():
   searches = np.arange(9)[None]
   told = spoken.outcomes(np.ones((1, 9)), searches=searches)
   for c in (GRPO, PPO):
@@ -108,7 +108,7 @@ def test_a_right_answer_is_worth_less_the_more_it_searched():
     assert (np.diff(total) < 0).all() and (total > 0).all()
 
 
-def test_a_larger_c_forgives_more():
+def test_larger_c_reduces_the_cost_of_a_search():
   told = spoken.outcomes([[1.0]], searches=[[3]])
   worth = [
     otc_reward.reward(told, config=dataclasses.replace(PPO, c=c))["total"]
@@ -117,7 +117,7 @@ def test_a_larger_c_forgives_more():
   assert worth[0] < worth[1] < worth[2]
 
 
-def test_other_forms_and_constants_are_refused():
+def test_unknown_form_or_nonpositive_c_is_rejected():
   told = spoken.outcomes([1])
   with pytest.raises(ValueError, match="'reinforce'.*grpo, ppo"):
     otc_reward.reward(told, config=dataclasses.replace(GRPO, form="reinforce"))

@@ -1,4 +1,4 @@
-"""Reason-in-documents: what of a search's passages goes into an episode."""
+"""Reason-in-documents: the text that a search adds to an episode."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def asker(text="so far", question=QUESTION):
 
 
 def refine(engine, *, text="so far", query="q", retriever=None, **values):
-  """What a search shows, and the retriever."""
+  """Returns the text that a search shows, and the retriever."""
   model = text_model.EngineModel(
     config_lib.TextModelConfig(**values), stop=("</answer>",)
   )
@@ -63,7 +63,7 @@ def test_the_second_call_reads_query_documents_and_reasoning():
   prompt = scripted.CODEC.decode(engine.requests[0].token_ids)
   for part in ("I wonder", "Query: q", "Doc 1(Title: T7) first\n"):
     assert part in prompt
-  # Cut at 3,000 characters, title and all.
+  # Cut at 3,000 characters, including the title.
   head = "Doc 2(Title: T8) "
   assert head + "x" * (3000 - len(head)) + "\n" in prompt
   assert "secret gold" not in prompt
@@ -78,18 +78,18 @@ def test_the_second_call_reads_query_documents_and_reasoning():
     ("**Final Information**\nNo helpful information found.", refining.NOTHING),
   ],
 )
-def test_what_follows_the_last_mark_is_shown(reply, text):
+def test_text_after_the_last_mark_is_shown(reply, text):
   (passage,) = refine(scripted.Engine(lambda request: reply))
   assert passage.text == text
 
 
-def test_nothing_found_needs_no_second_call():
+def test_empty_result_makes_no_second_call():
   engine = scripted.Engine(lambda request: "never")
   (passage,) = refine(engine, query="unknown")
   assert (passage.text, engine.requests) == (refining.NOTHING, [])
 
 
-def test_the_reasoning_is_its_first_step_its_last_four_and_all_searches():
+def test_reasoning_keeps_first_step_last_four_and_all_searches():
   steps = [
     "one",
     "two",
@@ -131,12 +131,12 @@ def test_the_reasoning_is_its_first_step_its_last_four_and_all_searches():
     ),
   ],
 )
-def test_failures_are_those_of_the_search(engine, retriever, error):
+def test_failed_call_fails_the_search(engine, retriever, error):
   with pytest.raises(error):
     refine(engine, retriever=retriever, deadline=0.01)
 
 
-def test_an_episode_of_search_o1_is_shown_what_was_refined():
+def test_search_o1_episode_reads_refined_text():
   """The policy's engine plays both parts; the second fails in one episode."""
   first, last = search_o1.QUERY
 
@@ -181,7 +181,7 @@ def test_an_episode_of_search_o1_is_shown_what_was_refined():
   assert search_o1.RESULT[0] + "T7 came first." in shown
   assert "first\n" not in shown and last not in shown
   assert played.documents == ((types.Document("7+8", ""),),)
-  # The next turn has the whole context again: the cache was given up.
+  # The next turn sends the whole context again: its cache was released.
   contexts = [r.token_ids for r in engine.requests if r.turn < 1 << 20]
   assert contexts[1][: len(contexts[0])] == contexts[0]
   failed = play("who is it?")
@@ -189,7 +189,7 @@ def test_an_episode_of_search_o1_is_shown_what_was_refined():
   assert "no room" in failed.reason
 
 
-def test_the_worlds_refiner_keeps_the_facts_that_were_asked_for():
+def test_world_refiner_keeps_only_requested_facts():
   world = world_lib.World()
   real = lexical.LexicalRetriever(world.corpus)
   retriever = refining.RefiningRetriever(
@@ -209,7 +209,7 @@ def test_the_worlds_refiner_keeps_the_facts_that_were_asked_for():
           )
           for who in (question, nobody)
         )
-        # It looks at no answer.
+        # The refiner does not read the answers.
         assert found == unknowing
         whole = real.lookup(query, 5, question.corpus)
         for now, was in zip(found, whole, strict=True):
@@ -221,7 +221,7 @@ def test_the_worlds_refiner_keeps_the_facts_that_were_asked_for():
           elif "filler" in was.id:
             assert now.text == was.text
           else:
-            # The subject's or another's value, and what says which.
+            # The subject's or another entity's value, and which one it is.
             assert now.text == " ".join(rest).split(maxsplit=1)[1].replace(
               "confirmed ", ""
             )
@@ -229,8 +229,8 @@ def test_the_worlds_refiner_keeps_the_facts_that_were_asked_for():
   assert kept > 100 and emptied > 100
 
 
-def test_an_evaluation_gives_the_policys_engine_to_the_second_call(tmp_path):
-  """And the world's expert is right as often with its script in between."""
+def test_evaluation_uses_the_policys_engine_for_the_second_call(tmp_path):
+  """The world's expert stays as accurate with the script as second call."""
   world = world_lib.World()
   real = lexical.LexicalRetriever(world.corpus)
   player = harness.Player(*expert_policy.make(world))
@@ -269,7 +269,7 @@ def test_an_evaluation_gives_the_policys_engine_to_the_second_call(tmp_path):
   assert asked == [tuple(player)]
 
 
-def test_a_training_gives_its_engine_to_the_second_call(tmp_path):
+def test_training_uses_its_engine_for_the_second_call(tmp_path):
   given = []
 
   class Policy(scripted.Retriever):

@@ -1,4 +1,4 @@
-"""Search-R1's reward: exact match, the table of its variant, found answers."""
+"""Search-R1's reward: exact match, its variant's table, retrieved answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TABLE = [
 
 class RewardTest(chex.TestCase):
   @chex.variants(with_jit=True, without_jit=True)
-  def test_the_variant_s_table_is_the_scripts(self):
+  def test_variant_rewards_equal_the_released_table(self):
     reward = self.variant(UNJITTED, static_argnames="config")
     em, format_, answered, found, total = np.array(TABLE).T
     told = spoken.outcomes(
@@ -52,7 +52,7 @@ class RewardTest(chex.TestCase):
     np.testing.assert_array_equal(out["total"], em)
 
   @parameterized.parameters(PLAIN, VARIANT)
-  def test_members_that_failed_are_worth_nothing_whatever_they_hold(self, c):
+  def test_failed_episode_has_zero_reward(self, c):
     told = spoken.drawn(np.random.default_rng(0), 200, 5, "gold_found")
     assert not told.valid.all()
     out = search_r1_reward.reward(told, config=c)
@@ -73,7 +73,7 @@ class RewardTest(chex.TestCase):
     (("the",), "the", 0),
   ],
 )
-def test_an_answer_is_found_as_whole_words_whatever_its_form(
+def test_answer_is_found_as_whole_words_after_normalisation(
   answers, text, found
 ):
   played = spoken.trajectory(
@@ -84,8 +84,8 @@ def test_an_answer_is_found_as_whole_words_whatever_its_form(
   assert search_r1_reward.measure(played) == {"gold_found": found}
 
 
-def test_what_the_model_and_empty_results_say_is_no_document():
-  # "No results found." is what an empty result reads.
+def test_model_text_and_empty_results_are_not_passages():
+  # An empty result has the text "No results found."
   played = spoken.trajectory(
     types.Question("q", "which?", ("No", "Tol")),
     ("<search>x</search>", ()),
@@ -95,7 +95,7 @@ def test_what_the_model_and_empty_results_say_is_no_document():
   assert search_r1_reward.measure(played) == {"gold_found": 0}
 
 
-def test_a_title_is_part_of_what_was_shown():
+def test_title_is_part_of_a_passage():
   played = spoken.trajectory(
     types.Question("q", "which?", ("Tol",)),
     ("<search>x</search>", (spoken.passage("1", "Bath", "A city."),)),

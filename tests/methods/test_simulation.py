@@ -1,4 +1,4 @@
-"""The simulated search engine: what it shows, how often it is noisy."""
+"""The simulated search engine: its passages, and how often they are noisy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ def always(noise):
 
 
 def searches():
-  """Of every fact on the questions' ways, in its wording and by subject."""
+  """Returns searches for every fact on the paths to the answers.
+
+  Each fact is searched by its wording and by its subject.
+  """
   for place, question in enumerate(QUESTIONS):
     for turn, fact in enumerate(question.metadata["facts"]):
       for query in (
@@ -69,7 +72,7 @@ def find(simulator, each, noisy):
 
 
 @pytest.mark.parametrize("rollout", [0, 3, 7, 9, 25])
-def test_searches_are_noisy_as_often_as_the_schedule_says(rollout):
+def test_share_of_noisy_searches_follows_the_schedule(rollout):
   retriever = simulated(world_simulator())
   drawn = [
     retriever.noisy(
@@ -81,7 +84,7 @@ def test_searches_are_noisy_as_often_as_the_schedule_says(rollout):
     for sample in range(5)
     for turn in range(4)
   ]
-  # After the last rollout it stays as it is at the end.
+  # After the last rollout, the probability stays at its final value.
   expected = zerosearch_reward.noise(min(rollout / 10, 1.0), NOISE)
   deviation = (expected * (1 - expected) / len(drawn)) ** 0.5
   share = sum(drawn) / len(drawn)
@@ -89,7 +92,7 @@ def test_searches_are_noisy_as_often_as_the_schedule_says(rollout):
   assert rollout > 0 or not any(drawn)
 
 
-def test_the_draw_is_by_address_and_seed_alone():
+def test_noise_depends_on_address_and_seed_only():
   at = asker(QUESTIONS[0], rollout=5, place=3, sample=2, turn=1)
   other = dataclasses.replace(
     at, address=at.address._replace(variant=5), text="else"
@@ -102,14 +105,14 @@ def test_the_draw_is_by_address_and_seed_alone():
   assert len(set(draws.values())) == 2
 
 
-def test_useful_passages_of_the_world_are_its_own():
+def test_useful_passages_are_those_of_the_world():
   for each in searches():
     assert find(world_simulator(), each, False) == REAL.lookup(
       each.query, each.k, each.corpus
     )
 
 
-def test_noisy_passages_of_the_world_hold_no_right_answer():
+def test_noisy_passages_do_not_contain_the_right_answer():
   changed = golds = 0
   for each in searches():
     (gold,) = each.asker.question.golden_answers
@@ -137,8 +140,8 @@ def test_noisy_passages_of_the_world_hold_no_right_answer():
   assert changed > 100 and golds > 50
 
 
-def test_one_search_misstates_an_entity_in_one_way():
-  """So a verdict goes with its fact, as in the world."""
+def test_noisy_search_misstates_an_entity_consistently():
+  """A verdict agrees with the misstated fact, as in the world."""
   each = next(
     r
     for r in searches()
@@ -160,7 +163,7 @@ def test_one_search_misstates_an_entity_in_one_way():
   assert find(world_simulator(seed=1), each, True) != noisy
 
 
-def test_answers_are_the_same_in_any_order():
+def test_answers_do_not_depend_on_order():
   asked = [
     dataclasses.replace(
       each,
@@ -181,13 +184,13 @@ def test_answers_are_the_same_in_any_order():
 
   forward = asyncio.run(ask(range(len(asked))))
   assert asyncio.run(ask(range(len(asked) - 1, -1, -1))) == forward
-  # Samples of one question do not get each other's answers.
+  # Samples of one question do not share cached answers.
   assert any(
     forward[i] != forward[i + 1] for i in range(0, len(asked), 2) if forward[i]
   )
 
 
-def test_a_model_is_told_question_answer_and_what_is_wanted():
+def test_prompt_has_question_answer_and_requested_kind():
   said = (
     "<think>Doc 9: no</think>Noisy documents:\n"
     'Doc 1(Title: "A (river)") it is\n long\n\n'
@@ -203,7 +206,7 @@ def test_a_model_is_told_question_answer_and_what_is_wanted():
   )
   question = types.Question("q", "who {is} it?", ("Ann", "Anna"))
   found = asyncio.run(retriever.search(request("it", asker(question))))
-  # Cut at k; the marks of the fourth document end the third.
+  # Only k documents are kept; the fourth document's mark ends the third.
   assert [(p.id, p.title, p.text) for p in found] == [
     ("simulated/noisy/1", '"A (river)"', "it is long"),
     ("simulated/noisy/2", '"B"', "short"),
@@ -223,12 +226,12 @@ def test_a_model_is_told_question_answer_and_what_is_wanted():
     (" \n", []),
   ],
 )
-def test_replies_of_other_forms_are_read(reply, texts):
+def test_replies_in_other_formats_are_parsed(reply, texts):
   found = simulation.passages(reply, "useful")
   assert [passage.text for passage in found] == texts
 
 
-def test_a_reply_without_a_passage_fails_the_search():
+def test_reply_without_passage_fails_the_search():
   class Silent:
     async def complete(self, prompt, *, address, turn):
       return "<think>hm</think>"
@@ -238,7 +241,7 @@ def test_a_reply_without_a_passage_fails_the_search():
     asyncio.run(retriever.search(request("x", asker(QUESTIONS[0]))))
 
 
-def test_a_search_of_nobody_is_refused():
+def test_search_without_context_is_rejected():
   retriever = simulated(world_simulator())
   with pytest.raises(ValueError, match="without an asker"):
     asyncio.run(retriever.search(types.SearchRequest("x", 3, "snapshot-0")))
@@ -250,8 +253,8 @@ def config(**values):
   )
 
 
-def test_a_run_of_the_world_searches_what_its_configuration_names():
-  """And its expert is right less often the noisier it is."""
+def test_world_run_uses_the_configured_simulator():
+  """The expert is right less often with more noise."""
   engine, codec = expert_policy.make(WORLD)
   episode = config_lib.EpisodeConfig(
     prompts="world", max_generated=300, max_context=544
@@ -293,7 +296,7 @@ def test_a_run_of_the_world_searches_what_its_configuration_names():
   assert useful > right(0.5) > right(1.0)
 
 
-def test_what_simulates_is_in_the_provenance():
+def test_provenance_records_the_simulator():
   def identity(**values):
     made = retrievers.make(config(**values), REAL)
     provenance = made.identity(["snapshot-0", "snapshot-1"])
@@ -330,12 +333,12 @@ def test_what_simulates_is_in_the_provenance():
     ),
   ],
 )
-def test_what_does_not_belong_together_is_refused(values, sentence):
+def test_inconsistent_settings_are_rejected(values, sentence):
   with pytest.raises(ValueError, match=sentence):
     retrievers.validate(config_lib.RetrievalConfig(**values))
 
 
-def test_the_worlds_script_is_for_the_world():
+def test_world_simulator_needs_the_world():
   prepared = dataclasses.replace(
     config(refined="world"),
     data=config_lib.DataConfig(source="prepared", path="x"),
@@ -344,7 +347,7 @@ def test_the_worlds_script_is_for_the_world():
     retrievers.make(prepared, None)
 
 
-def test_nobody_is_measured_against_a_simulation():
+def test_evaluation_against_a_simulator_is_rejected():
   source = launch_parts.Source(WORLD, REAL)
   with pytest.raises(ValueError, match="against the real retriever"):
     policies.check(

@@ -28,7 +28,7 @@ from anysearch_jax.world import world as world_lib
 from retrieval import lexical
 
 CONFIG = config_methods.StepSearchConfig()
-# Gain less redundancy, as they are.
+# Gain minus redundancy, with a scale of 1.
 BARE = dataclasses.replace(CONFIG, step_scale=1.0)
 UNJITTED = stepsearch_reward.reward.__wrapped__
 DATA = pathlib.Path(
@@ -60,7 +60,7 @@ def search(query, *found):
 
 class OutcomeTest(chex.TestCase):
   @chex.variants(with_jit=True, without_jit=True)
-  def test_the_outcome_is_f1_and_keys_or_the_missing_answer(self):
+  def test_outcome_reward_is_f1_plus_keys_or_missing(self):
     reward = self.variant(UNJITTED, static_argnames="config")
     told = spoken.outcomes(
       [1, 0, 0, 0, 0],
@@ -75,7 +75,7 @@ class OutcomeTest(chex.TestCase):
     chex.assert_type(list(out.values()), np.float32)
 
   @chex.variants(with_jit=True, without_jit=True)
-  def test_members_that_failed_are_worth_nothing_whatever_they_hold(self):
+  def test_failed_episode_has_zero_reward(self):
     reward = self.variant(UNJITTED, static_argnames="config")
     told = spoken.drawn(np.random.default_rng(0), 300, 5, "search_keys")
     assert not told.valid.all()
@@ -90,11 +90,11 @@ class OutcomeTest(chex.TestCase):
     )
 
 
-def test_gain_and_redundancy_of_a_drawn_example():
-  """Three texts at a time: a passage, `emma austen`, `austen steventon`.
+def test_gain_and_redundancy_by_hand():
+  """A passage is compared with the golds `emma austen`, `austen steventon`.
 
-  A word of all three weighs 1, of two 1 + ln(4/3), of one 1 + ln 2. Each gold
-  passage is like itself by 1 and like the other by
+  A word in all three texts has the weight 1, in two 1 + ln(4/3), in one
+  1 + ln 2. The cosine of a gold passage is 1 with itself, and with the other
       1 / (|1, 1 + ln(4/3)| |1, 1 + ln 2|) = 0.3119.
   """
   alike = (
@@ -118,7 +118,7 @@ def test_gain_and_redundancy_of_a_drawn_example():
   assert out.dtype == np.float32
 
 
-def test_a_passage_is_known_by_its_id_not_by_its_text():
+def test_passages_are_identified_by_id():
   played = spoken.trajectory(
     QUESTION,
     search("x", BATH),
@@ -128,11 +128,11 @@ def test_a_passage_is_known_by_its_id_not_by_its_text():
   )
   out = stepsearch_reward.steps(played, BARE)
   assert out[:2].tolist() == [0, 0]
-  # The text is new, so there is a gain, and the id is not.
+  # The text is new, so there is a gain; the id is not, so it is redundant.
   assert out[2] == pytest.approx((1 + 0.3119) / 2 - 1, abs=1e-4)
 
 
-def test_no_answer_leaves_no_step_reward():
+def test_step_rewards_are_zero_without_an_answer():
   turns = [search("x", EMMA), search("y", EMMA)]
   assert stepsearch_reward.steps(
     spoken.trajectory(QUESTION, *turns), CONFIG
@@ -144,7 +144,7 @@ def test_no_answer_leaves_no_step_reward():
   ).tolist() == [0]
 
 
-def test_refused_searches_are_no_steps():
+def test_over_budget_searches_have_no_step_reward():
   played = spoken.trajectory(
     QUESTION,
     search("x", BATH),
@@ -158,7 +158,7 @@ def test_refused_searches_are_no_steps():
   assert out[0] == 0 < out[1]
 
 
-def test_the_layout_around_passages_does_not_matter():
+def test_step_rewards_do_not_depend_on_passage_layout():
   def marked(passages):
     layout = "Doc {rank}<## Title: {title} ##> {text}"
     return protocol.observation(passages, layout=layout)
@@ -185,13 +185,13 @@ def test_a_key_group_keeps_the_best_query():
   assert keys() == 0
   assert keys("who wrote emma?") == 0.5
   assert keys("Austen born", "Emma author") == 1
-  # "emma" has 2/3 with the group's first key; "austen" likewise.
+  # "emma" has F1 2/3 with the group's first key; so has "austen".
   assert keys("Emma", "Austen") == pytest.approx(2 / 3)
   assert keys("Emma author", "Emma") == keys("Emma", "Emma author") == 0.5
 
 
 def cosine(a, b, texts):
-  """By the definition, a word at a time."""
+  """Computes the cosine from its definition, word by word."""
   bags = [text.split() for text in texts]
   weights = {}
   for word in {word for bag in bags for word in bag}:
@@ -218,7 +218,7 @@ def test_similarities_follow_the_definition():
     )
 
 
-def test_similarities_are_those_of_scikit_learn():
+def test_similarities_equal_scikit_learn():
   texts = ["the river tol, in Bath", "bath b 7 by river", "River-Tol tol", ""]
   plain = ["river tol in bath", "bath b 7 by river", "rivertol tol", ""]
   table = TfidfVectorizer().fit_transform(plain).toarray()
@@ -229,7 +229,7 @@ def test_similarities_are_those_of_scikit_learn():
   )
 
 
-def test_a_thorough_expert_of_the_world_gains_all_there_is():
+def test_world_expert_reaches_the_maximum_gain():
   world = world_lib.World()
   questions = world_evidence.of_world(world, world.questions("train", 60, 0))
   thorough = demonstrations.ExpertConfig(1, 1, 1, 1, 0, 0, 0)
@@ -263,7 +263,7 @@ def test_a_thorough_expert_of_the_world_gains_all_there_is():
     assert gains.sum() == pytest.approx(1, abs=1e-5)
 
 
-def test_a_question_without_evidence_is_refused():
+def test_question_without_evidence_is_rejected():
   bare = dataclasses.replace(QUESTION, metadata={})
   played = spoken.trajectory(bare, ANSWER)
   with pytest.raises(ValueError, match="questions without evidence"):
@@ -272,7 +272,7 @@ def test_a_question_without_evidence_is_refused():
     stepsearch_reward.measure(played)
 
 
-def test_real_passages_gain_by_their_own_hop():
+def test_real_passages_gain_on_their_own_hop():
   path = DATA / "questions" / "musique_train.jsonl"
   if not path.is_file():
     pytest.skip(

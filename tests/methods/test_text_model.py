@@ -1,4 +1,4 @@
-"""Language models behind retrievers: turns of an engine, calls of a server."""
+"""Language models behind retrievers: engine turns and server calls."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def complete(asked, prompt="say", address=ADDRESS, turn=2):
   return asyncio.run(asked.complete(prompt, address=address, turn=turn))
 
 
-def test_a_turn_of_an_engine_is_a_reply_at_an_address_of_nobody():
+def test_engine_reply_has_an_address_of_its_own():
   engine = scripted.Engine(lambda request: "said</answer>and more")
   asked = model(engine, max_tokens=40)
   assert complete(asked, "say <|end|>") == "said"
   (request,) = engine.requests
-  # What a passage holds is no control token of the prompt.
+  # Control tokens in passages are neutralised in the prompt.
   _, ids = scripted.CODEC.render("say <\u200b|end|>")
   assert request.token_ids == tuple(ids)
   assert (request.max_tokens, request.stop) == (40, ("</answer>",))
   episodes = {ADDRESS._replace(variant=v) for v in range(100)}
   assert request.address not in episodes
   assert request.turn not in range(1000)
-  # The episode first, so that it waits for a slot with none of its own.
+  # The episode is released first, so that it holds no slot while it waits.
   assert engine.released == [ADDRESS, request.address]
   assert asked.counters == {
     "calls": 1,
@@ -53,20 +53,20 @@ def test_a_turn_of_an_engine_is_a_reply_at_an_address_of_nobody():
   }
 
 
-def test_an_engine_that_takes_too_long_is_a_failure_and_is_released():
+def test_slow_engine_fails_the_call_and_is_released():
   engine = scripted.Engine(lambda request: "late", seconds=lambda: 30.0)
   with pytest.raises(types.EngineError, match=r"within 0.01 seconds"):
     complete(model(engine, deadline=0.01))
   assert engine.released[-1] == engine.requests[0].address
 
 
-def test_an_engine_that_was_never_given_is_a_bug():
+def test_missing_engine_raises():
   asked = text_model.EngineModel(config_lib.TextModelConfig(), stop=())
   with pytest.raises(RuntimeError, match="text_model.attach"):
     complete(asked)
 
 
-def test_no_second_call_waits_for_a_slot_that_those_who_wait_hold():
+def test_second_calls_do_not_deadlock_on_slots():
   """Two slots, two episodes that search, and a second call of each."""
   parts = small_run.parts()
   policy, config = parts["policy"], small_run.CONFIG.engine
@@ -97,7 +97,7 @@ def test_no_second_call_waits_for_a_slot_that_those_who_wait_hold():
         )
         ids += (await engine.generate(request)).token_ids
         held.add(address)
-        while len(held) < 2:  # Both slots are taken before anybody searches.
+        while len(held) < 2:  # Both slots are taken before the first search.
           await asyncio.sleep(0)
         said.append(await asked.complete("found", address=address, turn=turn))
     finally:
@@ -109,10 +109,10 @@ def test_no_second_call_waits_for_a_slot_that_those_who_wait_hold():
 
   held = set()
   together = asyncio.run(play(1, 2))
-  # Nothing of it depends on what runs beside it.
+  # The result does not depend on concurrent episodes.
   assert together == asyncio.run(play(2, 1))[::-1]
   assert together[0][1] != together[1][1]
-  engine.set_params(policy.params, 1)  # Refuses if anything is still held.
+  engine.set_params(policy.params, 1)  # Raises if a slot is still held.
 
 
 class _Server(http.server.BaseHTTPRequestHandler):
@@ -132,7 +132,7 @@ class _Server(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def served(reply, status=200):
-  """A server that always says the same; `asked` is what it was asked."""
+  """Runs a server with a fixed reply; `asked` collects its requests."""
   server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Server)
   server.asked, server.reply = [], (status, reply)
   server.url = f"http://127.0.0.1:{server.server_port}/v1"
@@ -163,7 +163,7 @@ def said(text, **more):
 
 
 @pytest.mark.parametrize("path", ["", "/", "/chat/completions"])
-def test_a_server_is_asked_with_the_key_of_the_environment(path, monkeypatch):
+def test_server_request_carries_the_api_key(path, monkeypatch):
   monkeypatch.setenv("MODEL_KEY", KEY)
   usage = {"prompt_tokens": 11, "completion_tokens": 4}
   with (
@@ -176,7 +176,7 @@ def test_a_server_is_asked_with_the_key_of_the_environment(path, monkeypatch):
       max_tokens=33,
     ) as asked,
   ):
-    # Half of a surrogate pair is in no reply: no tokenizer encodes it.
+    # Unpaired surrogates are replaced: no tokenizer can encode them.
     assert complete(asked, "say ü") == "hi ?"
     complete(asked, "say ü")
     complete(asked, "say ü", turn=3)
@@ -192,7 +192,7 @@ def test_a_server_is_asked_with_the_key_of_the_environment(path, monkeypatch):
       "top_p": 0.9,
       "max_tokens": 33,
     }
-    # By the address alone, without what only tells episodes apart.
+    # A function of the address, without the part that only separates episodes.
     assert seeds[0] == seeds[1] == seeds[3] != seeds[2]
     assert asked.counters == {
       "calls": 4,
@@ -213,7 +213,7 @@ def test_a_server_is_asked_with_the_key_of_the_environment(path, monkeypatch):
     (200, [1], "expected a text at choices"),
   ],
 )
-def test_what_is_no_reply_is_a_failure_in_words(
+def test_invalid_reply_fails_with_a_message(
   status, reply, sentence, monkeypatch
 ):
   monkeypatch.setenv("MODEL_KEY", KEY)
@@ -227,7 +227,7 @@ def test_what_is_no_reply_is_a_failure_in_words(
   assert KEY not in str(raised.value)
 
 
-def test_a_server_that_is_not_there_is_a_failure_in_time():
+def test_unreachable_server_fails_within_the_deadline():
   with (
     endpoint("http://127.0.0.1:9/v1", deadline=1.0) as asked,
     pytest.raises(types.RetrievalError, match="chat completions"),
@@ -244,14 +244,14 @@ def test_a_server_that_is_not_there_is_a_failure_in_time():
     ("http://host/v1", {"name": "m", "key_variable": "NO_KEY"}, "not set"),
   ],
 )
-def test_what_cannot_be_asked_is_refused(url, values, sentence, monkeypatch):
+def test_invalid_settings_are_rejected(url, values, sentence, monkeypatch):
   monkeypatch.delenv("NO_KEY", raising=False)
   with pytest.raises(ValueError, match=sentence) as raised:
     text_model.EndpointModel(url, config_lib.TextModelConfig(**values))
   assert "word" not in str(raised.value)
 
 
-def test_draws_are_uniform_and_decided_by_the_address():
+def test_draws_are_uniform_functions_of_the_address():
   drawn = [
     text_model.uniform(types.Address(r, q, s), t, "x")
     for r in range(5)
@@ -262,7 +262,7 @@ def test_draws_are_uniform_and_decided_by_the_address():
   assert len(set(drawn)) == len(drawn)
   for cut in (0.1, 0.5, 0.9):
     share = sum(d < cut for d in drawn) / len(drawn)
-    # Four standard deviations.
+    # The tolerance is four standard deviations.
     assert abs(share - cut) < 4 * (cut * (1 - cut) / len(drawn)) ** 0.5
   again = text_model.uniform(types.Address(0, 0, 0, variant=9), 0, "x")
   assert again == drawn[0]

@@ -1,4 +1,4 @@
-"""ZeroSearch's reward, and the schedule of its noise."""
+"""ZeroSearch's reward and noise schedule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNJITTED = zerosearch_reward.reward.__wrapped__
 
 class RewardTest(chex.TestCase):
   @chex.variants(with_jit=True, without_jit=True)
-  def test_the_reward_is_the_f1_of_those_that_did_not_fail(self):
+  def test_reward_is_f1_and_zero_for_failed_episodes(self):
     reward = self.variant(UNJITTED, static_argnames="config")
     told = spoken.drawn(np.random.default_rng(0), 50, 5)
     assert not told.valid.all()
@@ -30,7 +30,7 @@ class RewardTest(chex.TestCase):
     )
 
 
-def test_the_noise_rises_late_from_start_to_end():
+def test_noise_rises_late_from_start_to_end():
   # (4^.5 - 1) / 3 = 1/3; (4^.25 - 1) / 3 = .1381.
   table = {0: 0.0, 0.25: 0.5 * 0.138071, 0.5: 0.5 / 3, 1: 0.5}
   for progress, expected in table.items():
@@ -39,7 +39,7 @@ def test_the_noise_rises_late_from_start_to_end():
     )
 
 
-def test_the_noise_can_start_above_nothing_fall_and_be_a_line():
+def test_noise_can_start_above_zero_fall_or_be_linear():
   c = dataclasses.replace(CONFIG, noise_start=0.75, noise_end=0.25)
   assert zerosearch_reward.noise(0, c) == 0.75
   assert zerosearch_reward.noise(0.5, c) == pytest.approx(0.75 - 0.5 / 3)
@@ -48,7 +48,7 @@ def test_the_noise_can_start_above_nothing_fall_and_be_a_line():
   assert zerosearch_reward.noise(0.5, line) == 0.5
 
 
-def test_what_is_no_share_of_training_is_refused():
+def test_progress_outside_unit_interval_is_rejected():
   with pytest.raises(ValueError, match="progress of 1.5"):
     zerosearch_reward.noise(1.5, CONFIG)
   with pytest.raises(ValueError, match="noise_base 0"):

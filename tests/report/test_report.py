@@ -80,7 +80,7 @@ def test_the_page_is_complete(written):
   assert read.tags.count("svg") == 4 + 2 + 3 + 1 + 2 + 7
 
 
-def test_the_page_needs_nothing_but_itself(written):
+def test_page_is_self_contained(written):
   text = written.read_text("utf-8")
   read = _Reader(text)
   assert all(r.startswith("#") and r[1:] in read.ids for r in read.references)
@@ -174,7 +174,7 @@ def test_hostile_text_stays_text(tmp_path):
   assert "<" not in output.with_name("tables.md").read_text("utf-8")
 
 
-def test_the_numbers_stand_beside_the_page(inputs, written):
+def test_numbers_are_written_next_to_the_page(inputs, written):
   data = json.loads(written.with_name("report.json").read_text("utf-8"))
   row = inputs[0][0]
   cell = metrics.by_budget(row.episodes)[3]
@@ -222,7 +222,7 @@ def test_summary_table_by_hand():
     (["a"], {"groups": {"b": "tool"}}, "Table 'tool' names 'b'"),
   ],
 )
-def test_build_refuses_with_a_sentence(rows, options, sentence):
+def test_build_errors_have_messages(rows, options, sentence):
   rows = [study.row(label, questions=1, budgets=(1,)) for label in rows]
   with pytest.raises(ValueError, match=sentence):
     report.build(rows, **options)
@@ -238,7 +238,7 @@ def test_metrics_may_lack_keys_and_hold_nan(tmp_path):
   assert "hold no counts of the budgets" in output.read_text("utf-8")
 
 
-def test_a_dozen_rows_are_told_apart_and_stand_at_their_budget():
+def test_twelve_rows_are_distinguishable_and_near_their_budget():
   marks = {(plots.color(i), plots.glyph(i)) for i in range(24)}
   assert len(marks) == 24
   point = intervals.Estimate(0.5, 0.4, 0.6)
@@ -314,7 +314,7 @@ def test_a_search_after_an_empty_result_is_a_retry():
   )
 
 
-def test_neighbours_of_one_author_are_one_piece():
+def test_adjacent_spans_of_one_author_are_joined():
   spans = [
     {"author": author, "text": text}
     for author, text in (
@@ -357,7 +357,7 @@ def test_the_command_reads_folders(inputs, tmp_path, capsys):
     ([], "Found no row; name the folder"),
   ],
 )
-def test_the_command_refuses_with_a_sentence(items, sentence):
+def test_command_errors_have_messages(items, sentence):
   flags.FLAGS.mark_as_parsed()
   with (
     flagsaver.flagsaver(rows=items),

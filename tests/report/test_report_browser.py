@@ -42,7 +42,7 @@ def test_every_row_shows_the_same_episodes_of_every_budget():
   assert [budgets.count(b) for b in (0, 1, 5)] == [4, 4, 4]
 
 
-def test_the_order_of_episodes_is_no_matter():
+def test_order_of_episodes_does_not_matter():
   samples = _samples()
   turned = [
     trajectories.Sample(s.label, s.episodes[::-1], s.decode) for s in samples
@@ -52,7 +52,7 @@ def test_the_order_of_episodes_is_no_matter():
   assert json.dumps(known) == json.dumps(again)
 
 
-def test_a_page_is_bounded_and_rows_lose_alike():
+def test_page_size_is_bounded_equally_for_all_rows():
   samples = _samples(questions=60)
   whole = browser.build(samples, most=300)
   small = browser.build(samples, most=300, most_bytes=40_000)
@@ -93,7 +93,7 @@ def test_without_a_tokenizer_the_spans_are_shown():
     ]
 
 
-def test_nothing_in_the_json_ends_its_script():
+def test_json_cannot_close_its_script_element():
   row = study.row("A", questions=2, budgets=(1,))
   hostile = [
     e
@@ -122,14 +122,14 @@ def test_a_character_over_several_tokens_belongs_to_the_last():
   assert _pieces(65, *euro, 66) == ["A", "", "", "€", "B"]
 
 
-def test_a_character_that_never_ends_is_told_at_the_end():
+def test_incomplete_character_is_shown_at_the_end():
   assert _pieces(65, 0xE2, 0x82)[:2] == ["A", ""]
   assert "".join(_pieces(65, 0xE2, 0x82)) == "A\ufffd"
   assert "".join(_pieces(0xE2, 66, 67)) == "\ufffdBC"
 
 
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "llama3.1"])
-def test_pieces_of_real_tokenizers_are_the_whole_text(family):
+def test_token_texts_of_real_tokenizers_concatenate_to_the_text(family):
   path = _TOKENIZERS / family / "tokenizer.json"
   if not path.is_file():
     pytest.skip(f"{path} is not there.")

@@ -33,14 +33,14 @@ def test_a_run_gives_a_row_for_each_of_its_evaluations(tmp_path):
   assert found[1].folders == (run / "evaluation" / "scaffold",)
 
 
-def test_an_evaluation_is_called_after_its_run(tmp_path):
+def test_evaluation_label_is_its_runs_name(tmp_path):
   run = _run(tmp_path / "any-42", "scaffold")
   folder = run / "evaluation" / "scaffold"
   assert [s.label for s in loading.sources(str(folder))] == ["any-42, scaffold"]
   assert [s.label for s in loading.sources(f"B={folder}")] == ["B"]
 
 
-def test_an_evaluation_outside_a_run_is_called_after_its_folder(tmp_path):
+def test_evaluation_outside_a_run_is_labelled_by_its_folder(tmp_path):
   study.save_row(study.row("x", questions=1, budgets=(1,)), tmp_path / "mine")
   (found,) = loading.sources(str(tmp_path / "mine"))
   assert (found.label, found.run) == ("mine", None)
@@ -58,7 +58,7 @@ def test_runs_of_several_seeds_make_one_row_of_each_evaluation(tmp_path):
   assert set(row.columns.seed) == {42, 43}
 
 
-def test_one_seed_twice_is_refused(tmp_path):
+def test_repeated_seed_is_rejected(tmp_path):
   runs = [_run(tmp_path / name, "plain") for name in "ab"]
   (source,) = loading.sources(f"A={runs[0]}+{runs[1]}")
   with pytest.raises(ValueError, match="Row 'A': .* occurs twice .* own eval"):
@@ -93,7 +93,7 @@ def test_a_run_that_moved_has_its_tokenizer_inside(tmp_path):
   assert loading.decoder(folder)([7]) == "<think>"
 
 
-def test_the_worth_of_searches_lies_in_the_evaluation(tmp_path):
+def test_search_value_is_read_from_the_evaluation(tmp_path):
   (tmp_path / "b" / "branches").mkdir(parents=True)
   path = tmp_path / "b" / "branches" / "summary.json"
   path.write_text(json.dumps({"stop": {"ends": 1}}))
@@ -145,7 +145,7 @@ def test_training_groups_come_with_reward_and_advantage(tmp_path):
     ("γ=0=lr=1", "γ=0", ["lr=1"]),
   ],
 )
-def test_folders_of_any_name_are_read_rightly(
+def test_folder_names_may_contain_separators(
   tmp_path, monkeypatch, item, label, folders, labelled
 ):
   for name in ("lr=1+b=2", "lr=1", "a+b", "b", "1"):
@@ -194,7 +194,7 @@ def test_a_report_without_an_output_is_written_into_the_first_run(
   assert (tmp_path / "mine" / "report" / "report.html").is_file()
 
 
-def test_a_report_that_cannot_be_written_ends_with_a_sentence(tmp_path):
+def test_unwritable_report_ends_with_a_message(tmp_path):
   run = _run(tmp_path / "a", "plain")
   (run / "report").write_text("a file where the folder would be")
   with pytest.raises(SystemExit, match="could not be written .* --output"):
@@ -234,7 +234,7 @@ def test_the_command_takes_run_folders(tmp_path, capsys):
     ({"training": ["a=nowhere"]}, "a=nowhere: found no such folder"),
   ],
 )
-def test_the_command_refuses_flags_with_a_sentence(tmp_path, given, sentence):
+def test_invalid_flags_have_messages(tmp_path, given, sentence):
   run = _run(tmp_path / "a", "plain")
   flags.FLAGS.mark_as_parsed()
   with (

@@ -104,7 +104,7 @@ def _listed(page):
   )
 
 
-def test_nothing_stands_over_the_edge(page):
+def test_page_does_not_overflow_the_viewport(page):
   # A phone makes room for what is too wide: its own width is no measure.
   width, over = page.run(
     f"""[document.documentElement.scrollWidth,
@@ -154,14 +154,14 @@ def large(tmp_path_factory):
 
 
 @pytest.mark.parametrize("width", [1280, 400])
-def test_nothing_is_cut_on_screen(browser, large, width):
+def test_content_is_not_clipped_on_screen(browser, large, width):
   browser.open(large, width=width, height=800)
   browser.run("document.querySelectorAll('details').forEach(d => d.open = 1)")
   assert browser.run(_CUT) == []
   assert browser.run("document.documentElement.scrollWidth") <= width
 
 
-def test_nothing_is_cut_on_paper(browser, large):
+def test_content_is_not_clipped_in_print(browser, large):
   browser.open(large, width=1280, height=800)
   browser.run("document.querySelectorAll('.lines').forEach(d => d.open = 1)")
   # A4 across, less its margins: 297 - 24 mm at 96 pixels an inch.
@@ -180,7 +180,7 @@ def test_nothing_is_cut_on_paper(browser, large):
   assert browser.run("document.querySelector('#browser').offsetHeight") == 0
 
 
-def test_the_first_trajectory_is_read_to_its_answer(browser, large):
+def test_first_trajectory_is_visible_to_its_answer(browser, large):
   browser.open(large, width=1280, height=800)
   assert browser.run(
     """(() => {
@@ -192,7 +192,7 @@ def test_the_first_trajectory_is_read_to_its_answer(browser, large):
   )
 
 
-def test_text_of_others_is_never_run(page):
+def test_untrusted_text_is_never_executed(page):
   assert page.run("document.title") == "One policy, any budget: A"
   assert page.run("document.querySelectorAll('script').length") == 2
   assert page.run("document.querySelectorAll('img, [onerror]').length") == 0
@@ -221,7 +221,7 @@ def test_filters_narrow_the_list(page):
   assert _listed(page) == right
 
 
-def test_words_are_found_in_what_was_written(page):
+def test_text_search_finds_words(page):
   _choose(page, "text", "KEL7X0")
   assert page.run(
     "[...document.querySelectorAll('.list span')].every("
@@ -230,7 +230,7 @@ def test_words_are_found_in_what_was_written(page):
   assert _listed(page)
 
 
-def test_a_token_tells_its_log_probability(page, written):
+def test_token_shows_its_log_probability(page, written):
   _choose(page, "row", "1")
   _choose(page, "shade", "logp")
   payload = json.loads(_text(page, "#browser-data"))
@@ -250,7 +250,7 @@ def test_a_token_tells_its_log_probability(page, written):
   assert page.run("document.querySelectorAll('.token.down').length") > 0
 
 
-def test_a_difference_ends_where_the_rows_part(page):
+def test_comparison_marks_where_rows_diverge(page):
   _choose(page, "row", "1")
   _choose(page, "shade", "difference")
   note = _text(page, "[data-part=shade-note]")
@@ -274,7 +274,7 @@ def test_a_difference_ends_where_the_rows_part(page):
   assert f"({shared} tokens of the response)" in note
 
 
-def test_an_advantage_is_shown_of_training_only(page):
+def test_advantage_is_shown_for_training_only(page):
   _choose(page, "shade", "advantage")
   assert "rows of GRPO trainings" in _text(page, "[data-part=shade-note]")
   _choose(page, "row", "2")
@@ -299,7 +299,7 @@ def test_next_and_previous_walk_the_list(page):
   assert _text(page, "[data-part=detail]") == first
 
 
-def test_what_is_read_stands_out_from_its_ground(browser, written):
+def test_text_has_enough_contrast(browser, written):
   script = """(() => {
     const light = (text) => {
       const [r, g, b] = text.match(/[\\d.]+/g).map((x) => x / 255).map((x) =>
@@ -329,9 +329,7 @@ def test_what_is_read_stands_out_from_its_ground(browser, written):
   assert browser.run(script) == []
 
 
-def test_a_script_that_comes_into_the_page_is_not_run(
-  browser, written, tmp_path
-):
+def test_injected_script_is_not_executed(browser, written, tmp_path):
   """As if something had not been escaped: the policy is a second wall."""
   page = written[0].read_text("utf-8")
   scripts = (

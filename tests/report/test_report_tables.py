@@ -96,7 +96,7 @@ def test_the_main_table_has_the_papers_columns_and_the_metrics_numbers(
       assert float(line["Avg."]) == pytest.approx(sum(means) / 3)
 
 
-def test_an_average_stands_only_where_a_row_has_all_sets(rows):
+def test_average_needs_every_dataset(rows):
   less = metrics.Row(
     "less", tuple(e for e in rows[0].episodes if e["dataset"] != "own")
   )
@@ -148,7 +148,7 @@ def test_the_overview_has_every_row_at_every_budget(rows, built):
     (lambda e: (e["dataset"], e["budget"]) != ("nq", 5), "some sets at some"),
   ],
 )
-def test_a_row_that_lacks_episodes_of_others_has_no_mean(rows, kept, lacks):
+def test_incomplete_row_has_no_mean(rows, kept, lacks):
   less = metrics.Row("less", tuple(filter(kept, rows[0].episodes)))
   data = report.build([rows[0], less], resamples=20).data
   whole, other = data["rows"]
@@ -180,7 +180,7 @@ def test_a_row_that_lacks_episodes_of_others_has_no_mean(rows, kept, lacks):
   assert report.summary_table(data).split("less")[1].split()[4] == "-"
 
 
-def test_the_page_says_what_a_row_lacks(rows, tmp_path):
+def test_page_states_missing_datasets_and_budgets(rows, tmp_path):
   less = metrics.Row(
     "less", tuple(e for e in rows[0].episodes if e["budget"] != 5)
   )
@@ -190,7 +190,7 @@ def test_the_page_says_what_a_row_lacks(rows, tmp_path):
   assert text.count("(without B = 5)") >= 2  # In legends and of its knowledge.
 
 
-def test_published_scores_stand_beside_ours(rows, built):
+def test_scorers_table_has_official_scores(rows, built):
   table = built[1]["tables"]["scorers"]
   assert [c["full_name"] for c in table["columns"]] == [
     "ours EM", "ours F1", "official script EM", "official script F1",
@@ -230,7 +230,7 @@ def test_an_average_of_published_scores_is_over_sets_that_have_scripts(rows):
   ("groups", "widths"),
   [("aaaaa", [5]), ("aabbbbbbbbbb", [2, 10]), ("a" * 23, [10, 10, 3])],
 )
-def test_a_wide_table_is_cut_between_its_groups(groups, widths):
+def test_wide_table_is_split_between_column_groups(groups, widths):
   heads = tuple(tables.Column(str(i), g) for i, g in enumerate(groups))
   line = tables.Line(("k",), tuple(tables.Cell(i) for i in range(len(groups))))
   table = tables.Table("t", "T", "", ("row",), heads, (line,))
@@ -291,7 +291,7 @@ def test_pairs_are_compared_within_their_table(rows, built):
   assert 0 < float(line["EM p"]) <= float(line["EM p, Holm"]) <= 1
 
 
-def test_many_pairs_can_be_told_apart_and_what_is_free_is_not_compared():
+def test_permutations_suffice_after_holm_and_free_costs_are_skipped():
   """12 pairs of cells take p below .05 / 12; 20 draws would not go there."""
   rows = [
     study.row(
@@ -373,7 +373,7 @@ def _played(phase, counts, *, rollouts=4):
     (2, {1: 3, 2: 5}),
   ],
 )
-def test_the_budgets_shown_are_those_that_were_played(rows, phase, counts):
+def test_sampling_table_shows_played_budgets(rows, phase, counts):
   run = _played(phase, counts)
   table = report.build(rows[:1], training=[run], resamples=20).data["tables"][
     "sampling"
@@ -395,7 +395,7 @@ def test_the_budgets_shown_are_those_that_were_played(rows, phase, counts):
     assert (f">B = {b}<" in svg) == (b in played)
 
 
-def test_probabilities_are_not_shown_as_if_they_had_been_played(rows):
+def test_probabilities_are_not_shown_as_played_budgets(rows):
   run = _played(2, {})
   assert figures.sampling(run, name="x") is None
   data = report.build(rows[:1], training=[run], resamples=20).data
@@ -449,7 +449,7 @@ def _ends(worth, low, high, reached, **by):
   return counts | {"gained": 3, "lost": 1, "worth": estimate} | by
 
 
-def test_the_worth_of_a_search_is_shown_where_it_was_asked(rows):
+def test_search_value_is_shown_if_measured(rows):
   part = _ends(None, None, None, 0)
   summary = {"stop": _ends(0.25, 0.1, 0.4, 8, by_hops={"2": part})}
   data = report.build(rows[:1], worth={"A": summary}, resamples=20).data
@@ -502,7 +502,7 @@ def test_the_best_and_the_second_of_a_block_are_marked():
     ("no R_abs, λ = 0 [0.1, 0.2]", "no R_abs, λ = 0 [0.1, 0.2]"),
   ],
 )
-def test_markdown_shows_every_text_as_it_is(text, written):
+def test_markdown_escapes_every_text(text, written):
   assert tables.escaped(text) == written
   column = tables.Column(text, text)
   line = tables.Line((text,), (tables.Cell(1.0),))
