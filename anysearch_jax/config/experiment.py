@@ -30,10 +30,9 @@ class RewardConfig:
   use_abs, use_rel: which factors the tool reward has. A factor that is off is
     replaced by exact match, so that wrong answers still earn nothing.
   xi: stability constant of the relative factor.
-  length_limit, length_tolerance: the paper's L_lim and L_tol, in generated
-    tokens.
-  function: module:function or path/to/file.py:function of your own, in place
-    of the reward of `method.name`, see docs/your_reward.md; empty: that reward.
+  length_limit, length_tolerance: L_lim and L_tol, in generated tokens.
+  function: your own reward, as module:function or path/to/file.py:function, see
+    docs/your_reward.md; empty: the reward of `method.name`.
   """
 
   alpha: float = 0.5
@@ -55,13 +54,11 @@ class CurriculumConfig:
   """Budget curriculum (section "Curriculum Learning"), in optimizer steps.
 
   max_budget: the paper's B_max.
-  phase1_steps: length of Phase I. 0 is Phase II only; equal to total_steps is
-    Phase I only.
+  phase1_steps: length of Phase I, from 0 to total_steps.
   window: number of recent outcomes per budget that its accuracy is the mean of.
   uniform_mix: the paper's lambda, in [0, 1].
   epsilon: the paper's epsilon, added to each budget's lag in accuracy.
-  phase1_scaffold, phase2_scaffold: whether the environment states the budget
-    before every turn of that phase.
+  phase1_scaffold, phase2_scaffold: whether the budget is stated before a turn.
   fixed_budget: if >= 0, every group gets this budget in both phases.
   """
 
@@ -144,8 +141,7 @@ class CriticConfig:
   whiten: whether advantages are normalised to mean 0 and variance 1 over a
     rollout's model tokens.
   reward_kl: this times (log pi_behaviour - log pi_reference) is subtracted from
-    each model token's reward; `objective.kl_coefficient` is the KL term of the
-    loss.
+    each model token's reward; the loss has its own `objective.kl_coefficient`.
   """
 
   gamma: float = 1.0
@@ -188,8 +184,7 @@ class BatchConfig:
     (`attention`), or everything (`full`).
   attention: `xla`, `cudnn` (NVIDIA), `splash` (TPU) or `auto`, the best of them
     that the device and the shapes allow.
-  attention_chunk, logprob_chunk: number of positions whose scores or logits are
-    in memory at the same time.
+  attention_chunk, logprob_chunk: positions per chunk of scores or logits.
   """
 
   row_lengths: tuple[int, ...] = (128, 256, 576)
@@ -242,8 +237,7 @@ class LoraConfig:
 class DataConfig:
   """Where questions and passages come from.
 
-  source: `world`, the generated one, or `prepared`, a folder of
-    launch.prepare_data.
+  source: `world`, generated, or `prepared`, a folder of launch.prepare_data.
   path: that folder.
   world_seed: seed of the generated world.
   split: name of the split that is trained on.
@@ -366,8 +360,8 @@ class ExperimentConfig:
   questions: questions of a rollout.
   group: trajectories of each question.
   save_every: rollouts between checkpoints (and recorded trajectories).
-  save_minutes: a rollout also ends with a checkpoint if the last one is this
-    old; 0 is off.
+  save_minutes: age of the last checkpoint after which a rollout ends with a new
+    one; 0 is off.
   method: the system that is trained, with its constants; those of AnySearch
     are in `reward`.
   """

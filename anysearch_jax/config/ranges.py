@@ -27,7 +27,7 @@ def _at_least(least: float) -> _Range:
 _POSITIVE = _Range("above 0", lambda x: x > 0)
 _SHARE = _Range("a share, 0 to 1", lambda x: 0 <= x <= 1)
 _DECAY = _Range("0 to below 1", lambda x: 0 <= x < 1)
-# JAX takes a seed modulo 2^32, so two seeds could give the same draws.
+# JAX takes a seed modulo 2^32, so two larger seeds could give the same draws.
 _SEED = _Range("0 to 2^32 - 1", lambda x: 0 <= x < 2**32)
 _TOP_P = _Range("above 0, at most 1", lambda x: 0 < x <= 1)
 # A reward on the scale where a right answer earns 1.

@@ -27,7 +27,7 @@ with run_lock.hold(sys.argv[1]):
 
 @pytest.fixture
 def other(tmp_path):
-  """Another process that holds the lock."""
+  """Yields the path of a lock and another process that holds it."""
   path = tmp_path / "run" / run_lock.NAME
   process = subprocess.Popen(
     [sys.executable, "-c", _HOLDS, path], stdout=subprocess.PIPE, text=True

@@ -188,7 +188,7 @@ class Caller:
     counted: bool = True,
     **request: Any,
   ) -> T:
-    """Makes a call with retries; to be passed to `wait` or `run`.
+    """Makes a call with retries; pass the coroutine to `wait` or `run`.
 
     Args:
       method, url: of the request; the URL must not contain secrets.
