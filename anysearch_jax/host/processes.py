@@ -46,15 +46,16 @@ def share(make: Callable[[], T]) -> list[T]:
       shared, see the module.
 
   Raises:
-    Exception: `make` failed in some process. All processes raise the error of
-      the first one that failed, so that no process waits for one that has left.
+    Exception: `make` failed in some process. A process that failed raises its
+      own error, all others that of the first process that failed, so that no
+      process waits for one that has left.
   """
   if jax.process_count() == 1:
     return [make()]
   error = None
   try:
     mine = _encoded(make())
-  except Exception as raised:  # Raised again below, here as elsewhere.
+  except Exception as raised:  # Raised below, after the exchange.
     error = raised
     mine = _encoded(None, error)
   outcomes = [_decoded(content) for content in _gather(mine)]
@@ -86,7 +87,11 @@ def together(make: Callable[[], T]) -> T:
 
 
 def whole(x: jax.Array) -> jax.Array:
-  """Returns a fully replicated copy of an array, on this process's devices."""
+  """Returns an array that is complete on this process's devices.
+
+  A fully addressable array is returned as it is; any other one is replicated,
+  which is a collective.
+  """
   if x.is_fully_addressable:
     return x
   everywhere = jax.sharding.NamedSharding(x.sharding.mesh, jax.P())
