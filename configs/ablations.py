@@ -2,15 +2,15 @@
 
     python -m launch.study --study=ablations --seeds=3
 
-runs them on the quickstart's world (`--config` names another base); a single
-row by hand, here the one without R_abs:
+This command runs all rows in the quickstart's world; `--config` names another
+base. To run a single row by hand, here the row without R_abs:
 
     python -m launch.train --config=configs/quickstart.py \
         --config.reward.use_abs=false --output=runs/study/no_abs-42
 
-Tables are the paper's: `tool` its table of the tool reward, `format` its figure
-of training dynamics, `scaffold`, `sampling` and `phases` the three parts of its
-figure of ablations.
+The tables are the paper's: `tool` is its table of the tool reward, `format` its
+figure of training dynamics; `scaffold`, `sampling` and `phases` are the three
+parts of its figure of ablations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TABLES = ("tool", "format", "scaffold", "sampling", "phases")
 
 
 def rows(base: config_lib.ExperimentConfig) -> tuple[Row, ...]:
-  """All rows over a base, the full method first."""
+  """Returns all rows over a base configuration, the full method first."""
   gamma, steps = base.reward.gamma_max, base.curriculum.total_steps
 
   def fixed(value: float) -> tuple[str, ...]:

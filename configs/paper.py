@@ -1,25 +1,27 @@
-"""What the paper's three policies have in common; `qwen2_5_7b.py` and others.
+"""The common part of the paper's three policies, such as `qwen2_5_7b.py`.
 
-Hyperparameters are the paper's table; most are the defaults of `config`. One
-node of eight GPUs: 0-3 train (tensor parallelism 2) while 4-7 sample the next
-rollout.
+The hyperparameters are the paper's table; most are the defaults of `config`.
+The hardware is one node of eight GPUs: 0-3 train (fsdp 2, tensor parallelism 2)
+while 4-7 sample the next rollout.
 
 Presets, `--config=configs/<policy>.py:<preset>`:
-    (none)       512 trajectories an optimizer step, five steps a rollout
-    questions    512 questions (2560 trajectories) an optimizer step, one step a
-                 rollout: the other reading of "global batch size 512"
-    lora80       adapters on one GPU of 80 GB, which samples too
-    lora141      adapters on one GPU of 141 GB, which samples too
+    (none)       512 trajectories per optimizer step, five steps per rollout
+    questions    512 questions (2560 trajectories) per optimizer step, one step
+                 per rollout: the other reading of "global batch size 512"
+    lora80       LoRA on one GPU of 80 GB, which also samples
+    lora141      LoRA on one GPU of 141 GB, which also samples
 
-The objective is not quite the paper's: ratios are to the trainer's own
-log-probabilities, corrected for what sampled (`objective.importance_cap`). That
-costs one more forward pass of a rollout, a quarter of the training time; a run
-can stop between rollouts only. `--config.objective.old_logp=engine
---config.objective.importance_cap=0` is without.
+The objective differs slightly from the paper's: importance ratios use the
+trainer's own old log-probabilities, with a correction for the engine's
+(`objective.importance_cap`). This costs one more forward pass per rollout, a
+quarter of the training time, and a run can then stop only between rollouts. To
+switch it off: `--config.objective.old_logp=engine
+--config.objective.importance_cap=0`.
 
-An episode of B <= 5 searches needs about 7,000 tokens at most: the prompt, 4096
-generated ones and 15 passages. Contexts end at 8192, below the 32768 that other
-retrievers may want: a row of training is as long.
+An episode of B <= 5 searches needs at most about 7,000 tokens: the prompt, 4096
+generated tokens and 15 passages. Contexts end at 8192, although retrievers with
+longer passages may need up to 32768, because training rows are as long as the
+context.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ PRESETS = ("", "questions", "lora80", "lora141")
 
 
 class KvTokens(NamedTuple):
-  """Tokens of KV cache that fit: in four GPUs of 80 GB, in one, in 141 GB."""
+  """Tokens of KV cache that fit: four GPUs of 80 GB, one of 80, one of 141."""
 
   four: int
   one80: int
@@ -43,16 +45,16 @@ class KvTokens(NamedTuple):
 def experiment(
   name: str, policy: str, preset: str, *, kv_tokens: KvTokens
 ) -> config_lib.ExperimentConfig:
-  """The paper's run of one policy.
+  """Returns the configuration of the paper's run of one policy.
 
   Args:
-    name: of the run.
-    policy: its Hugging Face folder.
+    name: name of the run.
+    policy: Hugging Face folder of the policy.
     preset: one of `PRESETS`.
-    kv_tokens: of the engine.
+    kv_tokens: size of the engine's KV cache on each kind of hardware.
 
   Raises:
-    ValueError: an unknown preset.
+    ValueError: the preset is unknown.
   """
   if preset not in PRESETS:
     raise ValueError(
@@ -75,7 +77,7 @@ def experiment(
       prefill_chunk=512,
       decode_steps=32,
     ),
-    # Longer trajectories stand alone in a row, shorter ones share it.
+    # Long trajectories have a row to themselves; shorter ones share a row.
     batch=config_lib.BatchConfig(
       row_lengths=(8192,),
       micro_batch_tokens=32768,
@@ -92,20 +94,22 @@ def experiment(
     ),
     pipeline=config_lib.PipelineConfig(async_level=1),
     # In bfloat16 engine and trainer give a token different log-probabilities
-    # (each about .016 from float32 at 153 M parameters), and rollouts are of
-    # older weights. The ratio that is clipped is to the trainer's own, and a
-    # token's loss is weighted by the trainer's probability over the engine's,
-    # at most 2: truncated importance sampling,
+    # (each about .016 from float32 at 153 M parameters), and rollouts come from
+    # older weights. So the clipped ratio uses the trainer's own old
+    # log-probabilities, and a token's loss is weighted by the ratio of the
+    # trainer's probability to the engine's, at most 2. This is truncated
+    # importance sampling,
     # https://fengyao.notion.site/off-policy-rl
     objective=config_lib.ObjectiveConfig(
       old_logp="trainer", importance_cap=2.0
     ),
-    # The same measured single tokens whose probabilities differ by almost 1, at
-    # 32 B parameters: one of them alone is no sign of other weights.
+    # The same authors measured single tokens whose probabilities differ by
+    # almost 1, at 32 B parameters, so one such token does not mean that the
+    # engine has other weights.
     watch=config_lib.WatchConfig(max_largest_gap=20.0),
   )
   if preset == "questions":
-    # Five times the trajectories in a step.
+    # A step has five times as many trajectories.
     return dataclasses.replace(
       config,
       curriculum=config_lib.CurriculumConfig(steps_per_rollout=1),
@@ -121,14 +125,14 @@ def experiment(
 def _on_one_gpu(
   config: config_lib.ExperimentConfig, *, kv_tokens: int, large: bool
 ) -> config_lib.ExperimentConfig:
-  """Adapters on every matrix beside a frozen bfloat16 base.
+  """Returns the configuration with LoRA on every matrix of a bfloat16 base.
 
-  The learning rate is ten times that of training every weight, as is usual.
+  The learning rate is ten times that of full training, as is usual for LoRA.
   """
   return dataclasses.replace(
     config,
     mesh=config_lib.MeshConfig(),
-    # One GPU does one thing at a time.
+    # One GPU samples and trains in turns, so there is nothing to overlap.
     pipeline=config_lib.PipelineConfig(),
     optimizer=config_lib.OptimizerConfig(learning_rate=1e-5),
     lora=config_lib.LoraConfig(rank=32, alpha=64.0, base_dtype="bfloat16"),

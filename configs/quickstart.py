@@ -1,8 +1,8 @@
 """The whole method on a laptop: a tiny policy in the generated world.
 
 Hardware: one CPU core, about 1 GB of memory. Time: about three minutes a run.
-Expected: accuracy rises with the budget, tool productivity above both
-controls, few searches for what the policy knows by heart.
+Expected: accuracy rises with the budget, tool productivity is above both
+controls, and the policy rarely searches for facts that it knows by heart.
 
     python -m launch.train --config=configs/quickstart.py \
         --output=runs/quickstart/anysearch
@@ -10,7 +10,7 @@ controls, few searches for what the policy knows by heart.
 Controls, from the same warm start with the same number of steps:
     no tool reward     --config.reward.gamma_mode=off
     Search-R1-like     configs/quickstart_search_r1.py
-The warm start in configs/quickstart_policy/ is made again by
+To make the warm start in configs/quickstart_policy/ again:
     python -m launch.warm_start --config=configs/quickstart.py
 """
 
@@ -27,13 +27,13 @@ def get_config() -> config_lib.ExperimentConfig:
     questions=16,
     group=5,
     save_every=40,
-    # Lengths are those of the world: an episode writes 20 to 120 tokens.
+    # The lengths suit the world: an episode generates 20 to 120 tokens.
     reward=config_lib.RewardConfig(length_limit=200, length_tolerance=100),
     curriculum=config_lib.CurriculumConfig(
       phase1_steps=40, total_steps=240, steps_per_rollout=2
     ),
-    # Not the paper's 1e-6: the policy has 0.3 M parameters, not 7 B. At twice
-    # this rate trainings differ more by their seed than by their reward.
+    # Higher than the paper's 1e-6, because the policy has 0.3 M parameters, not
+    # 7 B. At twice this rate, the seed matters more than the reward.
     optimizer=config_lib.OptimizerConfig(learning_rate=2e-4),
     episode=config_lib.EpisodeConfig(
       prompts="world", max_generated=300, max_context=544
@@ -46,7 +46,7 @@ def get_config() -> config_lib.ExperimentConfig:
       micro_batch_tokens=640,
       max_micro_batches=48,
     ),
-    # Small enough to keep whole.
+    # The policy is small enough to export in float32.
     checkpoint=config_lib.CheckpointConfig(export_dtype="float32"),
     evaluation=config_lib.EvaluationConfig(budgets=(0, 1, 2, 3, 5, 8)),
   )

@@ -1,7 +1,7 @@
 """The Search-R1-like control of the quickstart.
 
-Outcome reward only, a fixed budget of 5, no scaffold; all else, the number of
-steps included, as in configs/quickstart.py.
+It has only the outcome reward, a fixed budget of 5 and no scaffold. Everything
+else, including the number of steps, is as in configs/quickstart.py.
 
     python -m launch.train --config=configs/quickstart_search_r1.py \
         --output=runs/quickstart/search_r1

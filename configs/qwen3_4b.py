@@ -1,20 +1,20 @@
 """Qwen3-4B: the paper's run.
 
-Hardware: one node of eight GPUs of 80 GB (the paper: H800); `:lora80` and
-`:lora141` one GPU of that memory. `configs/paper.py` has the presets.
-Memory, planned for h100:4: 21.4 GiB on a GPU that trains, 56.5 on one that
-samples, of 72.8 that programs may fill.
-`:lora141` on h200:1: 83.2 of 128.6 GiB.
-Hours, predicted and not measured: 10.0 of training (500 steps of 1.3 M tokens,
-73 s each at 40 % of the peak) and those of sampling. The paper's run took 41.
-Expected: unknown; nothing has been trained with it yet.
+Hardware: one node of eight GPUs of 80 GB (the paper: H800); the presets
+`:lora80` and `:lora141` need one GPU of that memory, see `configs/paper.py`.
+Memory, planned for h100:4: 21.4 GiB on a training GPU and 56.5 GiB on a
+sampling GPU, of 72.8 GiB available to programs.
+`:lora141`, planned for h200:1: 83.2 of 128.6 GiB.
+Hours, predicted, not measured: 10.0 for training (500 steps of 1.3 M tokens,
+73 s each at 40 % of the peak), plus sampling. The paper's run took 41.
+Expected: unknown; nothing has been trained with this configuration yet.
 
     hf download Qwen/Qwen3-4B \\
         --local-dir models/Qwen3-4B
     python -m launch.train --config=configs/qwen3_4b.py
 
-Questions from data/qa (launch.prepare_data), passages from indexes/e5
-(launch.build_index): docs/training.md has the commands.
+Questions come from data/qa (launch.prepare_data), passages from indexes/e5
+(launch.build_index); docs/training.md has the commands.
 """
 
 from __future__ import annotations

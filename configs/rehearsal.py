@@ -1,11 +1,12 @@
-"""The paper's run in small: a dress rehearsal of its commands on a CPU.
+"""A small version of the paper's run, to rehearse its commands on a CPU.
 
     python -m launch.rehearsal --family=qwen2_5 --tokenizer=DIR \
         --questions=DIR --corpus=FILE
 
-plays it: the same commands as the paper's run, over real questions and
-passages, with a random policy of two layers and the family's real tokenizer.
-Two rollouts, the first one in Phase I and the second in Phase II. Minutes.
+This command runs the same commands as the paper's run, with real questions and
+passages, a random policy of two layers and the family's real tokenizer. It
+trains two rollouts, the first in Phase I and the second in Phase II, and takes
+a few minutes.
 
 Presets, `--config=configs/rehearsal.py:<family>`: qwen2_5, qwen3, llama3_1.
 """
@@ -17,7 +18,7 @@ import dataclasses
 from anysearch_jax import config as config_lib
 from configs import llama3_1_8b, quickstart, qwen2_5_7b, qwen3_4b
 
-# By family: its configuration, and the config.json whose sizes are made small.
+# By family: its configuration, and the config.json whose sizes are reduced.
 FAMILIES = {
   "qwen2_5": (qwen2_5_7b, "configs/shapes/Qwen2.5-7B-Instruct.json"),
   "qwen3": (qwen3_4b, "configs/shapes/Qwen3-4B.json"),
@@ -36,7 +37,7 @@ def get_config(family: str) -> config_lib.ExperimentConfig:
     paper,
     name=f"rehearsal-{family}",
     policy="runs/rehearsal/policy",
-    # Served, as on several nodes.
+    # Passages come from a server, as in runs on several nodes.
     retrieval=config_lib.RetrievalConfig(
       kind="http", url="http://127.0.0.1:8000"
     ),

@@ -1,10 +1,10 @@
-"""What a study is made of."""
+"""The rows of a study."""
 
 from __future__ import annotations
 
 import dataclasses
 
-# Whose policy is the base's, before any training.
+# As `policy_of`: the policy of the base configuration, before training.
 UNTRAINED = "untrained"
 
 
@@ -13,15 +13,15 @@ class Row:
   """One line of a table.
 
   Attributes:
-    name: in paths.
-    label: the paper's.
-    table: of the report.
-    overrides: `path=value` of the training configuration.
-    evaluation: likewise, of the evaluation alone.
-    config: file of both; "" is the study's.
-    policy_of: the row whose policy this one evaluates, or `UNTRAINED`; ""
-      trains its own.
-    scaffold: whether it stays on at inference.
+    name: name in paths.
+    label: label in the paper and the report.
+    table: table of the report.
+    overrides: `path=value` overrides of the training configuration.
+    evaluation: `path=value` overrides of the evaluation only.
+    config: configuration file of training and evaluation; "" is the study's.
+    policy_of: the row whose policy this row evaluates, or `UNTRAINED`; "" means
+      that this row trains its own.
+    scaffold: whether the scaffold stays on at inference.
   """
 
   name: str

@@ -1,8 +1,9 @@
 """Every compared system on every backbone, `--config=FILE[:backbone]`.
 
-Without a backbone it is trained in the generated world like the quickstart:
-same policy, questions, steps and batch. `qwen2_5_7b`, `qwen3_4b` and
-`llama3_1_8b` are the paper's three, by the configuration of that name.
+Without a backbone, a system is trained in the generated world like the
+quickstart, with the same policy, questions, steps and batch. The backbones
+`qwen2_5_7b`, `qwen3_4b` and `llama3_1_8b` are the paper's; each uses the
+configuration of that name.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ Change = Callable[[config_lib.ExperimentConfig], config_lib.ExperimentConfig]
 def experiment(
   method: str, backbone: str = "", change: Change = lambda config: config
 ) -> config_lib.ExperimentConfig:
-  """A system's training on a backbone, or in the world.
+  """Returns the configuration of a system on a backbone or in the world.
 
   Args:
-    method: its name in `anysearch_jax.methods.systems`.
-    backbone: one of `BACKBONES`, "" is the world.
-    change: what this configuration changes besides.
+    method: name of the system in `anysearch_jax.methods.systems`.
+    backbone: one of `BACKBONES`; "" is the world.
+    change: a further change of the configuration.
 
   Raises:
-    ValueError: an unknown backbone.
+    ValueError: the backbone is unknown.
   """
-  # It imports JAX, which no configuration does.
+  # Imported late, because it imports JAX and importing configs must not.
   from anysearch_jax.methods import systems
 
   if backbone not in ("", *BACKBONES):
@@ -55,7 +56,7 @@ def experiment(
 def critic(
   config: config_lib.ExperimentConfig, *, ratio: float = 10.0
 ) -> config_lib.ExperimentConfig:
-  """With PPO's critic at `ratio` times the policy's learning rate."""
+  """Adds PPO's critic, with `ratio` times the policy's learning rate."""
   return dataclasses.replace(
     config,
     objective=dataclasses.replace(config.objective, advantage="gae"),

@@ -1,4 +1,4 @@
-"""BATS, which is not trained; backbones as in configs/methods/__init__.py.
+"""BATS, an untrained system; backbones as in configs/methods/__init__.py.
 
     python -m launch.evaluate --config=configs/methods/bats.py \
         --policy=configs/quickstart_policy --budgets=0..8 \

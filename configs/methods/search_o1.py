@@ -1,4 +1,4 @@
-"""Search-o1, which is not trained; backbones as in configs/methods/__init__.py.
+"""Search-o1, an untrained system; backbones as in configs/methods/__init__.py.
 
     python -m launch.evaluate --config=configs/methods/search_o1.py \
         --policy=configs/quickstart_policy --budgets=0..8 \

@@ -1,4 +1,4 @@
-"""Search-R1, by GRPO; backbones as in configs/methods/__init__.py.
+"""Search-R1 with GRPO; backbones as in configs/methods/__init__.py.
 
 python -m launch.train --config=configs/methods/search_r1.py
 """

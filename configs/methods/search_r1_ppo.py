@@ -1,6 +1,6 @@
-"""Search-R1, by PPO; backbones as in configs/methods/__init__.py.
+"""Search-R1 with PPO; backbones as in configs/methods/__init__.py.
 
-The critic learns at ten times the policy's rate, Search-R1's ratio.
+The critic's learning rate is ten times the policy's, as in Search-R1.
 
     python -m launch.train --config=configs/methods/search_r1_ppo.py
 """

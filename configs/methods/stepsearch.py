@@ -1,8 +1,9 @@
-"""StepSearch, by PPO; backbones as in configs/methods/__init__.py.
+"""StepSearch with PPO; backbones as in configs/methods/__init__.py.
 
-Policy and critic have one learning rate, StepSearch's ratio. Its questions need
-evidence (docs/data.md): the generated world's have it, and prepared ones of
-MuSiQue, HotpotQA or 2WikiMultihopQA (launch.prepare_data --evidence).
+Policy and critic have the same learning rate, as in StepSearch. Its questions
+need evidence (docs/data.md). Questions of the generated world have it, and so
+have prepared questions of MuSiQue, HotpotQA and 2WikiMultihopQA
+(launch.prepare_data --evidence).
 
     python -m launch.train --config=configs/methods/stepsearch.py
 """

@@ -3,9 +3,10 @@
     python -m launch.study --study=methods --seeds=1
     python -m launch.study --study=methods --seeds=3 --rows=anysearch,search_r1
 
-Each row is trained by its file in configs/methods/ from the quickstart's warm
-start, with as many steps and episodes as the others. Search-o1 and BATS are not
-trained: they play the warm start, and again the policy that Search-R1 trained.
+Each row is trained with its file in configs/methods/ from the quickstart's warm
+start, with the same number of steps and episodes. Search-o1 and BATS are not
+trained: they are evaluated with the warm start, and again with the policy that
+Search-R1 trained.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from __future__ import annotations
 from anysearch_jax import config as config_lib
 from configs.study_rows import UNTRAINED, Row
 
-# ZeroSearch's search engine is simulated in training only.
+# ZeroSearch simulates its search engine only in training.
 _REAL = ("retrieval.simulated=",)
 
 
 def rows(base: config_lib.ExperimentConfig) -> tuple[Row, ...]:
-  """All rows, the paper's own system first; `base` is not looked at."""
+  """Returns all rows, the paper's own system first; `base` is ignored."""
   del base
   return (
     _row("anysearch", "AnySearch"),
