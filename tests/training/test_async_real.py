@@ -1,4 +1,4 @@
-"""Training while sampling, with the real engine and the real step."""
+"""Tests training while sampling, with the real engine and train step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _same_weights(folder, expected):
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_published_weights_outlive_the_next_step(rank, parts):
-  """A step gives its state's arrays away, and they are those of the engine."""
+  """The step donates its state, whose arrays the engine may share."""
   lora = config_lib.LoraConfig(rank=rank, targets=("q",))
   config = runs.at_level(1, small_run.CONFIG, lora=lora)
   made = learner.Learner(config, parts["policy"])
@@ -58,7 +58,7 @@ def test_published_weights_outlive_the_next_step(rank, parts):
 
 
 def _scored(parts, config):
-  """A rollout of answers, half of them longer than liked."""
+  """Returns a scored rollout of answers; half of them are too long."""
   groups = []
   for q in range(4):
     question, members = parts["questions"][q], []
@@ -91,21 +91,21 @@ def _scored(parts, config):
 
 @pytest.fixture(scope="module")
 def real(parts, tmp_path_factory):
-  """A run of the real engine and learner, one rollout apart, on one device."""
+  """A run with the real engine and learner at async_level 1, on one device."""
   return _real(tmp_path_factory.mktemp("real"), parts)
 
 
-def test_stale_tokens_are_told_from_fresh_ones(real):
+def test_metrics_distinguish_stale_from_fresh_tokens(real):
   records = runs.metrics(real)
   assert [r["policy/staleness_max"] for r in records] == [0, 1, 1, 1]
-  # Only without drift does the gap tell engine and trainer apart.
+  # The gap compares engine and trainer only where the policy has not moved.
   assert records[0]["policy/engine_gap_max"] < 1e-5
   assert all("policy/engine_gap_max" not in r for r in records[1:])
   steps = [
     json.loads(s) for s in (real / "steps.jsonl").read_text().splitlines()
   ]
   first = [s["loss/logp_difference_max"] for s in steps[::2]]
-  # The ratio of a rollout's first step is to the weights that sampled.
+  # In a rollout's first step, the ratio is relative to the sampling weights.
   assert first[0] < 1e-5 and min(first[1:]) > 1e-4
 
 
@@ -119,7 +119,7 @@ def test_a_killed_run_of_the_real_engine_resumes_to_the_same_bits(
   _same_weights(tmp_path, real)
 
 
-def test_devices_of_their_own_change_nothing(real, parts, tmp_path):
+def test_separate_rollout_devices_change_nothing(real, parts, tmp_path):
   mesh = config_lib.MeshConfig(trainer=(0,), rollout=(1,))
   _real(tmp_path, parts, dataclasses.replace(small_run.CONFIG, mesh=mesh))
   assert runs.left(tmp_path) == runs.left(real)
@@ -129,7 +129,7 @@ def test_devices_of_their_own_change_nothing(real, parts, tmp_path):
 def test_one_step_a_rollout_corrects_for_the_weights_that_sampled(
   parts, tmp_path
 ):
-  """The ratio to the trainer's own log-probs is 1; the cap holds the rest."""
+  """The ratio to the trainer's own log-probs is 1; the rest is capped."""
   config = dataclasses.replace(
     small_run.CONFIG,
     objective=config_lib.ObjectiveConfig(

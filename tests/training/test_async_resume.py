@@ -1,4 +1,4 @@
-"""Runs that are killed while rollouts wait to be trained on, and go on."""
+"""Tests resuming runs that are killed while sampled rollouts are pending."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parts():
 
 @pytest.fixture
 def scripted(monkeypatch):
-  """Trainers learn as `scripted_runs.Learner` does."""
+  """Replaces the trainer's learner by `scripted_runs.Learner`."""
   monkeypatch.setattr(learner, "Learner", runs.Learner)
   monkeypatch.setattr(runs.Learner, "on_step", lambda rollout, step: None)
 
@@ -62,7 +62,7 @@ def test_the_bound_holds_whatever_level_a_run_resumes_at(
     patch.setattr(learner, "Learner", runs.Learner)
     runs.run(folder, parts, runs.at_level(before, save_every=1), kill=kill)
     runs.run(folder, parts, runs.at_level(after, save_every=1))
-  # The rollouts that the checkpoint holds, by the versions that sampled them.
+  # The versions that sampled the rollouts in the checkpoint.
   first = kill + 1
   held = [max(0, k - before) for k in range(first, first + before)]
   held = [v for k, v in enumerate(held, start=first) if k < runs.ROLLOUTS]
@@ -81,14 +81,14 @@ def test_the_bound_holds_whatever_level_a_run_resumes_at(
   records = runs.metrics(folder)
   assert [r["rollout"] for r in records] == list(range(runs.ROLLOUTS))
   assert records[-1]["run/stale_rollouts"] == len(held) - kept
-  # No rollout is counted twice and none is left out.
+  # Every rollout is counted exactly once.
   assert [r["run/trajectories"] for r in records] == [8, 16, 24, 32, 40, 48]
   for number, groups in enumerate(runs.played(folder)):
     asked = [parts["questions"][4 * number + i].id for i in range(4)]
     assert [g["question_id"] for g in groups] == asked
 
 
-def test_a_flipped_bit_in_what_waits_is_found(
+def test_a_flipped_bit_in_pending_rollouts_is_found(
   finished, parts, tmp_path, scripted, caplog
 ):
   folder = tmp_path / "run"
@@ -104,7 +104,7 @@ def test_a_flipped_bit_in_what_waits_is_found(
   assert runs.left(folder) == runs.left(finished(1)[0])
 
 
-def test_what_waits_comes_back_as_it_was(parts):
+def test_pending_rollouts_survive_a_round_trip(parts):
   """Through JSON, with a dropped group and a failed trajectory."""
   question = parts["questions"][3]
   ids = np.arange(5, dtype=np.int32)

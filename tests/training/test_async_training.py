@@ -1,4 +1,4 @@
-"""Training while sampling: order, staleness, failures, stragglers."""
+"""Tests training while sampling: order, staleness, failures, stragglers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parts():
 
 @pytest.fixture
 def scripted(monkeypatch):
-  """Trainers learn as `scripted_runs.Learner` does."""
+  """Replaces the trainer's learner by `scripted_runs.Learner`."""
   monkeypatch.setattr(learner, "Learner", runs.Learner)
   monkeypatch.setattr(runs.Learner, "on_step", lambda rollout, step: None)
 
@@ -49,19 +49,19 @@ def finished(parts, tmp_path_factory):
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
-def test_every_rollout_is_sampled_exactly_so_many_versions_ago(level, finished):
+def test_every_rollout_is_sampled_exactly_level_versions_ago(level, finished):
   folder, versions, trained = finished(level)
   assert trained == [(k, max(0, k - level)) for k in range(runs.ROLLOUTS)]
-  # Each version is handed over once, and only if something is sampled with it.
+  # Each version is published once, and only if a rollout is sampled with it.
   assert versions == list(range(1, runs.ROLLOUTS - level))
   told = [r["policy/staleness_max"] for r in runs.metrics(folder)]
   assert told == [min(k, level) for k in range(runs.ROLLOUTS)]
 
 
-def test_sampling_goes_on_while_a_step_is_taken(
+def test_sampling_continues_while_a_step_is_taken(
   parts, tmp_path, scripted, monkeypatch
 ):
-  """A step of rollout 0 and a turn of rollout 1 wait for each other."""
+  """A step of rollout 0 and a turn of rollout 1 each wait for the other."""
   stepping, playing = threading.Event(), threading.Event()
 
   def on_step(rollout, step):
@@ -80,9 +80,9 @@ def test_sampling_goes_on_while_a_step_is_taken(
   assert len(runs.metrics(tmp_path)) == runs.ROLLOUTS
 
 
-def test_budgets_know_the_outcomes_of_all_earlier_rollouts(finished):
-  # Far enough ahead, all rollouts are of the first weights; the curriculum has
-  # seen as much before each of them as it has without running ahead.
+def test_budgets_depend_on_the_outcomes_of_all_earlier_rollouts(finished):
+  # At a high level all rollouts use the initial weights. Before each of them
+  # the curriculum has seen the same outcomes as at level 0.
   folder, _, trained = finished(runs.ROLLOUTS)
   assert {version for _, version in trained} == {0}
   state = curriculum.init(runs.SCRIPTED.curriculum, runs.SCRIPTED.seed)
@@ -117,9 +117,7 @@ def test_budgets_know_the_outcomes_of_all_earlier_rollouts(finished):
 
 
 @pytest.mark.parametrize("lie", [-1, 1])
-def test_weights_that_should_not_have_sampled_stop_the_run(
-  lie, parts, tmp_path, scripted
-):
+def test_tokens_of_a_wrong_version_stop_the_run(lie, parts, tmp_path, scripted):
   sentence = (
     "Rollout 2 holds tokens of policy version 0, expected 1 to 2"
     if lie < 0
@@ -129,7 +127,7 @@ def test_weights_that_should_not_have_sampled_stop_the_run(
     runs.run(
       tmp_path, parts, runs.at_level(1), engine=runs.Engine(parts, lie=lie)
     )
-  # Not even one optimizer step was taken on it.
+  # No optimizer step was taken on this rollout.
   assert runs.Learner.made.state.step == (4 if lie < 0 else 0)
 
 
@@ -144,7 +142,7 @@ def test_searches_are_counted_by_the_rollout(parts, tmp_path, scripted):
       q for g in groups for t in g["trajectories"] for q in t["queries"]
     ]
     assert record["search/searches"] == len(queries) > 0
-    # Only the question itself is asked for, and no question comes twice.
+    # Every query is the question itself, and no question occurs twice.
     assert record["search/batches"] <= len(set(queries))
     answered = record["search/cache_hits"] + record["search/deduplicated"]
     assert answered == len(queries) - len(set(queries))
@@ -162,7 +160,7 @@ def test_a_bug_of_the_sampler_is_raised_with_its_traceback(
   text = "".join(traceback.format_exception(raised.value))
   assert "ZeroDivisionError: in the engine" in text
   assert "in script" in text and "in generate" in text
-  # What was done until then is not lost.
+  # Earlier rollouts are not lost.
   assert checkpoint.sound(tmp_path / "checkpoints") == saved
   runs.run(tmp_path, parts, runs.at_level(level))
   assert len(runs.metrics(tmp_path)) == runs.ROLLOUTS
@@ -186,17 +184,17 @@ def test_a_bug_of_the_sampler_is_raised_before_the_next_step(
 
 @pytest.fixture
 def interruptible():
-  """Ctrl-C raises here, even if whoever started the tests ignores it."""
+  """Makes Ctrl-C raise here, even if the tests' parent process ignores it."""
   before = signal.signal(signal.SIGINT, signal.default_int_handler)
   yield
   signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_an_interrupt_ends_a_sampler_that_would_take_for_ever(
+def test_an_interrupt_ends_a_sampler_that_never_returns(
   level, parts, tmp_path, scripted, interruptible
 ):
-  """Ctrl-C comes while rollout 2 is waited for."""
+  """Ctrl-C arrives while training waits for rollout 2."""
   main = threading.main_thread().ident
 
   async def script(request):
@@ -235,7 +233,7 @@ def test_a_step_that_is_not_finite_stops_the_sampler(
 
 
 class _Stuck:
-  """A sampler in a call that does not come back."""
+  """A sampler in a call that does not return."""
 
   def __init__(self):
     self.let_go = threading.Event()
@@ -260,7 +258,7 @@ def test_a_sampler_that_hangs_in_a_device_is_left_behind(caplog):
   stuck.let_go.set()
 
 
-def test_who_waits_for_a_rollout_says_which_and_for_how_long(
+def test_waiting_for_a_rollout_logs_its_number_and_the_seconds(
   caplog, monkeypatch
 ):
   monkeypatch.setattr(pipeline, "_TELL", 0.2)
@@ -274,12 +272,12 @@ def test_who_waits_for_a_rollout_says_which_and_for_how_long(
   said = [r.getMessage() for r in caplog.records]
   assert 1 <= len(said) <= 3
   assert all("waits for rollout 0 to be sampled, for" in line for line in said)
-  # The wait is time that the trainer was idle.
+  # The wait is recorded as idle time of the trainer.
   (idle,) = (s for s in clock.take(0) if s.track == timeline.TRAINER)
   assert idle.name == "idle" and 0.5 < idle.end - idle.start < 30
 
 
-def test_a_wait_for_a_rollout_ends_with_whoever_samples_it():
+def test_waiting_for_a_rollout_ends_if_the_sampler_thread_dies():
   clock = timeline.Timeline(time.monotonic)
   ahead = pipeline.Pipeline(
     _Stuck(), first=0, rollouts=2, level=0, timeline=clock
@@ -290,7 +288,7 @@ def test_a_wait_for_a_rollout_ends_with_whoever_samples_it():
 
 
 @pytest.mark.parametrize("level", [0, 1])
-def test_stragglers_are_given_up_and_their_questions_used_up(
+def test_stragglers_are_cancelled_and_their_questions_consumed(
   level, parts, tmp_path, scripted
 ):
   config = runs.at_level(level, extra_groups=2, save_every=1)
@@ -312,7 +310,7 @@ def test_stragglers_are_given_up_and_their_questions_used_up(
 
 
 def test_budgets_follow_the_groups_that_are_kept(parts, tmp_path, scripted):
-  """Phase II draws a budget a group; the kept ones keep theirs."""
+  """Phase II draws a budget for each group; kept groups keep theirs."""
   config = runs.at_level(1, extra_groups=2, save_every=1)
   config = dataclasses.replace(
     config,
@@ -356,7 +354,7 @@ def test_budgets_follow_the_groups_that_are_kept(parts, tmp_path, scripted):
     ),
   ],
 )
-def test_what_cannot_run_at_the_same_time_is_refused(changes, sentence):
+def test_configurations_that_cannot_run_ahead_are_refused(changes, sentence):
   config = runs.at_level(**({"level": 1} | changes))
   with pytest.raises(ValueError, match=re.escape(sentence)):
     validation.validate(config)
@@ -375,7 +373,7 @@ def test_what_cannot_run_at_the_same_time_is_refused(changes, sentence):
     {"mesh": config_lib.MeshConfig(trainer=(1,), rollout=(1,))},
   ],
 )
-def test_what_can_run_at_the_same_time_is_let_through(changes):
+def test_configurations_that_can_run_ahead_are_accepted(changes):
   validation.validate(runs.at_level(1, **changes))
 
 

@@ -1,4 +1,4 @@
-"""Packing: every token once, with its own target, weight and place."""
+"""Tests packing: each token occurs once, with its target, weight and place."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def examples(sizes):
 
 
 def predictions(sequence):
-  """What a sequence asks of the policy, one value a prediction."""
+  """Returns a sequence's predictions, one tuple of values for each."""
   size = len(sequence.token_ids) - 1
   return list(
     zip(
@@ -58,7 +58,7 @@ def predictions(sequence):
 
 
 def segments(rows):
-  """Every segment as `predictions`, in the order of micro-batch, row, place."""
+  """Returns all segments as `predictions`, by micro-batch, row and place."""
   out = []
   flat = {
     name: x.reshape(-1, x.shape[-1])
@@ -93,7 +93,7 @@ def test_every_sequence_is_packed_once_and_whole(sizes, config, multiple):
   found = [packed for rows in batch for packed in segments(rows)]
   expected = [predictions(s) for s in sequences]
   assert sorted(found) == sorted(expected)
-  # No rounding: the sums are of the same numbers in another order.
+  # Exact: the same numbers are summed in another order without rounding.
   weights = [x for rows in batch for x in rows.weight.ravel().tolist()]
   assert math.fsum(weights) == math.fsum(
     x for s in sequences for x in s.weights[1:].tolist()
@@ -112,7 +112,7 @@ def test_shapes_are_the_configurations_and_used_counts_what_holds_tokens(
     assert (a, t) == (40, length)
     assert b % multiple == 0
     assert b == multiple or b * t <= config.micro_batch_tokens
-    # One `multiple` of rows more would be too many.
+    # Another `multiple` rows would exceed the micro-batch's tokens.
     assert (b + multiple) * t > config.micro_batch_tokens
     assert rows.segment_ids.max() <= config.max_segments
     occupied = (rows.segment_ids > 0).any((1, 2))
@@ -134,7 +134,7 @@ def test_the_loss_does_not_depend_on_the_packing(changes, multiple):
   def loss(batch):
     total = 0.0
     for rows in batch:
-      # As a policy's: a function of the prediction, whatever else is near.
+      # Like a policy's: a function of the prediction, not of its neighbours.
       logp = -1 - np.sin(rows.tokens + 2 * rows.targets + 3 * rows.positions)
       logp = logp.astype(np.float32)
       rest = (rows.behaviour_logp, logp / 2, rows.advantage, rows.weight)
@@ -159,7 +159,7 @@ def test_packing_is_a_function_of_its_arguments():
 
 
 def test_a_small_case_by_hand():
-  # Sizes 5, 3, 2 as predictions: the longest first, then what fits beside it.
+  # 5, 3 and 2 predictions: the longest first, then those that fit beside it.
   config = dataclasses.replace(
     CONFIG, row_lengths=(7,), micro_batch_tokens=14, max_micro_batches=1
   )
@@ -192,8 +192,8 @@ def test_a_small_case_by_hand():
   np.testing.assert_array_equal(rows.behaviour_logp[0], np.negative(weight))
 
 
-def test_a_full_row_takes_no_more():
-  # Six of size 2 fit in a row of 20; two segments are all that it may hold.
+def test_a_row_holds_at_most_max_segments():
+  # Six sequences of size 2 fit a row of 20, but it may hold two segments.
   config = dataclasses.replace(CONFIG, row_lengths=(20,), max_segments=2)
   (rows,) = batching.pack(examples([3] * 5), config=config)
   assert rows.used == 2
@@ -215,22 +215,22 @@ def test_a_full_row_takes_no_more():
   ],
 )
 def test_rows_of_a_micro_batch_by_hand(length, multiple, rows):
-  # Of 40 tokens; the least is a row for each device.
+  # For 40 tokens; the minimum is one row for each device.
   found = batching.rows_per_micro_batch(
     length, config=CONFIG, multiple=multiple
   )
   assert found == rows
 
 
-def test_short_sequences_take_the_room_that_long_rows_leave():
-  # One micro-batch of two rows of 20: 17 leaves 3, the second row is free.
+def test_short_sequences_fill_the_free_space_of_long_rows():
+  # One micro-batch of two rows of 20: 17 leaves 3, the second row is empty.
   short, long = batching.pack(examples([18, 4, 9, 9]), config=CONFIG)
   assert (short.used, long.used) == (0, 1)
   segments = (long.segment_ids[0] > 0).sum(-1)
   np.testing.assert_array_equal(segments, [17 + 3, 8 + 8])
 
 
-def test_no_sequence_gives_no_work():
+def test_packing_no_sequence_uses_no_micro_batch():
   batch = batching.pack([], config=CONFIG)
   assert [int(rows.used) for rows in batch] == [0, 0]
 

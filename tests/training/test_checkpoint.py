@@ -1,4 +1,4 @@
-"""Checkpoints: what comes back, on which mesh, and what is kept."""
+"""Tests checkpoints: restored values, other meshes, and which are kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from anysearch_jax.training import checkpoint, manifest
 pristine, folder = small.pristine, small.folder
 
 
-def test_what_is_saved_comes_back(folder, tmp_path):
+def test_saved_values_are_restored(folder, tmp_path):
   assert small.restore(tmp_path / "new") is None
   assert small.bits(small.restore(folder)) == small.bits(small.saved(4))
   written = checkpoint.read_json(folder, 4, "config")
@@ -37,7 +37,7 @@ def test_parameters_are_read_without_the_optimizer(folder):
   assert small.bits(saved._replace(state=state)) == small.bits(saved)
 
 
-def test_nothing_is_saved_twice(folder):
+def test_saving_a_rollout_twice_is_refused(folder):
   with (
     small.opened(folder) as checkpoints,
     pytest.raises(ValueError, match="exists"),
@@ -53,7 +53,7 @@ def test_nothing_is_saved_twice(folder):
     (1, 1, {2: 0.9, 4: 0.1, 6: 0.2, 8: 0.3}, [2, 8]),
     (1, 1, {2: 0.1, 4: 0.2, 6: 0.3}, [6]),
     (2, 2, {2: 0.5, 4: 0.9, 6: 0.1, 8: 0.2, 10: 0.3}, [2, 4, 8, 10]),
-    # Of equal ones the later; the worst of all is no exception.
+    # Of equal qualities the later one, also if both are the worst possible.
     (1, 1, {2: 0.5, 4: 0.5, 6: 0.1}, [4, 6]),
     (1, 1, {2: 0.5, 4: -math.inf, 6: 0.1}, [2, 6]),
   ],
@@ -64,7 +64,7 @@ def test_the_last_and_the_best_are_kept(
   keep = {"keep_last": last, "keep_best": best}
   checkpoints = small.opened(tmp_path, **keep)
   for rollout, quality in qualities.items():
-    # What was written before a restart counts as what was written after it.
+    # Checkpoints from before a restart count like those after it.
     if rollout == 6:
       checkpoints.__exit__()
       checkpoints = small.opened(tmp_path, **keep)
@@ -75,7 +75,9 @@ def test_the_last_and_the_best_are_kept(
     assert manifest.damage(tmp_path / str(rollout)) == ""
 
 
-def test_the_last_one_stays_until_the_next_is_complete(tmp_path, monkeypatch):
+def test_the_last_checkpoint_remains_until_the_next_is_complete(
+  tmp_path, monkeypatch
+):
   seen = []
   write = manifest.write
 
@@ -87,7 +89,7 @@ def test_the_last_one_stays_until_the_next_is_complete(tmp_path, monkeypatch):
   with small.opened(tmp_path, keep_last=1) as checkpoints:
     checkpoints.save(small.saved(2), small.QUALITY)
     checkpoints.save(small.saved(4), small.QUALITY)
-  # Before and after the rename of each.
+  # Before and after the rename of each checkpoint.
   assert seen == [[], [2], [2], [4]]
 
 
@@ -101,7 +103,7 @@ def test_quality_is_a_metric_of_the_rollout():
   assert checkpoint.quality({}, config=config_lib.CheckpointConfig()) == 0.0
 
 
-def test_what_is_saved_are_the_values_at_the_call(tmp_path, monkeypatch):
+def test_a_save_writes_the_values_at_the_call(tmp_path, monkeypatch):
   write, overwritten = manifest.write, threading.Event()
 
   def slow(*args, **kwargs):
@@ -109,7 +111,7 @@ def test_what_is_saved_are_the_values_at_the_call(tmp_path, monkeypatch):
     return write(*args, **kwargs)
 
   monkeypatch.setattr(manifest, "write", slow)
-  # Large enough to be still on its way to the disk when it is overwritten.
+  # Large enough that it is still being written when it is overwritten.
   big = {"w": jax.random.normal(jax.random.key(0), (4 << 20,))}
   expected = np.asarray(big["w"]).copy()
   overwrite = jax.jit(lambda w: w * 0 - 1, donate_argnums=0)

@@ -1,4 +1,4 @@
-"""Checkpoints that were damaged: every kind is found, and what follows."""
+"""Tests damaged checkpoints: all damage is found, and handled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pristine, folder = small.pristine, small.folder
 
 
 def _flip(path: pathlib.Path) -> None:
-  """One bit in the middle."""
+  """Flips one bit in the middle of a file."""
   content = bytearray(path.read_bytes())
   content[len(content) // 2] ^= 1
   path.write_bytes(content)
@@ -84,7 +84,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(
     [record] = [r for r in caplog.records if r.levelname == "WARNING"]
     assert "damaged checkpoint" in record.getMessage()
     assert re.search(sentence, record.getMessage())
-    # It is out of the way, as it was found, and the run can save it again.
+    # It was moved aside unchanged, and the run can save its rollout again.
     assert _files(folder / "damaged" / "4") == broken
     checkpoints.save(small.saved(4), small.QUALITY)
   assert small.bits(small.restore(folder)) == small.bits(small.saved(4))
@@ -122,7 +122,7 @@ def test_an_older_damaged_checkpoint_does_not_stop_the_run(folder, caplog):
   assert checkpoint.rollouts(folder) == [4]
 
 
-def test_a_run_never_starts_over_in_silence(folder):
+def test_a_run_with_only_damaged_checkpoints_does_not_start_over(folder):
   for rollout in ("2", "4"):
     _flip(_largest(folder / rollout / "params"))
   before = _files(folder)
@@ -132,7 +132,7 @@ def test_a_run_never_starts_over_in_silence(folder):
 
 
 def _die_while_saving(folder: str) -> None:
-  """Saves 2, then is killed when 4 is written but not yet complete."""
+  """Saves 2, and is killed when 4 is written but not complete."""
   small.write(folder, 2)
   with small.opened(folder) as checkpoints:
     manifest.write = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
@@ -165,7 +165,7 @@ def test_a_run_killed_while_it_saves_resumes_from_the_one_before(tmp_path):
   assert small.bits(small.restore(folder)) == small.bits(small.saved(4))
 
 
-def test_whoever_only_reads_changes_nothing(folder, caplog):
+def test_reading_does_not_change_the_folder(folder, caplog):
   _truncate(_largest(folder / "4" / "params"))
   (folder / "6.orbax-checkpoint-tmp").mkdir()
   before = _files(folder)

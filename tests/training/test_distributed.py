@@ -1,4 +1,4 @@
-"""Two processes under `jax.distributed` against one with as many devices."""
+"""Compares two `jax.distributed` processes with one of as many devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from anysearch_jax.policy import decoder, hf
 from anysearch_jax.training import checkpoint
 from launch import distributed, stopping
 
-# Processes wait for each other and busily so: a loaded machine takes long.
+# Processes busy-wait for each other, which is slow on a loaded machine.
 DEADLINE = 420
 CONFIG = """
 from anysearch_jax import config as c
@@ -53,7 +53,7 @@ def get_config():
     checkpoint=c.CheckpointConfig(export_dtype="float32"),
   )
 """
-# Clocks never repeat; how full calls are follows from who plays beside whom.
+# Times differ between runs; batch occupancy depends on the split of episodes.
 PASSING = (
   "time/",
   "compile/",
@@ -79,9 +79,9 @@ def root(tmp_path_factory):
 
 
 def train(root, output, *, each=((),), meanwhile=lambda started: None):
-  """Runs the command once for each process; exit codes and what they said.
+  """Runs the command in each process; returns exit codes and output.
 
-  `each` holds further arguments of every process; `meanwhile` is called when
+  `each` has the extra arguments of each process; `meanwhile` is called when
   all have started.
   """
   with socket.socket() as free:
@@ -137,7 +137,7 @@ def one(root):
 @pytest.fixture(scope="module")
 def two(root):
   logs = finish(root, root / "two", count=2)
-  # The first one tells how far they are.
+  # The first process reports the progress.
   assert ["rollout 2/2" in log for log in logs] == [True, False]
   return root / "two"
 
@@ -155,7 +155,7 @@ def weights_of(folder):
 
 
 def files(folder):
-  """The names that do not depend on time or on who wrote what part."""
+  """Returns the names that depend neither on time nor on who wrote a part."""
   return sorted(
     str(path.relative_to(folder))
     for path in folder.rglob("*")
@@ -204,7 +204,7 @@ def test_two_processes_resume_to_the_same_bits(root, two):
   )
 
 
-def test_processes_stop_together_when_one_of_them_is_told_to(root):
+def test_all_processes_stop_when_one_of_them_gets_a_signal(root):
   output = root / "stopped"
 
   def stop(started):
@@ -224,7 +224,7 @@ def test_processes_stop_together_when_one_of_them_is_told_to(root):
     assert f"saved checkpoint {saved}; the same command resumes" in log
 
 
-def test_processes_of_different_runs_all_stop_with_a_sentence(root):
+def test_processes_of_different_runs_all_stop_with_an_error(root):
   codes, logs = train(
     root,
     root / "different",
@@ -255,7 +255,7 @@ def test_a_cluster_that_jax_knows_needs_no_address():
   assert distributed.address(None, None, None, True) == {}
 
 
-def test_who_waits_in_vain_says_so(root):
+def test_a_process_that_waits_in_vain_for_others_reports_it(root):
   each = ("--coordinator=127.0.0.1:1", "--processes=2", "--process=1")
   codes, (log,) = train(
     root, root / "alone", each=[(*each, "--connect_timeout=1")]

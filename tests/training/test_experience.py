@@ -1,4 +1,4 @@
-"""From a rollout to weighted examples: who counts, and for how much."""
+"""Tests scoring a rollout: valid trajectories, rewards and token weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PER_TOKEN = dataclasses.replace(OBJECTIVE, reduction="token-mean")
 
 
 def trajectory(q, g, *, model, answer="wrong", failed=False):
-  """Three tokens of a prompt, `model` of its own, one of the environment."""
+  """Has 3 tokens of a prompt, `model` of the model, 1 of the environment."""
   authors = np.array([PROMPT] * 3 + [MODEL] * model + [ENVIRONMENT], np.int8)
   size = len(authors)
   return types.Trajectory(
@@ -28,7 +28,7 @@ def trajectory(q, g, *, model, answer="wrong", failed=False):
     types.Question(f"q{q}", "where?", ("tol",)),
     budget=2,
     scaffold=False,
-    # Who it is can be read off its ids.
+    # The ids identify the trajectory.
     token_ids=np.arange(size, dtype=np.int32) + 100 * q + 20 * g,
     authors=authors,
     logps=np.where(authors == MODEL, -0.5 - g, 0.0).astype(np.float32),
@@ -48,7 +48,7 @@ def group(q, *trajectories):
 
 @pytest.fixture(scope="module")
 def groups():
-  """Three questions x two samples; the second was dropped."""
+  """Three questions x two samples; the second group was dropped."""
   return [
     group(
       0,
@@ -59,7 +59,7 @@ def groups():
     group(
       2,
       trajectory(2, 0, model=5, failed=True),
-      # Its prompt left no room.
+      # Its prompt left no room for the model.
       trajectory(2, 1, model=0),
     ),
   ]
@@ -79,7 +79,7 @@ def test_failed_and_dropped_trajectories_are_not_valid(groups):
     scored.valid, [[True, True], [False, False], [False, True]]
   )
   np.testing.assert_array_equal(scored.em, [[1, 0], [0, 0], [0, 0]])
-  # Two that differ stand one deviation off their mean; alone is no group.
+  # Two rewards are one deviation from their mean; one alone has advantage 0.
   np.testing.assert_allclose(
     scored.advantages, [[1, -1], [0, 0], [0, 0]], rtol=1e-4
   )
@@ -88,7 +88,7 @@ def test_failed_and_dropped_trajectories_are_not_valid(groups):
 @pytest.mark.parametrize(
   ("objective_config", "expected"),
   [
-    # Three valid trajectories, one of which wrote nothing.
+    # Three valid trajectories, one of them without tokens of the model.
     (OBJECTIVE, [1 / (4 * 3), 1 / (2 * 3)]),
     (PER_TOKEN, [1 / 6, 1 / 6]),
   ],
@@ -111,7 +111,7 @@ def test_examples_carry_the_weights_of_the_reduction(
 
 @pytest.mark.parametrize("objective_config", [OBJECTIVE, PER_TOKEN])
 def test_denominators_are_those_of_the_step(groups, objective_config):
-  # Six trajectories in six steps: each mean is over one, where there is one.
+  # One trajectory in each of six steps: each mean is over one trajectory.
   scored = score(groups, objective_config)
   steps = rewards_and_advantages.batches(scored, steps=6, config=BATCH)
   assert [int(rows.used) for (rows,) in steps] == [1, 1, 0, 0, 0, 0]
@@ -126,14 +126,14 @@ def test_a_group_may_straddle_two_steps(groups):
   (first,), (second,) = rewards_and_advantages.batches(
     score(whole), steps=2, config=BATCH
   )
-  # Of the first step's three all are valid; of the second's, two.
+  # All three trajectories of the first step are valid, two of the second.
   weights = [np.unique(rows.weight)[1:].tolist() for rows in (first, second)]
   expected = [[1 / (4 * 3), 1 / (2 * 3)], [1 / (2 * 2)]]
   assert weights == [np.float32(w).tolist() for w in expected]
   assert first.segment_ids.max() == 2
 
 
-def test_batches_are_cut_over_so_many_devices(groups):
+def test_micro_batches_have_a_multiple_of_the_devices_rows(groups):
   (one,) = rewards_and_advantages.batches(score(groups), steps=1, config=BATCH)
   (eight,) = rewards_and_advantages.batches(
     score(groups), steps=1, config=BATCH, multiple=8
@@ -152,7 +152,7 @@ def test_steps_must_divide_the_rollout(groups):
     rewards_and_advantages.batches(score(groups), steps=4, config=BATCH)
 
 
-def test_metrics_leave_out_what_failed(groups):
+def test_metrics_exclude_failed_trajectories(groups):
   found = rewards_and_advantages.metrics(score(groups))
   assert found["reward/em"] == pytest.approx(1 / 3)
   assert found["policy/advantage_share"] == pytest.approx(2 / 3)
@@ -162,14 +162,14 @@ def test_metrics_leave_out_what_failed(groups):
   assert "rollout/failed" not in found
 
 
-def test_what_trajectories_earned_is_recorded_with_them(groups):
+def test_rewards_are_recorded_with_their_trajectories(groups):
   first, last = rewards_and_advantages.records(score(groups))
   assert [first["question_id"], last["question_id"]] == ["q0", "q2"]
   right, wrong = first["trajectories"]
   reward = config_lib.RewardConfig()
   assert (right["answer"], right["em"], right["format"]) == ("Tol", 1, 1)
   assert (wrong["answer"], wrong["em"], wrong["format"]) == ("wrong", 0, 1)
-  # Nobody searched, so that all of them used as much of the budget.
+  # No trajectory searched, so all used the same share of the budget.
   assert wrong["reward"] == pytest.approx(
     reward.beta + reward.delta * wrong["parts"]["length"]
   )
@@ -178,7 +178,7 @@ def test_what_trajectories_earned_is_recorded_with_them(groups):
   assert failed["failed"] and "reward" not in failed
 
 
-def test_where_nothing_judges_the_form_no_metric_tells_of_it(groups):
+def test_a_method_without_a_format_check_has_no_format_metric(groups):
   config = config_lib.ExperimentConfig(
     group=2,
     method=config_lib.MethodConfig(name="otc"),

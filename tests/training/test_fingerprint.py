@@ -1,4 +1,4 @@
-"""The fingerprint of weights: an engine with other ones trains nothing."""
+"""Tests the fingerprint: an engine with wrong weights stops the run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def parts():
 
 @pytest.fixture(scope="module")
 def finished(parts, tmp_path_factory):
-  """A run of four rollouts that nobody disturbs."""
+  """An undisturbed run of four rollouts."""
   folder = tmp_path_factory.mktemp("run")
   small_run.train(folder, parts)
   return folder
@@ -48,20 +48,20 @@ def _metrics(folder):
 
 
 def _other(params):
-  """Weights of a policy that is far from `params`."""
+  """Returns the weights of a policy that is far from `params`."""
   return jax.tree.map(lambda p: -20 * p, params)
 
 
 def test_a_run_logs_the_fingerprint_of_every_rollout(finished):
   records = _metrics(finished)
-  # Before a rollout is sampled, and after it.
+  # Before and after each rollout.
   assert [r["engine/fingerprints"] for r in records] == [2, 4, 6, 8]
   for r in records:
     assert 0 <= r["rollout/fingerprint"] <= r["rollout/fingerprint_max"] < 1e-5
 
 
 @pytest.mark.parametrize("when", ["handed over", "while it samples"])
-def test_an_engine_with_other_weights_stops_the_run_and_it_resumes(
+def test_an_engine_with_wrong_weights_stops_the_run_and_it_resumes(
   when, parts, finished, tmp_path, monkeypatch
 ):
   folder = tmp_path / "run"
@@ -80,7 +80,7 @@ def test_an_engine_with_other_weights_stops_the_run_and_it_resumes(
       async def disturbed(self, request):
         generation = await generate(self, request)
         if request.address.rollout == 3:
-          # By somebody else, and without a version.
+          # Another client replaces the weights, without a version.
           self._device.set_params(_other(parts["policy"].params))
         return generation
 
@@ -98,7 +98,7 @@ def test_an_engine_with_other_weights_stops_the_run_and_it_resumes(
   jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
-def test_where_no_fingerprint_looks_the_gap_stops_the_run(
+def test_without_a_fingerprint_the_gap_stops_the_run(
   parts, tmp_path, monkeypatch
 ):
   config = dataclasses.replace(
@@ -117,7 +117,7 @@ def test_where_no_fingerprint_looks_the_gap_stops_the_run(
     small_run.train(tmp_path / "run", parts, config)
 
 
-def test_scoring_changes_nothing_that_an_engine_samples():
+def test_scoring_does_not_change_the_samples_of_an_engine():
   params = small_engine.params()
   order = [(q, s) for q in range(2) for s in range(3)]
   expected = small_engine.play(small_engine.engine(params), order)
@@ -160,7 +160,7 @@ def _of_servers(engine, policy):
   )
 
 
-def test_a_server_that_was_given_other_weights_is_named(serve):
+def test_a_server_with_wrong_weights_is_named(serve):
   engine, *servers = serve(count=2)
   policy = sglang_engines.policy()
   prints = _of_servers(engine, policy)
@@ -169,7 +169,7 @@ def test_a_server_that_was_given_other_weights_is_named(serve):
   assert gap.parts == 2
   # The servers have them in bfloat16.
   assert 0 < gap.mean < 0.02
-  # By somebody else, who gave no version.
+  # Another client replaces the weights, without a version.
   servers[1].policy = policy._replace(params=_other(policy.params))
   with pytest.raises(
     types.EngineError, match=f"Rollout 1: {servers[1].url} of the engine scores"
@@ -180,7 +180,7 @@ def test_a_server_that_was_given_other_weights_is_named(serve):
   assert prints.check(2).parts == 2
 
 
-def test_a_server_that_cannot_be_asked_is_left_out_and_counted(serve):
+def test_a_server_that_cannot_score_is_skipped_and_counted(serve):
   engine, *servers = serve(count=2)
   policy = sglang_engines.policy()
   prints = _of_servers(engine, policy)
@@ -188,14 +188,14 @@ def test_a_server_that_cannot_be_asked_is_left_out_and_counted(serve):
   for fault in ("die", (500, "oops")):
     servers[0].faults["/generate"] = [fault] * 2
     assert prints.check(0).parts == 1
-  # Its turns are refused for the name of its weights.
+  # Its turns are refused because of the name of its weights.
   servers[0].faults.clear()
   servers[0].version = "default"
   assert prints.check(0).parts == 1
   assert engine.counters["unscored"] == 3
 
 
-def test_an_engine_without_scores_is_not_asked():
+def test_an_engine_without_scores_is_not_verified():
   policy = sglang_engines.policy()
   prints = _of_servers(object(), policy)
   prints.expect({}, 0)

@@ -1,6 +1,6 @@
-"""A full disk ends a command with a sentence, and the same one goes on.
+"""Tests that a full disk ends a command with an error, and that it resumes.
 
-Where nobody may mount a small disk, a limit on the size of files is one.
+A limit on the size of files simulates a small disk, which only root may mount.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def parts():
 
 @pytest.fixture(scope="module")
 def file(parts, tmp_path_factory):
-  """A configuration's."""
+  """The path of a configuration file."""
   root = tmp_path_factory.mktemp("policy")
   hf.save(root / "policy", parts["policy"])
   (root / "config.py").write_text(CONFIG.format(policy=str(root / "policy")))
@@ -76,7 +76,7 @@ def whole(training, tmp_path):
 
 
 def left(folder):
-  """All that two equal runs have in common; batches of searches differ."""
+  """Returns what two equal runs have in common; batches of searches differ."""
   metrics, *others = runs.left(folder)
   plain = [
     {name: x for name, x in each.items() if not name.startswith("search/")}
@@ -87,7 +87,7 @@ def left(folder):
 
 @pytest.fixture
 def printed(monkeypatch):
-  """What logs and threads print in a command."""
+  """Text that logs and threads print in a command."""
   stream = io.StringIO()
   handler = logging.get_absl_handler()
   monkeypatch.setattr(handler, "filters", [])
@@ -105,7 +105,7 @@ def printed(monkeypatch):
   logging.get_absl_logger().removeHandler(handler)
 
 
-def test_what_threads_print_of_a_disk_is_left_to_the_sentence(printed):
+def test_output_of_threads_about_a_disk_is_suppressed(printed):
   def log(error):
     try:
       raise error
@@ -129,7 +129,7 @@ def test_what_threads_print_of_a_disk_is_left_to_the_sentence(printed):
 
 
 @pytest.mark.parametrize("share", [0.02, 0.15, 0.5, 0.8, 0.97])
-def test_training_says_what_was_not_written_and_goes_on_from_there(
+def test_training_names_the_unwritten_file_and_resumes(
   share, training, whole, small_disk, printed
 ):
   needs = disks.needs(whole, small_disk)
@@ -157,7 +157,7 @@ def test_training_says_what_was_not_written_and_goes_on_from_there(
   ("most", "what", "change"),
   [(1000, "config.json", "save_every=3"), (6000, "metrics.jsonl", "")],
 )
-def test_a_file_that_may_not_grow_is_named_and_what_was_there_stays(
+def test_a_file_that_may_not_grow_is_named_and_keeps_its_content(
   most, what, change, training, whole, tmp_path
 ):
   run = shutil.copytree(whole, tmp_path / "run")
@@ -174,7 +174,7 @@ def test_a_file_that_may_not_grow_is_named_and_what_was_there_stays(
   assert left(run) == left(whole)
 
 
-def test_an_evaluation_says_so_and_plays_the_rest_later(tmp_path):
+def test_an_evaluation_reports_a_full_disk_and_resumes(tmp_path):
   def play(folder):
     return commands.run(
       evaluate,
@@ -217,7 +217,7 @@ def _led_to(error, cause):
     (ExceptionGroup("x", [OSError(errno.EIO, "x")]), "See to the disk,"),
   ],
 )
-def test_an_error_of_the_disk_is_known_in_every_dress(error, help_, tmp_path):
+def test_disk_errors_are_recognised_in_every_form(error, help_, tmp_path):
   with pytest.raises(disk.DiskError) as caught:
     with disk.writing(tmp_path / "no" / "file"):
       raise error
@@ -225,7 +225,7 @@ def test_an_error_of_the_disk_is_known_in_every_dress(error, help_, tmp_path):
   assert said.startswith(f"{tmp_path / 'no' / 'file'} could not be written: ")
   assert f"{help_} and start the same command again." in said
   assert caught.value.__cause__ is error
-  # Who waits for more than one thing names the first.
+  # Nested contexts keep the error of the inner one.
   with pytest.raises(disk.DiskError) as outer, disk.writing(tmp_path):
     raise caught.value
   assert outer.value is caught.value
@@ -234,13 +234,13 @@ def test_an_error_of_the_disk_is_known_in_every_dress(error, help_, tmp_path):
 @pytest.mark.parametrize(
   "error", [KeyError("a"), FileNotFoundError(errno.ENOENT, "x"), OSError("x")]
 )
-def test_other_errors_stay_what_they_are(error, tmp_path):
+def test_other_errors_are_not_translated(error, tmp_path):
   with pytest.raises(type(error)) as caught, disk.writing(tmp_path):
     raise error
   assert caught.value is error
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+def test_a_file_is_replaced_atomically(tmp_path):
   path = tmp_path / "a.txt"
   disk.write_whole(path, "old")
   with pytest.raises(disk.DiskError), disks.files_of_at_most(100):

@@ -1,4 +1,4 @@
-"""Commands that are killed twenty times leave what undisturbed ones leave."""
+"""Tests that killed commands end with the files of undisturbed ones."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from anysearch_jax.training import checkpoint
 pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
-# No kill lets a run get further than one rollout, so it has one to be killed in
-# until the last of them.
+# A run advances at most one rollout between kills, so this number of rollouts
+# suffices for all kills.
 TRAINING_KILLS = 2 * ["turn"] + 3 * ["optimize"] + 2 * ["check"]
 EVALUATION_KILLS = ["turn", "row", "row"]
 ROLLOUTS = len(TRAINING_KILLS) + 1
 LEVELS = (0, 1)
-# Of the events in one process before the kill, and seconds after the event.
+# Events in one process before the kill, and seconds from the event to the kill.
 MOST = {"turn": 24, "optimize": 3, "check": 1, "row": 12}
 LATER = {"turn": 0.02, "optimize": 0.1, "check": 0.4, "row": 0.0}
 SMALL = [
@@ -42,7 +42,7 @@ SMALL = [
   "evaluation.questions=32",
   "evaluation.budgets=0,2",
 ]
-# Clocks never repeat; a resumed process compiles and counts calls anew.
+# Times differ between runs; a resumed process counts compilations from 0.
 PASSING = ("time/", "compile/", "search/", "train/tokens_per_second")
 
 
@@ -52,7 +52,7 @@ def server():
   process = subprocess.Popen(
     [sys.executable, str(TESTS / "killing.py")],
     cwd=ROOT,
-    # One device, as a user has it; the other tests pretend to have eight.
+    # One device, as for a user; the other tests simulate eight.
     env=os.environ | {"PYTHONPATH": path, "XLA_FLAGS": ""},
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
@@ -65,7 +65,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def start(server, tmp_path_factory):
-  """Starts a command with `argv` and kills it there; what came of it."""
+  """Starts a command with `argv` and kills it there; returns the outcome."""
   cache = tmp_path_factory.mktemp("compiled")
 
   def obey(command, *argv, kill=None):
@@ -106,7 +106,7 @@ def killed(outcome):
 
 
 def moments(events, seed):
-  """When to kill: every event once, in an order and at times of the seed."""
+  """Returns when to kill: once at every event, in random order and delay."""
   drawn = random.Random(seed)
   events = drawn.sample(events, len(events))
   for event in events:
@@ -121,7 +121,7 @@ def lines(path):
 
 
 def contents(folder):
-  """The files of a folder, byte for byte."""
+  """Returns the bytes of the files in a folder."""
   return {
     str(path.relative_to(folder)): path.read_bytes()
     for path in sorted(folder.rglob("*"))
@@ -169,7 +169,7 @@ def test_a_run_that_is_killed_ten_times_ends_on_the_same_bits(
     killed(evaluate(start, broken, kill))
   done(evaluate(start, broken))
   same(broken, whole)
-  # It would prove little if nothing had been learned or searched.
+  # The test is only meaningful if the run learned and searched.
   steps = lines(whole / "steps.jsonl")
   assert all(step["grad_norm"] > 0 for step in steps)
   assert any(

@@ -1,4 +1,4 @@
-"""Token log-probabilities: chunked or not, against the written-out softmax."""
+"""Tests token log-probabilities against a whole softmax, chunked or not."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_values_are_those_of_the_whole_softmax(params, inputs, temperature):
   found, entropy = run(params, inputs, temperature=temperature)
   assert found.dtype == entropy.dtype == jnp.float32
   np.testing.assert_allclose(found, gathered, atol=2e-6)
-  # A difference of two sums of logits, which reach 10.
+  # The tolerance allows for logits of up to 10.
   np.testing.assert_allclose(entropy, -(np.exp(logp) * logp).sum(-1), atol=1e-5)
 
 
@@ -101,7 +101,7 @@ def test_gradients_are_those_of_the_whole_softmax(params, inputs):
   assert all(np.abs(g).max() > 1e-4 for g in jax.tree.leaves(chunked))
 
 
-def test_what_stands_in_the_padding_is_inert(params, inputs):
+def test_values_in_the_padding_have_no_effect(params, inputs):
   tokens, targets, positions, segment_ids = (x.copy() for x in inputs)
   padding = segment_ids == 0
   tokens[padding], targets[padding], positions[padding] = 36, 7, 99

@@ -1,4 +1,4 @@
-"""The training loop end to end, small: metrics, resume, refusals, guards."""
+"""Tests small runs of the training loop: metrics, resume, refusals, guards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _metrics(folder):
     {
       name: value
       for name, value in json.loads(line).items()
-      # Clocks never repeat; a resumed process compiles anew.
+      # Times differ between runs; a resumed process compiles again.
       if not name.startswith(("time/", "compile/", "train/tokens_per_second"))
     }
     for line in lines
@@ -58,7 +58,7 @@ def test_every_optimizer_step_has_its_record(finished):
       np.testing.assert_allclose(record[name], reduced(values), rtol=1e-6)
 
 
-def test_a_run_leaves_what_it_promises(finished):
+def test_a_run_writes_all_its_files(finished):
   records = _metrics(finished)
   assert [r["rollout"] for r in records] == [0, 1, 2, 3]
   assert [r["step"] for r in records] == [2, 4, 6, 8]
@@ -69,7 +69,7 @@ def test_a_run_leaves_what_it_promises(finished):
   assert [r["curriculum/count1"] for r in records[:2]] == [0, 4]
   for r in records:
     assert r["finite"] == 1
-    # One forward for sampling and scoring.
+    # Sampling and scoring use the same forward pass.
     assert r["policy/engine_gap_max"] < 1e-5
   assert (finished / "policy" / "model.safetensors").is_file()
   prompts = json.loads((finished / "prompts.json").read_text())
@@ -144,7 +144,7 @@ def test_counters_are_of_the_whole_run(finished):
   assert [r["run/trajectories"] for r in records] == [8, 16, 24, 32]
 
 
-def test_a_finished_run_exports_again_in_the_type_that_is_asked_for(
+def test_a_finished_run_exports_again_in_another_dtype(
   finished, parts, tmp_path
 ):
   folder = tmp_path / "run"
@@ -171,7 +171,7 @@ def test_a_finished_run_exports_again_in_the_type_that_is_asked_for(
     (32, 43, "found seed 42 -> 43: such settings say which run it is"),
   ],
 )
-def test_a_run_does_not_resume_on_other_terms(
+def test_a_run_does_not_resume_with_other_settings(
   finished, parts, tmp_path, questions, seed, message
 ):
   folder = tmp_path / "run"
@@ -185,7 +185,7 @@ def test_a_run_does_not_resume_on_other_terms(
 
 @pytest.fixture
 def broken(parts):
-  """Parts whose policy gives no number."""
+  """Parts whose policy outputs NaN."""
   policy = parts["policy"]
   params = jax.tree.map(np.copy, policy.params)
   params["norm"][0] = np.nan
@@ -195,13 +195,15 @@ def broken(parts):
 def test_steps_that_are_not_finite_stop_the_run(broken, tmp_path):
   with pytest.raises(health.NotFiniteError, match="not-finite-1.*3 in a row"):
     small_run.train(tmp_path, broken)
-  # Two steps a rollout; both rollouts are there to be looked at.
+  # Two steps a rollout; the trajectories of both rollouts are recorded.
   for rollout in range(2):
     dumped = tmp_path / "trajectories" / f"not-finite-{rollout}.jsonl"
     assert len(dumped.read_text().splitlines()) == 4
 
 
-def test_a_run_goes_on_after_fewer_and_says_so(broken, tmp_path, caplog):
+def test_a_run_continues_after_fewer_bad_steps_and_warns(
+  broken, tmp_path, caplog
+):
   config = dataclasses.replace(
     small_run.CONFIG, watch=config_lib.WatchConfig(bad_steps=100)
   )
@@ -216,7 +218,7 @@ def test_a_run_goes_on_after_fewer_and_says_so(broken, tmp_path, caplog):
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory, parts):
-  """A run whose start was read from a folder, killed after two rollouts."""
+  """A run whose policy was read from a folder, killed after two rollouts."""
   folder = tmp_path_factory.mktemp("loaded")
   hf.save(folder / "base", parts["policy"])
   small_run.train(
@@ -247,7 +249,7 @@ def _adapters(folder):
   return {name.removeprefix(prefix): x for name, x in flat.items()}
 
 
-def test_adapters_alone_are_trained(adapted, parts):
+def test_only_adapters_are_trained(adapted, parts):
   adapters = _adapters(adapted / "adapter")
   assert sorted(adapters) == [
     f"{module}.lora_{factor}.weight"
@@ -285,7 +287,7 @@ def test_adapters_are_sampled_and_scored_by_one_forward(adapted):
   records = _metrics(adapted)
   assert len(records) == 4
   assert all(r["policy/engine_gap_max"] < 1e-5 for r in records)
-  # The reference is the base without adapters, which they leave in time.
+  # The reference is the base without adapters; training moves away from it.
   assert records[0]["loss/kl"] < records[-1]["loss/kl"]
 
 
@@ -328,7 +330,7 @@ def test_a_run_may_compute_in_bfloat16(parts, tmp_path):
   records = _metrics(tmp_path)
   assert len(records) == 4
   gaps = [r["policy/engine_gap_max"] for r in records]
-  # More than float32 would leave, and no more than bfloat16 explains.
+  # More than the rounding of float32, and at most that of bfloat16.
   assert 1e-5 < max(gaps) < 0.1
   assert records[-1]["loss/kl"] > 0
   for adapter in _adapters(tmp_path / "adapter").values():
@@ -336,7 +338,7 @@ def test_a_run_may_compute_in_bfloat16(parts, tmp_path):
     assert np.abs(adapter).min() > 0
 
 
-def test_a_bfloat16_base_is_kept_as_it_is(parts, tmp_path):
+def test_a_bfloat16_base_keeps_its_dtype(parts, tmp_path):
   policy = parts["policy"]
   base = jax.tree.map(lambda p: jnp.asarray(p, jnp.bfloat16), policy.params)
   config = dataclasses.replace(
@@ -381,6 +383,6 @@ def test_a_bfloat16_base_is_kept_as_it_is(parts, tmp_path):
     ),
   ],
 )
-def test_what_cannot_run_is_refused(changes, message):
+def test_configurations_that_cannot_run_are_refused(changes, message):
   with pytest.raises(ValueError, match=message):
     validation.validate(dataclasses.replace(small_run.CONFIG, **changes))

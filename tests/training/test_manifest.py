@@ -1,4 +1,4 @@
-"""Manifests: a small folder, and all that can happen to it."""
+"""Tests manifests with a small folder and every kind of damage."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_byte_of_a_manifest_counts(folder):
     assert manifest.damage(folder)
 
 
-def test_what_cannot_be_read_is_damage(folder, monkeypatch):
+def test_an_unreadable_file_is_damage(folder, monkeypatch):
   def bad_sector(*_):
     raise OSError(5, "Input/output error")
 

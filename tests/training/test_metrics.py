@@ -1,4 +1,4 @@
-"""Metrics against tables that a person can check."""
+"""Tests the metrics of evaluation against small tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _FACT = {
 }
 
 
-def test_cell_leaves_failed_episodes_out_and_counts_them():
+def test_cell_excludes_failed_episodes_and_counts_them():
   cell = metrics.cell(
     [
       _episode(),
@@ -75,14 +75,14 @@ def test_cell_leaves_failed_episodes_out_and_counts_them():
   assert cell.retrieval_share == pytest.approx(90 / 130)
 
 
-def test_productivity_is_not_defined_without_a_search():
+def test_productivity_is_undefined_without_a_search():
   cell = metrics.cell([_episode(searches=0, budget=0)])
   assert cell.tp is None
   assert cell.accuracy == 1.0
   assert metrics.productivity(0, 3) == 0.0
 
 
-def test_cell_of_failures_only_defines_no_mean():
+def test_cell_of_only_failures_has_no_mean():
   cell = metrics.cell([_episode(outcome="failed")])
   assert (cell.n, cell.failed) == (0, 1)
   assert cell.accuracy is None
@@ -115,7 +115,7 @@ def test_average_weighs_budgets_alike_and_pools_productivity():
   assert average.n == 4
 
 
-def test_productivity_leaves_closed_book_answers_out():
+def test_productivity_excludes_closed_book_answers():
   found = [
     _episode(budget=0, searches=0, em=1),
     _episode(budget=1, searches=1, em=1),
@@ -179,7 +179,7 @@ def test_by_hops():
     ("", False),
   ],
 )
-def test_asks_for_wants_whole_words_of_either_wording(query, asks):
+def test_asks_for_matches_whole_words_of_either_wording(query, asks):
   assert episodes.asks_for(query, _FACT) is asks
 
 
@@ -230,6 +230,6 @@ def test_parse_episodes_reads_back_what_was_written():
     ([json.dumps(_episode())] * 2, "question 'q0' occurs twice at budget 2"),
   ],
 )
-def test_parse_episodes_refuses_with_a_sentence(lines, sentence):
+def test_parse_episodes_refuses_invalid_lines(lines, sentence):
   with pytest.raises(ValueError, match=sentence):
     episodes.parse(lines, source="x.jsonl")

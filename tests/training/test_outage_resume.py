@@ -1,4 +1,4 @@
-"""Runs that an outage stopped, resumed with an engine that answers again."""
+"""Tests resuming runs that an outage of the engine stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def parts():
 
 @pytest.fixture
 def scripted(monkeypatch):
-  """Trainers learn as `scripted_runs.Learner` does."""
+  """Replaces the trainer's learner by `scripted_runs.Learner`."""
   monkeypatch.setattr(learner, "Learner", runs.Learner)
   monkeypatch.setattr(runs.Learner, "on_step", lambda rollout, step: None)
 
@@ -31,9 +31,9 @@ def finished(parts, tmp_path_factory):
 
 
 def check_whole(folder, level, first):
-  """The run ended, and from `first` on it trained once on each rollout.
+  """Checks that the run ended and trained once on each rollout from `first` on.
 
-  Rollouts that the outage spoilt are sampled with the checkpoint's weights.
+  Rollouts with an outage are sampled with the checkpoint's weights.
   """
   assert runs.Learner.made.trained == [
     (k, max(first, k - level)) for k in range(first, runs.ROLLOUTS)
@@ -56,7 +56,7 @@ def test_a_run_resumes_after_an_outage_at_every_level(
     health.FailedEpisodesError, match=f"Rollout {gone}: 16 of"
   ):
     runs.run(tmp_path, parts, config, engine=engine)
-  # What was trained until then is saved.
+  # The training up to the outage is saved.
   assert checkpoint.sound(tmp_path / "checkpoints") == gone
   runs.run(tmp_path, parts, config)
   check_whole(tmp_path, level, first=gone)
@@ -74,14 +74,14 @@ def test_a_checkpoint_that_holds_an_outage_samples_it_again(
   assert checkpoint.sound(tmp_path / "checkpoints") == 2
   runs.run(tmp_path, parts, config)
   check_whole(tmp_path, level, first=2)
-  # All that was sampled ahead: budgets of the later ones follow from it.
+  # All rollouts ahead are sampled again: their budgets depend on this one.
   assert runs.metrics(tmp_path)[-1]["run/failed_rollouts"] == level
   assert "Rollout 2: 16 of 16 episodes failed" in caplog.text
   assert f"{level} rollouts from it on are sampled again" in caplog.text
 
 
 def test_a_rollout_without_a_token_is_sampled_again(parts, tmp_path, scripted):
-  """All groups of rollout 1 are dropped, which no `max_failed` allows."""
+  """All groups of rollout 1 are dropped: an outage at any `max_failed`."""
   bearing = config_lib.WatchConfig(max_failed=1.0)
   config = runs.at_level(1, save_every=1, watch=bearing)
   engine = runs.Engine(parts, runs.fails_in(1, GONE))
@@ -95,10 +95,10 @@ def test_a_rollout_without_a_token_is_sampled_again(parts, tmp_path, scripted):
 
 
 @pytest.mark.parametrize(("level", "gone"), [(0, 3), (1, 2), (1, 3), (3, 2)])
-def test_an_engine_that_takes_no_weights_costs_no_rollout(
+def test_an_engine_that_refuses_weights_loses_no_rollout(
   level, gone, parts, tmp_path, scripted
 ):
-  """Its server is gone between two rollouts: `gone` is the version."""
+  """Its server is gone between two rollouts; `gone` is the refused version."""
 
   class Engine(runs.Engine):
     def set_params(self, params, version):
@@ -109,7 +109,7 @@ def test_an_engine_that_takes_no_weights_costs_no_rollout(
   config = runs.at_level(level, save_every=100)
   with pytest.raises(types.EngineError, match="is gone"):
     runs.run(tmp_path, parts, config, engine=Engine(parts))
-  # Version v samples rollout v + level; all before that are trained on.
+  # Version v samples rollout v + level; all earlier ones are trained on.
   first = gone + level
   assert checkpoint.sound(tmp_path / "checkpoints") == first
   runs.run(tmp_path, parts, config)
@@ -140,7 +140,7 @@ def test_an_outage_ahead_of_a_stop_is_sampled_again(
     tmp_path, parts, config, 3, monkeypatch, script=runs.fails_in(4, GONE)
   )
   runs.run(tmp_path, parts, config)
-  # Rollout 3 is the one that was begun; its second step is left.
+  # The stop was within rollout 3, whose second step remains.
   assert runs.Learner.made.trained == [(3, 2), (4, 3), (5, 4)]
   assert runs.Learner.made.state.step == 2 * runs.ROLLOUTS
   records = runs.metrics(tmp_path)
@@ -151,7 +151,7 @@ def test_an_outage_ahead_of_a_stop_is_sampled_again(
 def test_a_rollout_in_training_at_a_lower_level_keeps_its_steps(
   parts, tmp_path, scripted, monkeypatch
 ):
-  """The steps that were taken count; a fresh sample gives the others."""
+  """Taken steps count; a fresh sample of the rollout gives the others."""
   stop_within(tmp_path, parts, runs.at_level(1, save_every=100), 3, monkeypatch)
   runs.run(tmp_path, parts, runs.at_level(0, save_every=100))
   assert runs.Learner.made.trained == [(3, 3), (4, 4), (5, 5)]

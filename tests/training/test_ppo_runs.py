@@ -1,4 +1,4 @@
-"""PPO in whole runs: learning, a mesh, a plan, resuming, refusals."""
+"""Tests PPO in whole runs: learning, a mesh, a plan, resuming, refusals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_ppo_learns_a_bandit(params):
 
 
 def test_a_mesh_trains_as_one_device_does(params):
-  """Passes, estimates and steps of a rollout."""
+  """Compares the passes, estimates and steps of a rollout."""
   made = []
   a = dataclasses.replace(A, kv_heads=2)
   start = decoder.initialize(a, 1)
@@ -76,7 +76,7 @@ def test_a_mesh_trains_as_one_device_does(params):
       )
 
 
-def test_a_plan_has_the_critic_and_its_pass():
+def test_a_plan_includes_the_critic_and_its_pass():
   config = dataclasses.replace(
     small_run.CONFIG, objective=PPO, mesh=config_lib.MeshConfig(fsdp=2)
   )
@@ -85,16 +85,16 @@ def test_a_plan_has_the_critic_and_its_pass():
   step, values = found[:2]
   assert (step.name, values.name) == ("train step", "value pass")
   kinds = memory.kinds(step)
-  # All of the policy but its head, which fsdp cuts, and a head of 16 numbers.
+  # The policy without its head, sharded by fsdp, and a head of 16 numbers.
   assert kinds["critic"] == kinds["masters"] - 4 * 8 * 16 // 2 + 4 * 16
   assert memory.gradients(kinds) == kinds["critic"] + kinds["masters"]
   tokens = step.tokens
-  # Every score is computed, also those that are masked.
+  # All attention scores are computed, also masked ones.
   work = throughput.Work(tokens, tokens, pairs=tokens * 128)
   counted = sum(
     flops.count(p.fn.trace(*p.args).jaxpr, trips=p.trips) for p in found[:2]
   )
-  # Backwards the head's logits are computed again.
+  # The backward pass computes the head's logits again.
   again = 2 * tokens * 8 * 16
   assert counted == throughput.model_flops(a, work, critic=True) + again
 
@@ -111,7 +111,7 @@ SMALL = dataclasses.replace(
 
 
 def records(folder):
-  """What a run wrote, less what the clock says and what was compiled."""
+  """Returns what a run wrote, without times and counts of compilations."""
   passing = ("time/", "compile/", "train/tokens_per_second")
   return [
     {k: v for k, v in json.loads(x).items() if not k.startswith(passing)}
@@ -131,7 +131,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, ours, theirs)
   steps = [r for r in records(whole) if "rollout/searches" not in r]
   assert len(steps) == 8
-  # While the critic learns alone the policy stands still.
+  # While only the critic is trained, the policy does not change.
   stands = [abs(r["loss/kl"]) < 1e-12 for r in steps]
   assert stands == [True] * 3 + [False] * 5
   assert all(r["value/loss"] > 0 and r["value/grad_norm"] > 0 for r in steps)
@@ -172,7 +172,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     ),
   ],
 )
-def test_what_cannot_run_is_refused(changes, message):
+def test_configurations_that_cannot_run_are_refused(changes, message):
   validation.validate(SMALL)
   with pytest.raises(ValueError, match=message):
     validation.validate(dataclasses.replace(SMALL, **changes))

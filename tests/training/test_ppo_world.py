@@ -1,4 +1,4 @@
-"""PPO in the generated world, by the configuration that a study trains."""
+"""Tests PPO in the generated world, with the configuration of a study."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that resume with other settings than their checkpoint was saved with."""
+"""Tests resuming with settings that differ from the checkpoint's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def parts():
 
 @pytest.fixture
 def scripted_learner(monkeypatch):
-  """Trainers learn as `scripted_runs.Learner` does."""
+  """Replaces the trainer's learner by `scripted_runs.Learner`."""
   monkeypatch.setattr(learner, "Learner", runs.Learner)
 
 
@@ -57,7 +57,7 @@ def test_a_checkpoint_is_compared_by_its_own_configuration(
   assert len(runs.metrics(tmp_path)) == runs.ROLLOUTS
 
 
-def test_identity_stays_even_where_changes_are_allowed(
+def test_identity_may_not_change_even_if_changes_are_allowed(
   parts, tmp_path, scripted_learner
 ):
   runs.run(tmp_path, parts, runs.SCRIPTED, kill=1)
@@ -73,7 +73,7 @@ def test_identity_stays_even_where_changes_are_allowed(
 def test_a_change_of_learning_holds_from_the_checkpoint_on(
   parts, tmp_path, scripted_learner
 ):
-  """What was sampled before it is sampled again."""
+  """Pending rollouts of the checkpoint are sampled again."""
   runs.run(tmp_path, parts, runs.at_level(1), kill=1)
   runs.run(
     tmp_path, parts, runs.at_level(1, optimizer=FASTER), allow_changes=True
@@ -87,7 +87,7 @@ def test_a_change_of_learning_holds_from_the_checkpoint_on(
   ]["learning_rate"] == pytest.approx(2e-3)
 
 
-def test_the_start_of_a_run_is_told_where_and_with_which_changes(
+def test_on_start_gets_the_first_rollout_and_the_changes(
   parts, tmp_path, scripted_learner
 ):
   told = []
@@ -120,7 +120,7 @@ def test_the_start_of_a_run_is_told_where_and_with_which_changes(
     {"compute_dtype": "bfloat16"},
   ],
 )
-def test_the_real_learner_takes_up_a_change_of_learning(
+def test_the_real_learner_applies_a_change_of_learning(
   changes, parts, tmp_path
 ):
   small_run.train(tmp_path, parts, rollouts=2)
@@ -130,7 +130,7 @@ def test_the_real_learner_takes_up_a_change_of_learning(
 
 
 def test_a_run_resumes_with_another_engine(tmp_path):
-  """Sampled in this process first, by an SGLang server then."""
+  """The run samples in this process first, then with an SGLang server."""
   given = {
     "policy": sglang_engines.policy(),
     "questions": [types.Question(str(i), "c", ("b",)) for i in range(16)],
@@ -180,7 +180,7 @@ def config_file(parts, tmp_path):
 
 
 def said(command, *arguments, capfd):
-  """What a command wrote to its standard error, or ended with."""
+  """Returns a command's standard error, or the error that ended it."""
   with commands.defined(command):
     try:
       command.main(flags._parse_argv(["command", "--cache=", *arguments]))
@@ -212,7 +212,7 @@ def test_the_command_resumes_on_another_mesh_and_notes_what_changed(
   assert "optimizer.learning_rate 0.001 -> 0.002" in sentence
   assert "--allow_changes" in sentence
   assert len(runs.metrics(folder)) == 2
-  # That start left its configuration, which hides nothing now.
+  # The refused start did not hide the run's configuration.
   stored = json.loads((folder / "config.json").read_text())
   assert stored["optimizer"]["learning_rate"] == 0.002
   told = said(train, *learns, "--allow_changes", capfd=capfd)

@@ -1,4 +1,4 @@
-"""Saves by the clock, and how long a stop may take."""
+"""Tests saves by the clock, and how long a stop may take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import small_run
 from anysearch_jax.training import checkpoint, learner, saving
 
 
-def test_a_checkpoint_is_due_when_the_last_one_is_so_old():
+def test_a_checkpoint_is_due_after_the_configured_minutes():
   times = iter([0, 100, 1799, 1800, 1900, 3599, 3700])
   pace = saving.Pace(30, lambda: next(times))
   assert [pace.rollout() for _ in range(3)] == [False, False, True]
@@ -23,7 +23,7 @@ def test_a_checkpoint_is_due_when_the_last_one_is_so_old():
   assert pace.longest == 3599 - 1800
 
 
-def test_no_minutes_ask_for_no_checkpoint():
+def test_zero_minutes_disable_saves_by_the_clock():
   times = iter([0, 1e9])
   assert not saving.Pace(0, lambda: next(times)).rollout()
 
@@ -36,13 +36,13 @@ def test_a_stop_may_take_twice_as_long_as_the_last_save_at_its_speed():
   whole = seconds(91_000_000_000, measured)
   assert whole - seconds(0, measured) == pytest.approx(2 * 310)
   assert seconds(182_000_000_000, measured) - whole == pytest.approx(2 * 310)
-  # Nothing is measured before the first save: a slow disk is expected.
+  # Before the first save no speed is known, and a slow disk is assumed.
   assert seconds(91_000_000_000, None) > whole
   for broken in (saving.Save(0, 0.0), saving.Save(0, 5.0)):
     assert math.isfinite(seconds(91_000_000_000, broken))
 
 
-def test_a_stop_waits_for_what_is_under_way():
+def test_a_stop_may_take_the_longest_rollout():
   def seconds(longest):
     return saving.stop_seconds(1, last=None, longest_rollout=longest)
 
@@ -50,7 +50,7 @@ def test_a_stop_waits_for_what_is_under_way():
   assert seconds(1) == seconds(0) > 60
 
 
-def test_a_state_s_size_is_that_of_its_arrays():
+def test_the_size_of_a_state_is_that_of_its_arrays():
   state = {"a": jnp.zeros((3, 5)), "b": [jnp.zeros(7, jnp.bfloat16)]}
   assert saving.size(state) == 3 * 5 * 4 + 7 * 2
 
@@ -69,12 +69,12 @@ def test_a_save_is_measured(tmp_path):
   )
   found = saving.read(tmp_path)
   assert found.seconds == 60
-  # Orbax writes some metadata later, and the manifest is in it.
+  # Orbax writes some metadata later, which then enters the manifest.
   assert 0.7 * written < found.bytes < written
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"bytes": "x"}', "{}"])
-def test_a_broken_note_of_a_save_is_none(tmp_path, text):
+def test_an_unreadable_record_of_a_save_is_ignored(tmp_path, text):
   (tmp_path / "last_save.json").write_text(text)
   assert saving.read(tmp_path) is None
 
@@ -93,5 +93,5 @@ def test_minutes_add_checkpoints_and_change_nothing_else(tmp_path, monkeypatch):
     name: checkpoint.rollouts(tmp_path / name / "checkpoints")
     for name in ("plain", "minutes")
   }
-  # The two newest ones stay.
+  # The two newest checkpoints remain.
   assert found == {"plain": [4, 6], "minutes": [5, 6]}

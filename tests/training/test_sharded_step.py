@@ -1,4 +1,4 @@
-"""The step over a mesh against the same step on one device."""
+"""Compares the train step on a mesh with the same step on one device."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ BATCH = config_lib.BatchConfig(
   row_lengths=(32,), micro_batch_tokens=256, max_micro_batches=3
 )
 OBJECTIVE = config_lib.ObjectiveConfig(kl_coefficient=0.05)
-# Deep enough that the layers are a loop and not unrolled.
+# Deep enough that the layers run in a loop, not unrolled.
 SIZES = {"vocab_size": 64, "num_hidden_layers": 5}
-# Keeps the gradient it was last given as its state.
+# An optimizer whose state is the last gradient.
 KEEP = optax.trace(0.0)
 
 
@@ -75,7 +75,7 @@ def run(
   tx=KEEP,
   **compute,
 ):
-  """States and metrics after each batch, the last state and the jitted step."""
+  """Returns states and metrics by batch, the last state and the jitted step."""
   compute = decoder.Compute(
     layout=layout, attention_chunk=8, logprob_chunk=8, **compute
   )
@@ -157,18 +157,18 @@ def test_a_mesh_gives_the_loss_and_gradients_of_one_device(case, mesh, capfd):
 
 
 CASES = {
-  # An odd vocabulary stays whole, under sequence parallelism too.
+  # An odd vocabulary is replicated, under sequence parallelism too.
   "odd-vocabulary": ("qwen2", {"vocab_size": 61}, (1, 2, 2, True)),
   "odd-vocabulary-untied": ("llama", {"vocab_size": 61}, (2, 2, 1, False)),
-  # More devices than kv heads: each head is copied to those that share it.
+  # More devices than kv heads: devices that share a head get copies of it.
   "tensor-above-kv-heads": ("qwen3", {}, (1, 2, 4, True)),
-  # A width that fsdp does not divide stays whole.
+  # A width that fsdp does not divide is replicated.
   "odd-width": ("qwen3-tied", {"hidden_size": 36}, (1, 8, 1, False)),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_does_not_divide_stays_whole_and_gives_the_same(name, capfd):
+def test_axes_that_do_not_divide_are_replicated(name, capfd):
   case, sizes, mesh = CASES[name]
   sizes = SIZES | sizes
   (result,), _, _ = run(
@@ -223,7 +223,7 @@ def test_a_step_without_a_kl_term_runs_without_a_reference_on_a_mesh():
 
 
 def test_the_score_of_a_batch_is_what_the_step_sees():
-  """On a mesh, and placed like the batch, so that the step takes it as is."""
+  """On a mesh, with the sharding of the batch, so that the step can use it."""
   a, trained, reference = params_of("llama")
   layout = layout_of((2, 2, 2, True))
   rows = batch()
@@ -249,7 +249,7 @@ def test_the_score_of_a_batch_is_what_the_step_sees():
   ((_, metrics),), _, _ = run(
     a, trained, reference, [old], layout=layout, objective=objective
   )
-  # Nothing has been stepped yet: every ratio is one.
+  # No step was taken yet, so every ratio is 1.
   np.testing.assert_allclose(metrics["loss/ratio_max"], 1, atol=1e-5)
 
 

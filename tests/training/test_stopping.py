@@ -1,4 +1,4 @@
-"""A run that is told to stop goes on as if it had not been."""
+"""Tests that a stopped run resumes to the same results as an unstopped one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def parts():
 
 @pytest.fixture(scope="module")
 def whole(parts, tmp_path_factory):
-  """The folder of a run that nothing stopped, by its level."""
+  """Returns the folder of a run that was not stopped, by `async_level`."""
 
   @functools.cache
   def run(level):
@@ -51,7 +51,7 @@ def whole(parts, tmp_path_factory):
 
 
 def stop_after(steps, folder, parts, config):
-  """Trains, and is told to stop after so many optimizer steps."""
+  """Trains, and calls `stop` after a number of optimizer steps."""
   folder.mkdir(exist_ok=True)
   trainer = loop.Trainer(config, folder=folder, **parts)
   learn, taken = trainer._learner.steps, 0
@@ -69,7 +69,7 @@ def stop_after(steps, folder, parts, config):
 
 
 def records(folder):
-  """What a run wrote, less what the clock says and what was compiled."""
+  """Returns what a run wrote, without times and counts of compilations."""
   return [
     {
       k: v
@@ -89,8 +89,8 @@ def same(ours, theirs):
   jax.tree.map(np.testing.assert_array_equal, *found)
 
 
-# Two steps a rollout, a checkpoint every second rollout: of rollout 2 there is
-# one already.
+# Two steps a rollout, a checkpoint every second rollout: rollout 2 has a
+# checkpoint before the stop.
 @pytest.mark.parametrize(
   ("level", "steps", "saved"), [(0, 1, 0), (0, 2, 1), (0, 5, 2), (1, 3, 1)]
 )
@@ -104,7 +104,7 @@ def test_a_stopped_run_ends_on_the_same_bits(
   same(tmp_path, whole(level))
 
 
-def test_a_stop_at_the_last_step_is_no_stop(parts, tmp_path):
+def test_a_stop_at_the_last_step_finishes_the_run(parts, tmp_path):
   assert stop_after(8, tmp_path, parts, small_run.CONFIG)
   assert (tmp_path / "policy").is_dir()
 
@@ -137,12 +137,12 @@ def command(tmp_path, output, steps):
 
 
 @pytest.mark.parametrize("how", ["SIGINT", "pipe"])
-def test_a_command_that_is_stopped_saves_and_says_so(parts, tmp_path, how):
+def test_a_stopped_command_saves_and_reports_it(parts, tmp_path, how):
   hf.save(tmp_path / "start", parts["policy"])
   folder = tmp_path / "run"
   reading, writing = os.pipe()
   process = subprocess.Popen(
-    # As in a terminal, whatever the tests run in.
+    # As in a terminal, also if the tests run without one.
     ["env", "--default-signal=INT", *command(tmp_path, folder, 4000)],
     cwd=ROOT,
     stdout=writing,

@@ -1,4 +1,4 @@
-"""Work, model FLOPs and speed against counts by hand and by the jaxpr."""
+"""Tests work, model FLOPs and speed against counts by hand and of the jaxpr."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_model_flops_are_those_of_the_jaxpr(case, rank):
 
   step = jax.make_jaxpr(jax.grad(lambda x: loss(policy(x))))(trained)
   forward = jax.make_jaxpr(lambda x: loss(x, a.without_lora()))(base)
-  # The program computes every score, also those that are masked.
+  # The program computes all attention scores, also masked ones.
   work = throughput.Work(b * t, b * t, pairs=b * t * t)
   assert throughput.model_flops(a, work) == flops.count(step)
   one_more = throughput.model_flops(a, work, forwards=1)
@@ -83,7 +83,7 @@ class Device:
     return self.stats
 
 
-def test_speed_is_a_share_of_the_peak_where_that_is_known():
+def test_mfu_is_a_share_of_a_known_peak():
   work = throughput.Work(tokens=600, positions=800, pairs=0)
   # Half of two H200 (989.4 TFLOP/s each) for three seconds.
   flops = 0.5 * 2 * 989.4e12 * 3
@@ -107,7 +107,7 @@ def test_speed_is_a_share_of_the_peak_where_that_is_known():
   assert nothing["train/tokens_per_second"] == 0
 
 
-def test_memory_is_that_of_the_fullest_device_where_they_tell():
+def test_memory_is_the_peak_of_the_fullest_device():
   devices = [Device("a", {"peak_bytes_in_use": n}) for n in (5, 9, 7)]
   assert throughput.memory(devices) == {"device/memory_peak_bytes": 9}
   assert throughput.memory([*devices, Device("a")]) == {}

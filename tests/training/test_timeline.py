@@ -1,4 +1,4 @@
-"""Spans, what they add up to, and the trace that shows them."""
+"""Tests spans, their totals and the trace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _spans(*times, track=timeline.SEARCHES, name="search"):
   [
     ([], 0, 0),
     ([(1, 3)], 2, 2),
-    # Apart, touching, overlapping, one inside the other, out of order.
+    # Separate, touching, overlapping, nested, out of order.
     ([(1, 2), (4, 6)], 3, 3),
     ([(1, 2), (2, 4)], 3, 3),
     ([(1, 3), (2, 5)], 5, 4),
@@ -37,7 +37,7 @@ def test_spans_add_up(times, total, covered):
   assert timeline.covered(spans, timeline.SEARCHES) == covered
 
 
-def test_a_record_says_where_the_time_of_a_rollout_went():
+def test_metrics_sum_the_spans_of_a_rollout():
   trainer, sampler = timeline.TRAINER, timeline.SAMPLER
   spans = [
     *_spans((0, 4), track=trainer, name="idle"),
@@ -66,7 +66,7 @@ def test_a_record_says_where_the_time_of_a_rollout_went():
   }
 
 
-def test_a_rollout_is_given_its_own_spans_once():
+def test_taking_a_rollout_removes_its_spans():
   clock = iter(range(100))
   line = timeline.Timeline(lambda: next(clock))  # The first tick is its own.
   with pytest.raises(KeyError), line.span(3, timeline.TRAINER, "train"):
@@ -79,7 +79,7 @@ def test_a_rollout_is_given_its_own_spans_once():
   ]
 
 
-def test_many_threads_record_at_a_time():
+def test_threads_record_concurrently():
   line = timeline.Timeline(itertools.count().__next__)
 
   def record(rollout):
@@ -99,7 +99,7 @@ def _complete(events):
   return [e for e in events if e["ph"] == "X"]
 
 
-def test_a_trace_is_whole_after_every_rollout(tmp_path):
+def test_a_trace_is_valid_json_after_every_rollout(tmp_path):
   path = tmp_path / "timeline.json"
   path.write_text("of an older run")
   ticks = iter([100.0])
@@ -114,10 +114,10 @@ def test_a_trace_is_whole_after_every_rollout(tmp_path):
   (train,) = _complete(events)
   assert (train["name"], train["ts"], train["dur"]) == ("train", 5e5, 1.5e6)
   assert train["args"] == {"rollout": 0, "note": '"q"\n'}
-  # Searches overlap: each is a pair under an id of its own.
+  # Searches overlap, so each is a pair of events with its own id.
   pairs = [(e["ph"], e["id"], e["ts"]) for e in events if e["ph"] in "be"]
   assert pairs == [("b", 1, 1e6), ("e", 1, 3e6), ("b", 2, 2e6), ("e", 2, 4e6)]
-  # What nobody took is written at the end.
+  # Spans that were never taken are written at the end.
   assert [e["name"] for e in _complete(json.loads(path.read_text()))] == [
     "train",
     "idle",
@@ -126,7 +126,7 @@ def test_a_trace_is_whole_after_every_rollout(tmp_path):
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
-  """A run that is one rollout ahead, with its trace."""
+  """A run at async_level 1, with its trace."""
   folder = tmp_path_factory.mktemp("traced")
   config = dataclasses.replace(
     small_run.CONFIG, pipeline=config_lib.PipelineConfig(async_level=1)
@@ -138,7 +138,7 @@ def traced(tmp_path_factory):
   ]
 
 
-def test_the_trace_of_a_run_has_a_track_for_everyone(traced):
+def test_the_trace_of_a_run_has_all_tracks(traced):
   events, _ = traced
   names = {e["args"]["name"]: e["tid"] for e in events if e["ph"] == "M"}
   for track, expected in (
@@ -147,7 +147,7 @@ def test_the_trace_of_a_run_has_a_track_for_everyone(traced):
   ):
     mine = [e for e in _complete(events) if e["tid"] == names[track]]
     assert {e["name"] for e in mine} == expected
-    # On a thread one thing follows the other.
+    # The spans of a thread do not overlap.
     mine.sort(key=lambda e: e["ts"])
     for before, after in itertools.pairwise(mine):
       assert before["ts"] + before["dur"] <= after["ts"] + 0.01

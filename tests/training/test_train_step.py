@@ -1,4 +1,4 @@
-"""The train step against one row a trajectory, and AdamW written out."""
+"""Tests the train step against unpacked rows, and AdamW by its equations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def random_params(seed):
 
 @jax.jit
 def score(params, sequences):
-  """Log-probs and entropies `[B, T]` of `[B, T + 1]`, one a row."""
+  """Returns log-probs and entropies `[B, T]` of `[B, T + 1]`, row by row."""
   tokens, targets = sequences[:, :-1], sequences[:, 1:]
   positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
   hidden = decoder.forward(params, A, tokens, positions, jnp.ones_like(tokens))
@@ -57,7 +57,7 @@ def reference():
 
 @pytest.fixture(scope="module")
 def trajectories(params):
-  """Trajectories with masked tokens inside, one of which failed."""
+  """Trajectories with masked tokens inside; one of them failed."""
   rng = np.random.default_rng(3)
   padded = rng.integers(0, A.vocab_size, (len(SIZES), max(SIZES)))
   logps = np.asarray(score(params, padded)[0])
@@ -67,7 +67,7 @@ def trajectories(params):
     mask[:2] = False, True
     if i == FAILED:
       mask[:] = False
-    # Off-policy far enough that some tokens clip on either side.
+    # Far enough off policy that some tokens are clipped on either side.
     behaviour = np.append(0.0, logps[i, : size - 1])
     behaviour += 0.3 * rng.normal(size=size)
     weights = mask / max(mask.sum(), 1) / (len(SIZES) - 1)
@@ -84,7 +84,7 @@ def trajectories(params):
 
 @pytest.fixture(scope="module")
 def expected(params, reference, trajectories):
-  """Metrics and gradient of the step, one row a trajectory."""
+  """Returns metrics and gradient of a step with one trajectory a row."""
   size = max(SIZES)
 
   def padded(name):
@@ -136,7 +136,7 @@ def assert_expected(state, metrics, expected):
   values, grads = expected
   for name, value in values.items():
     np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
-  # Sums of another order: relative to the size of the tensor's gradient.
+  # The order of sums differs; the tolerance is relative to the gradient's size.
   jax.tree.map(
     lambda found, g: np.testing.assert_allclose(
       found, g, rtol=0, atol=1e-5 * np.abs(g).max()
@@ -181,7 +181,7 @@ def test_another_packing_with_layers_recomputed_gives_the_same(
 
 
 @pytest.mark.parametrize("garbage", [7.0, 1e9, np.nan])
-def test_what_stands_on_masked_tokens_changes_nothing(
+def test_values_on_masked_tokens_have_no_effect(
   step, params, reference, trajectories, garbage
 ):
   batch = batching.pack(trajectories, config=PACKED)
@@ -250,9 +250,9 @@ def test_different_batches_are_one_trace_and_the_state_is_donated(
     assert metrics["finite"] == 1
     assert all(x.is_deleted() for x in jax.tree.leaves(old))
   assert state.step == 2  # The last one has nothing to learn from.
-  # Every test that takes this step has given it batches of its own.
+  # All tests that use this step gave it different batches.
   assert step._cache_size() == 1
-  # `init` copied what it was given, which others may still use.
+  # `init` copied the parameters, which other tests may still use.
   assert not any(x.is_deleted() for x in jax.tree.leaves((params, reference)))
 
 
@@ -297,7 +297,7 @@ OPTIMIZER = config_lib.OptimizerConfig(learning_rate=0.01, weight_decay=0.5)
 
 
 def linear_loss(params, gradient, rows):
-  """A loss whose gradient is `gradient`, whatever the batch."""
+  """Returns a loss whose gradient is `gradient` for every batch."""
   del rows
   terms = jax.tree.map(lambda p, g: jnp.sum(p * g), params, gradient)
   return sum(jax.tree.leaves(terms)), {}
@@ -313,7 +313,7 @@ def one_micro_batch():
 
 
 def named(tree):
-  """`(last key, float64 array)` of every leaf, in one order."""
+  """Returns (last key, float64 array) of all leaves, in a fixed order."""
   return [
     (path[-1].key, np.array(leaf, np.float64))
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -321,9 +321,9 @@ def named(tree):
 
 
 @pytest.mark.parametrize("max_norm", [1.0, 0.0])
-def test_adamw_is_the_written_out_one(params, max_norm):
+def test_adamw_matches_its_equations(params, max_norm):
   c = dataclasses.replace(OPTIMIZER, max_grad_norm=max_norm)
-  # A rate by step, so that a schedule is seen to count from 0.
+  # The rate depends on the step, to test that the schedule counts from 0.
   tx = train_step.optimizer(A, c, schedule=lambda step: 0.01 * (1 + step))
   step = train_step.make(linear_loss, tx)
   state = train_step.init(params, tx)
@@ -361,10 +361,10 @@ def test_without_a_gradient_only_matrices_shrink(params):
   assert names > NOT_DECAYED
 
 
-def test_a_gradient_that_is_not_finite_is_found_under_a_finite_loss(params):
+def test_a_non_finite_gradient_of_a_finite_loss_is_found(params):
   def loss_fn(params, reference, rows):
     del reference, rows
-    # The slope of the root at 0 is infinite, and infinity times 0 is NaN.
+    # The root's derivative at 0 is infinite, and infinity times 0 is NaN.
     return jnp.sqrt(jnp.sum(0 * params["norm"])), {}
 
   state = train_step.init(params, KEEP)

@@ -1,4 +1,4 @@
-"""The whole loop over meshes of devices against the same run on one device."""
+"""Compares runs on meshes of devices with the same run on one device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ APART = config_lib.MeshConfig(
   fsdp=2, tensor=2, trainer=(0, 1, 2, 3), rollout=(4, 5, 6, 7)
 )
 TOGETHER = config_lib.MeshConfig(fsdp=2, tensor=2, sequence_parallel=True)
-# Clocks never repeat, and a process may have compiled for another test.
+# Times differ between runs, and another test may have compiled before.
 PASSING = ("time/", "compile/", "train/tokens_per_second")
 
 
@@ -59,7 +59,7 @@ def assert_same_run(folder, expected):
       np.testing.assert_allclose(
         mine[name], value, rtol=1e-4, atol=1e-6, err_msg=name
       )
-  # A token that was drawn differently would show in the text.
+  # A differently sampled token would change the text.
   assert trajectories(folder) == trajectories(expected)
   jax.tree.map(
     lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-5),
@@ -70,7 +70,7 @@ def assert_same_run(folder, expected):
 
 @pytest.fixture(scope="module")
 def parts():
-  """Those of the small run; heads divide over four devices that sample."""
+  """Parts of the small run; their heads divide over four rollout devices."""
   made = small_run.parts()
   policy = made["policy"]
   a = dataclasses.replace(policy.architecture, heads=4, kv_heads=4, head_dim=4)
@@ -86,7 +86,7 @@ def alone(parts, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def apart(parts, tmp_path_factory):
-  """The same, trained on four devices and sampled on four others."""
+  """The same run, trained on four devices and sampled on four others."""
   for program in (kv_store.prefill, kv_store.decode):
     program.clear_cache()
   return train(tmp_path_factory.mktemp("apart"), parts, FULL, APART)
@@ -94,7 +94,7 @@ def apart(parts, tmp_path_factory):
 
 @pytest.fixture
 def unfinished(apart, tmp_path):
-  """What is left of it when it dies after it saved its second rollout."""
+  """The folder of such a run, killed after saving its second rollout."""
   folder = shutil.copytree(apart, tmp_path / "run")
   shutil.rmtree(folder / "policy")
   shutil.rmtree(folder / "checkpoints" / "3")
@@ -148,7 +148,7 @@ def test_adapters_on_a_mesh_are_those_of_one_device(parts, tmp_path):
     ({"batch": config_lib.BatchConfig(attention="cudnn")}, "cudnn"),
   ],
 )
-def test_what_the_devices_cannot_run_is_refused_by_shapes(change, sentence):
+def test_configurations_that_devices_cannot_run_are_refused(change, sentence):
   a = random_models.architecture("qwen2-tied")
   placement.check(a, FULL)
   with pytest.raises(ValueError, match=sentence):

@@ -1,4 +1,4 @@
-"""Metrics of a rollout's optimizer steps."""
+"""Tests the metrics of a rollout's optimizer steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anysearch_jax.training import metrics
 
 
 def _of_step(difference):
-  """The metrics of a step whose tokens differ so, in three micro-batches."""
+  """Returns a step's metrics for these differences, in three micro-batches."""
   zeros, parts = np.zeros(len(difference), np.float32), []
   for part in np.array_split(np.arange(len(difference)), 3):
     logp = np.where(np.isin(np.arange(len(zeros)), part), difference, 0)
@@ -45,7 +45,7 @@ def test_quantiles_of_the_gap_are_those_of_all_tokens():
   np.testing.assert_allclose(values["loss/logp_difference_far"], far)
 
 
-def test_gaps_beyond_all_edges_and_of_no_token_are_numbers():
+def test_quantiles_beyond_all_edges_and_without_tokens():
   assert _of_step(np.full(9, 500.0))["loss/logp_difference_p50"] == np.inf
   counts = np.zeros(1 + len(grpo.GAP_EDGES), np.float32)
   assert metrics.of_step({"loss/logp_difference_counts": counts}) == {

@@ -1,4 +1,4 @@
-"""What stops a run, and what it warns of."""
+"""Tests the errors that stop an unhealthy run, and the warnings."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def watching(said):
     {"failed": 9, "resampled": 2},  # Of 30.
   ],
 )
-def test_some_failures_are_borne(watching, counts):
+def test_failures_up_to_max_failed_are_tolerated(watching, counts):
   watching.collected(0, collected(**counts))
 
 
@@ -90,7 +90,7 @@ def test_too_many_failures_stop_the_run_with_their_reason(
   assert "The search failed: no answer." in str(raised.value)
 
 
-def test_a_rollout_of_which_nothing_is_left_stops_the_run(said):
+def test_a_rollout_without_a_group_left_stops_the_run(said):
   patient = dataclasses.replace(CONFIG.watch, max_failed=1.0)
   watching = health.Watch(
     dataclasses.replace(CONFIG, watch=patient), said.append
@@ -104,7 +104,7 @@ def test_a_rollout_of_which_nothing_is_left_stops_the_run(said):
     watching.collected(4, none)
 
 
-def test_only_steps_in_a_row_stop_the_run(watching, said):
+def test_only_consecutive_bad_steps_stop_the_run(watching, said):
   dumps = []
 
   def step(finite):
@@ -151,7 +151,7 @@ def test_a_warning_is_given_when_something_begins(
     {"loss/logp_difference_max": 6.0},
   ],
 )
-def test_a_gap_in_rollouts_in_a_row_stops_the_run(watching, said, values):
+def test_a_gap_in_consecutive_rollouts_stops_the_run(watching, said, values):
   apart = FINE | values | {"rollout": 7}
   for rollout in (apart, apart, FINE, apart, apart):
     watching.rollout(rollout)
@@ -163,7 +163,9 @@ def test_a_gap_in_rollouts_in_a_row_stops_the_run(watching, said, values):
   assert len(said) == 2
 
 
-def test_training_since_then_is_no_gap_of_the_engine(watching, said):
+def test_training_since_sampling_does_not_count_as_an_engine_gap(
+  watching, said
+):
   engine = {"policy/engine_gap": 0.0, "policy/engine_gap_far": 0.0}
   moved = {"loss/logp_difference_far": 0.5, "loss/logp_difference_max": 9.0}
   values = FINE | moved | engine | {"policy/engine_gap_max": 0.1}
@@ -173,7 +175,7 @@ def test_training_since_then_is_no_gap_of_the_engine(watching, said):
   assert len(said) == 1
 
 
-def test_what_is_not_a_number_is_no_sign(watching, said):
+def test_nan_metrics_do_not_warn(watching, said):
   watching.rollout(FINE | {"policy/entropy": np.nan, "loss/kl": np.nan})
   assert not said
 
@@ -185,13 +187,13 @@ def play(watching, phases, counts):
     )
 
 
-def test_a_window_that_nothing_enters_is_named(watching, said):
+def test_a_stale_window_is_named(watching, said):
   play(watching, [2] * 5, [1, 0, 0, 0, 0])
   assert len(said) == 1
   assert "Rollout 3: budget 3 had no episode for 3 rollouts" in said[0]
 
 
-def test_phase_one_leaves_no_window_stale(watching, said):
+def test_phase_one_makes_no_window_stale(watching, said):
   play(watching, [1] * 5 + [2] * 3, [0] * 7 + [1])
   assert not said
 
