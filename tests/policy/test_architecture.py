@@ -37,7 +37,7 @@ def test_published_models_have_their_published_parameter_counts(config, count):
 
 
 @pytest.mark.parametrize("config", PUBLISHED)
-def test_a_config_comes_back_from_what_is_exported(config):
+def test_exported_config_reads_back_unchanged(config):
   a = architecture_lib.from_hf(config)
   exported = architecture_lib.to_hf(a, dtype="bfloat16")
   assert architecture_lib.from_hf(exported) == a
@@ -67,7 +67,7 @@ def of_transformers(config):
 
 
 @pytest.mark.parametrize("config", PUBLISHED)
-def test_both_dialects_read_alike(config):
+def test_old_and_new_config_keys_read_alike(config):
   new = of_transformers(config)
   assert new.keys().isdisjoint({"rope_theta", "rope_scaling", "torch_dtype"})
   a = architecture_lib.from_hf(config)
@@ -80,7 +80,7 @@ def test_both_dialects_read_alike(config):
 
 
 @pytest.mark.parametrize("config", PUBLISHED)
-def test_what_a_config_leaves_out_is_what_transformers_takes(config):
+def test_missing_keys_get_the_defaults_of_transformers(config):
   sizes = ("vocab_size", "hidden_size", "intermediate_size")
   bare = {
     "architectures": config["architectures"],
@@ -111,7 +111,7 @@ def test_a_rope_key_added_to_the_newer_dialect_counts_as_in_transformers():
     ({}, {}, 131072),  # max_position_embeddings
   ],
 )
-def test_llama3_frequencies_are_those_of_transformers_wherever_the_context_is(
+def test_llama3_frequencies_match_transformers_for_every_context_key(
   torch, dialect, nested, beside, counts
 ):
   from transformers.models.llama import modeling_llama
@@ -128,7 +128,7 @@ def test_llama3_frequencies_are_those_of_transformers_wherever_the_context_is(
   )
 
 
-def test_biases_are_where_each_family_has_them():
+def test_each_family_has_its_biases():
   asked = {"attention_bias": True, "mlp_bias": True}
   qwen2, qwen3, llama = (
     architecture_lib.from_hf(config | asked) for config in PUBLISHED
@@ -162,7 +162,7 @@ TINY = dict(
     {"lora": architecture_lib.Lora(2, 4.0, ("v", "down"))},
   ],
 )
-def test_the_table_is_what_the_modules_declare_each_once(switches, tied):
+def test_table_equals_the_declared_parameters_each_once(switches, tied):
   a = architecture_lib.Architecture("llama", tied=tied, **switches, **TINY)
   rows = table.rows(a)
   names = [name for row in rows for name in row.names()]

@@ -145,7 +145,7 @@ ROPE_REFUSAL = "RoPE type {!r} is not supported; expected 'default' or 'llama3'"
     (QWEN2_7B, {"hidden_size": 8}, "heads of 0 .* expected an even size"),
   ],
 )
-def test_what_the_decoder_does_not_have_is_refused(base, change, sentence):
+def test_unsupported_option_is_refused(base, change, sentence):
   with pytest.raises(ValueError, match=sentence):
     architecture_lib.from_hf(base | change)
 
@@ -210,7 +210,7 @@ def test_a_rope_setting_of_the_wrong_kind_is_refused(key, change, sentence):
     architecture_lib.from_hf(config | {key: LLAMA3_ROPE | change})
 
 
-def test_what_is_missing_is_refused():
+def test_missing_key_is_refused():
   for key in ("vocab_size", "num_hidden_layers", "intermediate_size"):
     with pytest.raises(ValueError, match=f"{key} is missing, {SIZE}"):
       architecture_lib.from_hf(without(key, LLAMA3_8B))

@@ -77,7 +77,7 @@ def test_rotation_is_multiplication_by_a_complex_phase():
   np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
-def test_segments_see_themselves_and_back():
+def test_segments_attend_causally_to_themselves():
   found = attention.segment_mask(jnp.array([[1, 1, 2, 2, 0]]))[0]
   expected = [
     [1, 0, 0, 0, 0],

@@ -78,7 +78,7 @@ def cudnn_model(monkeypatch):
   monkeypatch.setattr(self_attention.fused, "dot_product_attention", _as_cudnn)
 
 
-def test_cudnn_is_told_every_segment(cudnn_model):
+def test_cudnn_gets_every_segment(cudnn_model):
   inputs = packed_rows.inputs(*packed_rows.ROWS, length=37)
   found = packed_rows.run(*inputs, implementation="cudnn", max_segments=4)
   packed_rows.assert_equal(found, packed_rows.expected(*inputs))
@@ -86,13 +86,13 @@ def test_cudnn_is_told_every_segment(cudnn_model):
   assert all((np.asarray(x)[padding] == 0).all() for x in found)
 
 
-def test_cudnn_takes_one_segment_a_row(cudnn_model):
+def test_cudnn_accepts_one_segment_per_row(cudnn_model):
   inputs = packed_rows.inputs((37,), (30,), length=37)
   found = packed_rows.run(*inputs, implementation="cudnn", max_segments=1)
   packed_rows.assert_equal(found, packed_rows.expected(*inputs))
 
 
-def test_a_row_of_too_many_segments_is_not_a_number(cudnn_model):
+def test_row_with_too_many_segments_is_nan(cudnn_model):
   inputs = packed_rows.inputs(
     (8, 8, 8), (8, 8, 8, 8), (8, 8, 8, 7, 1), length=32
   )
@@ -128,7 +128,7 @@ def splash_interpreted(monkeypatch):
   )
 
 
-def test_splash_is_the_written_out_sum(splash_interpreted):
+def test_splash_equals_the_written_out_sum(splash_interpreted):
   inputs = packed_rows.inputs((100, 120), (256,), length=256, n=2, k=1, h=16)
   found = packed_rows.run(*inputs, implementation="splash")
   packed_rows.assert_equal(found, packed_rows.expected(*inputs))
@@ -187,7 +187,7 @@ def _compiled(target: str, implementation: str) -> str:
   return jax.jit(cut).lower(*inputs).compile().as_text()
 
 
-def test_cudnn_compiles_for_an_nvidia_gpu_that_is_not_there():
+def test_cudnn_compiles_for_an_absent_nvidia_gpu():
   with deviceless.cudnn(9.0):
     program = _compiled("h100:4", "cudnn")
   assert program.count('"__cudnn$fmhaSoftmax"') == 1
@@ -195,7 +195,7 @@ def test_cudnn_compiles_for_an_nvidia_gpu_that_is_not_there():
   assert not packed_rows.COLLECTIVE.search(program)
 
 
-def test_splash_compiles_for_a_tpu_that_is_not_there(monkeypatch):
+def test_splash_compiles_for_an_absent_tpu(monkeypatch):
   # Another process may have loaded the compiler as well.
   monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
   program = _compiled("v5e:2x2", "splash")

@@ -27,7 +27,7 @@ KEEP = train_step.Pair(small_policy.KEEP, small_policy.KEEP)
 
 
 @pytest.mark.parametrize("case", ["qwen2", "qwen3-tied", "llama"])
-def test_values_are_those_of_a_token_classifier(case, tmp_path):
+def test_values_equal_a_token_classifier(case, tmp_path):
   torch = pytest.importorskip(
     "torch", reason="oracle tests need torch==2.13.0 (requirements-test.txt)"
   )
@@ -58,7 +58,7 @@ def test_values_are_those_of_a_token_classifier(case, tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("case", ["qwen2", "qwen3-tied"])
-def test_a_fresh_critic_has_the_arrays_of_its_table(case, rank):
+def test_new_critic_has_the_arrays_of_its_table(case, rank):
   config = config_lib.LoraConfig(rank=rank, targets=("q", "down"))
   a = lora.attach(random_models.architecture(case), config)
   trained = lora.initialize(a, 0) if rank else random_models.params(a)
@@ -130,7 +130,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_mesh_gives_the_values_and_gradients_of_one_device(name, capfd):
+def test_mesh_and_one_device_give_the_same_values_and_gradients(name, capfd):
   case, rank, mesh = CASES[name]
   a = random_models.architecture(case, vocab_size=64, num_hidden_layers=5)
   base = random_models.params(a)

@@ -27,7 +27,7 @@ ARCHITECTURES = {
 
 
 @pytest.mark.parametrize("a", ARCHITECTURES.values(), ids=ARCHITECTURES)
-def test_cached_forward_is_the_full_forward(a):
+def test_cached_forward_equals_the_full_forward(a):
   params = random_models.params(a)
   tokens = random_models.random_tokens((3, 40))
   full = jax.jit(decoder.forward, static_argnums=1)(
@@ -77,7 +77,7 @@ def test_cached_forward_is_the_full_forward(a):
   assert seen == done.sum()
 
 
-def test_stretches_of_one_sequence_may_be_rows_of_one_call():
+def test_rows_of_one_call_may_be_chunks_of_one_sequence():
   a = random_models.architecture("qwen2")
   params = random_models.params(a)
   tokens = random_models.random_tokens((1, 24))

@@ -40,7 +40,7 @@ def add_tensors(folder, **values):
   safetensors.numpy.save_file(safetensors.numpy.load_file(path) | values, path)
 
 
-def test_a_saved_folder_loads_as_it_was(tiny):
+def test_saved_folder_loads_unchanged(tiny):
   loaded = hf.load(tiny.folder)
   jax.tree.map(np.testing.assert_array_equal, loaded.params, tiny.policy.params)
   assert loaded.architecture == tiny.policy.architecture
@@ -94,7 +94,9 @@ def test_the_embedding_may_have_more_rows_than_the_tokenizer(tmp_path):
   assert loaded.tokenizer.vocab_size == random_models.TOKENS
 
 
-def test_the_embedding_may_not_have_fewer(tmp_path, nothing_loads):
+def test_embedding_with_fewer_rows_than_the_tokenizer_is_refused(
+  tmp_path, nothing_loads
+):
   a = random_models.architecture("qwen2", vocab_size=random_models.TOKENS - 1)
   tokenizer = tokenizer_lib.Tokenizer(random_models.tokenizer())
   hf.save(tmp_path, hf.Policy(random_models.params(a), a, tokenizer))
@@ -154,7 +156,7 @@ def test_a_folder_of_pickled_weights_is_refused(tiny, nothing_loads):
     ({"architectures": ["LlamaForCausalLM"]}, "model_type 'qwen2' contradicts"),
   ],
 )
-def test_what_the_config_says_wrong_is_refused_with_the_folder_s_name(
+def test_wrong_config_is_refused_with_the_folder_name(
   tiny, nothing_loads, change, sentence
 ):
   change_config(tiny.folder, **change)
@@ -223,16 +225,14 @@ def test_a_damaged_json_file_is_refused_by_name(
 
 
 @pytest.mark.parametrize("names", [{"a": 5}, {"a": ["b"]}, {"a": "b", "c": 5}])
-def test_an_index_of_what_are_no_file_names_is_refused(
-  tiny, nothing_loads, names
-):
+def test_index_without_valid_file_names_is_refused(tiny, nothing_loads, names):
   (tiny.folder / "model.safetensors").unlink()
   (tiny.folder / INDEX).write_text(json.dumps({"weight_map": names}))
   with pytest.raises(ValueError, match=f"{INDEX}: no .* weight_map of file na"):
     hf.load(tiny.folder)
 
 
-def test_a_turn_s_end_that_is_no_token_is_refused(tiny, nothing_loads):
+def test_end_of_turn_id_that_is_no_token_is_refused(tiny, nothing_loads):
   path = tiny.folder / "generation_config.json"
   path.write_text(json.dumps({"eos_token_id": [3, random_models.TOKENS - 1]}))
   assert max(hf.describe(tiny.folder)[1].end_of_turn_ids) == 60

@@ -99,7 +99,9 @@ def test_gradients_of_adapters_are_those_of_peft(pair):
   assert compared == 2 * len(a.lora.targets) * a.layers
 
 
-def test_a_merged_export_is_what_peft_merges(torch, pair, tmp_path):
+def test_merged_export_gives_the_same_logits_in_transformers(
+  torch, pair, tmp_path
+):
   tokens = random_models.random_tokens((4, 96))
   hf.save(tmp_path / "merged", pair.policy)
   reloaded = transformers.AutoModelForCausalLM.from_pretrained(
@@ -127,7 +129,7 @@ def test_a_fresh_adapter_changes_nothing():
   np.testing.assert_array_equal(run(fresh, a, *row), run(params, plain, *row))
 
 
-def test_a_fresh_adapter_is_as_wide_as_peft_s(peft, make_pair):
+def test_new_adapter_has_the_standard_deviation_of_peft(peft, make_pair):
   wide = peft.LoraConfig(r=64, target_modules=["q_proj", "o_proj", "down_proj"])
   model = peft.get_peft_model(
     transformers.AutoModelForCausalLM.from_pretrained(
@@ -161,7 +163,7 @@ def test_fresh_adapters_follow_the_seed():
   ).all()
 
 
-def test_what_is_added_to_a_weight_is_its_scaled_product():
+def test_merged_weight_adds_the_scaled_product():
   policy = born_here("qwen3", SOME)
   a, before = policy.architecture, policy.params[table.LAYERS]
   for _, row, layer in weights.tensors(table.base_rows(a)):
@@ -182,7 +184,7 @@ def test_what_is_added_to_a_weight_is_its_scaled_product():
     np.testing.assert_allclose(value, expected, rtol=0, atol=1e-6)
 
 
-def test_adapters_on_a_mesh_leave_as_from_one_device(tmp_path):
+def test_adapters_on_a_mesh_export_as_from_one_device(tmp_path):
   policy = born_here()
   mesh = sharding.mesh(fsdp=4, tensor=2)
   spread = jax.device_put(
@@ -213,14 +215,14 @@ def test_adapters_on_a_mesh_leave_as_from_one_device(tmp_path):
     (0, ("embed",), "lora.targets: found embed; expected"),
   ],
 )
-def test_settings_that_make_no_adapter_are_refused(rank, targets, sentence):
+def test_invalid_adapter_settings_are_refused(rank, targets, sentence):
   a = random_models.architecture("qwen3")
   with pytest.raises(ValueError, match=sentence):
     lora.attach(a, config_lib.LoraConfig(rank, 8.0, targets))
 
 
 @pytest.mark.parametrize("targets", [("q",), ("down", "v"), lora.TARGETS])
-def test_a_configuration_s_adapters_become_the_architecture_s(targets):
+def test_architecture_gets_the_configured_adapters(targets):
   a = random_models.architecture("qwen3")
   with_adapters = lora.attach(a, config_lib.LoraConfig(4, 6.0, targets))
   assert with_adapters == dataclasses.replace(

@@ -65,7 +65,7 @@ def run(paged, t, **changes):
 
 @pytest.mark.parametrize("block", [1, 4, 8, 100])
 @pytest.mark.parametrize("t", [1, 5])
-def test_pages_give_what_contiguous_rows_give(t, block):
+def test_paged_attention_equals_contiguous_attention(t, block):
   (out, _), wanted, real = run(paged_attention.Paged(block=block), t)
   np.testing.assert_allclose(out[real], wanted[real], atol=2e-6)
 
@@ -87,7 +87,7 @@ def test_a_row_does_not_depend_on_the_longest_to_the_bit():
   np.testing.assert_array_equal(first_row(0), first_row(23))
 
 
-def test_padding_is_written_to_nobodys_page():
+def test_padding_is_written_to_the_reserved_page():
   (_, after), _, real = run(paged_attention.Paged(), 5)
   _, keys, values, table, positions, _ = case(5)
   before = in_pages(keys, values, table, 5)
@@ -138,7 +138,9 @@ def test_a_mesh_cuts_rows_pages_and_heads():
     ("tpu", 64, "bfloat16", 64, "xla"),
   ],
 )
-def test_the_best_that_runs_is_chosen(platform, head_dim, dtype, page, best):
+def test_auto_chooses_the_best_kernel_that_runs(
+  platform, head_dim, dtype, page, best
+):
   how = {"head_dim": head_dim, "dtype": dtype, "page": page}
   assert paged_attention.choose("auto", platform=platform, **how) == best
 
@@ -147,7 +149,7 @@ def test_the_best_that_runs_is_chosen(platform, head_dim, dtype, page, best):
   ("target", "implementation"),
   [("h100:1", "triton"), ("h100:1", "xla"), ("v5p:1x1x1", "tpu")],
 )
-def test_kernels_compile_for_devices_that_are_not_here(target, implementation):
+def test_kernels_compile_for_absent_devices(target, implementation):
   planned.need(target)
   (device, *_) = targets.devices(targets.parse(target))
   mesh = jax.sharding.Mesh(np.array([[[device]]]), sharding.AXES)

@@ -41,11 +41,11 @@ def assert_parity(ours, theirs, *, positions):
   )
 
 
-def test_logits_are_those_of_transformers(pair, tokens):
+def test_logits_equal_transformers(pair, tokens):
   assert_parity(pair.ours(tokens), pair.theirs(tokens), positions=1000)
 
 
-def test_left_padded_rows_are_those_of_transformers(pair, tokens):
+def test_left_padded_rows_equal_transformers(pair, tokens):
   pads = np.array([0, 1, 40, 100])
   positions = np.arange(TOKENS) - pads[:, None]
   real = positions >= 0
@@ -58,7 +58,7 @@ def test_left_padded_rows_are_those_of_transformers(pair, tokens):
   assert_parity(ours[real], theirs[real], positions=1000)
 
 
-def test_packed_segments_are_those_of_separate_rows(pair, tokens):
+def test_packed_segments_equal_separate_rows(pair, tokens):
   positions, segments = np.zeros_like(tokens), np.zeros_like(tokens)
   stretches = [
     *((0, 0, 120), (0, 120, 288)),
@@ -107,12 +107,12 @@ def assert_same_gradients(pair, **options):
   "case",
   ["qwen2", "qwen3-tied", "qwen3-biased", "llama-tied", "llama-biased"],
 )
-def test_gradients_are_those_of_autograd(make_pair, case):
+def test_gradients_equal_autograd(make_pair, case):
   # Tied, the embedding has gradients from both its ends.
   assert_same_gradients(make_pair(case))
 
 
-def test_gradients_are_those_of_autograd_through_recomputed_layers(make_pair):
+def test_gradients_equal_autograd_through_recomputed_layers(make_pair):
   # Deep enough that the layers are a loop and not unrolled.
   deep = make_pair("qwen2-tied", num_hidden_layers=5)
   compute = decoder.Compute(remat="full", logprob_chunk=16)
@@ -125,7 +125,7 @@ def test_the_llama_cases_reach_far_beyond_the_original_context(make_pair):
   assert a.rope_scaling.original_context * 8 < TOKENS
 
 
-def test_the_shipped_policy_is_the_same_trained_model_in_transformers(torch):
+def test_shipped_policy_gives_the_same_logits_in_transformers(torch):
   folder = pathlib.Path(__file__).parents[3] / "configs/quickstart_policy"
   model = transformers.AutoModelForCausalLM.from_pretrained(
     folder, dtype=torch.float32

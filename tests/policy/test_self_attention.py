@@ -17,7 +17,7 @@ from anysearch_jax.policy.attention import self_attention
 
 
 @pytest.mark.parametrize("chunk", [64, 36, 12, 5])
-def test_xla_in_chunks_is_the_written_out_sum(chunk):
+def test_chunked_xla_equals_the_written_out_sum(chunk):
   inputs = packed_rows.inputs(*packed_rows.ROWS, length=37)
   packed_rows.assert_equal(
     packed_rows.run(*inputs, chunk=chunk), packed_rows.expected(*inputs)
@@ -32,7 +32,7 @@ def test_each_kv_head_serves_consecutive_query_heads(n, k):
   )
 
 
-def test_a_packed_segment_is_what_it_is_alone():
+def test_packed_segment_equals_the_segment_alone():
   q, k, v, ids, g = packed_rows.inputs((7, 16, 5), length=32)
   packed = packed_rows.run(q, k, v, ids, g, chunk=8)
   for segment in (1, 2, 3):
@@ -44,7 +44,7 @@ def test_a_packed_segment_is_what_it_is_alone():
 
 
 @pytest.mark.parametrize("chunk", [32, 8])
-def test_padding_gives_and_gets_exactly_nothing(chunk):
+def test_padding_has_zero_output_and_zero_gradient(chunk):
   inputs = packed_rows.inputs((9, 11), (), length=32)
   padding = inputs[3] == 0
   for name, x in zip(packed_rows.NAMES, packed_rows.run(*inputs, chunk=chunk)):
@@ -64,7 +64,7 @@ def test_chunks_never_hold_all_scores_at_a_time():
   assert largest(32) == b * n * 32 * t
 
 
-def test_chunks_skip_keys_after_theirs():
+def test_chunks_skip_later_keys():
   inputs = packed_rows.inputs((256,), length=256)
 
   jaxpr = packed_rows.traced(*inputs, chunk=16)
@@ -137,7 +137,7 @@ _HOPPER = dict(platform="gpu", compute_capability=9.0)
     ({"platform": "tpu", "length": 576}, "xla"),
   ],
 )
-def test_auto_is_the_best_that_can_run(device, auto):
+def test_auto_chooses_the_best_that_can_run(device, auto):
   device = _GOOD | device
   assert self_attention.choose("auto", **device) == auto
   for name in self_attention.IMPLEMENTATIONS:
@@ -160,6 +160,6 @@ def test_auto_is_the_best_that_can_run(device, auto):
     ("flash", {}, "found 'flash', expected auto or one of xla, cudnn"),
   ],
 )
-def test_what_cannot_run_is_refused_by_a_sentence(asked, device, sentence):
+def test_implementation_that_cannot_run_is_refused(asked, device, sentence):
   with pytest.raises(ValueError, match=sentence):
     self_attention.choose(asked, **_GOOD | device)

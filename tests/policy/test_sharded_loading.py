@@ -78,7 +78,7 @@ def reads(monkeypatch):
 
 @pytest.mark.parametrize("shape", MESHES, ids=name)
 @pytest.mark.parametrize("case", CASES)
-def test_a_mesh_holds_what_one_device_would(folders, reads, case, shape):
+def test_mesh_holds_the_same_values_as_one_device(folders, reads, case, shape):
   single = hf.load(folders[case])
   assert all(len(parts) == 1 for parts in reads.values())
   reads.clear()
@@ -100,7 +100,7 @@ def test_a_mesh_holds_what_one_device_would(folders, reads, case, shape):
     assert sum(size for size, _ in parts) == parts[0][1], tensor
 
 
-def test_no_device_reads_more_of_a_matrix_than_it_holds(folders, reads):
+def test_no_device_reads_more_of_a_matrix_than_its_shard(folders, reads):
   hf.load(folders["qwen3"], mesh=sharding.mesh(fsdp=8))
   matrices = {k: v for k, v in reads.items() if "norm" not in k}
   assert len(matrices) == 2 + 2 * 7
@@ -153,7 +153,7 @@ HELD = {
 
 
 @pytest.mark.parametrize("shape", [s for s in MESHES if name(s) in HELD])
-def test_a_device_holds_the_part_that_the_rules_name(folders, shape):
+def test_device_holds_the_shard_that_the_rules_name(folders, shape):
   policy = hf.load(folders["llama-biased"], mesh=sharding.mesh(**shape))
   params = policy.params | policy.params[table.LAYERS]
   for key, held in HELD[name(shape)].items():
@@ -184,7 +184,7 @@ def test_a_mesh_of_more_devices_than_there_are_is_refused():
 
 @pytest.mark.parametrize("shape", MESHES, ids=name)
 @pytest.mark.parametrize("rank", [0, 4])
-def test_what_is_saved_needs_no_exchange_between_devices(shape, rank):
+def test_saving_needs_no_collectives(shape, rank):
   """So SGLang servers can be handed weights beside a step of several devices.
 
   Programs that exchange and start on two threads may wait for each other.

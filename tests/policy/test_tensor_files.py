@@ -85,7 +85,7 @@ def test_shards_are_read_through_their_index(tmp_path):
     ),
   ],
 )
-def test_what_is_not_the_table_is_refused(
+def test_tensors_that_differ_from_the_table_are_refused(
   tmp_path, nothing_loads, values, sentence
 ):
   small_table.write(tmp_path, values)
@@ -144,21 +144,21 @@ def test_an_index_that_names_no_files_is_refused(
     tensor_files.load(tmp_path, ROWS)
 
 
-def test_an_ignored_tensor_may_be_there_and_may_be_absent(tmp_path):
+def test_ignored_tensor_may_be_present_or_absent(tmp_path):
   small_table.write(tmp_path, small_table.tensors() | EXTRA)
   small_table.assert_loaded(tensor_files.load(tmp_path, ROWS, ignored=r"ex\w+"))
   small_table.write(tmp_path, small_table.tensors())
   small_table.assert_loaded(tensor_files.load(tmp_path, ROWS, ignored="extra"))
 
 
-def test_a_name_is_ignored_as_a_whole_only(tmp_path, nothing_loads):
+def test_ignored_pattern_must_match_the_whole_name(tmp_path, nothing_loads):
   small_table.write(tmp_path, small_table.tensors() | EXTRA)
   with pytest.raises(ValueError, match="unknown tensor 'extra'"):
     tensor_files.load(tmp_path, ROWS, ignored="extr")
 
 
 @pytest.mark.parametrize("changed", [None, (0, 0), (4999, 2)])
-def test_a_copy_must_be_one(tmp_path, changed):
+def test_copy_that_differs_is_refused(tmp_path, changed):
   embed = np.random.default_rng(0).normal(size=(5000, 3)).astype(np.float32)
   copy = embed.copy()
   if changed:
@@ -173,7 +173,7 @@ def test_a_copy_must_be_one(tmp_path, changed):
     tensor_files.load(tmp_path, [HEAD], copies=copies)
 
 
-def test_a_copy_of_another_shape_is_none(tmp_path, nothing_loads):
+def test_copy_of_another_shape_is_refused(tmp_path, nothing_loads):
   embed = np.zeros((5000, 3), np.float32)
   small_table.write(tmp_path, {"embed.weight": embed, "head.weight": embed[:4]})
   with pytest.raises(ValueError, match="'head.weight' differs from"):
@@ -223,7 +223,7 @@ def test_saving_then_loading_rounds_once_to_the_file_type(
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int8, "float8_e4m3fn"])
-def test_types_that_no_export_has_are_refused(tmp_path, dtype):
+def test_unsupported_export_types_are_refused(tmp_path, dtype):
   params = weights.initialize(ROWS, 3)
   with pytest.raises(ValueError, match="expected one of float32, float16, bfl"):
     tensor_files.save(tmp_path, params, ROWS, dtype=dtype)
@@ -243,7 +243,7 @@ def test_types_that_no_export_has_are_refused(tmp_path, dtype):
     (1, [1, 1, 1]),
   ],
 )
-def test_shards_hold_what_they_may_and_the_index_says_what(
+def test_shards_respect_the_size_limit_and_match_the_index(
   tmp_path, shard_bytes, held
 ):
   params = weights.initialize(ROWS, 3)

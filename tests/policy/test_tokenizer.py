@@ -51,7 +51,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "llama"])
-def test_tokenizer_json_counts_whatever_the_model_beside_it(
+def test_tokenizer_json_decides_whatever_the_model_config_says(
   tmp_path, model_type
 ):
   tokenizer = save_tiny(tmp_path, config={"model_type": model_type})
@@ -74,7 +74,7 @@ def test_tokenizer_json_counts_whatever_the_model_beside_it(
     ({"eos_token_id": 3}, {"eos_token_id": 2}, {1, 3}),
   ],
 )
-def test_turns_end_with_the_tokenizer_s_id_and_the_model_s(
+def test_end_of_turn_ids_join_the_tokenizer_and_the_model(
   tmp_path, generation, config, ids
 ):
   tokenizer = save_tiny(tmp_path, generation=generation, config=config)
@@ -86,7 +86,7 @@ def test_turns_end_with_the_tokenizer_s_id_and_the_model_s(
 @pytest.mark.parametrize(
   "value", ["12", True, -1, 1.0, [1, "2"], [True], [[1]], {"a": 1}]
 )
-def test_an_end_of_turn_that_is_no_id_is_refused(tmp_path, name, value):
+def test_end_of_turn_value_that_is_no_id_is_refused(tmp_path, name, value):
   save_tiny(tmp_path)
   (tmp_path / name).write_text(json.dumps({"eos_token_id": value}))
   with pytest.raises(ValueError) as refusal:
@@ -117,7 +117,7 @@ def test_an_end_of_turn_that_is_no_id_is_refused(tmp_path, name, value):
     "config.json",
   ],
 )
-def test_a_file_that_holds_no_object_is_refused_by_name(
+def test_file_without_a_json_object_is_refused_by_name(
   tmp_path, name, text, sentence
 ):
   save_tiny(tmp_path)
@@ -348,7 +348,7 @@ def test_real_templates_render_one_user_message(real_tokenizer):
   assert {first, end} <= set(real_tokenizer.control_tokens)
 
 
-def test_a_real_base_model_gets_its_own_start_once(real_tokenizer):
+def test_real_base_model_gets_one_bos(real_tokenizer):
   hf = copy.copy(real_tokenizer.hf)
   hf.chat_template = None
   base = tokenizer_lib.Tokenizer(hf)

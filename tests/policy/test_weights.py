@@ -33,7 +33,7 @@ def _rearrangements(draw):
 
 
 @hypothesis.given(_rearrangements())
-def test_there_and_back_is_the_identity(row):
+def test_to_file_inverts_from_file(row):
   file = np.arange(math.prod(row.file_shape)).reshape(row.file_shape)
   ours = row.from_file(file)
   assert ours.shape == row.shape
@@ -42,7 +42,7 @@ def test_there_and_back_is_the_identity(row):
 
 
 @hypothesis.given(_rearrangements(), st.data())
-def test_a_block_read_is_that_block_of_the_whole(row, data):
+def test_read_block_equals_slicing_the_whole(row, data):
   file = np.arange(math.prod(row.file_shape)).reshape(row.file_shape)
   block = []
   for size in row.shape:
@@ -76,7 +76,7 @@ def test_a_block_read_is_that_block_of_the_whole(row, data):
     (np.s_[0:6, 1:2, 1:3], np.s_[4:8, 0:6]),
   ],
 )
-def test_a_block_asks_for_no_more_of_the_file_than_it_needs(block, asked):
+def test_read_block_reads_only_what_it_needs(block, asked):
   seen = []
 
   def read(cuts):
@@ -87,7 +87,7 @@ def test_a_block_asks_for_no_more_of_the_file_than_it_needs(block, asked):
   assert seen == [asked]
 
 
-def test_fresh_values_follow_the_table_and_the_seed():
+def test_initial_values_follow_the_table_and_the_seed():
   rows = small_table.ROWS
   params = weights.initialize(rows, 1)
   again = weights.initialize(rows, 1)
@@ -104,7 +104,7 @@ def test_fresh_values_follow_the_table_and_the_seed():
   assert abs(weights.initialize([wide], 1)["norm"].std() - 0.5) < 0.02
 
 
-def test_tensors_are_named_layer_by_layer_between_what_stands_around():
+def test_tensors_are_named_layer_by_layer():
   bias = dataclasses.replace(
     small_table.MATRIX, path=("layers", "b"), name="model.layers.{layer}.b"
   )
@@ -121,7 +121,7 @@ def test_tensors_are_named_layer_by_layer_between_what_stands_around():
   assert weights.count(rows) == 6 + 2 * 48 + 2 * 48 + 6
 
 
-def test_axes_are_cut_where_the_mesh_divides_them_and_whole_elsewhere():
+def test_axes_are_sharded_only_if_the_mesh_divides_them():
   mesh = jax.make_mesh((3, 2), ("fsdp", "tensor"))
   rules = {
     "layers": None,

@@ -1,4 +1,4 @@
-"""The asyncio shell: order, failures, deadlines, release, bounds."""
+"""The asyncio driver: order, failures, deadlines, release, bounds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def assignments(count=3):
 
 
 def script(request):
-  """Another text for every address and turn; one more search a sample."""
+  """Sample n searches n times, then gives an answer that names its address."""
   address = request.address
   if request.turn < address.sample:
     return search(f"q{address.question - 10}")
@@ -97,7 +97,7 @@ def test_groups_and_samples_come_in_order():
       assert (trajectory.budget, trajectory.scaffold) == assignment[2:]
 
 
-def test_the_order_of_finishing_changes_nothing():
+def test_result_does_not_depend_on_finishing_order():
   expected = values(run_groups(assignments(), scripted.Engine(script)))
   for seed in range(3):
     finished = []
@@ -109,7 +109,7 @@ def test_the_order_of_finishing_changes_nothing():
 
 
 def failing(*addresses):
-  """A script whose engine fails at `(question, sample, attempt)`."""
+  """Returns a script that fails at each `(question, sample, attempt)`."""
 
   def engine_script(request):
     address = request.address
@@ -120,7 +120,7 @@ def failing(*addresses):
   return engine_script
 
 
-def test_one_failure_stays_in_its_group():
+def test_one_failed_sample_leaves_its_group_and_others_intact():
   rollout = run_groups(assignments(), scripted.Engine(failing((11, 1, 0))))
   assert rollout[1:4] == (0, 0, 1)
   outcomes = [t.outcome for t in rollout.groups[1].trajectories]
@@ -130,7 +130,7 @@ def test_one_failure_stays_in_its_group():
   )
 
 
-def test_a_group_below_two_is_sampled_again_once():
+def test_group_with_fewer_than_two_valid_samples_is_resampled_once():
   engine = scripted.Engine(failing((11, 0, 0), (11, 2, 0)))
   rollout = run_groups(assignments(), engine)
   assert rollout[1:4] == (0, 1, 2)
@@ -142,7 +142,7 @@ def test_a_group_below_two_is_sampled_again_once():
   assert not any(t.failed for t in rollout.groups[1].trajectories)
 
 
-def test_a_group_below_two_again_is_dropped_and_counted():
+def test_group_that_fails_twice_is_dropped_and_counted():
   lost = [(11, sample, attempt) for sample in (0, 2) for attempt in (0, 1)]
   engine = scripted.Engine(failing(*lost))
   rollout = run_groups(assignments(), engine)
@@ -151,7 +151,7 @@ def test_a_group_below_two_again_is_dropped_and_counted():
   assert [group.question.id for group in rollout.groups] == ["id0", "id2"]
 
 
-def test_a_group_of_one_is_kept_as_it_is():
+def test_group_of_one_is_kept_even_if_failed():
   engine = scripted.Engine(failing((11, 0, 0)))
   rollout = run_groups(assignments(), engine, group=1)
   assert rollout[1:4] == (0, 0, 1)
@@ -168,7 +168,7 @@ def test_failing_retriever(error):
   assert trajectory.searches == 0
 
 
-def test_engine_past_its_deadline():
+def test_engine_deadline_fails_the_episode():
   engine = scripted.Engine([answer("a")], seconds=lambda: 60.0)
   trajectory = run_episode(engine, turn_deadline=0.01)
   assert trajectory.outcome is types.Outcome.FAILED
@@ -177,7 +177,7 @@ def test_engine_past_its_deadline():
   assert engine.released == [types.Address(0, 1, 2)]
 
 
-def test_retriever_past_its_deadline():
+def test_retriever_deadline_fails_the_episode():
   trajectory = run_episode(
     scripted.Engine([search("q1")]),
     scripted.Retriever(seconds=60.0),
@@ -223,7 +223,7 @@ def test_a_bug_propagates_and_cancels_the_rest():
   assert waiting in engine.released
 
 
-def test_groups_beyond_those_kept_are_given_up():
+def test_surplus_groups_are_cancelled():
   engine = scripted.Engine(script, seconds=lambda: next(delays))
   # Every sample of questions 10 and 13 takes a minute.
   delays = iter([60.0] * 3 + [0.0] * 6 + [60.0] * 3 + [0.0] * 99)
@@ -241,7 +241,7 @@ def test_groups_beyond_those_kept_are_given_up():
   assert collections.Counter(engine.released) == dict.fromkeys(asked, 1)
 
 
-def test_a_group_that_waits_for_its_turn_is_given_up_too():
+def test_queued_surplus_group_is_cancelled_too():
   engine = scripted.Engine(script)
   rollout = run_groups(assignments(5), engine, keep=2, max_concurrency=3)
   assert len(rollout.groups) == 2
@@ -250,7 +250,7 @@ def test_a_group_that_waits_for_its_turn_is_given_up_too():
   assert collections.Counter(engine.released) == dict.fromkeys(asked, 1)
 
 
-def test_who_was_given_up_is_in_flight_no_more():
+def test_cancelled_episodes_are_not_in_flight():
   said, now = [], [0.0]
   inflight = inflight_lib.InFlight(60, warn=said.append, clock=lambda: now[0])
   engine = scripted.Engine(script, seconds=lambda: next(delays))
@@ -263,7 +263,7 @@ def test_who_was_given_up_is_in_flight_no_more():
   assert not said
 
 
-def test_a_dropped_group_is_not_one_of_those_kept():
+def test_dropped_group_does_not_count_towards_keep():
   gone = [(11, sample, attempt) for sample in (0, 1) for attempt in (0, 1)]
   engine = scripted.Engine(failing(*gone))
   rollout = run_groups(assignments(3), engine, keep=2)
@@ -273,7 +273,7 @@ def test_a_dropped_group_is_not_one_of_those_kept():
   ]
 
 
-def test_fewer_groups_than_are_kept_are_all_waited_for():
+def test_all_groups_finish_if_fewer_than_keep():
   engine = scripted.Engine(script, seconds=scripted.shuffled_seconds(0))
   expected = values(run_groups(assignments(), scripted.Engine(script)))
   assert values(run_groups(assignments(), engine, keep=4)) == expected
@@ -287,7 +287,7 @@ def test_fewer_groups_than_are_kept_are_all_waited_for():
     ({"keep": 0}, "Found keep=0"),
   ],
 )
-def test_impossible_numbers_are_refused(kwargs, match):
+def test_numbers_below_one_are_refused(kwargs, match):
   with pytest.raises(ValueError, match=match):
     run_groups(assignments(), scripted.Engine(script), **kwargs)
 
@@ -297,12 +297,12 @@ def test_shared_index_is_refused():
     run_groups(assignments(1) * 2, scripted.Engine(script))
 
 
-def test_no_assignment_is_no_group():
+def test_no_assignments_give_no_groups():
   assert run_groups([], scripted.Engine(script)) == ([], 0, 0, 0, "")
 
 
 class Slow(scripted.Codec):
-  """Encodes a long text only once the event loop has turned meanwhile."""
+  """A codec that encodes a long text only after the event loop has run."""
 
   def __init__(self):
     self.turned = threading.Event()
@@ -313,7 +313,7 @@ class Slow(scripted.Codec):
 
 
 @pytest.mark.parametrize("room", [10**6, 600])
-def test_the_event_loop_turns_while_a_long_observation_is_encoded(room):
+def test_event_loop_runs_while_a_long_observation_is_encoded(room):
   codec = Slow()
   config = dataclasses.replace(CONFIG, max_context=room)
   hits = {"q": [types.Passage("1", "T", "x" * 30_000)]}

@@ -1,4 +1,4 @@
-"""The in-process engine: what is sampled, shared and kept in memory."""
+"""The in-process engine: sampling, prompt sharing and memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def played(params):
   return _play(_engine(params), _ALL)
 
 
-def test_results_do_not_depend_on_order_slots_or_company(params, played):
+def test_results_do_not_depend_on_order_slots_or_concurrent_episodes(
+  params, played
+):
   rng = np.random.default_rng(0)
   shuffled = [_ALL[i] for i in rng.permutation(len(_ALL))]
   assert _play(_engine(params, slots=5), shuffled, delay=rng) == played
@@ -47,8 +49,10 @@ def test_samples_of_a_group_differ_and_seeds_differ(params, played):
   assert other != played
 
 
-def test_sampled_log_probabilities_are_the_scored_ones(params, played):
-  """KV kept over turns, prompts shared: as one full forward, to 1e-5."""
+def test_sampled_log_probabilities_equal_those_of_a_full_forward(
+  params, played
+):
+  """Cached turns and shared prompts agree with one full forward to 1e-5."""
   for context, generations in played.values():
     at, placed = len(_prompt(0)), []
     for generation in generations:
@@ -60,7 +64,7 @@ def test_sampled_log_probabilities_are_the_scored_ones(params, played):
 def test_a_prompt_is_prefilled_once_for_its_group(params):
   engine = _engine(params)
   _play(engine, [(0, s) for s in range(5)])
-  # All 18 tokens before the one that decode reads, half of the last page too.
+  # All 18 tokens but the last, including the half-filled last page.
   assert engine.counters["shared_tokens"] == 4 * 18
   once = _engine(params)
   _play(once, [(0, 0)])
@@ -68,7 +72,7 @@ def test_a_prompt_is_prefilled_once_for_its_group(params):
   assert again[0] == 5 * again[1] - 4 * 18
 
 
-def test_prompts_that_begin_alike_share_their_beginning(params):
+def test_prompts_share_their_common_prefix(params):
   engine = _engine(params)
 
   async def turn(question, prompt):
@@ -85,7 +89,7 @@ def test_prompts_that_begin_alike_share_their_beginning(params):
     shared = engine.counters["shared_tokens"]
     for question in range(4):
       engine.release(types.Address(0, question, 0))
-    # What nobody holds is known until its pages are wanted.
+    # Released prompts can be shared until their pages are allocated again.
     later = await turn(0, prompts[0])
     engine.release(types.Address(0, 0, 0))
     return together, shared, later
@@ -100,7 +104,7 @@ def test_prompts_that_begin_alike_share_their_beginning(params):
   assert alone.counters["shared_tokens"] == 0
 
 
-def test_new_weights_share_nothing_with_old_ones(params):
+def test_new_weights_do_not_reuse_cached_prompts(params):
   engine = _engine(params)
   _play(engine, [(0, 0)])
   engine.set_params(jax.tree.map(lambda p: 0.5 * p, params), 1)
@@ -110,18 +114,18 @@ def test_new_weights_share_nothing_with_old_ones(params):
   assert new == _play(fresh, [(0, 0)])
 
 
-def test_episodes_give_way_where_memory_is_short(params, played):
-  # Room for a context and a half, where twenty episodes want five at a time.
+def test_preempted_episodes_sample_the_same_tokens(params, played):
+  # There is room for one and a half contexts; the episodes need about five.
   engine = _engine(params, slots=20, kv_tokens=228)
   found = _play(engine, _ALL)
   assert engine.counters["preemptions"] > 0
   for key, (context, generations) in found.items():
     expected_context, expected = played[key]
-    # Prefilled again, not decoded: near enough to draw the same here.
+    # Prefill and decode round differently, but not enough to change a draw.
     assert context == expected_context
     for one, other in zip(generations, expected, strict=True):
       np.testing.assert_allclose(one.logps, other.logps, atol=1e-5)
-  # Nothing is lost: all of it is free again.
+  # All pages are free again.
   assert len(engine._memory) == 0
   assert engine._memory._pools[0].free == 57
 
@@ -157,7 +161,7 @@ def test_a_mesh_samples_what_one_device_samples(params, played, axes):
   )
 
 
-def test_prompts_that_begin_alike_are_spread_over_all_devices(params):
+def test_prompts_with_a_common_prefix_are_spread_over_all_devices(params):
   mesh = sharding.mesh(data=2)
   placed = jax.device_put(params, sharding.shardings(_A, mesh))
   engine = _engine(placed, mesh=mesh, slots=20)
@@ -176,14 +180,14 @@ def test_prompts_that_begin_alike_are_spread_over_all_devices(params):
       engine.release(types.Address(0, question, 0))
     return [sum(row.part == part for row in rows) for part in range(2)]
 
-  # Whole contexts for ten rows are what each has room for.
+  # Each shard has room for ten whole contexts.
   assert asyncio.run(run()) == [10, 10]
   assert engine.counters["preemptions"] == 0
   assert engine.counters["shared_tokens"] >= 18 * 16
 
 
-def test_a_long_context_is_not_overtaken_for_ever(params):
-  """It waits for pages that later, shorter ones would fit in."""
+def test_long_context_is_not_starved_by_short_ones(params):
+  """Later, shorter contexts must not take the pages that it waits for."""
   engine = _engine(params, slots=20, kv_tokens=304)
   order = []
 

@@ -1,6 +1,6 @@
-"""Outages of engines in training, in this process and over HTTP.
+"""Outages of engines during training, in process and over HTTP.
 
-See `test_outages`; what fails is scripted by address or prompt.
+As in `test_outages`, faults are scripted, here by address or prompt.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def parts():
 
 @pytest.fixture(scope="module", autouse=True)
 def undisturbed(parts, tmp_path_factory):
-  """Compiles what turns with deadlines must not wait for."""
+  """A run without faults; it also compiles programs before deadlines matter."""
   return drills.Drill(tmp_path_factory.mktemp("run"), CONFIG, **parts).run()
 
 
@@ -50,14 +50,14 @@ def faults(monkeypatch, of_turn):
   monkeypatch.setattr(engine_lib.JaxEngine, "generate", faulty)
 
 
-def test_turns_that_fail_are_sampled_again_once_and_dropped(
+def test_groups_with_failed_turns_are_resampled_once_then_dropped(
   parts, tmp_path, monkeypatch
 ):
   async def of_turn(request):
     a = request.address
     if a.rollout == 0 and (a.question, a.sample, a.attempt) in {
-      (0, 1, 0),  # One of three.
-      *((1, sample, 0) for sample in range(2)),  # Fewer than two are left.
+      (0, 1, 0),  # One sample of a group.
+      *((1, sample, 0) for sample in range(2)),  # Leaves fewer than two valid.
       *((3, sample, attempt) for sample in (0, 2) for attempt in range(2)),
     }:
       raise types.EngineError("The server answered 503 three times.")
@@ -85,7 +85,7 @@ def test_turns_that_fail_are_sampled_again_once_and_dropped(
   drill.check_bits()
 
 
-def test_an_optimizer_step_without_episodes_moves_nothing(
+def test_optimizer_step_without_episodes_changes_no_weights(
   parts, tmp_path, monkeypatch
 ):
   """Both groups of the second step of rollout 1 are lost."""
@@ -113,7 +113,7 @@ def test_a_device_that_hangs_stops_the_run(parts, tmp_path, monkeypatch):
     return decode(*args, **kwargs)
 
   monkeypatch.setattr(kv_store, "decode", hang)
-  # Seconds that a call under way is waited for, when nobody needs it any more.
+  # Shortens the wait for a running call whose result is no longer needed.
   monkeypatch.setattr(kv_device.KvDevice.drain, "__defaults__", (0.1,))
   drill = drills.Drill(
     tmp_path, drills.with_deadlines(CONFIG, turn_deadline=0.5), **parts
@@ -127,7 +127,7 @@ def test_a_device_that_hangs_stops_the_run(parts, tmp_path, monkeypatch):
   assert not drill.moved
 
 
-def test_a_device_that_breaks_is_a_bug_and_not_an_outage(
+def test_device_error_is_a_bug_and_not_an_outage(
   parts, tmp_path, monkeypatch, undisturbed
 ):
   config = dataclasses.replace(CONFIG, save_every=1)
@@ -152,14 +152,14 @@ SERVED = dataclasses.replace(
     prompts="world", max_generated=20, max_context=150
   ),
   engine=config_lib.EngineConfig(kind="sglang", max_context=150),
-  # The server's texts and their log-probabilities are a script's.
+  # The server's texts and log-probabilities are scripted.
   watch=dataclasses.replace(CONFIG.watch, gap_rollouts=1000),
 )
 
 
 @pytest.fixture
 def server(monkeypatch):
-  """Searches for "b" once, then answers "b" and "c" by turns."""
+  """A server that searches for "b" once, then answers "b" or "c" in turn."""
   answers = itertools.cycle("bc")
 
   def says(context):
@@ -168,7 +168,7 @@ def server(monkeypatch):
     tag, what = ("answer", next(answers)) if searched else ("search", "b")
     return fake_sglang.ids("<", tag, ">", what, f"</{tag}>")
 
-  # Its own is too short for an observation.
+  # The server's default context is too short for an observation.
   monkeypatch.setattr(fake_sglang, "CONTEXT", 200)
   with fake_sglang.Server(says) as server:
     yield server
@@ -176,7 +176,7 @@ def server(monkeypatch):
 
 @pytest.fixture
 def served(server, tmp_path, monkeypatch):
-  """Makes a run whose turns the server samples."""
+  """Returns a function that makes a run whose turns the server samples."""
   monkeypatch.setattr(sglang_server, "_FIRST_PAUSE", 0.001)
 
   def make(level=0, **settings):
@@ -197,11 +197,11 @@ def served(server, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("fault", ["broken", "hangs"])
-def test_turns_that_a_server_does_not_answer(fault, served, server):
+def test_unanswered_turns_fail_their_episodes(fault, served, server):
   generate = server._generate
 
   def faulty(body):
-    """Third question only: its prompt ends with three letters."""
+    """Fails only for the third question, whose prompt ends with " ccc"."""
     text = fake_sglang.tokenizer().decode(body["input_ids"]).partition("<")[0]
     if not text.endswith(" ccc"):
       return generate(body)
@@ -221,7 +221,7 @@ def test_turns_that_a_server_does_not_answer(fault, served, server):
   first, *others = drill.metrics()
   assert (first["rollout/failed"], first["rollout/dropped_groups"]) == (4, 1)
   assert [r["rollout/failed"] for r in others] == [0, 0, 0]
-  # Groups differ, so that something is learnt.
+  # The rewards in other groups differ, so training changes the weights.
   assert first["policy/advantage_share"] > 0
   drill.check()
   drill.check_bits()
@@ -238,7 +238,7 @@ def test_a_server_that_stays_broken_stops_the_run(served, server):
 
 @pytest.mark.parametrize("level", [0, 1])
 def test_a_run_resumes_when_its_server_is_back(level, served, server):
-  """It is gone while rollout 2 is played, which checkpoint 2 then holds."""
+  """The server is down during rollout 2, which checkpoint 2 then contains."""
   generate = server._generate
 
   def down(body):
@@ -257,7 +257,7 @@ def test_a_run_resumes_when_its_server_is_back(level, served, server):
   assert records[-1]["run/failed_rollouts"] == level
 
 
-def test_a_server_that_is_gone_between_rollouts_is_named(served, server):
+def test_server_lost_between_rollouts_is_named_in_the_error(served, server):
   drill = served(retries=0, wait=0.1)
   with pytest.raises(types.EngineError, match="Is an SGLang server running"):
     drill.run(lambda event: server.__exit__())
@@ -268,12 +268,12 @@ def test_a_server_that_is_gone_between_rollouts_is_named(served, server):
 def test_a_server_that_is_killed_and_started_again_loses_nothing(
   level, served, server
 ):
-  """In the middle of the second rollout, from its third turn on."""
+  """The server dies in the middle of the second rollout."""
   generate, asked = server._generate, itertools.count()
 
   def restart():
     server.kill()
-    time.sleep(0.3)  # Longer than requests are sent again on their own.
+    time.sleep(0.3)  # Longer than the retries of a single request.
     server.restart()
 
   def dies(body):

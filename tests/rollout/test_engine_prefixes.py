@@ -1,4 +1,4 @@
-"""The in-process engine: contexts that do not extend what is cached."""
+"""The in-process engine: contexts that do not extend the cached one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def _turn(engine, turn, context, *, sample=0, max_tokens=6):
 
 
 def _take_turns(engine, contexts):
-  """Asks for one turn of an episode after the other; what each sampled."""
+  """Samples the turns of an episode one after the other; returns them."""
 
   async def run():
     out = [await _turn(engine, *each) for each in enumerate(contexts)]
@@ -68,7 +68,7 @@ _START = tuple(range(8, 38))
     pytest.param((9,), id="one token"),
   ],
 )
-def test_an_edited_context_is_sampled_as_by_a_new_engine(params, edited):
+def test_edited_context_is_sampled_as_in_a_new_engine(params, edited):
   engine = _engine(params)
   contexts = [_START, edited, (*edited, 11, 12, 13)]
   found = _take_turns(engine, contexts)
@@ -82,7 +82,7 @@ def test_an_edited_context_is_sampled_as_by_a_new_engine(params, edited):
 
 @st.composite
 def _histories(draw):
-  """Contexts, each made of the one before by a cut and other tokens."""
+  """Draws contexts, each a prefix of the last one followed by other tokens."""
   token = st.integers(8, 39)
   some = st.lists(token, min_size=1, max_size=20).map(tuple)
   contexts = [draw(some)]
@@ -95,20 +95,20 @@ def _histories(draw):
 
 @pytest.fixture(scope="module")
 def long_lived(params):
-  """An engine whose pages hold what earlier episodes left."""
+  """An engine whose pages contain the data of earlier episodes."""
   return _engine(params, slots=2)
 
 
 @hypothesis.given(_histories())
 @hypothesis.settings(max_examples=25)
-def test_any_history_is_scored_as_one_forward(params, long_lived, contexts):
+def test_any_history_scores_as_one_full_forward(params, long_lived, contexts):
   _assert_scored(params, contexts, _take_turns(long_lived, contexts))
 
 
-def test_what_is_common_is_not_prefilled_again(params):
+def test_common_prefix_is_not_prefilled_again(params):
   engine = _engine(params)
   first = _START
-  # They differ in the second token of the fifth page.
+  # The contexts differ in the second token of the fifth page.
   second = (*first[: 4 * _PAGE + 1], 39, *first[4 * _PAGE + 2 :])
   one, two = _take_turns(engine, [first, second])
   del two
@@ -122,14 +122,14 @@ def test_what_is_common_is_not_prefilled_again(params):
   assert engine._memory._pools[0].free == 12 * 38
 
 
-def test_a_context_that_extends_the_cache_gives_nothing_up(params):
+def test_context_that_extends_the_cache_discards_nothing(params):
   engine = _engine(params)
   small_engine.play(engine, [(0, s) for s in range(3)])
   assert engine.counters["discarded_tokens"] == 0
   assert engine.counters["reused_tokens"] > 0
 
 
-def test_an_edited_prompt_leaves_those_that_share_it_alone(params):
+def test_edited_prompt_leaves_other_sharers_intact(params):
   engine = _engine(params)
   edited = (*_START[:6], 39, *_START[7:], 20)
 
@@ -140,7 +140,7 @@ def test_an_edited_prompt_leaves_those_that_share_it_alone(params):
     assert engine.counters["shared_tokens"] == len(_START) - 1
     longer = (*_START, *both[0].token_ids, 20)
     contexts = [edited, longer, _START]
-    # The third episode begins with the prompt as it was.
+    # The third episode begins with the original prompt.
     after = await asyncio.gather(
       *(
         _turn(engine, min(2 - s, 1), context, sample=s)
@@ -169,7 +169,7 @@ def test_two_turns_of_an_episode_at_once_are_refused(params):
   _assert_scored(params, [_START], [asyncio.run(run())])
 
 
-def test_a_turn_after_a_cancelled_one_is_sampled_anew(params):
+def test_turn_after_a_cancelled_one_is_sampled_from_scratch(params):
   engine = _engine(params)
 
   async def run():

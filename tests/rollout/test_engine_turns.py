@@ -1,4 +1,4 @@
-"""The in-process engine: how turns end, by a stop, a limit or a failure."""
+"""The in-process engine: turns that end by a stop, a limit or a failure."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def params():
 
 
 def _forced(tokens, *, max_tokens=20):
-  """A turn of a policy that says `tokens`, one after the other, for certain.
+  """Returns a turn of a policy that samples exactly `tokens`.
 
-  Each token's embedding is its own axis; the head maps it to the next one.
+  Each token's embedding is a unit vector; the head maps it to the next token.
   """
   size = len(small_engine.TEXTS)
   a = dataclasses.replace(
@@ -55,13 +55,13 @@ def _forced(tokens, *, max_tokens=20):
   [
     # The stop text as one token.
     ((20, 2, 21), (20, 2), "w12</search>", "stop"),
-    # In pieces; the first ">" of "</search" is the end.
+    # The stop text in several tokens; the first ">" after "</search" ends it.
     ((20, 3, 4, 5, 21), (20, 3, 4, 5), "w12</search>", "stop"),
-    # A completing token that overhangs stays whole; the text is cut.
+    # A completing token that continues is kept whole; the text is cut.
     ((3, 7, 6, 21), (3, 7, 6), "</answer>", "stop"),
     # A ">" that completes nothing does not end the turn.
     ((20, 5, 2), (20, 5, 2), "w12></search>", "stop"),
-    # The end-of-turn token is kept and is no text.
+    # The end-of-turn token is kept but adds no text.
     ((20, 21, 1), (20, 21, 1), "w12w13", "end_of_turn"),
   ],
 )
@@ -88,7 +88,7 @@ def test_a_context_that_does_not_fit_is_an_engine_error(params):
     asyncio.run(engine.generate(request))
 
 
-def test_an_episode_that_is_given_up_leaves_nothing(params):
+def test_cancelled_episode_leaves_no_state(params):
   engine = _engine(params)
 
   async def run():
@@ -104,7 +104,7 @@ def test_an_episode_that_is_given_up_leaves_nothing(params):
   assert len(engine._memory) == 0
 
 
-def test_no_call_outlives_the_loop_that_asked_for_it(params):
+def test_no_call_outlives_its_event_loop(params):
   engine = _engine(params)
   under_way = 0
   decode = kv_store.decode
@@ -136,7 +136,7 @@ def test_no_call_outlives_the_loop_that_asked_for_it(params):
   assert _play(engine, [(0, 3)]) == expected
 
 
-def test_nobody_spins_while_every_slot_searches(params):
+def test_engine_sleeps_while_all_slots_search(params):
   engine = _engine(params, slots=2)
   looks = 0
   admit = engine._admit
@@ -157,7 +157,7 @@ def test_nobody_spins_while_every_slot_searches(params):
       tasks.append(asyncio.create_task(engine.generate(request)))
     await asyncio.gather(*tasks[:2])
     before = looks
-    # Both hold their slots and search.
+    # Both episodes hold their slots while they search.
     await asyncio.sleep(0.3)
     waited = looks - before
     for sample in range(2):
@@ -188,7 +188,7 @@ def test_weights_switch_between_episodes_only(params):
   assert first.token_ids == again.token_ids
 
 
-def test_a_bug_reaches_those_who_wait(params, monkeypatch):
+def test_bug_is_raised_in_all_waiters(params, monkeypatch):
   engine = _engine(params)
   monkeypatch.setattr(engine._device, "_put", lambda *arrays: 1 / 0)
   request = types.GenerateRequest(

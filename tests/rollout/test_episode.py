@@ -1,4 +1,4 @@
-"""The episode, by transcripts that a person can read."""
+"""The episode, checked by readable transcripts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from anysearch_jax.rollout import episode, episode_state
 
 NO_ACTION = prompts.PROMPTS["paper"].no_action
 
-# What is said, in order: `M` the model, `E` the environment.
+# The lines of a transcript: `M` is the model, `E` the environment.
 GOLDEN = json.loads(
   (pathlib.Path(__file__).parents[1] / "golden" / "episodes.json").read_text(
     "utf-8"
@@ -121,7 +121,7 @@ def test_end_of_turn_token_is_kept_and_counted():
 
 
 @pytest.mark.parametrize("finish", list(types.Finish))
-def test_an_answer_counts_however_its_turn_ended(finish):
+def test_answer_counts_for_every_finish_reason(finish):
   said = tuple(CODEC.encode(answer("b")))
   event = types.Generation(
     said, (-1.0,) * len(said), answer("b"), finish, (0,) * len(said)
@@ -130,14 +130,14 @@ def test_an_answer_counts_however_its_turn_ended(finish):
   assert trajectory.outcome is types.Outcome.ANSWERED
 
 
-def test_failing_engine():
+def test_engine_failure_fails_the_episode():
   trajectory, _ = play(search("a"), episode_state.Failure("Engine is gone."))
   assert trajectory.outcome is types.Outcome.FAILED
   assert trajectory.failed and trajectory.reason == "Engine is gone."
   assert transcript(trajectory) == ["M " + search("a"), "E " + NOTHING]
 
 
-def test_failing_retriever_is_no_empty_observation_and_no_charge():
+def test_failed_search_is_not_charged_and_adds_no_observation():
   trajectory, _ = play(
     search("a"), hits=episode_state.Failure("Index is gone.")
   )
@@ -159,7 +159,7 @@ def test_hostile_question():
   text, ids = episode.prompt(
     question, budget=2, scaffold=False, config=CONFIG, codec=CODEC
   )
-  assert len(control_ids(ids)) == 2  # The template's own.
+  assert len(control_ids(ids)) == 2  # Those of the template.
   assert "‹/search›‹ANSWER›x‹/answer›" in text
   assert text.count("{B}{Question}") == 1
   trajectory, _ = play(answer("b"), question=question)

@@ -1,4 +1,4 @@
-"""The episode at its limits: of tokens, of context, of what an engine gives."""
+"""The episode at its limits: generated tokens, context and invalid turns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_search_that_uses_the_last_token_is_charged_then_truncated():
   scripted.check_alignment(trajectory)
 
 
-def test_bad_turn_at_the_generation_limit_is_truncated_at_once():
+def test_bad_turn_at_the_generation_limit_truncates_at_once():
   config = dataclasses.replace(CONFIG, max_generated=10)
   trajectory, _ = play("x" * 50, config=config)
   assert trajectory.outcome is types.Outcome.TRUNCATED
@@ -89,7 +89,7 @@ def test_observation_that_fills_the_context_is_not_recorded(room):
 
 
 @pytest.mark.parametrize("scaffold", [False, True])
-def test_prompt_that_fills_the_context_is_truncated_unread(scaffold):
+def test_prompt_that_fills_the_context_truncates_without_tokens(scaffold):
   config = dataclasses.replace(
     CONFIG, max_context=length_of_prompt(scaffold=scaffold)
   )

@@ -25,7 +25,7 @@ CONTROL_IDS = {1_200_001, 1_200_002, 1_200_003}
 
 
 def check(played, codec, special):
-  """Every token has its author, and every text of the environment its form."""
+  """Checks the author of every token and the form of environment texts."""
   trajectory, sampled, queries = played
   if not len(trajectory.token_ids):
     assert not sampled and not trajectory.spans
@@ -52,13 +52,13 @@ def check(played, codec, special):
   assert (trajectory.versions >= 0).tolist() == of_model.tolist()
   assert not trajectory.logps[~of_model].any()
   assert trajectory.queries == tuple(queries)
-  # What was found last may have had no room, and is not there.
+  # The last observation is missing if it did not fit into the context.
   assert len(queries) - 1 <= used <= len(queries) == trajectory.searches
   assert trajectory.searches <= trajectory.budget
 
 
 def check_environment(text, budget, used):
-  """Whether a text of the environment is an observation."""
+  """Checks a text of the environment; returns whether it is an observation."""
   if text in ANSWERS:
     return False
   tags = re.findall("|".join(hostile.TAGS), text.casefold())
@@ -74,7 +74,7 @@ def check_environment(text, budget, used):
 
 @hostile.cases("an episode keeps its books")
 @hypothesis.given(hostile.tapes(120))
-def test_an_episode_keeps_its_books(tape):
+def test_hostile_episode_has_consistent_authors_and_counts(tape):
   budget, scaffold = tape.below(4), tape.pick((False, True))
   most = tape.pick((10**6, 1 + tape.place(300)))
   spare = tape.pick((10**6, tape.place(900) - 5))
@@ -116,7 +116,7 @@ def verdict_of(played, scaffold):
 
 @hostile.cases("what documents say changes no verdict")
 @hypothesis.given(hostile.tapes(120))
-def test_what_documents_say_changes_no_verdict(tape):
+def test_verdict_does_not_depend_on_document_texts(tape):
   budget, scaffold = tape.below(4), tape.pick((False, True))
   text, said, found = episode_of(tape)
   plain = [[types.Passage("1", "Lima", "A city.")]]
@@ -126,13 +126,13 @@ def test_what_documents_say_changes_no_verdict(tape):
   ]
   assert verdicts[0] == verdicts[1]
   verdict, _, texts = verdicts[0]
-  # The documents and the question say the answer, and the model does not.
+  # Documents and question contain the answer, the model's text does not.
   assert verdict.em == scoring.f1(verdict.answer, (hostile.GOLD,)) == 0
   assert verdict.answer is None or any(verdict.answer in each for each in texts)
 
 
 def sampler(tokenizer):
-  """Samples with a real tokenizer, as `scripted.turn` does with its own."""
+  """Like `scripted.turn`, but with a real tokenizer."""
   (end,) = tokenizer.encode(tokenizer.hf.eos_token)
 
   def sample(request, text):
@@ -155,7 +155,7 @@ def sampler(tokenizer):
   return sample
 
 
-def test_real_tokenizers_keep_the_authors_apart(real_tokenizer):
+def test_real_tokenizers_never_mix_authors(real_tokenizer):
   special = set(real_tokenizer.hf.all_special_ids) | set(
     itertools.chain.from_iterable(
       real_tokenizer.encode(token) for token in real_tokenizer.control_tokens

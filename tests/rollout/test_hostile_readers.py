@@ -1,4 +1,4 @@
-"""Files that are not what they should be: read whole, or refused."""
+"""Damaged and hostile files are read completely or refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EPISODE = study.row("a", questions=1, budgets=(2,)).episodes[0]
 
 @hostile.cases("a line of episodes")
 @hypothesis.given(hostile.tapes(100))
-def test_a_line_is_an_episode_or_refused(tape):
+def test_line_is_a_valid_episode_or_refused(tape):
   value = tape.pick((EPISODE, EPISODE, EPISODE, tape.value()))
   if tape.below(4):
     value = tape.change(value)
@@ -57,7 +57,7 @@ def test_a_line_is_an_episode_or_refused(tape):
 
 @hostile.cases("an episode is read as it was written")
 @hypothesis.given(hostile.tapes(120))
-def test_an_episode_is_read_as_it_was_written(folder, tape):
+def test_episode_round_trips_through_its_file(folder, tape):
   budget = tape.below(3)
   trajectory = play(*episode_of(tape), budget=budget, scaffold=True).trajectory
   row = records.episode(
@@ -82,9 +82,7 @@ def test_an_episode_is_read_as_it_was_written(folder, tape):
 
 @hostile.cases("a journal that was damaged")
 @hypothesis.given(hostile.tapes(80))
-def test_a_damaged_journal_has_rows_that_were_written_or_is_refused(
-  folder, tape
-):
+def test_damaged_journal_has_only_written_rows_or_is_refused(folder, tape):
   path = folder / "journal.jsonl"
   partial = folder / "journal.partial.jsonl"
   rows = [{"i": i, "text": tape.text(3)} for i in range(3)]
@@ -127,7 +125,7 @@ def test_a_json_file_is_an_object_or_refused(folder, tape):
 
 
 def orjson_value(data):
-  """By a reader that is stricter than Python's."""
+  """Parses JSON with orjson, which is stricter than Python's parser."""
   try:
     return orjson.loads(data)
   except ValueError:

@@ -1,4 +1,4 @@
-"""What is said of the episodes under way when nothing moves."""
+"""Warnings about episodes that make no progress."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def inflight(clock, said):
 
 @pytest.fixture
 def waits(inflight):
-  """Opens a wait; what it returns ends it."""
+  """Returns a function that begins a wait and returns one that ends it."""
   with contextlib.ExitStack() as all_of_them:
 
     def begin(request):
@@ -105,19 +105,19 @@ def test_what_a_policy_asked_is_shown_on_one_line_and_not_whole(
 
 
 @pytest.mark.parametrize("kind", [turn(0), search("q"), types.Address(0, 0, 0)])
-def test_whatever_ends_is_a_move(kind, inflight, waits, clock, said):
+def test_every_end_counts_as_progress(kind, inflight, waits, clock, said):
   waits(turn(1))
   for _ in range(5):
     end = waits(kind)
     clock.now += 59
     assert inflight.look() == 1.0
     end()
-    # Another 60 seconds from here.
+    # The next warning is due 60 seconds from here.
     assert inflight.look() == 60.0
   assert not said
 
 
-def test_it_is_said_again_less_and_less_often(inflight, waits, clock, said):
+def test_warning_repeats_with_doubling_intervals(inflight, waits, clock, said):
   end = waits(turn(0))
   start, told = clock.now, []
   for _ in range(1200):
@@ -133,7 +133,7 @@ def test_it_is_said_again_less_and_less_often(inflight, waits, clock, said):
   assert said[-1].startswith("Nothing moved for 60 s; in flight: 1 waiting for")
 
 
-def test_a_loop_that_was_held_up_says_so_once(inflight, waits, clock, said):
+def test_blocked_event_loop_warns_once(inflight, waits, clock, said):
   waits(turn(0))
   clock.now += 1000
   assert inflight.look() == 1000.0
@@ -141,7 +141,7 @@ def test_a_loop_that_was_held_up_says_so_once(inflight, waits, clock, said):
   assert len(said) == 1
 
 
-def test_nothing_in_flight_is_nothing_to_say(inflight, waits, clock, said):
+def test_no_warning_if_nothing_is_in_flight(inflight, waits, clock, said):
   waits(turn(0))()
   clock.now += 1000
   inflight.look()
@@ -149,7 +149,7 @@ def test_nothing_in_flight_is_nothing_to_say(inflight, waits, clock, said):
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
-def test_it_can_be_switched_off(seconds, clock, said):
+def test_warning_can_be_switched_off(seconds, clock, said):
   inflight = inflight_lib.InFlight(seconds, warn=said.append, clock=clock)
 
   async def main():
@@ -162,9 +162,9 @@ def test_it_can_be_switched_off(seconds, clock, said):
 
 
 class Stuck:
-  """Searches and the turns of sample 1, which wait until something is said.
+  """Blocks searches and the turns of sample 1 until a warning is logged.
 
-  on_wait: called with how many of them wait.
+  on_wait: called with the number of blocked requests.
   """
 
   def __init__(self, on_wait=lambda count: None):
@@ -199,7 +199,7 @@ def searches_first(request):
   return scripted.answer("a") if request.turn else scripted.search("q")
 
 
-def test_a_rollout_that_hangs_says_what_it_waits_for(clock):
+def test_hanging_rollout_reports_what_it_waits_for(clock):
   def pass_time(waiting):
     clock.now += 60 * (waiting == 3)
 
@@ -217,7 +217,7 @@ def test_a_rollout_that_hangs_says_what_it_waits_for(clock):
       inflight=inflight_lib.InFlight(0.01, warn=stuck.warn, clock=clock),
     )
   )
-  # Two of them search, one has its turn; the last one comes a minute later.
+  # Two episodes search and one has its turn; the last starts a minute later.
   assert stuck.said[0] == (
     "Nothing moved for 60 s; in flight: 1 waiting for a turn (longest 60 s), "
     "2 waiting for a search (longest 60 s), 1 waiting for a place (longest "
@@ -227,7 +227,7 @@ def test_a_rollout_that_hangs_says_what_it_waits_for(clock):
   assert [t.outcome for t in group.trajectories] == ["answered"] * 4
 
 
-def test_no_look_outlives_its_rollout(said):
+def test_no_timer_outlives_its_rollout(said):
   inflight = inflight_lib.InFlight(0.01, warn=said.append)
 
   async def main():
@@ -241,7 +241,7 @@ def test_no_look_outlives_its_rollout(said):
 
 
 class Warned(logging.Handler):
-  """Frees who is stuck when the log says that nothing moves."""
+  """Unblocks the stuck requests when the warning is logged."""
 
   def __init__(self, stuck):
     super().__init__()
@@ -268,7 +268,7 @@ WATCHED = dataclasses.replace(
 )
 
 
-def test_training_looks(stuck):
+def test_training_warns_when_nothing_moves(stuck):
   collected = collection.collect(
     3,
     curriculum.Assignment([1], False),
@@ -283,7 +283,7 @@ def test_training_looks(stuck):
   assert stuck.said[0].startswith("Nothing moved for ")
 
 
-def test_evaluation_looks(stuck, tmp_path):
+def test_evaluation_warns_when_nothing_moves(stuck, tmp_path):
   config = dataclasses.replace(
     WATCHED, evaluation=config_lib.EvaluationConfig(budgets=(1,), seeds=(7,))
   )

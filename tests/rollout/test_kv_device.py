@@ -1,4 +1,4 @@
-"""Calls of an engine's devices: in order, and no hold on the process."""
+"""Device calls of an engine run in order and cannot block process exit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ print("leaves")
 """
 
 
-def test_a_call_that_hangs_does_not_hold_the_process():
+def test_hanging_call_does_not_keep_the_process_alive():
   done = subprocess.run(
     [sys.executable, "-c", _HANGS],
     cwd=pathlib.Path(__file__).parents[3],
@@ -35,7 +35,7 @@ def test_a_call_that_hangs_does_not_hold_the_process():
   assert (done.returncode, done.stdout) == (0, "leaves\n"), done.stderr
 
 
-def test_an_engine_that_is_gone_leaves_no_thread():
+def test_deleted_engine_leaves_no_thread():
   before = set(threading.enumerate())
   engine = small_engine.engine(small_engine.params())
   (thread,) = set(threading.enumerate()) - before

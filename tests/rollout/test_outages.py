@@ -1,7 +1,8 @@
-"""Outages in training: an episode that failed is nobody's and teaches nothing.
+"""Outages during training: failed episodes are excluded from it.
 
-A policy that searches, the real engine, learner and client of retrieval servers
-over HTTP. What fails is scripted, so that every drill is exact.
+The drills use a policy that searches, the real engine, the real learner and the
+client of retrieval servers over HTTP. Faults are scripted, so that every drill
+is exact.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def undisturbed(parts, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def victims(undisturbed):
-  """Queries of the first rollout: one sample's, and most of another group's."""
+  """Queries of the first rollout: of one sample, and of most of a group."""
   groups, _ = undisturbed.learnt[0]
   asked = collections.Counter(
     (query, q)
@@ -50,7 +51,7 @@ def victims(undisturbed):
 
 
 class Parted:
-  """Some queries are another retriever's."""
+  """Sends the given queries to another retriever."""
 
   def __init__(self, retriever, queries, other):
     self._retriever, self._queries, self._other = retriever, queries, other
@@ -62,7 +63,7 @@ class Parted:
 
 @pytest.fixture(scope="module")
 def expected(parts, victims, tmp_path_factory):
-  """The run in which these queries fail, whoever is asked for them."""
+  """The run in which a scripted retriever fails the victims' queries."""
   gone = scripted.Retriever(error=types.RetrievalError("The index is gone."))
   retriever = Parted(parts["retriever"], victims, gone)
   drill = drills.Drill(
@@ -79,13 +80,13 @@ def server(parts):
     yield server
 
 
-# No call is refused for those before it, or waits for its turn.
+# No call is refused because of earlier ones, and none waits in a queue.
 ENDLESS = {"failures": 10**9, "concurrency": 64}
 
 
 @pytest.fixture
 def drill(parts, server, tmp_path):
-  """Makes a run whose searches go to the server."""
+  """Returns a function that makes a run whose searches go to the server."""
   with faulty_retriever.connect(
     server.url, CORPUS, batch=1, **ENDLESS
   ) as asking:
@@ -98,7 +99,9 @@ def drill(parts, server, tmp_path):
     yield make
 
 
-def test_the_run_without_them_lost_some_samples_and_more(expected, undisturbed):
+def test_expected_run_lost_a_sample_and_resampled_a_group(
+  expected, undisturbed
+):
   groups, _ = expected.learnt[0]
   left = [sum(not t.failed for t in g.trajectories) for g in groups if g]
   assert 2 in left and 3 in left
@@ -107,7 +110,7 @@ def test_the_run_without_them_lost_some_samples_and_more(expected, undisturbed):
 
 
 @pytest.mark.parametrize("fault", ["broken", "dies", "html", "hangs"])
-def test_a_search_that_fails_is_as_if_its_episode_had_never_been(
+def test_http_faults_give_the_same_run_as_scripted_failures(
   fault, drill, server, victims, expected
 ):
   server.fault, server.hits = fault, victims.__contains__
@@ -117,7 +120,7 @@ def test_a_search_that_fails_is_as_if_its_episode_had_never_been(
   drill.same(expected)
 
 
-def test_a_server_that_refuses_connections_is_one_of_them(
+def test_refused_connections_give_the_same_run_as_scripted_failures(
   drill, victims, expected
 ):
   with faulty_retriever.connect(
@@ -132,7 +135,7 @@ REFUSED = "met ConnectError: All connection attempts failed. Is a retriever"
 
 
 def check_reasons(drill, victims, met):
-  """Just those failed that asked for them, and say so."""
+  """Checks that exactly the episodes with these queries failed, and why."""
   assert drill.failed()
   for t in drill.played:
     assert not victims & set(t.queries)
@@ -142,7 +145,7 @@ def check_reasons(drill, victims, met):
 
 
 @pytest.mark.parametrize("level", [0, 1])
-def test_half_of_the_answers_missing(level, drill, server):
+def test_run_survives_half_of_the_answers_missing(level, drill, server):
   server.fault = "broken"
   server.hits = lambda query: zlib.crc32(query.encode()) % 2 == 0
   drill = drill(runs.at_level(level, PATIENT)).run()
@@ -172,7 +175,7 @@ def test_an_empty_answer_is_an_observation_and_no_failure(
 def test_too_many_searches_that_fail_stop_the_run_with_what_was_met(
   fault, parts, server, tmp_path
 ):
-  """Searches travel together here, as they do in production."""
+  """Searches are batched here, as they are in production."""
   server.fault = fault
   if fault == "refused":
     server.stop()
@@ -193,7 +196,7 @@ def test_too_many_searches_that_fail_stop_the_run_with_what_was_met(
   assert not (tmp_path / "metrics.jsonl").read_text()
 
 
-def test_a_run_that_an_outage_stopped_goes_on_to_the_same_bits(
+def test_run_stopped_by_an_outage_resumes_bit_for_bit(
   drill, server, undisturbed
 ):
   config = dataclasses.replace(CONFIG, save_every=1)

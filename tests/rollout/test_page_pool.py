@@ -1,4 +1,4 @@
-"""Pages: who holds them, what is known of them; against a plain record."""
+"""Page reference counts and prefix sharing, against a simple model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIZE = 2
 
 
 def filled(pool, tokens):
-  """A row that prefilled `tokens`, sharing what it could."""
+  """Returns the pages of a row that prefilled `tokens`, sharing a prefix."""
   found = pool.shared(tokens)
   assert not found.filling
   pool.hold(found.pages)
@@ -21,29 +21,29 @@ def filled(pool, tokens):
   return pages
 
 
-def test_whole_pages_that_begin_alike_are_shared():
+def test_whole_pages_of_a_common_prefix_are_shared():
   pool = page_pool.PagePool(10, SIZE)
   first = filled(pool, (1, 2, 3, 4, 5))
   assert pool.shared((1, 2, 3, 4, 9)) == (first[:2], None, False)
   assert pool.shared((1, 2, 3)) == (first[:1], None, False)
-  # The same tokens after others are not the same.
+  # Equal tokens after a different prefix are not shared.
   assert pool.shared((3, 4, 1, 2)) == ([], None, False)
 
 
-def test_the_end_of_a_prompt_is_there_for_the_same_prompt_only():
+def test_partial_last_page_is_found_only_for_the_same_prompt():
   pool = page_pool.PagePool(10, SIZE)
   first = filled(pool, (1, 2, 3, 4, 5))
   assert pool.shared((1, 2, 3, 4, 5)) == (first[:2], first[2], False)
-  # Who goes on after it has another page of these tokens.
+  # A prompt that continues after these tokens has a different page for them.
   assert pool.shared((1, 2, 3, 4, 5, 6)) == (first[:2], None, False)
-  # Its page is known until it is wanted.
+  # The page can be found until it is allocated again.
   pool.drop(first)
   assert pool.shared((1, 2, 3, 4, 5)).last == first[2]
   pool.take(pool.free - 2)
   assert pool.shared((1, 2, 3, 4, 5)) == (first[:2], None, False)
 
 
-def test_what_is_being_filled_is_waited_for():
+def test_lookup_reports_pages_that_are_being_filled():
   pool = page_pool.PagePool(10, SIZE)
   pages = pool.take(2)
   pool.promise((1, 2, 3, 4), pages)
@@ -51,24 +51,24 @@ def test_what_is_being_filled_is_waited_for():
   pool.fulfil(pages[:1])
   assert pool.shared((1, 2, 3, 4)) == (pages[:1], None, True)
   assert pool.shared((1, 2, 8, 8)) == (pages[:1], None, False)
-  # Given up half-way, the rest is nobody's promise any more.
+  # After the row is dropped half-way, the unfilled page is forgotten.
   pool.drop(pages)
   assert pool.shared((1, 2, 3, 4)) == (pages[:1], None, False)
 
 
-def test_pages_are_forgotten_when_they_are_wanted_longest_unused_first():
+def test_least_recently_used_pages_are_reallocated_first():
   pool = page_pool.PagePool(5, SIZE)
   old, new = filled(pool, (1, 2, 3, 4)), filled(pool, (5, 6, 7, 8))
   pool.drop(old)
   pool.drop(new)
   assert pool.free == 4
-  # The end of the older prompt goes first.
+  # The last page of the older prompt is reallocated first.
   assert pool.take(1) == old[1:]
   assert pool.shared((1, 2, 3, 4)) == (old[:1], None, False)
   assert pool.shared((5, 6, 7, 8)) == (new, None, False)
 
 
-def test_nothing_is_known_after_all_is_forgotten():
+def test_forget_all_forgets_every_prompt():
   pool = page_pool.PagePool(5, SIZE)
   pool.drop(filled(pool, (1, 2, 3, 4)))
   pool.forget_all()
@@ -78,7 +78,7 @@ def test_nothing_is_known_after_all_is_forgotten():
 
 @hypothesis.given(st.data())
 @hypothesis.settings(max_examples=60, deadline=None)
-def test_shared_pages_hold_the_tokens_they_are_shared_for(data):
+def test_shared_pages_contain_the_tokens_they_were_found_by(data):
   pool = page_pool.PagePool(12, SIZE)
   content: dict[int, tuple[int, ...]] = {}
   rows = []
@@ -100,7 +100,7 @@ def test_shared_pages_hold_the_tokens_they_are_shared_for(data):
     for i, page in enumerate(pages):
       if page not in shared:
         content[page] = tokens[: (i + 1) * SIZE]
-        # Nobody else has it.
+        # No other row holds the page.
         assert all(page not in row for row in rows)
     rows.append(pages)
   held = {page for row in rows for page in row}

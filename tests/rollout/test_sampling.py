@@ -20,7 +20,7 @@ DRAWS = 20_000
 
 
 def draw(**kwargs):
-  """Counts of each token over many keys, and the log-prob of each draw."""
+  """Returns counts of each token over many keys, and each draw's log-prob."""
   config = config_lib.SamplingConfig(**kwargs)
   keys = jax.random.split(jax.random.key(0), DRAWS)
   tokens, logps = jax.jit(
@@ -30,7 +30,7 @@ def draw(**kwargs):
 
 
 def assert_frequencies(counts, p):
-  """Each count within five standard deviations of its expectation."""
+  """Checks that each count is within five standard deviations of its mean."""
   deviation = np.sqrt(DRAWS * p * (1 - p))
   assert (np.abs(counts - DRAWS * p) <= 5 * deviation).all(), counts
 

@@ -1,4 +1,4 @@
-"""Turns that a function writes."""
+"""The engine whose turns a function writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from anysearch_jax.rollout import scripted
     ("no tag", 6, "no tag", types.Finish.LENGTH),
   ],
 )
-def test_a_turn_ends_as_an_engine_ends_it(said, most, text, finish):
+def test_scripted_turn_ends_like_a_sampled_one(said, most, text, finish):
   asked = []
 
   def say(request, context):

@@ -1,4 +1,4 @@
-"""Searches in batches: what they share, and what is kept of them."""
+"""Batched searches: sharing, caching, limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from retrieval import lexical
 @KINDS
 @hypothesis.settings(max_examples=80, deadline=None)
 @hypothesis.given(**DRAWN)
-def test_answers_are_the_retrievers_whatever_the_order(
+def test_answers_do_not_depend_on_the_order_of_searches(
   kind, asked, latencies, sizes
 ):
   batch, concurrency = sizes
@@ -46,7 +46,7 @@ def test_answers_are_the_retrievers_whatever_the_order(
 
   answers = asyncio.run(play())
   assert listed(answers) == [truth(request) for request, *_ in asked]
-  # Each distinct query was asked once.
+  # Each distinct query was sent once.
   assert Counter(inner.asked) == Counter({request for request, *_ in asked})
   if kind is Many:
     assert max(map(len, inner.calls)) <= batch
@@ -62,14 +62,14 @@ def test_answers_are_the_retrievers_whatever_the_order(
   )
 
 
-def test_a_round_is_one_batch_in_the_order_of_asking():
+def test_one_event_loop_iteration_is_one_batch_in_order():
   inner = Many()
   requests = [ask(q) for q in "dbcab"]
   assert listed(run(searcher(inner), *requests)) == list(map(truth, requests))
   assert inner.calls == [[ask(q) for q in "dbca"]]
 
 
-def test_a_round_without_search_many_is_asked_at_once():
+def test_without_search_many_queries_are_sent_concurrently():
   inner = One(lambda request: 5)
   run(searcher(inner), *map(ask, "abcdef"))
   assert inner.most == 6
@@ -85,7 +85,7 @@ def test_batches_and_calls_are_bounded():
   assert inner.most == 4
 
 
-def test_what_waits_for_a_call_to_end_leaves_together():
+def test_queries_that_wait_for_a_call_form_one_batch():
   """A slow retriever gets fewer and larger calls, not more of them."""
   inner = Many(lambda request: 20)
   ret = searcher(inner, concurrency=1)
@@ -102,7 +102,7 @@ def test_what_waits_for_a_call_to_end_leaves_together():
 
 
 @KINDS
-def test_k_and_corpus_tell_queries_apart(kind):
+def test_k_and_corpus_distinguish_queries(kind):
   inner = kind()
   requests = [ask("a", 1), ask("a", 2), ask("a", 2, "other"), ask("a", 2)]
   assert listed(run(searcher(inner), *requests)) == list(map(truth, requests))
@@ -118,7 +118,7 @@ def test_answers_outlive_the_event_loop():
   assert ret.counters["cache_hits"] == 1
 
 
-def test_a_kept_answer_does_not_wait_for_the_event_loop():
+def test_cached_answer_does_not_yield_to_the_event_loop():
   ret = searcher(Many())
   run(ret, ask("a"))
   with pytest.raises(StopIteration) as done:
@@ -126,14 +126,14 @@ def test_a_kept_answer_does_not_wait_for_the_event_loop():
   assert list(done.value.value) == truth(ask("a"))
 
 
-def test_no_hit_is_an_answer_that_is_kept():
+def test_empty_answer_is_cached():
   inner = scripted.Retriever()
   ret = searcher(inner)
   assert run(ret, ask("a")) == run(ret, ask("a")) == [()]
   assert len(inner.requests) == 1
 
 
-def test_the_least_recently_used_answer_leaves():
+def test_least_recently_used_answer_is_evicted():
   inner = Many()
   ret = searcher(inner, cache=2)
   for query in "abaca":
@@ -143,7 +143,7 @@ def test_the_least_recently_used_answer_leaves():
   assert [r.query for r in inner.asked] == list("abcb")
 
 
-def test_without_a_cache_only_what_is_under_way_is_shared():
+def test_without_a_cache_only_searches_in_flight_are_shared():
   inner = Many()
   ret = searcher(inner, cache=0)
   run(ret, ask("a"), ask("a"))
@@ -152,7 +152,7 @@ def test_without_a_cache_only_what_is_under_way_is_shared():
   assert ret.counters["deduplicated"] == 1
 
 
-def test_another_index_has_no_kept_answers():
+def test_changed_identity_ignores_cached_answers():
   inner = Many()
   ret = searcher(inner, identity="2018")
   run(ret, ask("a"))
@@ -163,7 +163,7 @@ def test_another_index_has_no_kept_answers():
   assert len(inner.asked) == 2
 
 
-def test_a_rollout_is_the_same_and_asks_each_query_once():
+def test_rollout_is_unchanged_and_sends_each_query_once():
   hits = {f"q{i}": [types.Passage(str(i), f"T{i}", "text")] for i in range(3)}
 
   def script(request):
@@ -202,7 +202,7 @@ def test_a_rollout_is_the_same_and_asks_each_query_once():
   assert ret.counters["searches"] == 18
 
 
-def test_bm25_answers_batches_as_it_answers_one():
+def test_bm25_batch_equals_single_searches():
   passages = [
     types.Passage(str(i), title, f"{title} is a town.")
     for i, title in enumerate(["Ost", "West", "Nord"])
@@ -216,7 +216,7 @@ def test_bm25_answers_batches_as_it_answers_one():
 
 
 class Long:
-  """Finds passages of some sizes: characters of title and text."""
+  """Returns passages of given sizes (characters of title and text)."""
 
   def __init__(self, *sizes):
     self.found = [
@@ -231,7 +231,7 @@ class Long:
 def test_long_passages_and_answers_are_cut_and_counted():
   inner = Long((2, 8), (3, 8), (20, 5), (1, 4), (1, 4))
   ret = searcher(inner, passage_characters=10, answer_characters=32)
-  for _ in range(2):  # The second is the cache's.
+  for _ in range(2):  # The cache answers the second search.
     (answer,) = run(ret, ask("a"))
     sizes = [(len(p.title), len(p.text)) for p in answer]
     assert sizes == [(2, 8), (3, 7), (10, 0), (1, 1), (0, 0)]
@@ -279,6 +279,6 @@ def test_metrics_are_counts_and_shares():
     ({"concurrency": 0}, "search.concurrency: found 0, expected at least 1"),
   ],
 )
-def test_settings_that_cannot_be_are_refused(settings, sentence):
+def test_invalid_settings_are_refused(settings, sentence):
   with pytest.raises(ValueError, match=sentence):
     searcher(Many(), **settings)

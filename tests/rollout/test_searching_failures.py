@@ -1,4 +1,4 @@
-"""Searches in batches: what goes wrong with them, and who gives up."""
+"""Batched searches: failures and cancellation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from anysearch_jax import types
   impatient=st.sets(st.integers(0, 29)),
   cache=st.integers(0, 3),
 )
-def test_who_gives_up_and_what_fails_harms_nobody_else(
+def test_cancelled_and_failed_searches_do_not_affect_others(
   kind, asked, latencies, sizes, failing, impatient, cache
 ):
   inner = kind(
@@ -74,7 +74,7 @@ def test_who_gives_up_and_what_fails_harms_nobody_else(
 
 
 @KINDS
-def test_a_failure_is_of_its_query_and_is_not_kept(kind):
+def test_failure_affects_only_its_query_and_is_not_cached(kind):
   broken = {"b"}
   inner = kind(failing=lambda request: request.query in broken)
   ret = searcher(inner)
@@ -101,7 +101,7 @@ def test_a_call_that_fails_fails_all_of_its_queries(error):
   ret = searcher(inner, batch=2)
   assert run(ret, *map(ask, "abc")) == [error] * 3
   assert ret.counters["failures"] == 3
-  # And is asked again.
+  # The failure is not cached.
   run(ret, ask("a"))
   assert len(inner.asked) == 4
 
@@ -117,7 +117,7 @@ def test_a_wrong_number_of_answers_is_a_failure():
 
 
 @KINDS
-def test_a_retriever_that_cancels_itself_leaves_nobody_waiting(kind):
+def test_retriever_that_cancels_itself_leaves_no_waiter(kind):
   def cancels(request):
     raise asyncio.CancelledError
 
@@ -127,7 +127,7 @@ def test_a_retriever_that_cancels_itself_leaves_nobody_waiting(kind):
 
 
 @KINDS
-def test_a_deadline_takes_nothing_from_the_others(kind):
+def test_deadline_of_one_waiter_does_not_affect_others(kind):
   inner = kind(lambda request: 30)
   ret = searcher(inner)
 
@@ -143,7 +143,7 @@ def test_a_deadline_takes_nothing_from_the_others(kind):
 
 
 @KINDS
-def test_the_last_one_who_gives_up_cancels_the_search(kind):
+def test_last_cancelled_waiter_cancels_the_search(kind):
   inner = kind(lambda request: 1000)
   ret = searcher(inner)
 
@@ -157,7 +157,7 @@ def test_the_last_one_who_gives_up_cancels_the_search(kind):
     tasks[2].cancel()
     await rounds(5)
     assert inner.cancelled == [[ask("a")]]
-    # Asked again it is a new search.
+    # The same query then starts a new search.
     again = asyncio.create_task(ret.search(ask("a")))
     await rounds(5)
     again.cancel()
@@ -166,7 +166,7 @@ def test_the_last_one_who_gives_up_cancels_the_search(kind):
   assert len(inner.asked) == 2
 
 
-def test_a_batch_is_cancelled_when_nobody_waits_for_any_of_it():
+def test_batch_without_waiters_is_cancelled():
   inner = Many(lambda request: 50)
   ret = searcher(inner)
 
@@ -175,7 +175,7 @@ def test_a_batch_is_cancelled_when_nobody_waits_for_any_of_it():
     await rounds(5)
     tasks["a"].cancel()
     await rounds(5)
-    # Its batch goes on for "b", so that it can be joined again.
+    # The batch continues for "b", so a new search for "a" can join it.
     joined = asyncio.create_task(ret.search(ask("a")))
     await rounds(5)
     tasks["b"].cancel()
@@ -186,7 +186,7 @@ def test_a_batch_is_cancelled_when_nobody_waits_for_any_of_it():
   assert not inner.cancelled
 
 
-def test_a_search_in_the_moment_of_giving_up_is_a_new_one():
+def test_search_during_a_cancellation_starts_a_new_call():
   class Slow(Many):
     """Takes a while to be cancelled."""
 
@@ -204,9 +204,9 @@ def test_a_search_in_the_moment_of_giving_up_is_a_new_one():
     first = asyncio.create_task(ret.search(ask("a")))
     await rounds(5)
     first.cancel()
-    await rounds(1)  # It gave up; its call does not know yet.
+    await rounds(1)  # The waiter was cancelled; its call still runs.
     second = asyncio.create_task(ret.search(ask("a")))
-    await rounds(15)  # Now the first call is over, the second is not.
+    await rounds(15)  # The first call is over, the second still runs.
     third = asyncio.create_task(ret.search(ask("a")))
     return [list(await second), list(await third)]
 
@@ -215,7 +215,7 @@ def test_a_search_in_the_moment_of_giving_up_is_a_new_one():
   assert ret.counters["deduplicated"] == 1
 
 
-def test_what_nobody_waits_for_is_not_even_sent():
+def test_query_without_waiters_is_not_sent():
   inner = Many(lambda request: 20)
   ret = searcher(inner, concurrency=1, batch=1)
 
@@ -231,7 +231,7 @@ def test_what_nobody_waits_for_is_not_even_sent():
 
 @KINDS
 @pytest.mark.parametrize("start", [0, 1, 2, 3])
-def test_an_event_loop_that_ends_early_leaves_nothing(kind, start, caplog):
+def test_event_loop_that_ends_early_leaves_no_state(kind, start, caplog):
   latency = [1000]
   inner = kind(lambda request: latency[0])
   ret = searcher(inner, batch=1, concurrency=2)
@@ -248,7 +248,7 @@ def test_an_event_loop_that_ends_early_leaves_nothing(kind, start, caplog):
   gc.collect()
   assert loop() is None
   assert inner.running == 0
-  # The next loop starts afresh.
+  # The next event loop starts without any searches in flight.
   latency[0] = 1
   assert listed(run(ret, *map(ask, "abc"))) == [truth(ask(q)) for q in "abc"]
   assert not caplog.records

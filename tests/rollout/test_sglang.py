@@ -1,4 +1,4 @@
-"""Turns of the SGLang engine: what is asked of servers, and what they say."""
+"""Turns of the SGLang engine: requests to servers and their replies."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ serve = engines.serve
   [
     (("b", "</search>"), types.Finish.STOP, "b</search>"),
     (("</", "search", ">"), types.Finish.STOP, "</search>"),
-    # In more tokens than the server looks at for a text.
+    # In more tokens than the server searches for a stop text.
     (("<", "/", "se", "arch", ">"), types.Finish.STOP, "</search>"),
-    # The token stays whole where it overhangs the text.
+    # The token is kept whole if it continues after the stop text.
     (("b", "</", "answer", ">\n"), types.Finish.STOP, "b</answer>"),
     (("b", "<end>"), types.Finish.END_OF_TURN, "b"),
     (("<end>",), types.Finish.END_OF_TURN, ""),
     (("</", "search") + (" ",) * 6, types.Finish.LENGTH, "</search" + " " * 6),
   ],
 )
-def test_a_turn_ends_where_its_text_does(serve, said, finish, text):
+def test_turn_ends_at_its_stop_text(serve, said, finish, text):
   ids = fake_sglang.ids(*said)
   engine, _ = serve(ids)
   generation = engines.turn(engine, most=8)
@@ -86,7 +86,7 @@ def test_every_setting_of_a_request_is_sent(serve):
   }
 
 
-def test_top_k_is_sent_as_it_is(serve):
+def test_top_k_is_sent_unchanged(serve):
   sampling = config_lib.SamplingConfig(temperature=0.0, top_k=3)
   engine, server = serve(fake_sglang.ids("<end>"), sampling=sampling)
   engines.turn(engine)
@@ -104,7 +104,7 @@ def test_an_id_out_of_the_vocabulary_is_never_sent(serve, token):
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_a_turn_gets_the_room_that_the_context_has(serve, old):
+def test_max_tokens_is_capped_by_the_context(serve, old):
   engine, server = serve(old=old)
   assert engine.max_context == fake_sglang.CONTEXT - 7
   full = (engines.SPACE,) * (engine.max_context - 3)
@@ -115,7 +115,7 @@ def test_a_turn_gets_the_room_that_the_context_has(serve, old):
     engines.turn(engine, context=full + (engines.SPACE,) * 3)
 
 
-def test_the_samples_of_a_question_meet_and_questions_are_spread(serve):
+def test_samples_of_a_question_share_a_server_and_questions_are_spread(serve):
   engine, *servers = serve(fake_sglang.ids("b", "</search>"), count=2)
 
   async def play(question, sample):
@@ -152,7 +152,7 @@ def test_rollouts_each_have_their_own_event_loop(serve):
   assert len(server.bodies("/generate")) == 2
 
 
-def test_a_broken_connection_is_tried_again_under_another_name(serve):
+def test_retry_after_a_broken_connection_has_a_new_request_id(serve):
   engine, server = serve(fake_sglang.ids("b", "<end>"))
   server.faults["/generate"] = ["die", (503, "")]
   engine._servers[0]._retries = 2
@@ -160,7 +160,7 @@ def test_a_broken_connection_is_tried_again_under_another_name(serve):
   rids = [body["rid"] for body in server.bodies("/generate")]
   assert len(set(rids)) == 3
   assert engine.counters["retries"] == 2
-  # The server may still work on those that were not answered.
+  # The server may still be working on the unanswered requests.
   server.wait_until(lambda: len(server.bodies("/abort_request")) == 2, 5)
   aborted = {body["rid"] for body in server.bodies("/abort_request")}
   assert aborted == set(rids[:2])
@@ -184,7 +184,7 @@ def test_a_server_that_hangs_is_an_error_after_the_deadline(serve):
   assert server.bodies("/abort_request") == [{"rid": rid}]
 
 
-def test_a_turn_that_nobody_waits_for_is_aborted_on_its_server(serve):
+def test_cancelled_turn_is_aborted_on_its_server(serve):
   engine, server = serve(seconds=0.05)
 
   async def give_up():
@@ -211,7 +211,7 @@ def test_closing_sends_the_aborts_that_are_due(serve):
   assert len(server.bodies("/abort_request")) == 1
 
 
-def test_closing_waits_for_what_cancelling_leaves_behind():
+def test_closing_waits_for_tasks_that_cancelling_starts():
   background, left = sglang_server.Background(), []
 
   async def say():
@@ -263,7 +263,7 @@ def test_a_server_that_cannot_be_used_is_refused(serve, faults, message):
     serve(faults=faults, deadline=0.5)
 
 
-def test_where_no_server_is_the_url_and_the_remedy_are_named():
+def test_missing_server_error_names_url_and_remedy():
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -279,7 +279,7 @@ def test_urls_are_checked(urls):
     engines.connect(urls=urls)
 
 
-def test_the_servers_key_is_sent_and_missed(serve, monkeypatch):
+def test_server_key_is_sent_and_must_be_set(serve, monkeypatch):
   monkeypatch.delenv("SOME_KEY", raising=False)
   with pytest.raises(ValueError, match="SOME_KEY is not set"):
     engines.connect(api_key_variable="SOME_KEY")

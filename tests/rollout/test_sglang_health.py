@@ -1,4 +1,4 @@
-"""SGLang servers that die, hang and come back: nothing of a rollout is lost."""
+"""SGLang servers that die, hang and recover: no turn of a rollout is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAID = fake_sglang.ids("b", "<end>")
 
 
 async def _until(holds):
-  """For what other threads bring about."""
+  """Polls a condition that other threads make true."""
   async with asyncio.timeout(20):
     while not holds():
       await asyncio.sleep(0.005)
@@ -34,7 +34,7 @@ def test_a_turn_goes_to_another_server_while_its_own_is_down(serve, caplog):
     assert engines.turn(engine, question=question).text == "b"
   assert not first.bodies("/generate")
   assert len(second.bodies("/generate")) == 4
-  # It was found out once; the next turn of its questions does not ask it.
+  # After the outage is known, later turns of its questions skip the server.
   assert engine.counters["failovers"] == 1
   assert engine.counters["server_suspect"] == 1
   assert f"SGLang server {first.url} was up and is suspect; 1 of 2" in (
@@ -51,7 +51,7 @@ def test_the_questions_of_a_dead_server_are_spread_over_the_others(serve):
   assert found == [0, 6, 6]
 
 
-def test_a_turn_whose_server_dies_is_asked_again_as_a_whole(serve):
+def test_turn_of_a_dead_server_is_sampled_again_as_a_whole(serve):
   engine, first, second = serve(count=2)
 
   async def run():
@@ -72,8 +72,8 @@ def test_a_turn_whose_server_dies_is_asked_again_as_a_whole(serve):
   assert engine.counters["sampled_tokens"] == 20
 
 
-def test_a_turn_is_asked_again_however_soon_its_server_is_back(serve):
-  """Before the turn itself has noticed that the server was down."""
+def test_turn_is_sampled_again_even_if_its_server_recovers_at_once(serve):
+  """The server recovers before the turn has noticed the outage."""
   engine, server = serve()
 
   async def down_and_up():
@@ -139,14 +139,14 @@ def test_turns_wait_for_a_server_that_gets_the_present_weights_first(
   assert "was catching up and is up; 1 of 1 are up." in caplog.text
 
 
-def test_a_server_that_was_started_again_unseen_gets_the_weights(serve):
+def test_unnoticed_server_restart_reloads_the_weights(serve):
   engine, server = serve(SAID, wait=60)
   engine.set_params(engines.policy().params, 2)
   server.kill()
   server.restart()
   assert engines.turn(engine).versions == (2, 2)
   assert engine.counters["server_catching_up"] == 1
-  # What it said with the weights of its folder is no part of anything.
+  # Tokens sampled with the weights of the server's own folder do not count.
   assert engine.counters["sampled_tokens"] == 2
 
 
@@ -187,7 +187,7 @@ def test_new_weights_wait_for_a_server_too(serve):
   assert asyncio.run(run()).versions == (1, 1)
 
 
-def test_where_no_server_comes_back_the_bound_and_the_reasons_are_said(serve):
+def test_error_without_servers_states_bound_and_reasons(serve):
   engine, *servers = serve(SAID, count=2, wait=0.1)
   for server in servers:
     server.kill()
@@ -197,7 +197,7 @@ def test_where_no_server_comes_back_the_bound_and_the_reasons_are_said(serve):
   assert "No SGLang server is up for 0.1 seconds (sglang.wait)" in said
   assert all(f"{server.url} is " in said for server in servers)
   assert "Is an SGLang server running there" in said
-  # The bound is of the outage, not of each turn.
+  # The bound applies to the outage, not to each turn.
   engine._fleet._wait = 3600.0
   engine._fleet._dark_since -= 3601.0
   with pytest.raises(types.EngineError, match="for 3600 seconds"):
@@ -208,8 +208,8 @@ def test_where_no_server_comes_back_the_bound_and_the_reasons_are_said(serve):
   ("fault", "met"),
   [("die", "RemoteProtocolError"), ((429, "busy"), "HTTP 429: busy")],
 )
-def test_a_turn_that_no_server_answers_is_given_up(serve, fault, met):
-  """It may be what ends them: each of them is well when it is asked."""
+def test_turn_that_no_server_answers_fails(serve, fault, met):
+  """The turn may itself crash servers: each one is healthy when it is asked."""
   engine, server = serve(SAID, wait=60)
   server.faults["/generate"] = [fault] * 99
   with pytest.raises(types.EngineError, match=f"tried 2 times, .* met {met}"):
@@ -221,11 +221,11 @@ def test_a_turn_that_no_server_answers_is_given_up(serve, fault, met):
   assert engines.turn(engine).text == "b"
 
 
-def test_turns_leave_a_machine_that_left_the_network(serve, monkeypatch):
-  """No connection breaks: nothing is ever answered."""
+def test_turns_move_from_a_machine_that_left_the_network(serve, monkeypatch):
+  """Connections stay open, but no request is answered."""
   monkeypatch.setattr(health, "_LOOK_SECONDS", 0.01)
   engine, first, second = serve(SAID, count=2)
-  # From then on no question about its state is answered either.
+  # From here on, health checks are not answered either.
   engine._servers[0]._patience = 0.1
   first.faults["/generate"] = ["hang"]
   first.faults["/model_info"] = first.faults["/health"] = ["hang"] * 9999
@@ -234,7 +234,7 @@ def test_turns_leave_a_machine_that_left_the_network(serve, monkeypatch):
   assert engine.counters["server_down"] == 1
 
 
-def test_a_server_that_does_not_take_the_weights_is_not_sampled_with(serve):
+def test_server_that_does_not_load_the_weights_is_not_used(serve):
   engine, server = serve(SAID, wait=60)
   server.kill()
   server.faults["/update_weights_from_disk"] = [
@@ -244,7 +244,7 @@ def test_a_server_that_does_not_take_the_weights_is_not_sampled_with(serve):
   before = len(server.bodies("/generate"))
   assert engines.turn(engine).versions == (0, 0)
   assert engine.counters["server_catching_up"] == 2
-  # One with the weights of its folder, which did not count.
+  # One reply came from the weights of the server's folder and did not count.
   assert len(server.bodies("/generate")) <= before + 2
 
 
@@ -265,7 +265,7 @@ def test_a_server_that_comes_back_smaller_stays_down(serve, monkeypatch):
     asyncio.run(run())
 
 
-def test_servers_of_another_run_are_left_to_it(serve):
+def test_servers_of_another_run_are_not_used(serve):
   engine, first, _ = serve(SAID, count=2)
   other, _ = serve(urls=(first.url,))
   theirs = first.version
@@ -275,11 +275,11 @@ def test_servers_of_another_run_are_left_to_it(serve):
   engine._background.run(engine._fleet._look(engine._fleet._members[0]))
   assert _is(engine, 0, health.State.DOWN)()
   assert first.version == theirs
-  # Its questions are asked of the other server.
+  # Its questions go to the other server.
   assert engines.turn(engine, question=0).versions == (0, 0)
 
 
-def test_a_bug_in_looking_is_raised_and_not_waited_for(serve, monkeypatch):
+def test_bug_in_a_health_check_is_raised(serve, monkeypatch):
   engine, server = serve(SAID, wait=3600)
 
   async def broken(self, member):
@@ -292,7 +292,7 @@ def test_a_bug_in_looking_is_raised_and_not_waited_for(serve, monkeypatch):
   engine._fleet.stop()
 
 
-def test_what_is_waited_for_can_be_given_up(serve):
+def test_waiting_for_a_server_can_be_cancelled(serve):
   engine, server = serve(SAID, wait=3600)
   server.kill()
 

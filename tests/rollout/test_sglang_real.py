@@ -1,15 +1,15 @@
-"""The SGLang engine against a server that runs; skips where there is none.
+"""The SGLang engine against a running server; skipped without one.
 
-A server on a small model does, on a CPU too, with float32 weights:
+A server with a small model and float32 weights is enough, also on a CPU:
 
-    python -m tests.sglang_chains MODEL_DIR TOKENIZER_DIR
+    python -m tests.support.sglang_chains MODEL_DIR TOKENIZER_DIR
     python -m sglang.launch_server --model-path MODEL_DIR --dtype float32 ...
     ANYSEARCH_SGLANG_URL=http://127.0.0.1:30000 pytest \\
         tests/rollout/test_sglang_real.py
 
-The first command makes the model, of random weights and a real tokenizer. The
-server is this process's own meanwhile. With ANYSEARCH_SGLANG_RECORD=1 the
-exchanges in `tests/golden/sglang` are written anew.
+The first command makes a model with random weights and a real tokenizer. No
+other process may use the server meanwhile. With ANYSEARCH_SGLANG_RECORD=1 the
+test records the exchanges in `tests/golden/sglang` again.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ if not _URL:
 
 @pytest.fixture(scope="module")
 def policy():
-  """The server's model, as its folder has it."""
+  """The policy in the server's model folder."""
   info = httpx2.get(f"{_URL}/model_info", trust_env=False).json()
   return hf.load(info["tokenizer_path"])
 
 
 @pytest.fixture(scope="module")
 def random_params(policy):
-  """Two sets of weights that differ, far from a flat distribution."""
+  """Two different sets of weights, whose distributions are far from flat."""
 
   def make(seed):
     rng = np.random.default_rng(seed)
@@ -89,7 +89,7 @@ def make_engine(policy):
 
 @pytest.fixture
 def recorded(monkeypatch, request):
-  """Writes what goes over the wire into a file."""
+  """Records the HTTP exchanges of a test in a file."""
   exchanges = []
   ask = sglang_server.Server._ask
 
@@ -118,7 +118,7 @@ def recorded(monkeypatch, request):
 
 
 @pytest.mark.parametrize("recorded", ["turns"], indirect=True)
-def test_turns_end_where_the_text_ends_them(policy, make_engine, recorded):
+def test_turns_end_at_their_stop_text(policy, make_engine, recorded):
   engine = make_engine(sglang_chains.params(policy))
   sglang_chains.check_turns(
     sglang_chains.turns(engine, policy.tokenizer),
@@ -128,7 +128,7 @@ def test_turns_end_where_the_text_ends_them(policy, make_engine, recorded):
   )
 
 
-def test_log_probs_are_ours_at_the_sampling_temperature(
+def test_log_probs_equal_ours_at_the_sampling_temperature(
   policy, make_engine, random_params
 ):
   context = _context(policy)
@@ -168,7 +168,7 @@ def test_weights_are_handed_over_in_bfloat16_by_default(
   np.testing.assert_allclose(
     engine.score(context), _ours(policy, rounded, context), atol=1e-3
   )
-  # They stay for a server that comes back, until the run ends.
+  # The folder remains for servers that come back, until the run ends.
   folder = sglang_weights.folder("", [_URL])
   assert len(list(folder.iterdir())) == 1
   engine.close()
@@ -190,7 +190,7 @@ def test_a_turn_that_outlives_an_update_has_the_versions_of_both(
   np.testing.assert_allclose(
     generation.logps[:of_first], ours[:of_first], atol=1e-3
   )
-  # What the old weights left in the cache is not found with the new ones.
+  # The new weights do not reuse prefixes that the old weights cached.
   engine.counters.clear()
   (next_turn,) = _sample(engine, row, samples=1, most=5)
   assert engine.counters["shared_tokens"] == 0
@@ -204,7 +204,7 @@ def test_a_turn_is_sampled_again_where_replies_name_one_version(
 ):
   first, second = random_params
   engine, context = make_engine(first), _context(policy)
-  engine.supports_spans = False  # As with a server before 0.5.23.
+  engine.supports_spans = False  # As for a server before 0.5.23.
   generation = _update_meanwhile(engine, second, context)
   assert engine.counters["aborted"] == 1
   assert set(generation.versions) == {1}
@@ -224,7 +224,7 @@ def test_the_samples_of_a_question_share_its_prompt(
   assert engine.counters["prefilled_tokens"] == len(context) + 7
 
 
-def test_a_server_that_hangs_is_given_up_and_works_again(
+def test_hanging_server_fails_the_turn_and_works_again(
   policy, make_engine, random_params
 ):
   engine = make_engine(random_params[0], deadline=2.0)
@@ -248,12 +248,12 @@ def test_a_turn_that_nobody_waits_for_is_aborted(policy, make_engine):
     await asyncio.wait([turn])
 
   asyncio.run(give_up())
-  # Long before 900 tokens, or the server's own look for clients that left.
+  # Long before 900 tokens, or the server's own check for disconnected clients.
   _post("/flush_cache?timeout=1.5", {})
 
 
 @pytest.mark.parametrize("recorded", ["refusals"], indirect=True)
-def test_refusals_say_what_the_server_said(policy, make_engine, recorded):
+def test_errors_quote_the_server(policy, make_engine, recorded):
   engine = make_engine(sglang_chains.params(policy))
   (server,) = engine._servers
   for body, message in sglang_chains.REFUSED:
@@ -294,7 +294,7 @@ def test_a_server_with_other_weights_gets_the_present_ones(
     engine.score((5, 6, 7))
 
 
-def test_no_server_is_a_sentence(policy, make_engine):
+def test_missing_server_is_an_engine_error(policy, make_engine):
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -315,7 +315,7 @@ def _sample(engine, context, *, samples, most):
 
 
 def _update_meanwhile(engine, params, context):
-  """A turn that version 1 of the weights comes into."""
+  """Returns a turn during which version 1 of the weights is set."""
 
   async def run():
     turn = asyncio.create_task(
@@ -333,7 +333,7 @@ def _context(policy):
 
 
 def _ours(policy, params, row, temperature=1.0):
-  """Log-probabilities of all tokens but the first, by our own decoder."""
+  """Returns log-probabilities of all tokens but the first, by our decoder."""
   tokens = np.asarray([row])
   positions = np.arange(len(row))[None]
   row_of = _compiled(policy.architecture)
@@ -359,7 +359,7 @@ def _post(path, body):
 
 
 def _exchange(method, path, body, response):
-  """What a test can be played from, without what is of one machine."""
+  """Returns an exchange to replay in tests, without machine-specific values."""
   try:
     reply = response.json()
   except ValueError:

@@ -1,7 +1,7 @@
-"""The SGLang engine against exchanges with a real server.
+"""The SGLang engine against recorded exchanges with a real server.
 
-They are of SGLang 0.5.23 on a CPU; `test_sglang_real` records them. A request
-that the engine words in another way today finds no answer here.
+`test_sglang_real` recorded them with SGLang 0.5.23 on a CPU. If the engine now
+sends a different request, the recording has no answer to it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bench import random_models
 
 _DATA = pathlib.Path(__file__).parents[1] / "golden" / "sglang"
 _VOCAB, _WIDTH = 151_936, 64  # Of the recorded model.
-# As its tokenizer has them (Qwen2.5's).
+# Ids of the model's tokenizer (Qwen2.5's).
 _IDS = {"x": 87, "<": 27, "/": 14, "se": 325, "arch": 1113, ">": 29, "y": 88}
 _IDS |= {"</": 522, "answer": 9217, ">\n\n": 1339, "z": 89, " end": 835}
 _IDS |= {"q": 80, "<|im_end|>": 151_645}
@@ -46,7 +46,7 @@ class _Tokenizer:
 
 @pytest.fixture
 def replay(monkeypatch, tmp_path):
-  """An engine over the answers of one file."""
+  """Returns a function that makes an engine over the answers in a file."""
   engines = []
 
   def start(name):
@@ -118,7 +118,7 @@ def test_a_server_that_lost_its_weights_gets_them_again(replay):
     engine.score((5, 6, 7))
 
 
-def test_the_servers_own_words_of_refusal_are_passed_on(replay):
+def test_errors_quote_the_recorded_server(replay):
   engine = replay("refusals")
   (server,) = engine._servers
   for body, message in sglang_chains.REFUSED:
@@ -154,7 +154,7 @@ def test_tokens_on_both_sides_of_an_update_have_their_own_version():
   assert max(found.logps) < 0
 
 
-def test_what_an_update_aborted_is_known_from_what_was_sampled_after_it():
+def test_abort_is_recognised_in_recorded_replies():
   (_, first), (_, second) = _generated("abort")
   assert sglang_reply.aborted(first) == "Aborted"
   assert 0 < first["meta_info"]["completion_tokens"] < 120
@@ -166,7 +166,7 @@ def _exchanges(name):
 
 
 def _generated(name):
-  """Bodies and replies of turns."""
+  """Returns the bodies and replies of turns."""
   return [
     (each["body"], each["reply"])
     for each in _exchanges(name)
@@ -175,7 +175,7 @@ def _generated(name):
 
 
 def _policy(folder):
-  """Of the recorded model's vocabulary; nobody looks at its weights."""
+  """Returns a policy with the recorded vocabulary; its weights are not used."""
   a = architecture_lib.Architecture(
     family="qwen2",
     vocab_size=_VOCAB,

@@ -1,4 +1,4 @@
-"""Replies that are no answers, and those of a real server."""
+"""Valid and invalid replies of SGLang servers."""
 
 from __future__ import annotations
 
@@ -113,14 +113,14 @@ _MESSAGE = '{"error": {"message": "too long"}}'
     (engines.changed(weight_versions=[1]), "version None"),
   ],
 )
-def test_what_is_no_answer_is_an_error(serve, fault, message):
+def test_invalid_reply_is_an_error(serve, fault, message):
   engine, server = serve()
   server.faults["/generate"] = [fault]
   with pytest.raises(types.EngineError, match=message) as raised:
     engines.turn(engine, most=4)
   assert server.url in str(raised.value)
   assert engine.counters["sampled_tokens"] == 0
-  # It was asked once, and is none the worse for it.
+  # The request was sent once, and the server remains usable.
   assert len(server.bodies("/generate")) == 1
   assert len(engines.turn(engine, most=4).token_ids) == 4
 
@@ -148,7 +148,7 @@ def test_a_turn_cut_short_for_no_known_reason_is_an_error(serve):
 
 
 def _meta(*spans):
-  """Of two tokens that followed three."""
+  """Returns the meta_info of a reply of two tokens to a prompt of three."""
   return {
     "finish_reason": {"type": "length"},
     "completion_tokens": 2,
@@ -206,7 +206,7 @@ _values = st.recursive(
   ),
   _values,
 )
-def test_any_other_value_is_an_error_or_changes_nothing(name, value):
+def test_changed_value_is_an_error_or_has_no_effect(name, value):
   meta = _meta(("w", 0, 2)) | {name: value}
   try:
     found = sglang_reply.read({"meta_info": meta}, versions={"w": 9}, **_READ)

@@ -1,4 +1,4 @@
-"""Weights of SGLang servers: handed over, verified, named by every token."""
+"""Weights of SGLang servers: loading, verification, versions of tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anysearch_jax.rollout.sglang import weights as sglang_weights
 serve = engines.serve
 
 
-def test_weights_reach_every_server_and_the_last_ones_stay(serve):
+def test_all_servers_load_weights_and_the_last_folder_remains(serve):
   engine, *servers = serve(fake_sglang.ids("<end>"), count=2)
   before = [engine.score(engines.PROMPT, server=i) for i in range(2)]
   changed = jax.tree.map(lambda p: p + 1, engines.policy().params)
@@ -30,7 +30,7 @@ def test_weights_reach_every_server_and_the_last_ones_stay(serve):
   for server in servers:
     assert server.version.endswith("-7")
     assert server.last_paused == "in_place"
-  # For servers that come back; those before them are gone.
+  # The last folder remains for servers that come back; older ones are removed.
   folder = sglang_weights.folder("", [s.url for s in servers])
   assert [str(path) for path in folder.iterdir()] == [
     servers[0].bodies("/update_weights_from_disk")[-1]["model_path"]
@@ -70,7 +70,7 @@ def test_a_dead_runs_weights_are_removed(serve):
 
 
 def _update_meanwhile(engine, server, version):
-  """A turn of 20 tokens, of which 5 were sampled before an update."""
+  """Returns a turn of 20 tokens, of which 5 were sampled before an update."""
 
   async def run():
     server.hold_at = 5
@@ -92,7 +92,7 @@ def test_a_turn_that_outlives_an_update_has_the_versions_of_both(serve):
   generation = _update_meanwhile(engine, server, 4)
   assert generation.versions == (0,) * 5 + (4,) * 15
   assert engine.counters["aborted"] == 0
-  # Prefixes of the old weights could not be dropped; they are not used.
+  # Prefixes of the old weights could not be flushed, but are not used.
   engines.turn(engine)
   assert engine.counters["shared_tokens"] == 0
 
@@ -129,7 +129,7 @@ def test_one_server_of_two_that_fails_is_named_with_what_each_serves(serve):
   assert f"{bad.url}/update_weights_from_disk: HTTP 400: No space left" in text
   assert f"{good.url} serves {good.version!r}" in text
   assert f"{bad.url} serves {old!r}" in text
-  # Only what was known before counts, of the server that still has it.
+  # Only replies with the old weights count, from the server that has them.
   for question in (0, 1):
     assert engines.turn(engine, question=question).versions == (0,)
   engine.set_params(engines.policy().params, 1)
@@ -141,13 +141,13 @@ def test_one_server_of_two_that_fails_is_named_with_what_each_serves(serve):
   "path", ["/pause_generation", "/update_weights_from_disk"]
 )
 @pytest.mark.parametrize("fault", ["hang", "die", (500, "oops")])
-def test_a_server_is_continued_whatever_an_update_met(serve, path, fault):
+def test_server_is_resumed_after_any_update_failure(serve, path, fault):
   engine, server = serve(fake_sglang.ids("<end>"), wait=60)
   patient = engine._config
   engine._config = dataclasses.replace(patient, deadline=0.3)
   server.faults[path] = [fault] * 2
   asked = len(server.bodies("/continue_generation"))
-  if isinstance(fault, str):  # It is asked again, as one that was away.
+  if isinstance(fault, str):  # The server counts as unavailable and is retried.
     engine.set_params(engines.policy().params, 1)
     assert engine.counters["server_down"] >= 1
     version = 1
@@ -162,7 +162,7 @@ def test_a_server_is_continued_whatever_an_update_met(serve, path, fault):
   assert engines.turn(engine).versions == (version,)
 
 
-def test_a_server_that_keeps_its_weights_is_found_out(serve):
+def test_server_that_keeps_its_old_weights_is_detected(serve):
   engine, server = serve()
   right = server._update_weights_from_disk
 
@@ -194,7 +194,7 @@ def test_other_weights_under_the_same_version_share_no_prefix(serve):
   assert engine.counters["shared_tokens"] == 0
 
 
-def test_two_runs_do_not_take_each_others_weights_for_their_own(serve):
+def test_runs_do_not_mistake_each_others_weights(serve):
   engine, server = serve(fake_sglang.ids("<end>"))
   serve(urls=(server.url,))
   with pytest.raises(types.EngineError, match="did another run hand weights"):

@@ -14,7 +14,7 @@ from anysearch_jax.rollout import stops
 STOPS = ("</search>", "</answer>")
 
 
-# Texts that vocabularies spell in another alphabet than they decode to.
+# Texts that byte-level vocabularies spell differently from the decoded text.
 OTHERS = ("\n\n", "Final Answer: done", "。", " </search>\r\n", "é ✓\t", "�x")
 
 
@@ -44,7 +44,7 @@ def halting(texts, ends=(), *, stop=STOPS, vocab_size=None):
     ("", False),
   ],
 )
-def test_a_token_halts_when_it_could_complete_a_stop(text, halts):
+def test_token_halts_if_it_could_complete_a_stop(text, halts):
   assert halting([text])[0] == halts
 
 
@@ -55,7 +55,7 @@ def test_end_of_turn_tokens_halt_and_the_padded_vocabulary_does_not():
 
 @st.composite
 def _cut_texts(draw):
-  """A text with a stop in it, cut into pieces anywhere."""
+  """Draws a text with a stop text in it, cut into arbitrary pieces."""
   some = st.text("</searchnw> \n", max_size=12)
   text = draw(some) + draw(st.sampled_from(STOPS)) + draw(some)
   cuts = draw(st.sets(st.integers(1, len(text) - 1)))
@@ -105,16 +105,16 @@ def test_real_tokenizers_halt_where_a_tag_may_end(real_tokenizer):
   assert len(halts) == real_tokenizer.vocab_size
   closing = np.array([text.startswith(">") for text in texts])
   assert halts[closing].all()
-  # Enough to know a wrong rule by: every row stop costs a look by the host.
+  # A wrong rule would halt many more tokens; each halt costs a host check.
   assert 260 <= halts.sum() <= 280
 
 
 @functools.cache
 def _halting_and_pieces(real_tokenizer, stop):
-  """What halts for a stop, and the token of each piece of UTF-8."""
+  """Returns the tokens that halt, and the token of each piece of UTF-8."""
   unprintable = [b for b in range(256) if not _stands_for_itself(b)]
-  # How byte-level vocabularies spell bytes: printable ones as they are, the
-  # others as the characters from U+0100 on.
+  # Byte-level vocabularies spell printable bytes as they are and all others as
+  # the characters from U+0100 on.
   byte = {chr(b): b for b in range(256) if _stands_for_itself(b)}
   byte |= {chr(256 + i): b for i, b in enumerate(unprintable)}
   texts = real_tokenizer.hf.convert_ids_to_tokens(
@@ -176,6 +176,6 @@ def test_no_other_token_of_a_real_tokenizer_halts_for_ascii(
 def test_few_tokens_of_a_real_tokenizer_halt_for_other_characters(
   real_tokenizer,
 ):
-  """Each of them costs a look by the host."""
+  """Each halt costs a check by the host."""
   halts, _ = _halting_and_pieces(real_tokenizer, "。")
   assert 0 < halts.sum() < 0.02 * len(halts)
