@@ -14,9 +14,8 @@ import chex
 import numpy as np
 
 _CHUNK = 4_000_000  # Draws held at once: bounds memory, not the result's shape.
-_PER_KIND = (
-  16  # Drawing the count of a kind costs as much as so many questions.
-)
+# Drawing the count of one kind costs about as much as drawing 16 questions.
+_PER_KIND = 16
 NOTHING = (None, None, None)
 
 

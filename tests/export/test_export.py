@@ -1,4 +1,4 @@
-"""Hugging Face folders out: transformers reads them, and so do we."""
+"""Exported Hugging Face folders: readable by transformers and by this code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read_json(path):
 
 
 def read_by_transformers(folder, **options):
-  """The model, once nothing was missing, left over or of another shape."""
+  """Loads a model; keys must not be missing, unexpected or mismatched."""
   model, report = transformers.AutoModelForCausalLM.from_pretrained(
     folder, output_loading_info=True, **options
   )
@@ -52,7 +52,7 @@ def test_an_export_is_the_model_it_came_from(torch, make_pair, tmp_path, case):
   with torch.no_grad():
     assert torch.equal(
       reloaded(tokens).logits, pair.model(tokens).logits
-    )  # The config, too.
+    )  # The logits also depend on the configuration.
 
 
 @pytest.mark.parametrize("case", ["qwen2", "qwen3-biased", "llama-tied"])
@@ -147,7 +147,7 @@ def test_half_precision_rounds_each_weight_once(tmp_path, dtype):
 
 
 def older_dialect(config):
-  """The same settings as configs were written before transformers 5."""
+  """Rewrites a configuration into the form before transformers 5."""
   config = dict(config)
   rope = dict(config.pop("rope_parameters"))
   config["torch_dtype"] = config.pop("dtype")

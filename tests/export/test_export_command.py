@@ -1,4 +1,4 @@
-"""From a training run to a folder that others load, by the command."""
+"""The export command: from a training run to a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BASE = "base"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-  """Two runs from one base folder: of every weight, and of adapters."""
+  """Trains two runs from one base folder: all weights, and adapters."""
   root = tmp_path_factory.mktemp("runs")
   parts = small_run.parts()
   hf.save(root / BASE, parts["policy"])
@@ -53,7 +53,7 @@ def weights_of(folder) -> dict[str, np.ndarray]:
 
 
 def masters(run, rollout) -> dict:
-  """The checkpoint's params as they were saved."""
+  """Returns the checkpoint's parameters as they were saved."""
   policy = hf.load(run / "policy")
   like = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
@@ -106,7 +106,7 @@ def test_adapters_are_merged_and_also_written_separately(runs, tmp_path):
   ours, of_run = weights_of(out), weights_of(runs / "adapted" / "policy")
   assert ours.keys() == of_run.keys()
   for name, value in of_run.items():
-    # The sums are of another order on more devices.
+    # The summation order differs on more devices.
     np.testing.assert_allclose(ours[name], value, rtol=0, atol=1e-8)
   name = "adapter_model.safetensors"
   assert (adapter / name).read_bytes() == (
@@ -123,7 +123,7 @@ def test_moved_base_folder_can_be_given(runs, tmp_path):
       hf_export.write(runs / "adapted", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     hf_export.write(runs / "adapted", tmp_path / "out", base=runs / "moved")
-    # Nothing of it is needed where every weight was trained.
+    # The base is not needed if all weights were trained.
     hf_export.write(runs / "full", tmp_path / "full")
   finally:
     shutil.move(runs / "moved", runs / BASE)
@@ -135,7 +135,7 @@ def test_base_with_other_weights_is_rejected(runs, tmp_path):
   noted = {"policy": {"sha256": tensor_files.digest(runs / BASE)}}
   (run / "provenance.json").write_text(json.dumps(noted))
   hf_export.write(run, tmp_path / "out")
-  # Of the same sizes: adapters would be added a second time.
+  # The shapes agree, so without the check adapters would be added twice.
   with pytest.raises(ValueError, match="not those that .* began with"):
     hf_export.write(run, tmp_path / "again", base=run / "policy")
   assert not (tmp_path / "again").exists()
@@ -255,7 +255,7 @@ def test_the_card_names_the_base_and_its_licence(runs, tmp_path, caplog):
     "Qwen/Qwen2.5-7B",
     "apache-2.0",
   )
-  # Without a card, its licence file is what is known.
+  # Without a card, the licence file is used.
   hf_export.write(runs / "full", tmp_path / "local")
   found = huggingface_hub.metadata_load(tmp_path / "local" / "README.md")
   assert "base_model" not in found

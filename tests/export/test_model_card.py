@@ -1,4 +1,4 @@
-"""The model card: what a reader needs, from the run's own values."""
+"""The model card: its text, from the values of a run."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_evaluation_has_a_line_per_budget_with_intervals():
     part = columns.by_budget(row.columns)[budget]
     low, high = measures.estimates(part)["accuracy"][1:]
     naive = intervals.wilson(c.correct, c.n)
-    # Two seeds of a question are not two questions.
+    # Two seeds of a question are not independent, so the interval is wider.
     assert high - low > naive.high - naive.low
     (line,) = [x for x in card.splitlines() if x.startswith(f"| {budget} |")]
     n, accuracy, searches, tp, failed = line.strip("| ").split(" | ")[1:]

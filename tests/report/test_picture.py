@@ -1,4 +1,4 @@
-"""The picture of a study: one SVG file, readable on white and dark ground."""
+"""A study's picture: one SVG file, readable on light and dark backgrounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from absl.testing import flagsaver
 from anysearch_jax.report import picture
 from launch import report as command
 
-# GitHub's pages, light and dark.
+# The background colours of GitHub's light and dark themes.
 GROUNDS = ("#ffffff", "#0d1117")
 
 
@@ -32,7 +32,10 @@ def text(rows):
 
 
 def luminance(color: str) -> float:
-  """Relative luminance, https://www.w3.org/TR/WCAG22/#dfn-relative-luminance"""
+  """Returns a colour's WCAG 2.2 relative luminance.
+
+  https://www.w3.org/TR/WCAG22/#dfn-relative-luminance
+  """
   channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
   linear = [
     c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4

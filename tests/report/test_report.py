@@ -1,4 +1,4 @@
-"""The page: complete, self-contained, safe, the same every time."""
+"""The page: complete, self-contained, safe and deterministic."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def test_the_page_is_complete(written):
     "knowledge", "hops", "trajectories", "browser", "training", "costs",
     "making",
   } <= set(read.ids)  # fmt: skip
-  # 4 over the budget, 2 prices, a budget's use a row, 1 of hops, 2 of sampling,
-  # 7 of the logged histories.
+  # 4 against the budget, 2 against a price, the budget use of 3 rows, 1 by
+  # hops, the sampling of 2 runs, 7 logged histories.
   assert read.tags.count("svg") == 4 + 2 + 3 + 1 + 2 + 7
 
 
@@ -100,11 +100,11 @@ def test_the_pages_policy_allows_its_own_script_and_style_only(written):
   assert rules["default-src"] == "'none'"
   assert text.index("Content-Security-Policy") < text.index("<style")
   for element, rule in (("script", "script-src"), ("style", "style-src-elem")):
-    # Data between script tags is not run and needs no leave.
+    # Data between script tags is not executed and needs no permission.
     (own,) = re.findall(rf"<{element}>(.*?)</{element}>", text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
     assert rules[rule] == f"'sha256-{digest}'"
-  # A figure's style sheet would have to be in the policy, too.
+  # A style sheet inside a figure would have to be in the policy, too.
   assert text.count("<style") == 1
   assert not re.search(r"\son[a-z]+=", re.sub(r">[^<]*<", "><", text))
 
@@ -251,7 +251,7 @@ def test_twelve_rows_are_distinguishable_and_near_their_budget():
   marker = r'<use [^>]*x="([\d.]+)"[^>]*var\(--series'
   places = [float(x) for x in re.findall(marker, svg)]
   assert len(places) == 2 * 24
-  # Nobody's points come near the middle between two budgets.
+  # No row's points are near the middle between two budgets.
   first, last = min(places), max(places)
   assert not [x for x in places if 0.3 < (x - first) / (last - first) < 0.7]
 

@@ -1,4 +1,4 @@
-"""The trajectory browser's data: what is shown, of what size, as what text."""
+"""The trajectory browser's data: selection, size and token texts."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_json_cannot_close_its_script_element():
 
 
 def _pieces(*ids):
-  """Ids decoded as UTF-8 bytes."""
+  """Returns the token texts of ids that are decoded as UTF-8 bytes."""
   return browser.token_texts(
     ids, lambda some: bytes(some).decode("utf-8", "replace")
   )

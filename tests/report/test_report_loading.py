@@ -1,4 +1,4 @@
-"""Folders that a report takes: runs, evaluations, seeds, training groups."""
+"""The folders that a report reads: runs, evaluations, seeds, groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POLICY = pathlib.Path("configs/quickstart_policy")
 
 
 def _run(folder, *names, label="A", seed=42):
-  """A run with evaluations of these names."""
+  """Writes a run with evaluations of these names."""
   study.save_training(study.training(label, rollouts=12), folder)
   for name in names:
     row = study.row(label, questions=4, budgets=(0, 2), seeds=(seed,))
@@ -79,7 +79,7 @@ def test_the_tokenizer_is_that_of_the_policy_that_played(tmp_path):
   assert loading.decoder(folder) is None
   (folder / "config.json").write_text(json.dumps({"policy": str(_POLICY)}))
   decode = loading.decoder(folder)
-  # The world's words stand apart; a control token is written out.
+  # The world's words are separated by spaces; control tokens are included.
   assert decode([7, 56]) == "<think> need"
 
 
@@ -136,7 +136,7 @@ def test_training_groups_come_with_reward_and_advantage(tmp_path):
 @pytest.mark.parametrize(
   ("item", "label", "folders"),
   [
-    ("A=lr=1+b=2", "A", ["lr=1+b=2"]),  # One folder that is called so.
+    ("A=lr=1+b=2", "A", ["lr=1+b=2"]),  # One folder with this name.
     ("A = b=lr=1+b=2", "A = b", ["lr=1+b=2"]),
     ("A=lr=1+b", "A", ["lr=1", "b"]),  # Two folders.
     ("A=b+lr=1+b=2+a+b", "A", ["b", "lr=1+b=2", "a+b"]),

@@ -1,4 +1,4 @@
-"""The report in a browser: it works, on laptop and phone, from a file."""
+"""The report in a browser: it works from a file, on laptop and phone."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def written(tmp_path_factory):
 
 
 def _decoded(ids):
-  """The made-up text, hostile before each of its ends."""
+  """Decodes to the study's text with hostile text before each `</answer>`."""
   return study.decode(ids).replace("</answer>", f"{_HOSTILE}</answer>")
 
 
@@ -105,7 +105,7 @@ def _listed(page):
 
 
 def test_page_does_not_overflow_the_viewport(page):
-  # A phone makes room for what is too wide: its own width is no measure.
+  # A phone widens its viewport for wide content, so compare with page.width.
   width, over = page.run(
     f"""[document.documentElement.scrollWidth,
     [...document.querySelectorAll('body *')].filter(e =>
@@ -116,7 +116,7 @@ def test_page_does_not_overflow_the_viewport(page):
   assert over == []
 
 
-# Boxes that hold more than they show. The list of the browser is a control.
+# Elements that clip their content. The browser's list is a scrolling control.
 _CUT = """[...document.querySelectorAll('body *')].filter(e =>
   (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1) &&
   e.clientWidth && getComputedStyle(e).overflow !== 'visible' &&
@@ -125,7 +125,7 @@ _CUT = """[...document.querySelectorAll('body *')].filter(e =>
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-  """Many budgets and sets, long labels, long trajectories."""
+  """Writes a page with many budgets and datasets, long labels and texts."""
   names = ("musique", "nq", "triviaqa", "popqa", "hotpotqa", "bamboogle")
   long = " ".join(["a passage that goes on and on"] * 200)
 
@@ -164,10 +164,10 @@ def test_content_is_not_clipped_on_screen(browser, large, width):
 def test_content_is_not_clipped_in_print(browser, large):
   browser.open(large, width=1280, height=800)
   browser.run("document.querySelectorAll('.lines').forEach(d => d.open = 1)")
-  # A4 across, less its margins: 297 - 24 mm at 96 pixels an inch.
+  # A4 landscape without its margins: 297 - 24 mm at 96 pixels per inch.
   browser.printed(width=1031)
   assert browser.run(_CUT) == []
-  # What does not scroll may still reach over the edge.
+  # Elements that do not scroll could still extend beyond the edge.
   over = """[...document.querySelectorAll('main *')].filter(e =>
     e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('svg'))
     .map(e => e.outerHTML.slice(0, 80))"""
@@ -255,7 +255,7 @@ def test_comparison_marks_where_rows_diverge(page):
   _choose(page, "shade", "difference")
   note = _text(page, "[data-part=shade-note]")
   assert "Log-probability here minus A's" in note
-  # Rows whose tokens differ from the first on have nothing to hold against.
+  # Rows are compared on the tokens before the first difference only.
   payload = json.loads(_text(page, "#browser-data"))
   ours, theirs = (
     {
@@ -330,7 +330,7 @@ def test_text_has_enough_contrast(browser, written):
 
 
 def test_injected_script_is_not_executed(browser, written, tmp_path):
-  """As if something had not been escaped: the policy is a second wall."""
+  """If escaping failed, the content security policy would block the script."""
   page = written[0].read_text("utf-8")
   scripts = (
     "<script>document.title='run'</script>"

@@ -1,5 +1,5 @@
-"""Tables of the report: their numbers are those of the metrics, in the paper's
-layout, the same on the page, in JSON and in CSV."""
+"""Tables of the report: numbers equal the metrics, the layout is the paper's,
+and the page, JSON and CSV agree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anysearch_jax.report import figures, page, tables
 
 
 def _of_sets(label, **options):
-  """A row over two of the paper's sets and one of its own."""
+  """Builds a row over two of the paper's datasets and one other."""
   names = ("musique", "nq", "own")
   row = study.row(label, questions=18, **options)
   return metrics.Row(
@@ -112,7 +112,7 @@ def test_average_needs_every_dataset(rows):
 
 
 def _by_row(table, *keys):
-  """The lines of a table that begin with these keys, by their last key."""
+  """Returns the lines of a table that begin with `keys`, by their last key."""
   return {
     line["keys"][-1]: line["cells"]
     for line in table["lines"]
@@ -159,7 +159,7 @@ def test_incomplete_row_has_no_mean(rows, kept, lacks):
   cells = _by_row(data["tables"]["overview"], "EM")
   assert cells["A"][-1]["value"] is not None
   assert cells["less"][-1] is None
-  # At a budget that it was played with on all sets, it is compared.
+  # At a budget that was played on all datasets, the row is compared.
   for cell, budget in zip(cells["less"], data["budgets"]):
     sets = {e["dataset"] for e in less.episodes if e["budget"] == budget}
     assert (cell is None) == (len(sets) < 3)
@@ -187,7 +187,7 @@ def test_page_states_missing_datasets_and_budgets(rows, tmp_path):
   report.write(tmp_path / "r.html", [rows[0], less], resamples=20)
   text = (tmp_path / "r.html").read_text("utf-8")
   assert "less was not evaluated with B = 5. It has no mean" in text
-  assert text.count("(without B = 5)") >= 2  # In legends and of its knowledge.
+  assert text.count("(without B = 5)") >= 2  # In legends and elsewhere.
 
 
 def test_scorers_table_has_official_scores(rows, built):
@@ -195,7 +195,7 @@ def test_scorers_table_has_official_scores(rows, built):
   assert [c["full_name"] for c in table["columns"]] == [
     "ours EM", "ours F1", "official script EM", "official script F1",
   ]  # fmt: skip
-  # The set of its own has no script, and with it the average.
+  # The dataset `own` has no script, so there is no average either.
   assert {line["keys"][0] for line in table["lines"]} == {"nq", "musique"}
   part = _part(rows[1], "musique", 5)
   scores = [
@@ -292,7 +292,7 @@ def test_pairs_are_compared_within_their_table(rows, built):
 
 
 def test_permutations_suffice_after_holm_and_free_costs_are_skipped():
-  """12 pairs of cells take p below .05 / 12; 20 draws would not go there."""
+  """12 tests need p below .05 / 12, which 20 draws could not reach."""
   rows = [
     study.row(
       label, questions=120, budgets=(1, 2, 3, 4), seeds=(1,), skill=skill
@@ -349,7 +349,7 @@ def test_the_use_of_the_budget_sums_to_one(rows, built):
 
 
 def _played(phase, counts, *, rollouts=4):
-  """A run whose every rollout played these budgets, and its probabilities."""
+  """Builds a run whose rollouts played these budgets; adds probabilities."""
   records = tuple(
     {
       "rollout": rollout,
@@ -366,10 +366,10 @@ def _played(phase, counts, *, rollouts=4):
 @pytest.mark.parametrize(
   ("phase", "counts"),
   [
-    (1, {1: 0, 2: 0, 3: 8, 4: 0, 5: 0}),  # Phase I plays one level.
-    (2, {1: 0, 2: 0, 3: 0, 4: 0, 5: 8}),  # A fixed budget of 5,
-    (2, {0: 8, 1: 0, 2: 0, 3: 0, 4: 0, 5: 0}),  # of 0,
-    (2, {1: 0, 2: 0, 7: 8}),  # and one above the curriculum's.
+    (1, {1: 0, 2: 0, 3: 8, 4: 0, 5: 0}),  # Phase I plays one budget.
+    (2, {1: 0, 2: 0, 3: 0, 4: 0, 5: 8}),  # A fixed budget of 5.
+    (2, {0: 8, 1: 0, 2: 0, 3: 0, 4: 0, 5: 0}),  # A fixed budget of 0.
+    (2, {1: 0, 2: 0, 7: 8}),  # A fixed budget above the curriculum's.
     (2, {1: 3, 2: 5}),
   ],
 )
@@ -406,7 +406,7 @@ def test_the_sampling_table_begins_each_phase_with_its_first_rollout(built):
   lines = _lines(built[0], "sampling")
   records = study.training("A").records
   steps = [line["steps"] for line in lines if line["phase"] == "II"]
-  assert steps[0] == "60"  # The 13th of 60 rollouts, 5 steps each.
+  assert steps[0] == "60"  # The first step of the 13th rollout, 5 steps each.
   assert len(steps) == 6
   for budget in range(1, 6):
     assert sum(float(line[f"questions B = {budget}"]) for line in lines) == sum(
@@ -456,7 +456,7 @@ def test_search_value_is_shown_if_measured(rows):
   whole, of_two = data["tables"]["worth"]["lines"]
   assert whole["keys"] == ("A", "searched, against no search", "all")
   assert whole["cells"][0] == {"value": 0.25, "low": 0.1, "high": 0.4, "n": 8}
-  assert whole["cells"][3]["value"] == 1.0  # Of 8 that did not fail.
+  assert whole["cells"][3]["value"] == 1.0  # 8 of 8 ends that did not fail.
   assert of_two["keys"][2] == "hops 2"
   assert of_two["cells"][0]["value"] is None
   unasked = report.build(rows[:1], worth={"A": {}}, resamples=20).data
