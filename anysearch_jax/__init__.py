@@ -16,6 +16,82 @@ Table of contents; a room imports only rooms above it:
 * `export`: a checkpoint as a Hugging Face folder.
 * `world`: the generated knowledge world and the warm start.
 * `planning`: what a configuration needs on hardware that is not here.
+
+The names in `__all__` are the public API. They stay where they are, and each is
+imported when it is first used: `import anysearch_jax` imports no JAX.
+`examples/` uses these names only.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
 __version__ = "0.1.0"
+
+# Where each public name is: a module, or an object in one. `retrieval` is a
+# package of its own, because it also serves searches without this one.
+_WHERE = {
+  # The configuration, and the values that pass between the parts.
+  "config": "anysearch_jax.config",
+  "ExperimentConfig": "anysearch_jax.config:ExperimentConfig",
+  "Group": "anysearch_jax.types:Group",
+  "Passage": "anysearch_jax.types:Passage",
+  "Question": "anysearch_jax.types:Question",
+  "RetrievalError": "anysearch_jax.types:RetrievalError",
+  "SearchRequest": "anysearch_jax.types:SearchRequest",
+  "Trajectory": "anysearch_jax.types:Trajectory",
+  "Author": "anysearch_jax.types:Author",
+  # The equations: arrays in, arrays out.
+  "curriculum": "anysearch_jax.algorithms.curriculum",
+  "grpo": "anysearch_jax.algorithms.grpo",
+  "ppo": "anysearch_jax.algorithms.ppo",
+  "rewards": "anysearch_jax.algorithms.rewards",
+  # Policies and what samples them.
+  "Policy": "anysearch_jax.policy.hf:Policy",
+  "load_policy": "anysearch_jax.policy.hf:load",
+  "save_policy": "anysearch_jax.policy.hf:save",
+  "make_engine": "anysearch_jax.rollout.engines:make",
+  # Environments, rewards, and systems made of them.
+  "Action": "anysearch_jax.environment.protocol:Action",
+  "ActionKind": "anysearch_jax.environment.protocol:ActionKind",
+  "Environment": "anysearch_jax.environment.environment:Environment",
+  "get_environment": "anysearch_jax.methods.systems:environment",
+  "Method": "anysearch_jax.methods.method:Method",
+  "get_method": "anysearch_jax.methods.systems:get",
+  "register_method": "anysearch_jax.methods.systems:register",
+  "Outcomes": "anysearch_jax.methods.outcomes:Outcomes",
+  # Episodes.
+  "Assignment": "anysearch_jax.rollout.driver:Assignment",
+  "run_episode": "anysearch_jax.rollout.driver:run_episode",
+  "run_groups": "anysearch_jax.rollout.driver:run_groups",
+  # Questions and passages.
+  "World": "anysearch_jax.world.world:World",
+  "LexicalRetriever": "retrieval.lexical:LexicalRetriever",
+  # Training: the parts of a step, and the whole.
+  "batching": "anysearch_jax.training.batching",
+  "train_step": "anysearch_jax.training.train_step",
+  "Trainer": "anysearch_jax.training.loop:Trainer",
+  "validate": "anysearch_jax.training.validation:validate",
+  # Evaluation.
+  "Player": "anysearch_jax.evaluation.harness:Player",
+  "evaluate": "anysearch_jax.evaluation.harness:evaluate",
+  "evaluation_address": "anysearch_jax.evaluation.harness:address",
+}
+
+__all__ = ["__version__", *_WHERE]
+
+
+def __getattr__(name: str) -> Any:
+  """Imports a public name when it is first used (PEP 562)."""
+  if name not in _WHERE:
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+  module, _, attribute = _WHERE[name].partition(":")
+  found = importlib.import_module(module)
+  value = getattr(found, attribute) if attribute else found
+  globals()[name] = value
+  return value
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})

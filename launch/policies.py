@@ -228,8 +228,10 @@ def player(
   if chosen.kind == "scripted":
     yield harness.Player(*_scripted(chosen.name, source)(config, source))
     return
+  from anysearch_jax.rollout import engines
+
   policy = _policy(chosen, config)
-  engine = _engine(policy, config)
+  engine = engines.make(policy, config, seed=harness.ENGINE_SEED)
   try:
     yield harness.Player(engine, policy.tokenizer)
   finally:
@@ -253,34 +255,6 @@ def _policy(chosen: Chosen, config: config_lib.ExperimentConfig) -> Any:
   a = policy.architecture
   wanted = sharding.shardings(a, sharding.rollout_mesh(config.mesh, a))
   return policy._replace(params=jax.device_put(policy.params, wanted))
-
-
-def _engine(policy: Any, config: config_lib.ExperimentConfig) -> Any:
-  """Returns the engine that samples the policy."""
-  import jax.numpy as jnp
-
-  from anysearch_jax.evaluation import harness
-  from anysearch_jax.methods import systems
-  from anysearch_jax.policy import sharding
-  from anysearch_jax.rollout.jax_engine import engine
-  from anysearch_jax.rollout.sglang import engine as sglang
-
-  dtype = jnp.dtype(config.compute_dtype)
-  if config.engine.kind == "sglang":
-    return sglang.SglangEngine(
-      policy, config=config.sglang, sampling=config.sampling, dtype=dtype
-    )
-  return engine.JaxEngine(
-    policy.params,
-    policy.architecture,
-    policy.tokenizer,
-    config=config.engine,
-    sampling=config.sampling,
-    seed=harness.ENGINE_SEED,
-    dtype=dtype,
-    mesh=sharding.rollout_mesh(config.mesh, policy.architecture),
-    stop=systems.environment(config.episode.prompts).stops,
-  )
 
 
 def _scripted(name: str, source: parts.Source) -> Callable[..., Any]:

@@ -37,6 +37,31 @@ ENVIRONMENTS: dict[str, environment_lib.Environment] = {
   for each in METHODS.values()
   for name, env in each.environments.items()
 }
+_SHIPPED = frozenset(METHODS)
+
+
+def register(added: method.Method) -> None:
+  """Adds a system, which `method.name` and `episode.prompts` may then name.
+
+  It is known to this process only. Registering its name again replaces it.
+
+  Raises:
+    ValueError: a shipped system has its name, or one of its environments' names
+      for another environment.
+  """
+  for name, env in added.environments.items():
+    if any(METHODS[s].environments.get(name, env) is not env for s in _SHIPPED):
+      raise ValueError(
+        f"Method {added.name!r}: found environment {name!r}, which a shipped "
+        "system has; expected another name."
+      )
+  if added.name in _SHIPPED:
+    raise ValueError(
+      f"Method {added.name!r}: found the name of a shipped system; expected "
+      "another one."
+    )
+  METHODS[added.name] = added
+  ENVIRONMENTS.update(added.environments)
 
 
 def get(name: str) -> method.Method:

@@ -4,4 +4,5 @@
 * `driver` is the asyncio shell that answers those requests for many episodes.
 * `searching` batches and caches searches. `stops` finds texts that end a turn.
 * `jax_engine` is the in-process engine. `sglang` is a client of SGLang servers.
+  `engines` makes the one that a configuration names.
 """

@@ -1,7 +1,7 @@
 """Training: rollouts, rewards, steps, checkpoints.
 
 * `loop` runs one training. `learner` and `train_step` take its optimizer steps;
-  `ppo` adds a critic; `engines` makes the engine that samples.
+  `ppo` adds a critic.
 * `collection`, `sampler`, `pipeline` sample rollouts, also ahead of training.
 * `rewards_and_advantages`, `batching`, `logprobs`: episodes to arrays.
 * `checkpoint`, `manifest`, `damaged`, `saving`, `resuming`: save and resume.

@@ -21,12 +21,12 @@ from anysearch_jax.config import changes as config_changes
 from anysearch_jax.generative_retrieval import text_model
 from anysearch_jax.host import processes
 from anysearch_jax.policy import hf
+from anysearch_jax.rollout import engines
 from anysearch_jax.rollout.jax_engine import kv_store
 from anysearch_jax.training import (
   batching,
   checkpoint,
   collection,
-  engines,
   learner,
   metrics,
   pipeline,
@@ -133,7 +133,14 @@ class Trainer:
     self._stoppable = jax.process_count() == 1
     # Metrics of the steps that a stopped run took within its last rollout.
     self._taken_steps: list[dict[str, float]] = []
-    self._engine = engine or engines.make(config, policy, self._learner)
+    self._engine = engine or engines.make(
+      policy._replace(
+        params=self._learner.published(),
+        architecture=self._learner.architecture,
+      ),
+      config,
+      seed=config.seed,
+    )
     validation.validate_engine(config, self._engine)
     text_model.attach(retriever, self._engine, policy.tokenizer)
     # As of the last trained rollout; the sampler's own may be ahead.

@@ -11,7 +11,10 @@ import re
 import source_tree
 
 ROOT = source_tree.ROOT
-TREES = ("anysearch_jax", "retrieval", "configs", "launch", "bench")
+TREES = (
+  *("anysearch_jax", "retrieval", "configs"),
+  *("launch", "bench", "examples"),
+)
 # Words in backticks that name something else than a module.
 _OTHER = re.compile(r"[^a-z0-9_/*]|X$")
 

@@ -1,0 +1,39 @@
+"""The engine that samples a policy, as a configuration names it."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.methods import systems
+from anysearch_jax.policy import hf, sharding
+from anysearch_jax.rollout.jax_engine import engine
+from anysearch_jax.rollout.sglang import engine as sglang
+
+
+def make(
+  policy: hf.Policy, config: config_lib.ExperimentConfig, *, seed: int
+) -> engine.JaxEngine | sglang.SglangEngine:
+  """Makes an engine that samples the policy, which is its version 0.
+
+  Args:
+    policy: its weights are on the devices that sample.
+    config: names the engine, and says how and for which environment it samples.
+    seed: of every draw of the engine in this process.
+  """
+  dtype = jnp.dtype(config.compute_dtype)
+  if config.engine.kind == "sglang":
+    return sglang.SglangEngine(
+      policy, config=config.sglang, sampling=config.sampling, dtype=dtype
+    )
+  return engine.JaxEngine(
+    policy.params,
+    policy.architecture,
+    policy.tokenizer,
+    config=config.engine,
+    sampling=config.sampling,
+    seed=seed,
+    dtype=dtype,
+    mesh=sharding.rollout_mesh(config.mesh, policy.architecture),
+    stop=systems.environment(config.episode.prompts).stops,
+  )

@@ -1,0 +1,203 @@
+"""The examples run, use public names only, and train as `launch.train` does."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.util
+import json
+import subprocess
+import sys
+
+import commands
+import jax
+import numpy as np
+import pytest
+import source_tree
+
+import anysearch_jax as aj
+from anysearch_jax.methods import systems
+from configs import quickstart
+from examples import (
+  evaluate_folder,
+  own_environment,
+  own_retriever,
+  own_reward,
+  train_anysearch,
+)
+from launch import flags as launch_flags
+from launch import train
+
+ROOT = source_tree.ROOT
+FILES = [p for p in source_tree.files("examples") if p.stem != "__init__"]
+# Three rollouts: two of Phase I, one of Phase II.
+SMALL = (
+  "questions=4",
+  "group=3",
+  "curriculum.max_budget=2",
+  "curriculum.phase1_steps=4",
+  "curriculum.total_steps=6",
+  "episode.max_context=128",
+  "episode.max_generated=64",
+  "engine.max_context=128",
+  "engine.slots=12",
+  "engine.lanes=(12,)",
+  "batch.row_lengths=(128,)",
+  "batch.micro_batch_tokens=256",
+)
+
+
+@pytest.fixture(autouse=True)
+def only_shipped_methods(monkeypatch):
+  """What an example registers is gone after its test."""
+  monkeypatch.setattr(systems, "METHODS", dict(systems.METHODS))
+  monkeypatch.setattr(systems, "ENVIRONMENTS", dict(systems.ENVIRONMENTS))
+
+
+def lines(path) -> list[dict]:
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_training_in_one_file_is_launch_train_to_the_bit(tmp_path, monkeypatch):
+  monkeypatch.chdir(ROOT)
+  overrides = [f"--config.{value}" for value in SMALL]
+  said = commands.run(
+    train,
+    "--config=configs/quickstart.py",
+    *overrides,
+    f"--output={tmp_path / 'run'}",
+    "--cache=",
+  )
+  assert said == ""
+  config = launch_flags.override(quickstart.get_config(), SMALL)
+  world = aj.World()
+  trained, history = train_anysearch.train(
+    config,
+    policy=aj.load_policy(config.policy),
+    questions=world.questions("train", 12, config.seed),
+    retriever=aj.LexicalRetriever(world.corpus),
+  )
+  rollouts = lines(tmp_path / "run" / "metrics.jsonl")
+  steps = lines(tmp_path / "run" / "steps.jsonl")
+  assert len(history) == len(rollouts) == 3 and len(steps) == 6
+  assert [r["phase"] for r in rollouts] == [1, 1, 2]
+  for mine, theirs in zip(history, rollouts):
+    assert mine["reward"] == theirs["reward/total"] != 0
+    assert mine["em"] == theirs["reward/em"]
+    assert mine["searches"] == theirs["rollout/searches"]
+    assert mine["scaffold"] == bool(theirs["scaffold"])
+  losses = [loss for metrics in history for loss in metrics["losses"]]
+  assert losses == [step["loss/total"] for step in steps]
+  exported = aj.load_policy(tmp_path / "run" / "policy")
+  jax.tree.map(np.testing.assert_array_equal, trained.params, exported.params)
+
+
+def test_training_example_trains_and_evaluates(tmp_path, capsys):
+  output = tmp_path / "run"
+  train_anysearch.main(["--rollouts=1", "--questions=2", f"--output={output}"])
+  assert len(lines(output / "episodes.jsonl")) == 2 * 6
+  assert "budget 8: " in capsys.readouterr().out
+  assert aj.load_policy(output / "policy").architecture.layers == 3
+
+
+def test_own_reward_is_trained_on(tmp_path, capsys):
+  own_reward.main(["--rollouts=1", f"--output={tmp_path}"])
+  (metrics,) = lines(tmp_path / "metrics.jsonl")
+  expected = metrics["reward/em"] - metrics["reward/cost"]
+  assert metrics["reward/total"] == pytest.approx(expected)
+  assert metrics["reward/cost"] == pytest.approx(
+    own_reward.PRICE * metrics["rollout/searches"]
+  )
+  assert "reward/cost" in capsys.readouterr().out
+
+
+def test_own_environment_is_played(capsys):
+  own_environment.main()
+  said = capsys.readouterr().out
+  assert (
+    "</information>\n\n<budget>remaining=2; used=1; total=3</budget>" in said
+  )
+  assert "em=1" in said
+
+
+def test_own_retriever_answers_the_searches(capsys):
+  own_retriever.main(["--questions=4"])
+  said = capsys.readouterr().out.splitlines()
+  assert [line.partition(":")[0] for line in said] == [
+    f"{name}, budget {budget}"
+    for name in ("LexicalRetriever", "WordOverlap")
+    for budget in (0, 3)
+  ]
+  searches = [int(line.split()[-2]) for line in said]
+  assert searches[0] == searches[2] == 0 < min(searches[1], searches[3])
+
+
+def test_any_folder_is_evaluated_on_files(tmp_path, capsys):
+  questions, passages = (
+    tmp_path / "questions.jsonl",
+    tmp_path / "passages.jsonl",
+  )
+  rows = [{"question": "who governs Paris ?", "golden_answers": ["x"]}] * 2
+  questions.write_text("\n".join(map(json.dumps, rows)))
+  passages.write_text(json.dumps({"title": "Paris", "text": "a city"}))
+  evaluate_folder.main(
+    [
+      str(ROOT / quickstart.get_config().policy),
+      f"--questions={questions}",
+      f"--passages={passages}",
+      f"--output={tmp_path / 'out'}",
+      *("--budgets", "0", "2"),
+      "--context=2048",
+      "--slots=4",
+    ]
+  )
+  said = capsys.readouterr().out
+  assert "budget 0: 0 of 2 right, 0 searches, 0 failed" in said
+  assert "budget 2: 0 of 2 right" in said
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_examples_use_public_names_only(path):
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.ImportFrom) and node.module == "anysearch_jax":
+      assert {alias.name for alias in node.names} <= {*aj.__all__}
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+      names = [getattr(node, "module", None) or node.names[0].name]
+      assert not names[0].startswith(("anysearch_jax.", "launch", "retrieval"))
+    elif isinstance(node, ast.Attribute):
+      if isinstance(node.value, ast.Name) and node.value.id == "aj":
+        assert node.attr in aj.__all__, node.attr
+  most = 250 if path.stem == "train_anysearch" else 80
+  assert len(path.read_text().splitlines()) < most
+
+
+def test_every_public_name_exists_and_hides_no_module():
+  for name in aj.__all__:
+    value = getattr(aj, name)
+    # Importing a module of this name later would replace the value.
+    if importlib.util.find_spec(f"anysearch_jax.{name}"):
+      assert importlib.import_module(f"anysearch_jax.{name}") is value
+  with pytest.raises(AttributeError):
+    aj.no_such_name  # noqa: B018
+
+
+def test_importing_the_package_imports_no_jax():
+  code = (
+    "import sys, anysearch_jax; anysearch_jax.ExperimentConfig;"
+    "sys.exit('jax' in sys.modules)"
+  )
+  subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_registered_method_never_replaces_a_shipped_one():
+  shipped = aj.get_method("anysearch")
+  with pytest.raises(ValueError, match="anysearch"):
+    aj.register_method(shipped)
+  env = dataclasses.replace(aj.get_environment("world"), no_action="again\n")
+  mine = dataclasses.replace(shipped, name="mine", environments={"world": env})
+  with pytest.raises(ValueError, match="world"):
+    aj.register_method(mine)
+  mine = dataclasses.replace(shipped, name="mine")
+  aj.register_method(mine)
+  aj.register_method(mine)  # As a notebook's cell is run again.
+  assert aj.get_method("mine") is mine
