@@ -137,6 +137,7 @@ class Lora:
 
   @property
   def scale(self) -> float:
+    """The factor of A B."""
     return self.alpha / self.rank
 
 
@@ -172,6 +173,7 @@ class Architecture:
   lora: Lora | None = None
 
   def without_lora(self) -> Architecture:
+    """Returns the architecture of the base weights alone."""
     return dataclasses.replace(self, lora=None)
 
 

@@ -80,6 +80,7 @@ _lookup.defvjp(_forward, _backward)
 def _local(how: _How, embed, tokens):
   vocab, model = how.table
   index, mine = _rows(how, embed.shape[0], tokens)
+  # x: [fsdp x b, T, D / fsdp], complete after a sum over the vocabulary shards.
   x = jnp.where(mine[..., None], embed[index], 0).astype(how.dtype)
   # One device has the row and the others have zeros, so the sum is exact.
   if vocab is not None and how.layout.sequence_parallel:
@@ -90,12 +91,14 @@ def _local(how: _How, embed, tokens):
     length = x.shape[1] // how.layout.mesh.shape["tensor"]
     start = jax.lax.axis_index("tensor") * length
     x = jax.lax.dynamic_slice_in_dim(x, start, length, axis=1)
+  # Each device returns its neighbours' rows and gets the whole width of its own.
   if model is not None:
     x = jax.lax.all_to_all(x, model, split_axis=0, concat_axis=2, tiled=True)
   return x
 
 
 def _local_backward(how: _How, g, tokens):
+  """Undoes the exchange of `_local`, then adds up gradients by table row."""
   vocab, model = how.table
   if model is not None:
     g = jax.lax.all_to_all(g, model, split_axis=2, concat_axis=0, tiled=True)
@@ -105,6 +108,7 @@ def _local_backward(how: _How, g, tokens):
   index, mine = _rows(how, size, tokens)
   g = jnp.where(mine[..., None], g.astype(jnp.float32), 0)
   d_embed = jnp.zeros((size, g.shape[-1]), jnp.float32).at[index].add(g)
+  # The all-to-all already brought the rows of `model`; sum over the other axes.
   others = tuple(axis for axis in sharding.BATCH if axis != model)
   return jax.lax.psum(d_embed, others)
 

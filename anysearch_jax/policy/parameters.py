@@ -48,6 +48,7 @@ class Weight:
 
   @property
   def stacked(self) -> bool:
+    """Whether the layers are stacked on the first axis of `shape`."""
     return "{layer}" in self.name
 
   @property
@@ -62,6 +63,7 @@ class Weight:
     return [self.name.format(layer=i) for i in range(self.shape[0])]
 
   def from_file(self, tensor: np.ndarray) -> np.ndarray:
+    """Rearranges one tensor of the file to our layout."""
     return tensor.reshape(self.split).transpose(self.perm)
 
   def to_file(self, ours):

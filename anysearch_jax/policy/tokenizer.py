@@ -141,9 +141,9 @@ class Tokenizer:
 
 
 def _end_of_turn_ids(folder: pathlib.Path) -> list[int]:
-  """Returns the `eos_token_id` of generation_config.json, else config.json.
+  """Returns the values of `eos_token_id`, which may be missing or a list.
 
-  The value may be missing, one id or a list of ids.
+  generation_config.json takes precedence over config.json.
   """
   for name in ("generation_config.json", "config.json"):
     path = folder / name

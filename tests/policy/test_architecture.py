@@ -1,4 +1,4 @@
-"""Hugging Face configs in and out, and the table's names and sizes."""
+"""Reading and writing Hugging Face configs; names and sizes of the table."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def test_families_differ_in_the_fields_that_name_the_difference():
 
 
 def of_transformers(config):
-  """The same settings, complete, in the dialect of transformers 5."""
+  """Returns the same settings with the key names of transformers 5."""
   prefix = config["architectures"][0].removesuffix("ForCausalLM")
-  config = copy.deepcopy(config)  # transformers completes it in place.
+  config = copy.deepcopy(config)  # transformers modifies its argument.
   return getattr(transformers, prefix + "Config")(**config).to_dict()
 
 
@@ -92,7 +92,7 @@ def test_missing_keys_get_the_defaults_of_transformers(config):
 
 
 def test_a_rope_key_added_to_the_newer_dialect_counts_as_in_transformers():
-  """Model cards tell their readers to add `rope_scaling` for long context."""
+  """Model cards recommend adding `rope_scaling` for long contexts."""
   new = without("rope_theta", without("rope_scaling", QWEN3_4B))
   new["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6}
   assert architecture_lib.from_hf(new).rope_theta == 1e6
@@ -133,7 +133,7 @@ def test_each_family_has_its_biases():
   qwen2, qwen3, llama = (
     architecture_lib.from_hf(config | asked) for config in PUBLISHED
   )
-  # Qwen2 has its own and no key for them.
+  # Qwen2 always has q, k and v biases, and no key for them.
   assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.mlp_bias) == (True, False, False)
   assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.mlp_bias) == (True, True, False)
   assert (llama.qkv_bias, llama.o_bias, llama.mlp_bias) == (True, True, True)

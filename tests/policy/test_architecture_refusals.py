@@ -1,4 +1,4 @@
-"""Hugging Face configs that are refused, and options that change nothing."""
+"""Refused Hugging Face configs, and accepted options without an effect."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ROPE_REFUSAL = "RoPE type {!r} is not supported; expected 'default' or 'llama3'"
     (QWEN2_7B, {"hidden_act": "gelu"}, "hidden_act 'gelu' .*expected 'silu'"),
     (QWEN2_7B, SLIDING | {"max_window_layers": 27}, "sliding-window attention"),
     (
-      # Its size is left out: transformers takes 4096.
+      # The window size is missing: transformers defaults to 4096.
       without("sliding_window", QWEN2_7B),
       {"use_sliding_window": True, "max_window_layers": 0},
       "sliding-window attention",
@@ -91,7 +91,7 @@ ROPE_REFUSAL = "RoPE type {!r} is not supported; expected 'default' or 'llama3'"
     ),
     (QWEN3_4B, {"head_dim": 7}, "heads of 7 .* expected an even size"),
     (QWEN3_4B, {"head_dim": None}, "head_dim is None, expected a positive"),
-    # transformers goes by model_type, whatever the architecture.
+    # transformers chooses by model_type and ignores the architecture.
     (QWEN2_7B, {"model_type": "qwen3"}, "model_type 'qwen3' contradicts arch"),
     (QWEN2_7B, {"model_type": "mistral"}, "'mistral' contradicts architecture"),
     (
@@ -239,7 +239,7 @@ def test_missing_key_is_refused():
     (QWEN3_4B, {"rope_scaling": {"rope_type": "default"}}),
     (LLAMA3_8B, {"head_dim": 128, "pretraining_tp": 1}),
     (LLAMA3_8B, {"head_dim": None}),
-    # theta in the RoPE settings counts before the one beside them.
+    # theta in the RoPE settings takes precedence over the top-level key.
     (QWEN3_4B, {"rope_parameters": {"rope_theta": 1e6}, "rope_theta": 5e6}),
   ],
 )

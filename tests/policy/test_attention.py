@@ -1,4 +1,4 @@
-"""Rotary positions, attention and norms against the written-out sums."""
+"""Rotary positions, attention and norms against direct formulas."""
 
 from __future__ import annotations
 
@@ -122,5 +122,5 @@ def test_rms_norm_is_computed_in_float32():
   found = decoder.rms_norm(jnp.asarray(x, jnp.float32), scale, 1e-6)
   np.testing.assert_allclose(found, expected, rtol=1e-5)
   half = decoder.rms_norm(jnp.asarray(x, jnp.float16), scale, 1e-6)
-  assert half.dtype == jnp.float16  # 300**2 overflows it; the norm does not.
+  assert half.dtype == jnp.float16  # 300**2 overflows float16, not the norm.
   np.testing.assert_allclose(half, expected, rtol=2e-3)

@@ -1,7 +1,8 @@
 """cuDNN and splash attention, on machines without their devices.
 
-cuDNN is stood in for by a model of the memory that it reads and writes; splash
-attention is interpreted. Both are compiled for devices that are not there.
+A model of the memory that cuDNN reads and writes replaces cuDNN; splash
+attention runs in interpret mode. Both are compiled ahead of time for devices
+that are absent.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from anysearch_jax.policy.attention import self_attention
 
 
 def _as_cudnn(q, k, v, *, q_seqlen, kv_seqlen, q_offsets, kv_offsets, **kwargs):
-  """What cuDNN reads and writes, told by JAX's own conversion of the offsets.
+  """Models what cuDNN reads and writes, with JAX's conversion of the offsets.
 
-  Sequence s is `q_seqlen[s]` tokens from element `q_offsets[s]` on; memory that
-  belongs to no sequence is left as NaN.
+  Sequence s consists of `q_seqlen[s]` tokens, starting at element
+  `q_offsets[s]`. Memory that belongs to no sequence remains NaN.
   """
   assert kwargs.pop("scale") == q.shape[-1] ** -0.5
   assert kwargs.pop("mask_type").name == "PADDING_CAUSAL" and not kwargs
@@ -41,7 +42,7 @@ def _as_cudnn(q, k, v, *, q_seqlen, kv_seqlen, q_offsets, kv_offsets, **kwargs):
     )
 
     def sequences(x, lengths, offsets):
-      """Views into the memory of `x`; the last sequences may be unused."""
+      """Yields views into the memory of `x`; trailing ones may be unused."""
       for length, start in zip(lengths[lengths > 0], offsets):
         end = start + length * math.prod(x.shape[2:])
         assert end <= x.size
@@ -158,7 +159,7 @@ def test_saved_attention_is_not_computed_again(policy, kernels):
 
 
 def _compiled(target: str, implementation: str) -> str:
-  """The program of attention and its gradients on four such devices."""
+  """Returns the compiled attention with gradients for four such devices."""
   try:
     devices = targets.devices(targets.parse(target))
   except ModuleNotFoundError as missing:
@@ -196,9 +197,9 @@ def test_cudnn_compiles_for_an_absent_nvidia_gpu():
 
 
 def test_splash_compiles_for_an_absent_tpu(monkeypatch):
-  # Another process may have loaded the compiler as well.
+  # Another process may have loaded libtpu too.
   monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
   program = _compiled("v5e:2x2", "splash")
-  # Forward, and two backward: the first is not computed again.
+  # One forward and two backward kernels: the forward is not recomputed.
   assert program.count('custom_call_target="tpu_custom_call"') == 3
   assert not packed_rows.COLLECTIVE.search(program)

@@ -1,6 +1,6 @@
-"""Mutated configurations: refused in a sentence, or as transformers reads them.
+"""Mutated configurations are refused, or read exactly as transformers does.
 
-ANYSEARCH_CONFIG_CASES is the number of cases a family; 20 unless it is set.
+ANYSEARCH_CONFIG_CASES sets the number of cases per family; the default is 20.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from anysearch_jax.policy import decoder, hf
 from bench import random_models
 
 CASES = int(os.environ.get("ANYSEARCH_CONFIG_CASES", "20"))
-CONTEXT = 48  # Longer than the context that Llama's RoPE is scaled from.
+CONTEXT = 48  # Longer than the original context of Llama's scaled RoPE.
 
 LLAMA3 = {
   "rope_type": "llama3",
@@ -58,7 +58,7 @@ LAYERS = [
   ["attention"] * 2,
   [],
 ]
-# Values that mean something under a key, or that nearly do.
+# Valid and nearly valid values by key.
 VALUES = {
   "architectures": [
     [],
@@ -124,7 +124,8 @@ VALUES = {
   "top_k": [4],
   "num_labels": [3],
 }
-# Each loaded once and was not what transformers computes. They come first.
+# Regressions: each of these once loaded and computed something different from
+# transformers. They are tried first.
 KNOWN = [
   {"is_causal": False},
   {"is_causal": None},
@@ -150,7 +151,7 @@ class Family:
     old["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     self.dialects = old, new
     self.tokens = random_models.random_tokens((2, CONTEXT))
-    # Most configurations that load are one architecture.
+    # Most configurations that load have the same architecture.
     self._logits = functools.lru_cache(maxsize=None)(self._of_architecture)
 
   def case(self, number):
@@ -178,7 +179,7 @@ class Family:
     (self.folder / "config.json").write_text(json.dumps(config))
 
   def ours(self):
-    """Logits; ValueError if the folder is refused."""
+    """Returns our logits; raises ValueError if the folder is refused."""
     a, _ = hf.describe(self.folder)
     return self._logits(a)
 
@@ -188,7 +189,7 @@ class Family:
     return np.asarray(decoder.logits(params, hidden))
 
   def theirs(self, torch, config):
-    """Logits as transformers reads the folder, or None if it does not."""
+    """Returns the logits of transformers, or None if it refuses the folder."""
     kind = transformers.AutoModelForCausalLM
     if "model_type" not in config:
       kind = getattr(transformers, f"{self.prefix}ForCausalLM")
@@ -196,7 +197,7 @@ class Family:
       model = kind.from_pretrained(self.folder, dtype=torch.float32)
       with torch.no_grad():
         return model.eval()(torch.tensor(self.tokens)).logits.numpy()
-    except Exception:  # Whatever its many checks and layers raise.
+    except Exception:  # Its checks and layers raise many types of errors.
       return None
 
 

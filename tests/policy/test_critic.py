@@ -1,4 +1,4 @@
-"""The critic: its values against torch, its step over a mesh against one."""
+"""The critic: its values against torch, and its step on a mesh."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def test_new_critic_has_the_arrays_of_its_table(case, rank):
   critic = critic_lib.initialize(trained, a)
   rows = table.critic_rows(a)
   assert jax.tree.map(np.shape, critic) == weights.tree(rows, lambda r: r.shape)
-  # All that the policy trains, but for a head of its own.
+  # Everything that the policy trains except its LM head.
   names = {row.name for row in table.trainable_rows(a)} - {"lm_head.weight"}
   assert {row.name for row in rows} == names | {"score.weight"}
 
 
 def batch(seed=0, trajectories=40):
-  """Off-policy trajectories, several to a row, that a critic has valued."""
+  """Returns packed off-policy trajectories with a critic's values."""
   rng = np.random.default_rng(seed)
   examples = []
   for _ in range(trajectories):
@@ -97,7 +97,7 @@ def batch(seed=0, trajectories=40):
 
 
 def stepped(a, trained, base, critic, *, layout=None):
-  """State and metrics after one step, and the critic's values of its rows."""
+  """Returns state and metrics after one step, and the critic's values."""
   compute = decoder.Compute(layout=layout, attention_chunk=8, logprob_chunk=8)
   shardings = None
   if layout is not None:

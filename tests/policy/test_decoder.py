@@ -18,7 +18,7 @@ ADAPTED = dataclasses.replace(
   random_models.architecture("qwen3"),
   lora=architecture_lib.Lora(rank=3, alpha=6.0, targets=("q", "o", "down")),
 )
-# Hidden states are compared, so a tied head would be the same case again.
+# The tests compare hidden states, so tied heads need no separate case.
 ARCHITECTURES = {
   case: random_models.architecture(case)
   for case in random_models.CASES
@@ -51,7 +51,7 @@ def test_cached_forward_equals_the_full_forward(a):
   seen = 0
 
   def step(take, width):
-    """Appends `take` real tokens a row, padded with garbage to `width`."""
+    """Appends `take` real tokens per row, padded to `width` with garbage."""
     nonlocal pages, done, seen
     new = garbage.integers(0, random_models.TOKENS, (3, width))
     for row, count in enumerate(take):
@@ -71,7 +71,7 @@ def test_cached_forward_equals_the_full_forward(a):
   while (done < prompts).any():
     step(np.minimum(prompts - done, chunk), chunk)
   for turn in range(10):
-    # Rows pause and go on, as episodes do; a paused row writes garbage.
+    # Rows pause and resume, as episodes do; a paused row writes only padding.
     step([1, turn % 2, 1], 1)
   np.testing.assert_array_equal(done, prompts + (10, 5, 10))
   assert seen == done.sum()

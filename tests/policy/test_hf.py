@@ -1,4 +1,4 @@
-"""Hugging Face folders in: what loads, and what is refused by name."""
+"""Loading Hugging Face folders, and refusing invalid ones by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INDEX = "model.safetensors.index.json"
 
 @pytest.fixture
 def tiny(tmp_path):
-  """A policy born here, saved in `folder`; its head is its embedding."""
+  """A policy with tied embeddings, initialised here and saved in `folder`."""
   a = random_models.architecture("qwen2-tied")
   tokenizer = tokenizer_lib.Tokenizer(
     random_models.tokenizer(), end_of_turn_ids=[3]
@@ -145,7 +145,7 @@ def test_a_folder_of_pickled_weights_is_refused(tiny, nothing_loads):
     ({"use_sliding_window": True, "max_window_layers": 1}, "sliding-window"),
     ({"rope_scaling": {"type": "yarn"}}, "RoPE type 'yarn' is not supported"),
     ({"quantization_config": {"bits": 4}}, "quantization_config .* is not"),
-    # Weights of another model than the config's.
+    # Weights that do not belong to the config's model.
     ({"tie_word_embeddings": False}, "lacks tensor 'lm_head.weight'"),
     ({"num_hidden_layers": 1}, "unknown tensor 'model.layers.1"),
     ({"intermediate_size": 64}, r"has shape \(48, 32\), expected \(64, 32\)"),
@@ -165,7 +165,7 @@ def test_wrong_config_is_refused_with_the_folder_name(
 
 
 def test_an_adapter_beside_the_weights_is_refused(tiny, nothing_loads):
-  """transformers adds it to what the folder's weights give."""
+  """transformers would add the adapter to the folder's weights."""
   (tiny.folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
   with pytest.raises(
     ValueError, match="adapter_config.json, whose .* Merge it"

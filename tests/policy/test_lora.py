@@ -1,4 +1,4 @@
-"""Low-rank adapters: what they compute, against PEFT, and how they leave."""
+"""Low-rank adapters: computation against PEFT, and export."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def peft(torch):
 
 
 def adapted(policy, settings):
-  """The policy with adapters that change what it says."""
+  """Returns the policy with random adapters that change its output."""
   a = dataclasses.replace(policy.architecture, lora=settings)
   rng = np.random.default_rng(1)
   drawn = jax.tree.map(
@@ -178,7 +178,7 @@ def test_merged_weight_adds_the_scaled_product():
       for side in "ab"
     )
     product = np.tensordot(low, high, 1)
-    if key == "down":  # Held with what it gives first.
+    if key == "down":  # Stored as [output, input].
       product = product.T
     expected = np.asarray(held, np.float64) + 1 / 3 * product
     np.testing.assert_allclose(value, expected, rtol=0, atol=1e-6)
@@ -191,7 +191,7 @@ def test_adapters_on_a_mesh_export_as_from_one_device(tmp_path):
     policy.params, sharding.shardings(policy.architecture, mesh)
   )
   q, o = (spread[table.LAYERS][key] for key in ("q_lora_a", "o_lora_b"))
-  # Along the model axis: 32 over 4.
+  # The model axis of 32 is sharded over 4 devices.
   assert q.addressable_shards[0].data.shape == (2, 8, 4)
   assert o.addressable_shards[0].data.shape == (2, 4, 8)
   hf.save_adapter(tmp_path / "one", policy, base="b")

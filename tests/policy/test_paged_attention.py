@@ -1,4 +1,4 @@
-"""Attention over pages against float64 NumPy over contiguous rows."""
+"""Paged attention against float64 NumPy over contiguous rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTHS = np.array([1, 9, 24, 14])
 
 
 def case(t, seed=0):
-  """Rows whose last `t` tokens are new; pages stand in no order."""
+  """Returns rows whose last `t` tokens are new, with shuffled pages."""
   rng = np.random.default_rng(seed)
   keys, values = rng.normal(size=(2, B, M * S, K, H))
   q = rng.normal(size=(B, t, K * G, H))
@@ -29,7 +29,7 @@ def case(t, seed=0):
 
 
 def in_pages(keys, values, table, new):
-  """Pages with all but the rows' last `new` tokens, and garbage elsewhere."""
+  """Returns pages with all but the last `new` tokens, garbage elsewhere."""
   pools = np.random.default_rng(9).normal(size=(2, K, 1 + B * M, S, H))
   for row, length in enumerate(LENGTHS):
     for at in range(max(length - new, 0)):
@@ -106,7 +106,7 @@ def test_a_mesh_cuts_rows_pages_and_heads():
   whole, wanted, _ = run(paged_attention.Paged(), 1)
   q, keys, values, table, positions, real = case(1)
   pages = in_pages(keys, values, table, 1)
-  # Each half of the rows has its own pages and counts them from 0.
+  # Each half of the rows has its own pages, counted from 0.
   halves, tables = [], []
   for rows in (slice(0, 2), slice(2, 4)):
     numbers = np.unique(table[rows])

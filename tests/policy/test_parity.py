@@ -1,4 +1,4 @@
-"""The decoder against transformers: every family, every kind of weights."""
+"""The decoder against transformers for every family and kind of weights."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def tokens():
 
 
 def assert_parity(ours, theirs, *, positions):
-  """Within float32's rounding at no fewer than `positions` of them."""
+  """Checks agreement within float32 rounding at `positions` or more."""
   assert ours.shape == theirs.shape
   assert ours[..., 0].size >= positions
-  assert np.abs(theirs).max() > 1  # Else a tolerance in units says little.
+  assert np.abs(theirs).max() > 1  # Otherwise the tolerance is meaningless.
   np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
   np.testing.assert_allclose(
     pairs.log_softmax(ours), pairs.log_softmax(theirs), rtol=0, atol=5e-5
@@ -63,8 +63,8 @@ def test_packed_segments_equal_separate_rows(pair, tokens):
   stretches = [
     *((0, 0, 120), (0, 120, 288)),
     *((1, 0, 1), (1, 1, 2), (1, 2, 288)),
-    (2, 0, 280),  # Padding behind it.
-    *((3, 0, 48), (3, 48, 96), (3, 100, 280)),  # And between.
+    (2, 0, 280),  # Followed by padding.
+    *((3, 0, 48), (3, 48, 96), (3, 100, 280)),  # Padding in between too.
   ]
   for segment, (row, start, end) in enumerate(stretches, start=1):
     positions[row, start:end] = np.arange(end - start)
@@ -108,19 +108,19 @@ def assert_same_gradients(pair, **options):
   ["qwen2", "qwen3-tied", "qwen3-biased", "llama-tied", "llama-biased"],
 )
 def test_gradients_equal_autograd(make_pair, case):
-  # Tied, the embedding has gradients from both its ends.
+  # A tied embedding has gradients from both the lookup and the head.
   assert_same_gradients(make_pair(case))
 
 
 def test_gradients_equal_autograd_through_recomputed_layers(make_pair):
-  # Deep enough that the layers are a loop and not unrolled.
+  # Deep enough that the layers run in a loop instead of being unrolled.
   deep = make_pair("qwen2-tied", num_hidden_layers=5)
   compute = decoder.Compute(remat="full", logprob_chunk=16)
   assert_same_gradients(deep, compute=compute)
 
 
 def test_the_llama_cases_reach_far_beyond_the_original_context(make_pair):
-  """Else their parity would not show that scaling is applied."""
+  """Otherwise parity would not show that RoPE scaling is applied."""
   a = make_pair("llama").policy.architecture
   assert a.rope_scaling.original_context * 8 < TOKENS
 

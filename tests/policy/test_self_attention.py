@@ -1,4 +1,4 @@
-"""Attention of packed rows against the written-out sums, and what runs it."""
+"""Self-attention of packed rows against direct sums, and its choice."""
 
 from __future__ import annotations
 
@@ -68,8 +68,9 @@ def test_chunks_skip_later_keys():
   inputs = packed_rows.inputs((256,), length=256)
 
   jaxpr = packed_rows.traced(*inputs, chunk=16)
-  # Two products forward; backward the scores again, and the gradients of the
-  # weights, values, queries and keys. Four parts see 1, 2, 3 and 4 quarters.
+  # Two products forward. Backward: the recomputed scores, and the gradients of
+  # weights, values, queries and keys. The four parts attend to 1, 2, 3 and 4
+  # quarters of the keys.
   _, t, n, h = inputs[0].shape
   share = (1 + 2 + 3 + 4) / 16
   assert flops.count(jaxpr) == 7 * share * 2 * n * h * t * t

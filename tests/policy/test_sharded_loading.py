@@ -1,4 +1,4 @@
-"""Loading onto a mesh: each device its own blocks, and nothing read twice."""
+"""Loading onto a mesh: each device reads its blocks, and none is read twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 from bench import random_models
 
-# 61 rows of the embedding divide over no mesh axis.
+# No mesh axis divides the 61 rows of the embedding.
 SIZES = {
   "hidden_size": 64,
   "num_attention_heads": 8,
@@ -49,7 +49,7 @@ def name(shape):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-  """Each case as a folder of several shards, in bfloat16."""
+  """Each case, saved as a folder of several bfloat16 shards."""
   tokenizer = tokenizer_lib.Tokenizer(random_models.tokenizer())
   out = {}
   for case in CASES:
@@ -63,7 +63,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture
 def reads(monkeypatch):
-  """Sizes of what was read, and of the whole, by tensor."""
+  """Records the sizes of blocks that are read, and of whole tensors."""
   seen = collections.defaultdict(list)
   read = tensor_files._read
 
@@ -108,7 +108,7 @@ def test_no_device_reads_more_of_a_matrix_than_its_shard(folders, reads):
     assert [size * 8 for size, _ in parts] == [parts[0][1]] * 8, tensor
 
 
-# Of two layers, 64 wide, with 8 heads and 2 kv heads of 4, 48 in the middle.
+# Two layers of width 64, with 8 heads and 2 kv heads of size 4, mlp width 48.
 HELD = {
   "fsdp8": {
     "embed": (61, 8),
@@ -139,7 +139,7 @@ HELD = {
     "k_bias": (2, 1, 4),
     "down": (2, 32, 24),
   },
-  # More ways than kv heads: those stay whole.
+  # More devices than kv heads: the kv heads are replicated.
   "tensor8": {
     "embed": (61, 64),
     "q": (2, 64, 1, 4),
@@ -185,9 +185,9 @@ def test_a_mesh_of_more_devices_than_there_are_is_refused():
 @pytest.mark.parametrize("shape", MESHES, ids=name)
 @pytest.mark.parametrize("rank", [0, 4])
 def test_saving_needs_no_collectives(shape, rank):
-  """So SGLang servers can be handed weights beside a step of several devices.
+  """Weights can then be saved for SGLang servers during a train step.
 
-  Programs that exchange and start on two threads may wait for each other.
+  Two programs with collectives, started on two threads, could deadlock.
   """
   base = random_models.architecture("llama-biased", **SIZES)
   a = lora.attach(base, config_lib.LoraConfig(rank=rank))

@@ -1,4 +1,4 @@
-"""Safetensors in and out: every tensor once, or a sentence."""
+"""Reading and writing safetensors, and refusing invalid files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HEAD = dataclasses.replace(
 
 
 def write_raw(folder, name, kind, shape, size):
-  """A whole file of one tensor of any type, by the format's own rules."""
+  """Writes a valid file with one tensor of any type."""
   header = {name: {"dtype": kind, "shape": shape, "data_offsets": [0, size]}}
   text = json.dumps(header).encode()
   (folder / tensor_files.SINGLE_NAME).write_bytes(
@@ -218,7 +218,7 @@ def test_saving_then_loading_rounds_once_to_the_file_type(
     params,
     tensor_files.load(tmp_path, ROWS),
   )
-  # Readers map the file: its tensors start at multiples of 8 bytes.
+  # Tensors start at multiples of 8 bytes, because readers map the file.
   assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
 
 
@@ -270,7 +270,7 @@ def test_shards_respect_the_size_limit_and_match_the_index(
 
 
 def test_a_load_holds_one_layer_on_the_host_at_a_time(tmp_path):
-  """NumPy's share of it, that is; ten layers stand in the file."""
+  """Measures NumPy's memory; the file has ten layers."""
   deep = dataclasses.replace(
     small_table.MATRIX,
     shape=(10, 600, 20, 40),

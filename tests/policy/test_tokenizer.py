@@ -1,4 +1,4 @@
-"""The text side of a tokenizer: what the episode relies on."""
+"""The properties of tokenizers that episodes rely on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEMPLATE = (
 
 
 def save_tiny(folder, *, template=None, generation=None, config=None):
-  """A word-level tokenizer that adds a BOS to what is encoded as a whole."""
+  """Saves a word-level tokenizer that adds BOS as a special token."""
   core = tokenizers.Tokenizer(
     models.WordLevel({word: i for i, word in enumerate(WORDS)}, "c")
   )
@@ -37,7 +37,7 @@ def save_tiny(folder, *, template=None, generation=None, config=None):
     extra_special_tokens=["<eot>"],
     chat_template=template,
   )
-  hf.add_tokens(["<tool>"])  # Added and not special.
+  hf.add_tokens(["<tool>"])  # An added token that is not special.
   hf.save_pretrained(folder)
   for name, values in (("generation_config", generation), ("config", config)):
     if values is not None:
@@ -67,7 +67,7 @@ def test_tokenizer_json_decides_whatever_the_model_config_says(
     ({"eos_token_id": 1}, None, {1}),
     ({"eos_token_id": 2}, None, {1, 2}),
     ({"eos_token_id": [2, 3]}, None, {1, 2, 3}),
-    # config.json speaks where the other is silent.
+    # config.json is used if generation_config.json has no value.
     (None, {"eos_token_id": 2}, {1, 2}),
     ({}, {"eos_token_id": [2, 3]}, {1, 2, 3}),
     ({"eos_token_id": None}, {"eos_token_id": [2, 3]}, {1, 2, 3}),
@@ -130,7 +130,7 @@ def test_file_without_a_json_object_is_refused_by_name(
   ("name", "text", "cause"),
   [
     ("tokenizer.json", "{}", "KeyError"),
-    # A bare Exception of the library in Rust.
+    # The Rust library raises a bare Exception here.
     ("tokenizer.json", '{"added_tokens": []}', "Exception: Model missing"),
     ("tokenizer_config.json", '{"eos_token": 5}', "eos_token has to be either"),
     ("added_tokens.json", '{"<x>": [1]}', "TypeError"),
@@ -147,7 +147,7 @@ def test_an_object_that_is_no_tokenizer_is_refused_with_the_cause(
 
 
 def test_every_added_token_is_a_control_token(tmp_path):
-  """Special or not: its text would become its id in a passage."""
+  """Special or not, its text in a passage would be encoded as that token."""
   tokenizer = save_tiny(tmp_path)
   assert tokenizer.control_tokens == ("<bos>", "<eos>", "<eot>", "<tool>")
   assert tokenizer.vocab_size == len(WORDS)
@@ -156,7 +156,7 @@ def test_every_added_token_is_a_control_token(tmp_path):
 def test_token_texts_are_what_ids_add_to_a_decoded_text(tmp_path):
   tokenizer = save_tiny(tmp_path)
   special = tokenizer.hf.all_special_tokens
-  # This decoder joins tokens by spaces and leaves special ones out.
+  # This decoder joins tokens by spaces and omits special tokens.
   expected = ["" if word in special else f" {word}" for word in WORDS]
   assert tokenizer.token_texts() == expected
 
@@ -229,7 +229,7 @@ def expected_file(tokenizer, name):
 def test_real_tokenizers_encode_as_llama_cpp_does(real_tokenizer):
   name = {"llama3.1": "llama-bpe"}.get(family(real_tokenizer), "qwen2")
   stem = f"llama.cpp.ggml-vocab-{name}"
-  # Read as bytes: a carriage return is a case and not a line's end.
+  # Read as bytes, because some cases contain carriage returns.
   texts = expected_file(real_tokenizer, stem + ".inp").read_bytes().decode()
   texts = texts.split("\n__ggml_vocab_test__\n")[:-1]
   lines = expected_file(real_tokenizer, stem + ".out").read_text().split("\n")
@@ -253,7 +253,7 @@ def test_real_tokenizers_encode_control_tokens_as_other_projects_do(
     assert real_tokenizer.encode(case["text"]) == case["ids"], case["source"]
 
 
-# As the published vocabularies merge them, read off by hand.
+# How the published vocabularies split the tags, determined by hand.
 TAG_IDS = {
   "qwen2.5": {
     "<think>": [13708, 766, 29],
@@ -342,7 +342,7 @@ def test_real_templates_render_one_user_message(real_tokenizer):
   rendered, ids = real_tokenizer.render("Why {x}?")
   assert rendered == text
   (first_id,), (end_id,) = map(real_tokenizer.encode, (first, end))
-  assert ids[0] == first_id != ids[1]  # A second BOS would stand there.
+  assert ids[0] == first_id != ids[1]  # There is no second BOS.
   assert ids.count(first_id) == text.count(first)
   assert end_id in real_tokenizer.end_of_turn_ids
   assert {first, end} <= set(real_tokenizer.control_tokens)

@@ -1,4 +1,4 @@
-"""The two-way weight table: rearrangement, blocks, fresh values, shardings."""
+"""The parameter table: rearrangement, blocks, initial values, shardings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anysearch_jax.policy import parameters as weights
 
 @st.composite
 def _rearrangements(draw):
-  """A table row of any split and transpose."""
+  """Draws a table row with any split and transpose."""
   split = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
   perm = tuple(draw(st.permutations(range(len(split)))))
   cut = draw(st.integers(1, len(split)))
@@ -72,7 +72,7 @@ def test_read_block_equals_slicing_the_whole(row, data):
     (np.s_[2:4, 0:2, 0:4], np.s_[0:8, 2:4]),
     (np.s_[0:6, 1:2, 0:4], np.s_[4:8, 0:6]),
     (np.s_[3:6, 0:1, 0:4], np.s_[0:4, 3:6]),
-    # head_dim is the inner axis of its file axis: whole heads are read.
+    # head_dim is the inner part of its file axis, so whole heads are read.
     (np.s_[0:6, 1:2, 1:3], np.s_[4:8, 0:6]),
   ],
 )

@@ -91,7 +91,8 @@ class KvMemory:
     even = min(held[part] for part in range(len(self._pools))) + _AHEAD
     most = pages_of(len(context) + self._config.decode_steps, self._config)
     # Prefer the shard with the longest shared prefix if the load is balanced,
-    # otherwise a less loaded shard. Ties go to the one with most free pages.
+    # otherwise a less loaded shard. Ties go to the one with most free pages,
+    # then to the first one (`-part`, the last item of the largest tuple).
     fits = [
       (
         held[part] < even,

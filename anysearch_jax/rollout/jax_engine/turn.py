@@ -31,6 +31,7 @@ class Turn:
 
   @property
   def sampled(self) -> int:
+    """Number of tokens sampled so far."""
     return len(self.logps)
 
   @property

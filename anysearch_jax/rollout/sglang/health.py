@@ -43,6 +43,8 @@ _MOVES = 3
 
 
 class State(enum.Enum):
+  """The state of a server; see the module."""
+
   UP = "up"
   SUSPECT = "suspect"
   DOWN = "down"
@@ -167,6 +169,7 @@ class Fleet:
       await member.looking.acquire()
 
   async def release(self) -> None:
+    """Resumes what `hold` suspended."""
     for member in self._members:
       member.looking.release()
 
