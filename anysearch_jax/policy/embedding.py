@@ -91,7 +91,7 @@ def _local(how: _How, embed, tokens):
     length = x.shape[1] // how.layout.mesh.shape["tensor"]
     start = jax.lax.axis_index("tensor") * length
     x = jax.lax.dynamic_slice_in_dim(x, start, length, axis=1)
-  # Each device returns its neighbours' rows and gets the whole width of its own.
+  # Exchange within fsdp: from all rows of a part of D to all of D for own rows.
   if model is not None:
     x = jax.lax.all_to_all(x, model, split_axis=0, concat_axis=2, tiled=True)
   return x
