@@ -294,7 +294,7 @@ def test_invalid_evaluation_is_rejected(changes, message, tmp_path):
 
 _KILLED = """
 import os, signal, sys, pathlib
-sys.path.insert(0, "tests")
+sys.path.insert(0, "tests/support")
 import played_evaluation as t, scripted
 from anysearch_jax import types
 from anysearch_jax.evaluation import harness

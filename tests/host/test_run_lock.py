@@ -18,7 +18,7 @@ from anysearch_jax.host import run_lock
 
 _HOLDS = """
 import sys, time
-from anysearch_jax import run_lock
+from anysearch_jax.host import run_lock
 with run_lock.hold(sys.argv[1]):
   print("held", flush=True)
   time.sleep(60)

@@ -174,7 +174,7 @@ def command(module, *arguments):
     capture_output=True,
     text=True,
     check=False,
-    env=os.environ | {"PYTHONPATH": "tests"},
+    env=os.environ | {"PYTHONPATH": "tests/support"},
   )
   return done.returncode, done.stdout, done.stderr
 

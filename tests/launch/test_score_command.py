@@ -24,7 +24,7 @@ KEYS = [
   "answer", "em", "format", "length", "r_abs", "r_rel", "tool", "gamma",
   "total", "advantage",
 ]  # fmt: skip
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def trajectory(searches=0, *, answer="a", tokens=100, **extra):

@@ -130,7 +130,9 @@ def test_a_study_runs_goes_on_and_reports_all_that_is_there(tmp_path):
   hf.save(tmp_path / "start", small_run.parts()["policy"])
   config = tmp_path / "small.py"
   config.write_text(
-    CONFIG.format(tests=str(ROOT / "tests"), policy=str(tmp_path / "start"))
+    CONFIG.format(
+      tests=str(ROOT / "tests/support"), policy=str(tmp_path / "start")
+    )
   )
   root = tmp_path / "study"
 

@@ -238,7 +238,7 @@ _SLOW = """
 import sys, time
 sys.path[:0] = [{root!r}, {tests!r}]
 import retrieval_cases
-from retrieval import building
+from retrieval.index import building
 class Slow(retrieval_cases.Encoder):
   def passages(self, texts):
     found = super().passages(texts)
@@ -255,7 +255,7 @@ def test_a_builder_may_be_killed_at_any_moment(tmp_path):
   tests = pathlib.Path(__file__).parents[1]
   code = _SLOW.format(
     root=str(tests.parent),
-    tests=str(tests),
+    tests=str(tests / "support"),
     source=str(source),
     folder=str(tmp_path / "index"),
   )
@@ -333,7 +333,7 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path):
 def test_the_command_builds_and_says_what_is_wrong(tmp_path):
   source = cases.write(tmp_path / "c.jsonl.gz", 50)
   command = [sys.executable, "-m", "launch.build_index", f"--corpus={source}"]
-  root = pathlib.Path(__file__).parents[3]
+  root = pathlib.Path(__file__).parents[2]
   done = subprocess.run(
     [*command, f"--output={tmp_path / 'i'}", "--cache="],
     cwd=root,

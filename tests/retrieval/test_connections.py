@@ -22,12 +22,12 @@ HALF = b"POST /retrieve HTTP/1.1\r\nHost: service\r\nContent-"
 # Serves in a process that may open few files.
 FEW = """
 import resource, sys
-sys.path.insert(0, "tests")
+sys.path.insert(0, "tests/support")
 if sys.argv[2] == "asyncio":
   sys.modules["uvloop"] = None  # As where it is not installed.
 import held_search
 from launch import serve_retriever
-from retrieval import connections
+from retrieval.service import connections
 
 few = len(connections.os.listdir("/dev/fd")) + 32 + int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (few, few))

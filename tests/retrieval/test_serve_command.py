@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Serves a search that takes some seconds.
 SLOW = """
 import sys, time
-sys.path.insert(0, "tests")
+sys.path.insert(0, "tests/support")
 import held_search
 from launch import serve_retriever
 

@@ -12,7 +12,7 @@ import small_engine
 
 _HANGS = """
 import queue, threading, time
-from anysearch_jax.rollout import kv_device
+from anysearch_jax.rollout.jax_engine import kv_device
 calls = queue.SimpleQueue()
 threading.Thread(target=kv_device._serve, args=(calls,), daemon=True).start()
 import concurrent.futures
@@ -27,7 +27,7 @@ print("leaves")
 def test_hanging_call_does_not_keep_the_process_alive():
   done = subprocess.run(
     [sys.executable, "-c", _HANGS],
-    cwd=pathlib.Path(__file__).parents[3],
+    cwd=pathlib.Path(__file__).parents[2],
     capture_output=True,
     text=True,
     timeout=60,

@@ -150,7 +150,7 @@ def test_a_run_killed_while_it_saves_resumes_from_the_one_before(tmp_path):
       "tests._die_while_saving(sys.argv[1])",
       str(folder),
     ],
-    env=os.environ | {"PYTHONPATH": f"{tests}:{tests.parent}"},
+    env=os.environ | {"PYTHONPATH": f"{tests / 'support'}:{tests.parent}"},
   )
   assert process.returncode == -signal.SIGKILL
   assert sorted(os.listdir(folder)) == [

@@ -174,7 +174,7 @@ def config_file(parts, tmp_path):
   hf.save(tmp_path / "start", parts["policy"])
   path = tmp_path / "small.py"
   path.write_text(
-    CONFIG.format(tests=str(TESTS), policy=str(tmp_path / "start"))
+    CONFIG.format(tests=str(TESTS / "support"), policy=str(tmp_path / "start"))
   )
   return path
 

@@ -129,7 +129,9 @@ def command(tmp_path, output, steps):
   path = tmp_path / f"small{steps}.py"
   path.write_text(
     CONFIG.format(
-      tests=str(ROOT / "tests"), policy=str(tmp_path / "start"), steps=steps
+      tests=str(ROOT / "tests/support"),
+      policy=str(tmp_path / "start"),
+      steps=steps,
     )
   )
   arguments = [f"--config={path}", f"--output={output}", "--threads=1"]
