@@ -1,4 +1,4 @@
-"""`launch.plan` as a user runs it: table, JSON, exit codes, sentences."""
+"""Tests `launch.plan` as a user runs it: table, JSON, exit codes, errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def get_config():
 """
 
 
-# One layer; everything else is a multiple of this.
+# A small policy of one layer; `run` multiplies the other sizes by `times`.
 SIZES = {
   "hidden_size": 64,
   "num_hidden_layers": 1,
@@ -46,7 +46,7 @@ SIZES = {
 
 
 def run(tmp_path, *args, times=1, platforms=None, module="launch.plan"):
-  """The command in a process that knows nothing of the tests' devices."""
+  """Runs the command in a process without the tests' simulated devices."""
   source = ROOT / "configs" / "shapes" / "Qwen2.5-7B-Instruct.json"
   sizes = {name: size * times for name, size in SIZES.items()}
   shape = json.loads(source.read_text()) | sizes | {"num_hidden_layers": 1}
@@ -87,7 +87,7 @@ def test_a_configuration_that_fits(tmp_path):
   assert done.returncode == 0, done.stderr
   assert done.stdout.startswith("small on h100:1: mesh data 1 x fsdp 1")
   assert "Verdict: fits" in done.stdout
-  # What compilers and plug-ins say is not for the user.
+  # The output of compilers and plug-ins is not shown.
   assert done.stderr.splitlines() == [
     f"compiling the {name} for h100:1"
     for name in ("train step", "reference pass", "prefill", "decode")
@@ -116,9 +116,7 @@ def test_a_configuration_that_fits(tmp_path):
     ([], "--target"),
   ],
 )
-def test_a_question_that_is_wrong_is_answered_by_a_sentence(
-  tmp_path, args, sentence
-):
+def test_invalid_arguments_are_refused(tmp_path, args, sentence):
   done = run(tmp_path, *args)
   assert done.returncode == 2
   assert sentence in done.stderr
@@ -134,7 +132,7 @@ def test_a_question_that_is_wrong_is_answered_by_a_sentence(
     (["tensor=2", "data=2"], (2, 1, 2)),
   ],
 )
-def test_a_mesh_of_as_many_devices_keeps_them(axes, sizes):
+def test_a_mesh_of_the_same_size_keeps_the_devices(axes, sizes):
   config = config_lib.ExperimentConfig(
     mesh=config_lib.MeshConfig(
       fsdp=2, tensor=2, trainer=(0, 1, 2, 3), rollout=(4, 5, 6, 7)
@@ -146,7 +144,7 @@ def test_a_mesh_of_as_many_devices_keeps_them(axes, sizes):
   assert mesh.rollout == (4, 5, 6, 7)
 
 
-def test_a_mesh_of_other_size_also_samples():
+def test_a_mesh_of_another_size_shares_its_devices_with_sampling():
   config = config_lib.ExperimentConfig(
     mesh=config_lib.MeshConfig(
       fsdp=2, tensor=2, trainer=(0, 1, 2, 3), rollout=(4, 5, 6, 7)
@@ -158,7 +156,7 @@ def test_a_mesh_of_other_size_also_samples():
 
 
 @pytest.mark.parametrize("axis", ["fsdp", "fsdp=0", "fsdp=-1", "fsdp=x", "=2"])
-def test_a_mesh_that_is_none_is_refused(axis):
+def test_an_invalid_mesh_is_refused(axis):
   with pytest.raises(ValueError, match="--mesh: found .* expected data, fsdp"):
     command.with_mesh(config_lib.ExperimentConfig(), [axis])
 
@@ -170,7 +168,7 @@ def test_a_policy_without_weights_is_known_by_its_name():
   assert (b.layers, b.d_model, b.kv_heads) == (32, 4096, 8)
 
 
-def test_a_folder_goes_before_a_name(tmp_path):
+def test_a_folder_takes_precedence_over_a_name(tmp_path):
   folder = tmp_path / "Qwen2.5-7B-Instruct"
   folder.mkdir()
   source = ROOT / "configs" / "quickstart_policy" / "config.json"

@@ -1,4 +1,4 @@
-"""Bytes between devices, against what a ring sends by hand."""
+"""Tests bytes between devices against those of rings, counted by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from anysearch_jax.planning import collectives, compilation, hlo, targets
 from anysearch_jax.planning import program as program_lib
 
-# Four devices along `tensor` beside two along `fsdp`; a device has a block.
+# Four devices along `tensor`, two along `fsdp`; each device has one block.
 SHAPE, BLOCK = (2, 4), (64, 128)
 BYTES = 64 * 128 * 4
 TARGETS = ("cpu", "h100:8", "v5e:2x4")
@@ -28,9 +28,9 @@ def place(name: str) -> tuple[targets.Target, jax.sharding.Mesh]:
 
 
 def traffic(name, function, *, trips=1):
-  """What one call of a per-device function on a block sends.
+  """Returns the traffic of one call of a per-device function on a block.
 
-  With a second argument, `used`, the function is told a number that only the
+  A function with a second argument, `used`, gets a number that only the
   device knows.
   """
   target, mesh = place(name)
@@ -92,7 +92,7 @@ def test_a_collective_sends_what_a_ring_does(name, function, kind, blocks):
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_collectives_in_loops_count_as_often_as_they_run(name):
+def test_collectives_in_loops_count_for_each_iteration(name):
   def body(_, x):
     return jnp.sin(jax.lax.psum(x, "tensor"))
 
@@ -126,12 +126,12 @@ def test_a_combined_collective_is_the_sum_of_its_parts(name):
   kind, (operations, sent) = found
   assert kind == "all-reduce"
   assert operations <= 2
-  # Only half of the first is needed, which the compiler may see.
+  # Only half of the first result is used, which the compiler may exploit.
   assert sent in (1.5 * 1.5 * BYTES, 1.5 * BYTES)
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_of_branches_the_one_that_sends_most(name):
+def test_a_conditional_counts_the_branch_that_sends_most(name):
   def f(x, used):
     return jax.lax.cond(
       used > 0,
@@ -190,9 +190,9 @@ def test_the_bytes_of_a_type(kind, size):
   assert hlo.size(kind) == size
 
 
-# As a TPU's compiler writes: asynchronous pairs, a reduction fused with the
-# cut of its result, a bound that comes in with the state, attributes over
-# several lines, other threads.
+# Syntax of the TPU compiler: asynchronous pairs, a reduction fused with the
+# slicing of its result, a bound in the loop's state, attributes over several
+# lines, other threads.
 TPU = """\
 HloModule jit_f, num_partitions=4
 
@@ -249,7 +249,7 @@ ENTRY %main (a: bf16[8,4], b: f32[6]) -> f32[6] {
 """  # noqa: E501
 
 
-def test_a_module_with_all_of_a_tpus_habits():
+def test_a_module_with_the_syntax_of_the_tpu_compiler():
   found = collectives.count(TPU, trips=100)
   whole = 8 * 4 * 2
   assert found == {
@@ -259,7 +259,7 @@ def test_a_module_with_all_of_a_tpus_habits():
   }
 
 
-def test_a_bound_that_the_text_does_not_show_is_the_callers():
+def test_a_loop_without_a_known_bound_runs_trips_times():
   unknown = TPU.replace("%to = s32[] constant(7)", "%to = s32[] foo(%b)")
   found = collectives.count(unknown, trips=100)
   assert found["all-gather"].operations == 100
@@ -276,7 +276,7 @@ def test_a_sharding_that_no_collective_reaches_is_counted():
   mesh = planned.mesh(targets.devices(target), 2, 2)
 
   def f(x):
-    # From rows over both axes to columns over one of them.
+    # From rows sharded over both axes to columns over one of them.
     columns = jax.NamedSharding(mesh, jax.P(None, "fsdp"))
     x = jnp.sin(jax.lax.with_sharding_constraint(x, columns)).reshape(8, 8, 6)
     return jax.lax.with_sharding_constraint(

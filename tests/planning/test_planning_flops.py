@@ -1,4 +1,4 @@
-"""FLOPs of a jaxpr against counts by hand: 2 m n k for each product."""
+"""Tests FLOPs of a jaxpr against counts by hand: 2 m n k for each product."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_batched_product_with_two_contracted_axes():
   ) == 2 * (2 * 3 * 6) * (4 * 5)
 
 
-def test_elementwise_work_is_none():
+def test_elementwise_operations_do_not_count():
   assert count(lambda x: jnp.sum(jnp.exp(x) * 2), (8, 8)) == 0
 
 
@@ -54,7 +54,7 @@ def test_loops_in_loops_multiply():
   assert count(f, (4, 8), (8, 8), n, trips=3) == 3 * 5 * product
 
 
-def test_of_branches_the_dearest():
+def test_a_conditional_counts_the_most_expensive_branch():
   def f(flag, x, w):
     return jax.lax.cond(flag, lambda: x @ w, lambda: x)
 
@@ -67,7 +67,7 @@ def test_a_gradient_is_the_forward_pass_and_two_products():
     return jnp.sum(jnp.sin(x @ w))
 
   product = 2 * 4 * 8 * 8
-  # Of the weight alone: the gradient of x is not asked for.
+  # Only the weight's gradient: that of x is not needed.
   assert count(jax.grad(f), (8, 8), (4, 8)) == 2 * product
   assert count(jax.grad(f, (0, 1)), (8, 8), (4, 8)) == 3 * product
 
@@ -92,7 +92,7 @@ def test_recomputation_counts():
 
 def test_the_body_of_shard_map_runs_on_every_device():
   mesh = planned.mesh(jax.devices(), 4, 2)
-  # Rows are cut over `fsdp`; over `tensor` the same product runs twice.
+  # Rows are sharded over `fsdp`; over `tensor` the same product runs twice.
   cut = jax.shard_map(
     jnp.dot,
     mesh=mesh,
@@ -174,11 +174,11 @@ def attention(implementation):
 @pytest.mark.parametrize(
   ("implementation", "backward"),
   [
-    # The gradients of two products.
+    # Two gradients for each of two products.
     ("xla", 4),
-    # The scores again, then these.
+    # Recomputed scores, then these gradients.
     ("cudnn", 5),
-    # Scores and the values' gradient product in each of two kernels.
+    # Two kernels each recompute the scores and the probabilities' gradient.
     ("splash", 7),
   ],
 )
@@ -187,15 +187,15 @@ def test_attention_counts_its_products_in_full(implementation, backward):
   with deviceless.cudnn(9.0):
     assert count(f, *args) == 2 * PRODUCT
     gradient = count(jax.grad(f, (0, 1, 2)), *args)
-  # Splash's rows of sums are a product of a width of its own: 1 %.
+  # Splash computes row sums by a narrow product: 1 %.
   assert gradient == pytest.approx((2 + backward) * PRODUCT, rel=0.01)
 
 
 def test_a_toy_step_is_what_one_counts_by_hand():
   train = planned.train_step(jax.devices(), 2, 2)
   product = 2 * planned.ROWS * planned.WIDTH * planned.HIDDEN
-  # A layer: 2 of the reference, 2 forward, 4 backward; the batch's own
-  # gradient is not asked for.
+  # A layer: 2 of the reference, 2 forward, 4 backward; the batch's
+  # gradient is not needed.
   first_layers = planned.LAYERS * (2 + 2 + 4)
   traced = train.fn.trace(*train.args)
   assert (

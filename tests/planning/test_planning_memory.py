@@ -1,4 +1,4 @@
-"""Bytes a device by kind, and what the compilers say of them."""
+"""Tests bytes on a device by kind, and against the compilers' reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anysearch_jax.planning import (
 )
 from anysearch_jax.planning import program as program_lib
 
-# Two matrices a layer.
+# Each layer has two matrices.
 PARAMETERS = planned.LAYERS * 2 * planned.WIDTH * planned.HIDDEN
 
 
@@ -32,31 +32,31 @@ def test_a_device_holds_its_shard():
   assert memory.on_device(array(None, "tensor")) == 16 * 32 * 4 // 4
   assert memory.on_device(array(dtype=jnp.bfloat16)) == 16 * 32 * 2
   assert memory.on_device([array(), {"x": array("fsdp")}]) == 16 * 32 * 6
-  # What has no sharding is whole; real arrays count like abstract ones.
+  # Arrays without a sharding count in full; real arrays like abstract ones.
   assert memory.on_device(jax.ShapeDtypeStruct((3,), jnp.int32)) == 12
   assert memory.on_device(jnp.zeros((4, 4))) == 64
   assert memory.on_device(jax.eval_shape(lambda: jax.random.key(0))) == 8
 
 
-def test_kinds_are_counted_apart():
+def test_kinds_are_counted_separately():
   train = planned.train_step(jax.devices(), 4, 2)
   assert memory.kinds(train) == {
     "masters": 4 * PARAMETERS // 8,
     "moments": 8 * PARAMETERS // 8,
     "reference": 2 * PARAMETERS // 8,
-    # Rows are cut over `fsdp` alone; a count is everywhere.
+    # Rows are sharded over `fsdp` only; counts are replicated.
     "batch": 4 * planned.ROWS * planned.WIDTH * 4 // 4 + 4,
   }
 
 
-def test_what_others_keep_on_the_same_devices_is_held():
+def test_arrays_of_other_programs_on_the_same_devices_are_held():
   devices = jax.devices()
   train = planned.train_step(devices, 2, 2)
   beside = planned.sampler(devices[2:], 2, 2)
   apart = planned.sampler(devices[4:], 2, 2)
   weights = planned.WIDTH * planned.HIDDEN * 2 // 4
   cache = 9 * planned.WIDTH * 4
-  # Two of four devices are shared; the batch stays on none.
+  # Two of four devices are shared; the batch is freed everywhere.
   assert memory.held(train, [beside]) == {
     "engine weights": weights,
     "KV cache": cache,
@@ -84,11 +84,11 @@ def test_the_compiler_finds_the_arguments_that_are_counted_by_hand(name):
   target = targets.parse(name)
   train = planned.train_step(targets.devices(target), 2, 2)
   part = planner.measure(train, [train], target)
-  # Small arrays, as the count of micro-batches, take more than their bytes.
+  # Small arrays, such as the count of micro-batches, are padded.
   assert part.compiled.arguments == pytest.approx(
     memory.on_device(train.args), rel=1e-3
   )
-  # All of the state is donated.
+  # The whole state is donated.
   assert part.compiled.outputs < 1024
   assert part.gradients == part.kinds["masters"]
   assert part.compiled.peak >= part.compiled.arguments + part.gradients
@@ -99,7 +99,7 @@ def test_the_compiler_finds_the_arguments_that_are_counted_by_hand(name):
   )
 
 
-def test_a_program_that_a_tpus_compiler_refuses_does_not_fit():
+def test_a_program_that_the_tpu_compiler_refuses_does_not_fit():
   planned.need("v5e")
   target = targets.parse("v5e:2x2")
   mesh = planned.mesh(targets.devices(target), 2, 2)
@@ -141,12 +141,12 @@ def test_a_program_that_a_tpus_compiler_refuses_does_not_fit():
     ("INTERNAL: something else (22.71G)", None),
   ],
 )
-def test_a_refusal_tells_how_much_it_would_take(message, size):
+def test_refused_bytes_are_parsed_from_the_error(message, size):
   found = compilation.refused_bytes(message)
   assert found == (None if size is None else int(size))
 
 
-def test_the_prediction_is_the_slower_of_work_and_reads_then_links():
+def test_the_prediction_is_the_larger_of_compute_and_memory_plus_links():
   target = planned.target(4)
   assumptions = roofline.Assumptions(
     compute=0.5, memory=0.5, links=0.5, latency=1e-3
@@ -157,7 +157,7 @@ def test_the_prediction_is_the_slower_of_work_and_reads_then_links():
       target, flops=flops, read=read, traffic=traffic, assumptions=assumptions
     )
 
-  # Peaks of 1e12 FLOP/s, 1e11 and 1e10 bytes/s, each half reached.
+  # Half of the peaks of 1e12 FLOP/s, 1e11 and 1e10 bytes/s.
   assert predict(1e12, 1e10, {}) == pytest.approx((2.0, 0.2, 0.0, 2.0))
   assert predict(1e12, 1e12, {}) == pytest.approx((2.0, 20.0, 0.0, 20.0))
   sent = {"all-gather": (10, 5e9), "all-reduce": (20, 5e9)}
@@ -168,7 +168,7 @@ def test_the_prediction_is_the_slower_of_work_and_reads_then_links():
   assert predict(1e12, 0, traffic) == pytest.approx((2.0, 0.0, 2.03, 4.03))
 
 
-def test_every_assumption_is_told():
+def test_every_assumption_is_stated():
   words = " ".join(
     roofline.sentences(targets.parse("h100:16"), roofline.Assumptions())
   )

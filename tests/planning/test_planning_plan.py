@@ -1,4 +1,4 @@
-"""Plans: verdicts, advice, tables; of made-up sizes and of a small policy."""
+"""Tests plans of invented sizes and of a small policy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def made(*parts: plan.Part, target="h100:4", **changes) -> plan.Plan:
 TRAINING = {"masters": 7.0, "moments": 14.0, "reference": 3.5}
 
 
-def test_a_plan_fits_where_its_largest_program_does():
+def test_a_plan_fits_if_its_largest_program_fits():
   small = made(part(total=50, kinds=TRAINING), part("decode", total=60))
   assert small.fits
   assert small.verdict == (
@@ -57,14 +57,14 @@ def test_a_plan_fits_where_its_largest_program_does():
   )
 
 
-def test_what_is_held_for_others_counts():
+def test_bytes_held_for_other_programs_count():
   held = part(total=73, kinds=TRAINING, held={"KV cache": 30})
   assert held.compiled.peak == 43 * GIB
   assert held.total == 73 * GIB
   assert not made(held).fits
 
 
-def test_a_program_that_the_compiler_refused_fits_nowhere():
+def test_a_program_that_the_compiler_refused_never_fits():
   refused = part(total=10, kinds=TRAINING)
   refused = dataclasses.replace(
     refused, compiled=dataclasses.replace(refused.compiled, refused=True)
@@ -72,8 +72,8 @@ def test_a_program_that_the_compiler_refused_fits_nowhere():
   assert not made(refused).fits
 
 
-def test_activations_are_what_gradients_leave():
-  # 24.5 of arguments, 7 of gradients.
+def test_activations_are_temporaries_without_gradients():
+  # 24.5 GiB of arguments, 7 of gradients.
   assert part(total=40, kinds=TRAINING).activations == 8.5 * GIB
 
 
@@ -85,31 +85,31 @@ def test_a_plan_that_fits_needs_no_advice():
   assert _advised(part(total=40, kinds=TRAINING)) == ""
 
 
-def test_state_that_is_too_large_takes_devices_or_adapters():
+def test_advice_for_a_large_state_is_devices_or_adapters():
   kinds = {"masters": 28.0, "moments": 56.0, "reference": 14.0}
   found = _advised(part(total=136, kinds=kinds))
-  # Masters, moments and gradients go: 112 of 136.
+  # Adapters remove masters, moments and gradients: 112 of 136.
   assert "lora.rank=64, lora.base_dtype=bfloat16): about 24.0 GiB" in found
   assert "2 times the devices that train (mesh.fsdp=4): about 68.0 GiB" in found
-  # Enough is enough, and fewer tokens alone are not.
+  # Only the smallest sufficient change is named; fewer tokens do not suffice.
   assert "4 times" not in found
   assert "micro_batch_tokens" not in found
   assert "--search" in found
 
 
-def test_activations_that_are_too_large_take_smaller_micro_batches():
+def test_advice_for_large_activations_is_smaller_micro_batches():
   config = dataclasses.replace(
     CONFIG,
     batch=dataclasses.replace(
       CONFIG.batch, row_lengths=(128,), micro_batch_tokens=1024, remat="full"
     ),
   )
-  # 31.5 of state, 60 of activations.
+  # 31.5 GiB of state, 60 of activations.
   found = _advised(part(total=91.5, kinds=TRAINING), config=config)
   assert "batch.micro_batch_tokens=512: about 61.5 GiB" in found
   assert "batch.micro_batch_tokens=256" not in found
   assert "remat" not in found
-  # Two devices cut the rows: a micro-batch of 256 tokens is the least.
+  # Rows are sharded over two devices: the minimum is 256 tokens.
   least = dataclasses.replace(
     config, batch=dataclasses.replace(config.batch, micro_batch_tokens=256)
   )
@@ -118,7 +118,7 @@ def test_activations_that_are_too_large_take_smaller_micro_batches():
   )
 
 
-def test_an_engine_beside_training_may_move_or_shrink():
+def test_advice_for_a_shared_engine_is_to_move_or_shrink_it():
   engine = {"engine weights": 3.5, "KV cache": 36.0}
   parts = (
     part(total=80, kinds=TRAINING, held=engine),
@@ -129,21 +129,21 @@ def test_an_engine_beside_training_may_move_or_shrink():
   )
   found = _advised(*parts, config=config)
   assert "devices of its own for sampling (mesh.rollout): about 50.5" in found
-  # A hundred tokens are a GiB, and 7.2 GiB are too much.
+  # 100 tokens take 1 GiB, and the excess is 7.2 GiB.
   assert "engine.kv_tokens=28" in found
   assert ": about 72.8 GiB" in found
 
 
-def test_two_changes_are_named_where_none_is_enough():
+def test_pairs_of_changes_are_named_if_no_single_one_suffices():
   kinds = {"masters": 200.0, "moments": 400.0, "reference": 100.0}
   found = _advised(part(total=1000, kinds=kinds))
-  # 200 of 1000 stay with adapters: a quarter is 50, a half too much.
+  # With adapters 200 of 1000 remain: a quarter is 50, a half is too large.
   both = "lora.base_dtype=bfloat16) and 4 times the devices that train"
   assert f"{both} (mesh.fsdp=8): about 50.0 GiB" in found
   assert "2 times" not in found
 
 
-def test_more_devices_do_not_cut_what_the_engine_keeps():
+def test_more_devices_do_not_shrink_the_engine():
   engine = {"engine weights": 10.0, "KV cache": 70.0}
   found = _advised(
     part(total=90, kinds=TRAINING), part("decode", total=81, kinds=engine)
@@ -153,13 +153,13 @@ def test_more_devices_do_not_cut_what_the_engine_keeps():
   assert all("engine.kv_tokens=" in change for change in changes)
 
 
-def test_hopeless_is_said():
+def test_advice_says_if_no_pair_of_changes_suffices():
   found = _advised(part(total=10**6, kinds={"masters": 10**6 / 4}))
   assert found.startswith("No two changes")
   assert "activations, 750000.0 GiB a device, in the train step" in found
 
 
-def test_a_table_says_it_all_in_both_forms():
+def test_text_and_markdown_have_all_numbers():
   whole = made(
     part(total=40, kinds=TRAINING, held={"KV cache": 1.25}),
     part("decode", total=20, kinds={"KV cache": 1.25}),
@@ -182,7 +182,7 @@ def test_a_table_says_it_all_in_both_forms():
       assert words in form
   rows = [line for line in markdown.splitlines() if line.startswith("|")]
   assert {row.count("|") for row in rows} == {4}
-  # Columns stand under each other.
+  # Columns are aligned.
   table = text.split("\n\n")[1].splitlines()
   ends = {len(line) for line in table if line.endswith(("40.00", "20.00"))}
   assert len(ends) == 1
@@ -209,13 +209,13 @@ def test_json_holds_numbers():
     ({"fsdp": 4, "rollout": (3, 4)}, "are not all on one h100:4"),
   ],
 )
-def test_a_mesh_that_the_target_has_no_devices_for_is_refused(mesh, sentence):
+def test_a_mesh_larger_than_the_target_is_refused(mesh, sentence):
   with pytest.raises(ValueError, match=sentence):
     planner.devices(config_lib.MeshConfig(**mesh), targets.parse("h100:4"))
 
 
 @pytest.mark.parametrize("name", ["h100:4", "v5p:2x2x1"])
-def test_rollout_devices_beyond_the_target_are_another_one(name):
+def test_rollout_devices_beyond_the_target_are_another_target(name):
   planned.need(name)
   mesh = config_lib.MeshConfig(
     fsdp=4, trainer=(0, 1, 2, 3), rollout=(4, 5, 6, 7)
@@ -241,33 +241,33 @@ def test_a_configuration_is_planned_program_by_program(toy):
   ]
   assert whole.fits
   assert whole.advice == ()
-  # Embedding, and a layer's matrices and norms.
+  # The embedding, and the matrices and norms of a layer.
   layer = 64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64 + 2 * 16
   parameters = 512 * 64 + 2 * layer + 64
   assert whole.parameters == whole.trained == parameters
 
 
-def test_its_kinds_add_up_to_what_the_compiler_takes(toy):
+def test_kinds_sum_to_the_arguments_of_the_compiler(toy):
   train = toy[0].parts[0]
   assert set(train.kinds) == {"masters", "moments", "reference", "batch"}
   assert set(train.held) == {"engine weights", "KV cache"}
-  # A counter of steps is no kind.
+  # The counter of steps belongs to no kind.
   assert train.compiled.arguments == pytest.approx(
     sum(train.kinds.values()), rel=1e-3
   )
-  # Every matrix is cut in four; norms are whole.
+  # Every matrix is sharded in four; norms are replicated.
   assert train.kinds["masters"] == pytest.approx(
     toy[0].parameters * 4 / 4, rel=0.02
   )
 
 
-def test_its_train_step_counts_what_one_counts_by_hand(toy):
+def test_the_train_step_has_the_flops_counted_by_hand(toy):
   train = toy[0].parts[0]
   tokens = 4 * 512
   matrices = 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128) + 512 * 64
-  # Forward, twice that backward, and the reference; the head is computed again.
+  # Forward, twice that backward, and the reference; the head is recomputed.
   products = 2 * tokens * (4 * matrices + 512 * 64)
-  # Scores and values of two layers: T keys a query, forward thrice in all.
+  # Scores and values of two layers: T keys a query, three times the forward.
   attention = 2 * 4 * tokens * 128 * 4 * 16 * 4
   assert train.tokens == tokens
   assert train.compiled.flops == pytest.approx(products + attention, rel=0.06)
@@ -283,8 +283,8 @@ def test_more_micro_batches_are_more_work(toy):
   assert four.compiled.flops == 4 * work
 
 
-def test_a_policy_of_full_size_counts_what_one_counts_by_hand():
-  # Qwen2.5-7B: two micro-batches of four rows of 8192 tokens, cut in four.
+def test_a_policy_of_full_size_has_the_flops_counted_by_hand():
+  # Qwen2.5-7B: two micro-batches of four rows of 8192 tokens on four devices.
   config = dataclasses.replace(
     CONFIG,
     policy="Qwen/Qwen2.5-7B-Instruct",
@@ -310,8 +310,8 @@ def test_a_policy_of_full_size_counts_what_one_counts_by_hand():
   tokens, d, mlp, kv, layers = 65536, 3584, 18944, 512, 28
   down, head = layers * d * mlp, 152064 * d
   others = layers * (2 * d * d + 2 * d * kv + 2 * d * mlp)
-  # Twice forward, the reference and two products backward; what follows `down`
-  # is not needed again. Logits are computed twice as well.
+  # Forward, recomputation, the reference and two products backward; `down` is
+  # not recomputed, the head is.
   products = 2 * tokens * (5 * others + 4 * down + 5 * head)
   # Scores and values thrice forward, each again for two products backward, and
   # scores once more for the softmax; queries of 512 skip the keys after them.

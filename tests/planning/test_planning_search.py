@@ -1,4 +1,4 @@
-"""The search for the fastest step that fits, over made-up candidates."""
+"""Tests the search for the fastest step that fits, over invented candidates."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from anysearch_jax.planning import planner, programs, roofline, search
 
 
 class _Fake:
-  """`programs.programs` and `planner.measure` of made-up sizes.
+  """Replaces `programs.programs` and `planner.measure` by invented sizes.
 
-  State of 16 GiB over the devices that cut it. A row of 128 tokens on a device
-  keeps 4 GiB, half with `dots`, a quarter with `attention`, an eighth with
-  `full`, which is slower. Tensor parallelism is slow.
+  The state has 16 GiB over the devices that shard it. A row of 128 tokens on a
+  device keeps 4 GiB, half of it with `dots`, a quarter with `attention`, an
+  eighth with `full`, in order of falling speed. Tensor parallelism is slow.
   """
 
   keeps = {"none": 1, "dots": 1 / 2, "attention": 1 / 4, "full": 1 / 8}
@@ -42,7 +42,7 @@ class _Fake:
     rows = batch.micro_batch_tokens / 128 / (mesh.data * mesh.fsdp)
     state = 16 / (mesh.fsdp * mesh.tensor)
     total = state + 4 * rows * self.keeps[batch.remat]
-    # Large micro-batches are faster.
+    # Larger micro-batches are faster.
     speed = self.speed[batch.remat] * (1 + rows / 100) / mesh.tensor
     tokens = batch.micro_batch_tokens * batch.max_micro_batches
     return planned.part(
@@ -64,23 +64,23 @@ def _search(monkeypatch, memory):
 
 
 def test_the_search_finds_the_fastest_that_fits(monkeypatch):
-  # 10 GiB: fsdp 4 leaves 6 for activations.
+  # Of 10 GiB, fsdp 4 leaves 6 for activations.
   best, tried, lines = _search(monkeypatch, 10)
   c = best.config
-  # One row with nothing recomputed: 8 GiB, faster than two with `dots`.
+  # One row without recomputation: 8 GiB, faster than two rows with `dots`.
   assert (c.mesh.data, c.mesh.fsdp, c.mesh.tensor) == (1, 4, 1)
   assert (c.batch.remat, c.batch.micro_batch_tokens) == ("none", 512)
-  # An optimizer step keeps its 4 x 512 tokens.
+  # An optimizer step still has 4 x 512 tokens.
   assert c.batch.max_micro_batches == best.micro_batches == 4
   assert "--config.mesh.fsdp=4" in best.words
   assert "--config.batch.remat=none" in best.words
-  # Replicated state, 16 GiB, was compiled for no candidate.
+  # No candidate with replicated state, 16 GiB, was compiled.
   assert not [mesh for mesh in tried if mesh[1] * mesh[2] == 1]
   assert any("at least 16.0 GiB a device by hand" in x for x in lines)
   assert len(lines) >= len(tried)
 
 
-def test_the_search_does_not_try_what_keeps_more_than_what_failed(monkeypatch):
+def test_the_search_skips_candidates_larger_than_a_failed_one(monkeypatch):
   _, tried, _ = _search(monkeypatch, 10)
   four = [remat for *mesh, remat in tried if mesh == [1, 4, 1]]
   # One row; two rows from `none` on; four rows from `dots` on.
@@ -88,7 +88,7 @@ def test_the_search_does_not_try_what_keeps_more_than_what_failed(monkeypatch):
   assert four.count("none") == 2
 
 
-def test_a_candidate_that_does_not_compile_is_passed_over(monkeypatch):
+def test_a_candidate_that_does_not_compile_is_skipped(monkeypatch):
   measure = _Fake.measure
 
   def failing(self, train, together, target):
@@ -102,14 +102,14 @@ def test_a_candidate_that_does_not_compile_is_passed_over(monkeypatch):
   assert any(line.endswith("compile: INTERNAL: no tiles") for line in lines)
 
 
-def test_the_search_says_that_nothing_fits(monkeypatch):
+def test_the_search_returns_none_if_nothing_fits(monkeypatch):
   best, tried, lines = _search(monkeypatch, 1)
   assert best is None
   assert tried == []
   assert lines
 
 
-def test_meshes_are_every_shape_over_as_many_devices():
+def test_meshes_are_all_shapes_over_the_same_devices():
   found = list(search.meshes(config_lib.MeshConfig(fsdp=2, tensor=2)))
   shapes = {(m.data, m.fsdp, m.tensor) for m in found}
   assert shapes == {

@@ -1,4 +1,4 @@
-"""Hardware by name, and the compile-only devices of it."""
+"""Tests hardware by name, and its compile-only devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anysearch_jax.planning import targets
     ("v6e:4x4", 16, 1, "v6e:4x4"),
   ],
 )
-def test_a_target_is_hardware_and_how_much_of_it(text, count, hosts, written):
+def test_a_target_is_hardware_and_a_count(text, count, hosts, written):
   target = targets.parse(text)
   assert (target.count, target.hosts, str(target)) == (count, hosts, written)
 
@@ -37,17 +37,17 @@ def test_a_target_is_hardware_and_how_much_of_it(text, count, hosts, written):
     ("v6e:2x", "the shape of a slice"),
   ],
 )
-def test_a_target_that_there_is_not_is_refused(text, sentence):
+def test_an_unknown_target_is_refused(text, sentence):
   with pytest.raises(ValueError, match=sentence):
     targets.parse(text)
 
 
-def test_memory_keeps_room_for_what_no_compiler_counts():
+def test_capacity_leaves_room_for_uncounted_memory():
   # 80 GB cards: 0.92 of the 79.1 GiB that CUDA reports.
   assert targets.parse("h100:1").capacity == pytest.approx(
     0.92 * 79.1 * 2**30, rel=1e-6
   )
-  # A TPU's compiler refuses by itself: 15.75 GiB of 16.
+  # The TPU compiler has its own limit: 15.75 GiB of 16.
   assert targets.parse("v5e:1x1").capacity == 15.75 * 2**30
 
 
@@ -59,7 +59,7 @@ def test_an_h800_differs_from_an_h100_in_its_links():
   assert targets.target_config(h800) == targets.target_config(h100)
 
 
-def test_links_between_hosts_are_the_network():
+def test_several_hosts_use_the_bandwidth_of_the_network():
   assert targets.parse("h100:8").link_bandwidth == 450e9
   assert targets.parse("h100:16").link_bandwidth == 50e9
   assert targets.parse("v5e:4x4").link_bandwidth == 100e9
@@ -84,7 +84,7 @@ def test_a_missing_package_is_named_with_its_command(
 
 
 @pytest.mark.parametrize("name", ["h100", "h800", "h200", "a100"])
-def test_a_gpu_that_is_not_here_has_devices(name):
+def test_an_absent_gpu_has_compile_only_devices(name):
   planned.need(name)
   devices = targets.devices(targets.parse(f"{name}:4"))
   assert len(devices) == 4
@@ -107,7 +107,7 @@ def test_hosts_of_gpus_are_processes():
     ("v6e:2x4", "TPU v6 lite"),
   ],
 )
-def test_a_tpu_that_is_not_here_has_devices(text, kind):
+def test_an_absent_tpu_has_compile_only_devices(text, kind):
   planned.need("v5e")
   target = targets.parse(text)
   devices = targets.devices(target)
@@ -115,7 +115,7 @@ def test_a_tpu_that_is_not_here_has_devices(text, kind):
   assert {d.device_kind for d in devices} == {kind}
 
 
-def test_a_slice_that_no_compiler_knows_is_refused():
+def test_an_unknown_tpu_slice_is_refused():
   planned.need("v5e")
   with pytest.raises(ValueError, match="no slice .*2x3.*try one of v5e:1x1"):
     targets.devices(targets.parse("v5e:2x3"))

@@ -1,4 +1,4 @@
-"""The expert's episodes: grammar, honesty, weights, probes."""
+"""Tests the expert's episodes: grammar, honesty, weights, probes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTING = {
   "episode_config": config_lib.EpisodeConfig(prompts="world"),
 }
 DEFAULT = demonstrations.ExpertConfig()
-# Searches for everything, looks at everything twice where it has to.
+# Searches for every fact, and again after a miss or a conflict.
 THOROUGH = demonstrations.ExpertConfig(
   p_search_known=1,
   p_search_unknown=1,
@@ -72,15 +72,15 @@ def turns(trajectory: types.Trajectory) -> list[str]:
 
 
 def clauses(turn: str) -> list[str]:
-  """The clauses of a turn's thought."""
+  """Returns the clauses of a turn's thought."""
   thought = re.fullmatch(r"<think> (.*) ; </think> .*", turn)
   return thought[1].split(" ; ")
 
 
 def met(trajectory: types.Trajectory) -> list[tuple[str, str]]:
-  """For every search, what an honest reader of the page would say of it.
+  """Returns what each search found, by its passages, and the next thought.
 
-  Pairs of (`found v`, `conflict` or `nothing`; the thought that follows).
+  The pairs are (`found v`, `conflict` or `nothing`; the thought after it).
   """
   wordings = {r.name: {r.name, r.alternative} for r in world_lib.RELATIONS}
   wordings |= {r.alternative: wordings[r.name] for r in world_lib.RELATIONS}
@@ -123,7 +123,7 @@ def test_an_expert_that_trusts_memory_needs_the_fewest_searches():
       assert trajectory.searches == metadata["min_searches"]
 
 
-def test_episodes_are_well_formed_but_for_violations():
+def test_episodes_are_well_formed_except_violations():
   violations = 0
   for trajectory, _ in play_all(DEFAULT):
     assert trajectory.outcome is types.Outcome.ANSWERED
@@ -145,7 +145,7 @@ def test_the_texts_are_those_of_the_ids():
     assert unknown not in trajectory.token_ids
 
 
-def test_a_thought_says_what_the_page_says():
+def test_a_thought_states_what_the_passages_state():
   kinds = set()
   for trajectory, _ in play_all(DEFAULT):
     for truth, following in met(trajectory):
@@ -184,7 +184,7 @@ def test_needs_follow_the_chain():
     facts = trajectory.question.metadata["facts"]
     expected = []
     for fact in facts:
-      # A miss is answered by the same need, then the other wording.
+      # After a miss, the same need is stated and the other wording searched.
       expected += [[fact["entity"], fact["relation"]]] * (1 + fact["misses"])
     assert asked == expected
 
@@ -196,7 +196,7 @@ def test_scaffold_states_sufficiency_and_budget():
     for turn in turns(trajectory):
       sufficiency, budget, *_ = clauses(turn)
       assert budget == ("empty", "tight", "tight", "ample", "ample")[left]
-      # Enough is known when all that is left to do is to say it.
+      # The information suffices once the only remaining action is to answer.
       assert (sufficiency == "sufficient") == ("need" not in turn)
       states.add((sufficiency, budget))
       left -= "<search>" in turn
@@ -210,7 +210,7 @@ def test_no_budget_means_no_search():
     assert not trajectory.violation
 
 
-def test_over_budget_is_tried_once_and_answered_after_it():
+def test_one_search_over_budget_is_followed_by_an_answer():
   expert = dataclasses.replace(DEFAULT, p_over_budget=1, p_search_unknown=1)
   tried = 0
   for trajectory, _ in play_all(expert, [(0, False), (0, True)]):
@@ -221,7 +221,7 @@ def test_over_budget_is_tried_once_and_answered_after_it():
   assert tried > 50
 
 
-def test_redundant_searches_and_early_answers_are_those_asked_for():
+def test_redundant_searches_and_early_answers_follow_the_probabilities():
   expert = dataclasses.replace(THOROUGH, p_redundant=0.5)
   repeated = [
     len(trajectory.queries) - len(set(trajectory.queries))
@@ -237,14 +237,14 @@ def test_redundant_searches_and_early_answers_are_those_asked_for():
     assert need == f"need {' '.join(trajectory.question.text.split()[:2])}"
 
 
-def test_equal_dice_give_equal_episodes():
+def test_equal_seeds_give_equal_episodes():
   one, weights = play(QUESTIONS[0], budget=4, seed=3)
   other, same = play(QUESTIONS[0], budget=4, seed=3)
   np.testing.assert_array_equal(one.token_ids, other.token_ids)
   np.testing.assert_array_equal(weights, same)
 
 
-def test_weights_mark_decisions_of_the_model_alone():
+def test_weights_mark_only_decisions_of_the_model():
   for trajectory, weights in play_all(DEFAULT, CELLS[3:6]):
     assert weights.dtype == np.float32
     by_model = trajectory.authors == types.Author.MODEL
@@ -261,7 +261,7 @@ def test_weights_mark_decisions_of_the_model_alone():
       assert (weights[i] == 3) == decides, words[max(i - 5, 0) : i + 1]
 
 
-def test_decision_weight_is_the_callers():
+def test_decision_weight_is_an_argument():
   _, weights = play(QUESTIONS[0], budget=4, decision_weight=7.0)
   assert set(weights.tolist()) == {0.0, 1.0, 7.0}
 
@@ -282,7 +282,7 @@ def test_a_tokenizer_that_splits_words_is_refused():
 
 
 @pytest.mark.parametrize("scaffold", [False, True])
-def test_probes_stand_where_their_label_is_decided(scaffold):
+def test_probes_are_at_the_positions_of_their_decisions(scaffold):
   probes = demonstrations.probe_sets(
     WORLD, "dev", count=150, seed=0, scaffold=scaffold, **SETTING
   )

@@ -1,4 +1,4 @@
-"""The world's expert as a policy that is evaluated."""
+"""Tests the evaluation of the world's expert."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def test_the_expert_plays_its_world(parts, tmp_path):
       for budget in (0, 8)
     }
     assert right[0] < right[8]
-    # It breaks the format only where it searches beyond its budget.
+    # It violates the format only by searching beyond its budget.
     assert all(row["format"] != row["violation"] for row in rows)

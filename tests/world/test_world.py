@@ -1,4 +1,4 @@
-"""The generated world: facts, passages, questions, ranks, tokenizer."""
+"""Tests the generated world: facts, passages, questions, ranks, tokenizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FACTS = 590
 
 @functools.cache
 def stated(corpus: str) -> dict[tuple[str, str], str]:
-  """The right facts, read from the passages alone."""
+  """Returns the true facts, read from the passages alone."""
   names = {
     wording: relation.name
     for relation in world_lib.RELATIONS
@@ -41,7 +41,7 @@ def test_equal_seeds_make_equal_worlds():
   again = world_lib.World()
   assert again.entities == WORLD.entities
   np.testing.assert_array_equal(again.memory, WORLD.memory)
-  # A snapshot does not depend on those drawn before it.
+  # A snapshot does not depend on the order of drawing.
   assert again.corpus("snapshot-5") == WORLD.corpus("snapshot-5")
   assert again.questions("dev", 60, 3) == WORLD.questions("dev", 60, 3)
   assert again.questions("dev", 60, 3) != WORLD.questions("dev", 60, 4)
@@ -49,7 +49,7 @@ def test_equal_seeds_make_equal_worlds():
   assert other.entities != WORLD.entities
 
 
-def test_the_default_world_is_the_one_that_weights_were_trained_in():
+def test_the_default_world_is_that_of_the_shipped_weights():
   (question,) = WORLD.questions("held-out", 1, 0)
   passage = WORLD.corpus("snapshot-0")[0]
   assert WORLD.entities[:3] == ("gasur", "nires", "sanil")
@@ -70,7 +70,7 @@ def test_parametric_facts_hold_everywhere_and_others_do_not():
   assert 0.3 < WORLD.known.sum() / FACTS < 0.4
 
 
-def test_memory_is_right_but_for_a_stale_tenth():
+def test_a_tenth_of_memory_is_stale():
   assert ((WORLD.memory >= 0) == WORLD.known).all()
   stale = WORLD.memory != WORLD.facts
   assert stale.sum() == round(0.1 * WORLD.known.sum())
@@ -83,7 +83,7 @@ def test_memory_is_right_but_for_a_stale_tenth():
   assert WORLD.recall(WORLD.entities[0], "capital") is None
 
 
-def test_twins_are_other_values_of_facts_that_memory_lacks():
+def test_twins_are_false_values_of_facts_outside_memory():
   first = []
   for index in range(20):
     snapshot = WORLD.snapshot(index)
@@ -98,7 +98,7 @@ def test_twins_are_other_values_of_facts_that_memory_lacks():
       name = world_lib.RELATIONS[r].name
       assert WORLD.entities[twin] in WORLD.objects(name)
     first += snapshot.twin_first[contradicted].tolist()
-  # Order says nothing about truth.
+  # The order of fact and twin does not reveal the true one.
   assert 0.45 < np.mean(first) < 0.55
 
 
@@ -121,7 +121,7 @@ def test_golden_answers_follow_the_passages(split):
     assert question.id == f"{split}/{index}/{entity}/{'-'.join(relations)}"
 
 
-def test_metadata_says_what_memory_and_passages_say():
+def test_metadata_agrees_with_memory_and_passages():
   for question in WORLD.questions("train", 300, 1):
     texts = collections.defaultdict(list)
     for passage in WORLD.corpus(question.corpus):
@@ -187,14 +187,14 @@ def test_every_budget_up_to_eight_matters():
     (lambda: WORLD.corpus("snapshot-99"), "Found snapshot 99"),
   ],
 )
-def test_errors_are_sentences(call, sentence):
+def test_invalid_arguments_are_refused(call, sentence):
   with pytest.raises(ValueError, match=sentence):
     call()
 
 
 @pytest.mark.parametrize("index", [0, 17, 33, 36])
 def test_bm25_ranks_facts_then_fillers(index):
-  """What a search meets, over every fact of a snapshot."""
+  """Checks the ranks of a search for every fact of a snapshot."""
   search = lexical.LexicalRetriever(WORLD.corpus).lookup
   snapshot = WORLD.snapshot(index)
 
@@ -225,7 +225,7 @@ def test_passage_ids_are_unique():
   assert len({passage.id for passage in passages}) == len(passages)
 
 
-def test_every_word_is_one_token_wherever_it_stands():
+def test_every_word_is_one_token_in_every_context():
   words = world_tokenizer.vocabulary(WORLD)
   assert len(words) == len(CODEC.hf) == len(set(words))
   plain = [word for word in words if word not in world_tokenizer.CONTROL]
@@ -237,12 +237,12 @@ def test_every_word_is_one_token_wherever_it_stands():
     assert CODEC.encode(f"\n {word} \n") == [token]
 
 
-def test_no_entity_is_a_word_of_another_sense():
+def test_no_entity_is_named_like_another_word():
   words = world_tokenizer.vocabulary(WORLD)
   others = words[: -len(WORLD.entities)]
   assert tuple(words[len(others) :]) == WORLD.entities
   assert not set(others) & set(WORLD.entities)
-  # "river" has the shape of a name.
+  # "river" could be generated as a name.
   names = world_lib.World(world_lib.WorldConfig(seed=3)).entities
   assert not set(others) & set(names)
 
@@ -251,7 +251,7 @@ def pieces(text: str) -> list[str]:
   return CODEC.hf.convert_ids_to_tokens(CODEC.encode(text))
 
 
-def test_the_environments_texts_are_few_tokens():
+def test_the_texts_of_the_environment_have_few_tokens():
   one, other = WORLD.entities[:2]
   passages = [
     types.Passage("", one, f"born {other} also"),
@@ -275,7 +275,7 @@ def test_decoding_and_encoding_again_changes_nothing():
   ids = np.random.default_rng(0).integers(
     len(world_tokenizer.CONTROL), len(CODEC.hf), 500
   )
-  # Two tokens side by side never read as a third.
+  # Two adjacent tokens never form a third one.
   assert CODEC.encode(CODEC.decode(ids.tolist())) == ids.tolist()
 
 
@@ -288,7 +288,7 @@ def test_the_template_frames_one_user_message():
   assert set(CODEC.control_tokens) == set(world_tokenizer.CONTROL)
 
 
-def test_saving_is_exact_and_reading_gives_it_back(tmp_path):
+def test_a_saved_tokenizer_is_reproducible_and_loads(tmp_path):
   world_tokenizer.save(WORLD, tmp_path / "one")
   world_tokenizer.save(world_lib.World(), tmp_path / "two")
   files = sorted(path.name for path in (tmp_path / "one").iterdir())
