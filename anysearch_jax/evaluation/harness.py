@@ -155,6 +155,7 @@ def address(question_id: str, *, seed: int, variant: int) -> types.Address:
     seed: seed of the evaluation.
     variant: distinguishes the episodes that run at the same time.
   """
+  # Python's `hash` of a string differs between processes; CRC-32 does not.
   return types.Address(
     seed, zlib.crc32(question_id.encode()), sample=0, variant=variant
   )

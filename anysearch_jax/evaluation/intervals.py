@@ -74,8 +74,9 @@ def clustered_rate(
     return Estimate(*NOTHING)
   independent = rate * (1 - rate) * trials
   residuals = successes - rate * n
-  # If the rate is 0 or 1 there is no variance to compare; assume the worst
-  # case, in which all trials of a question are identical.
+  # The effective number of trials is n divided by the design effect (Rao and
+  # Scott 1992). If the rate is 0 or 1 there is no variance to compare; assume
+  # the worst case, in which all trials of a question are identical.
   shared = residuals @ residuals if independent > 0 else n @ n
   effect = max(1.0, float(shared) / (independent or trials))
   return _wilson(rate, trials / effect, confidence)

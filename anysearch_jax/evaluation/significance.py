@@ -20,7 +20,8 @@ def mcnemar(wins: int, losses: int, *, mid: bool = True) -> float:
     wins: number of pairs in which only the first is right.
     losses: number of pairs in which only the second is right.
     mid: True for the mid-p variant, which is less conservative (Fagerland et
-      al. 2013); False for the exact binomial test.
+      al. 2013, https://doi.org/10.1186/1471-2288-13-91); False for the exact
+      binomial test.
 
   Returns:
     The p value; 1 without discordant pairs.

@@ -1,8 +1,8 @@
-"""A reward function of the user's own, `reward.function` of a configuration.
+"""A reward function written by the user: `reward.function` of a configuration.
 
-It is called as the reward of every system is, with outcomes and the
-configuration, in place of the configured system's own (docs/your_reward.md).
-What it does is checked here, because no test of the project has seen it.
+It replaces the reward of the configured system and is called in the same way,
+with outcomes and the configuration (docs/your_reward.md). Its results are
+checked here, because no test of the project covers it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.methods import outcomes as outcomes_lib
 
-# `reward/<name>` is already a metric, with a meaning of its own.
+# The metrics `reward/<name>` with these names have other meanings already.
 _RECORDED = ("em", "format", "steps")
 
 
@@ -38,7 +38,7 @@ class RewardError(ValueError):
 
 
 class OwnReward(NamedTuple):
-  """A loaded function, and the file it is in with the hash of its bytes."""
+  """A loaded function, the path of its file, and the hash of the file."""
 
   function: Callable[[outcomes_lib.Outcomes, config_lib.ExperimentConfig], Any]
   path: pathlib.Path
@@ -53,7 +53,8 @@ def load(name: str) -> OwnReward:
     name: `module:function`, or `path/to/file.py:function`.
 
   Raises:
-    RewardError: what was found, what was expected.
+    RewardError: the name is malformed, the file, module or function does not
+      exist, or importing it raises.
   """
   source, _, function = name.rpartition(":")
   if not source or not function.isidentifier():
@@ -95,10 +96,11 @@ def reward(
 ) -> Callable[
   [outcomes_lib.Outcomes, config_lib.ExperimentConfig], dict[str, chex.Array]
 ]:
-  """Returns a function of the user's as a `method.Reward`.
+  """Returns a user's function as a `method.Reward`.
 
-  What it returns is float32 and 0 where a trajectory is not valid. It raises
-  RewardError if the function raises, or returns no rewards.
+  Rewards are converted to float32, and to 0 where a trajectory is not valid.
+  The returned function raises RewardError if the user's function raises or its
+  result has the wrong names, shapes or values.
 
   Args:
     name: as for `load`.
@@ -112,7 +114,7 @@ def reward(
       returned = own.function(jax.tree.map(_read_only, outcomes), config)
       if not isinstance(returned, Mapping):
         returned = {"total": returned}
-      # JAX raises what went wrong on a device only when values are read.
+      # JAX is asynchronous: errors of a device are raised when values are read.
       parts = {key: np.asarray(value) for key, value in returned.items()}
     try:
       _check_names(list(parts))
@@ -126,14 +128,14 @@ def reward(
 def trial(
   *, group: int, budget: int, measures: Sequence[str]
 ) -> outcomes_lib.Outcomes:
-  """Returns made-up outcomes to call a function with before a run begins.
+  """Returns artificial outcomes to test a function before a run begins.
 
   The first of two questions has right and wrong answers, with and without a
-  search, and a last sample that failed. The second one was dropped.
+  search, and its last sample failed. All samples of the second question failed.
 
   Args:
-    group: samples of a question.
-    budget: of both questions.
+    group: number of samples of a question.
+    budget: budget of both questions.
     measures: names of `outcomes.measures`.
   """
   shape = (2, group)
@@ -199,10 +201,10 @@ def _trajectory(
 
 
 class _FromText(importlib.machinery.SourceFileLoader):
-  """Runs the text that was hashed.
+  """Loads a module from the text that was hashed.
 
-  Python would take bytecode that it keeps in `__pycache__` for a source of the
-  same size and second, so it would miss a quick edit of one digit.
+  Python reuses bytecode from `__pycache__` if the source has the same size and
+  modification time in seconds, so it would miss a quick edit of one digit.
   """
 
   def __init__(self, name: str, path: pathlib.Path, text: bytes):
@@ -226,10 +228,10 @@ def _run(path: pathlib.Path, text: bytes) -> python_types.ModuleType:
 
 @contextlib.contextmanager
 def _as_sentence(name: str, path: pathlib.Path | None = None) -> Iterator[None]:
-  """Makes a RewardError of what a user's code raises, with its line."""
+  """Converts errors of the user's code to RewardError, with their line."""
   try:
     yield
-  except Exception as error:  # Whatever its author did.
+  except Exception as error:  # User code may raise any error.
     line = next(
       (
         f", line {frame.lineno}"
@@ -244,7 +246,7 @@ def _as_sentence(name: str, path: pathlib.Path | None = None) -> Iterator[None]:
 
 
 def _read_only(array: chex.Array) -> np.ndarray:
-  """Returns a view, so that the function cannot change what is recorded."""
+  """Returns a read-only view, so that the function cannot change records."""
   view = np.asarray(array).view()
   view.flags.writeable = False
   return view
@@ -275,7 +277,7 @@ def _part(name: str, value: np.ndarray, valid: np.ndarray) -> np.ndarray:
       f"returned {name!r} of shape {value.shape}, expected {np.shape(valid)} "
       "(questions, samples), one reward for each trajectory."
     )
-  # By JAX, because NumPy does not count bfloat16 as a number.
+  # jnp.issubdtype, because bfloat16 is not a number type for NumPy.
   if not any(
     jnp.issubdtype(value.dtype, kind)
     for kind in (jnp.floating, jnp.integer, jnp.bool_)

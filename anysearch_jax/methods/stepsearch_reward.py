@@ -109,6 +109,8 @@ def similarities(text: str, others: Sequence[str]) -> np.ndarray:
   counts = [_counts(each) for each in (text, *others)]
   words = sorted(set().union(*counts))
   table = np.array([[count[word] for word in words] for count in counts], float)
+  # idf = ln((1 + texts) / (1 + texts with the word)) + 1, scikit-learn's
+  # default: https://scikit-learn.org/stable/modules/feature_extraction.html
   having = np.sum(table > 0, axis=0)
   table *= np.log((1 + len(counts)) / (1 + having)) + 1
   norms = np.linalg.norm(table, axis=1, keepdims=True)
