@@ -1,1 +1,1 @@
-"""Benchmarks: each prints ratios side by side, measured in one run."""
+"""Benchmarks; each measures both sides of a comparison in one run."""

@@ -1,4 +1,4 @@
-"""How fast memory is: one large copy."""
+"""Memory bandwidth, measured by one large copy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 def bandwidth(size: int) -> float:
-  """Bytes a second that a copy of `size` bytes reads and writes."""
+  """Returns the bytes per second read and written by a copy of `size` bytes."""
   import jax
   import jax.numpy as jnp
 

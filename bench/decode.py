@@ -1,4 +1,4 @@
-r"""Decode calls of the in-process engine against the memory's bandwidth.
+r"""Compares decode calls of the in-process engine with the memory bandwidth.
 
     python -m bench.decode --shape=configs/shapes/Qwen3-4B.json \
         --rows=128 --context=2048 --dtype=bfloat16
@@ -6,9 +6,9 @@ r"""Decode calls of the in-process engine against the memory's bandwidth.
     python -m bench.decode
         on a CPU: a policy of 19 M parameters
 
-A decoded token reads every weight once for all rows and every row's keys and
-values. What a step cannot be faster than is these bytes over the bandwidth that
-one large copy has here, in the same process.
+A decode step reads every weight once for all rows, and the keys and values of
+every row. The lower bound of its time is these bytes divided by the bandwidth
+of one large copy, measured in the same process.
 """
 
 from __future__ import annotations

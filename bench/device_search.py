@@ -1,12 +1,12 @@
-"""Exact search of vectors on a device against the memory's bandwidth.
+"""Compares exact vector search on a device with the memory bandwidth.
 
     python -m bench.device_search                     on one GPU of 80 GB
     python -m bench.device_search --vectors=200000       on a CPU
 
-Random unit vectors in bfloat16, as many as wiki-18 has passages: 32 GB. A
-search reads each of them once; what it cannot be faster than is these bytes
-over the bandwidth that one large copy has here, in the same process. Prints
-medians of milliseconds a call and how many times that floor they are.
+The vectors are random unit vectors in bfloat16, as many as wiki-18 has
+passages: 32 GB. A search reads each vector once, so the lower bound of its time
+is these bytes divided by the bandwidth of one large copy, measured in the same
+process. Prints the median milliseconds per call and their ratio to that bound.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(argv) -> None:
 
   @jax.jit
   def make(key: jax.Array) -> jax.Array:
-    """Block by block, for float32 ones of them all do not fit."""
+    """Makes vectors block by block; all of them in float32 would not fit."""
     return jax.lax.map(
       lambda i: units(jax.random.fold_in(key, i)).astype(jnp.bfloat16),
       jnp.arange(blocks),

@@ -1,14 +1,14 @@
-"""Passages a second of the encoder, beside torch transformers.
+"""Compares the encoder's passages per second with torch transformers.
 
     python -m bench.encoder [--case=minilm] [--passages=512] [--pairs=5]
 
-The same random model of a real shape on both sides, the same texts of about 100
-words, the same threads, tokenizing included. Torch gets what a careful user
-gives it: texts sorted by length, batches padded to their longest, inference
-mode, and the batch size that a trial finds best. The sides take turns, passages
-first, then queries of about 12 words in batches of --queries. Prints medians,
-the ratio of each pair's times, and seconds of CPU, which other work on the
-machine moves less.
+Both sides have the same random model of a real shape, the same texts of about
+100 words and the same threads; times include tokenizing. The torch side does
+what a careful user would do: it sorts texts by length, pads batches to their
+longest text, uses inference mode and the batch size that is fastest in a trial.
+The sides are measured in turns, first passages, then queries of about 12 words
+in batches of --queries. Prints medians, the ratio of each pair, and the ratio
+of CPU times, which depend less on other work on the machine.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def main(argv) -> None:
   cores = sorted(os.sched_getaffinity(0))
   if _THREADS.value:
     cores = cores[: _THREADS.value]
-    os.sched_setaffinity(0, cores)  # Which JAX counts its threads by.
+    os.sched_setaffinity(0, cores)  # JAX takes its thread count from this.
   parts.setup_jax(threads=0, cache=".jax_cache")
   import torch
 
@@ -144,7 +144,7 @@ def compare(
   ours: Callable[[], object],
   theirs: Callable[[], object],
 ) -> dict[str, object]:
-  """Times both by turns and prints a line."""
+  """Times both sides in turns and prints a line."""
   ours(), theirs()
   pairs = [(measure(ours), measure(theirs)) for _ in range(_PAIRS.value)]
   wall = [b[0] / a[0] for a, b in pairs]
@@ -170,7 +170,7 @@ def each(vectors: Callable, batches: Sequence[Sequence[str]]) -> None:
 
 
 def measure(call: Callable[[], object]) -> tuple[float, float]:
-  """Seconds of the clock and of the CPU."""
+  """Returns the wall-clock seconds and the CPU seconds of a call."""
   started, used = time.perf_counter(), time.process_time()
   call()
   return time.perf_counter() - started, time.process_time() - used

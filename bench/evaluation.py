@@ -1,20 +1,21 @@
-"""One pass over all budgets, against one run a budget.
+"""Compares one pass over all budgets with one run per budget.
 
     python -m bench.evaluation --questions=100 --budgets=0..8
 
 Plays the same episodes in several ways, in turns, and checks that all ways give
-the same rows. First as commands, `launch.evaluate` with all budgets and once
-for each of them, whole processes. Then inside this process:
+the same rows. The first comparison is between commands, as whole processes:
+`launch.evaluate` once with all budgets, and once for each budget. The others
+are inside this process:
 
 * one pass: what the command does
-* a run a budget: a new engine and new answers for each; what a process takes to
-  start is not counted
+* a run per budget: with a new engine and an empty search cache for each,
+  excluding the time to start a process
 * one pass, but without shared prefixes, without deduplicated searches, or with
   each budget by itself, so that its last episodes leave slots empty
 
 `--servers=A+B` answers a batch of n searches after A + B n milliseconds, one
-batch after the other, as a server does that computes; 0+0 is the index in this
-process. Prints seconds, of the clock and of the CPU, and ratios to one pass.
+batch after the other, like a server that computes; 0+0 is the index in this
+process. Prints wall-clock and CPU seconds, and their ratios to one pass.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _WAYS = (
 
 
 class Server:
-  """A retriever whose answers take the time of a server."""
+  """A retriever that takes as long as a server with these latencies."""
 
   def __init__(self, retriever: Any, batch: float, each: float):
     self._retriever = retriever
@@ -81,7 +82,7 @@ class Server:
 
 @contextlib.contextmanager
 def no_shared_prefixes() -> Iterator[None]:
-  """Every prompt is prefilled whole."""
+  """Disables prefix sharing, so that every prompt is prefilled whole."""
   from anysearch_jax.rollout.jax_engine import page_pool
 
   nothing = lambda pool, tokens: page_pool.Shared([])  # noqa: E731
@@ -90,15 +91,15 @@ def no_shared_prefixes() -> Iterator[None]:
 
 
 def milliseconds(server: str) -> list[float]:
-  """Seconds of a batch, and of each of its searches."""
+  """Parses "A+B" milliseconds into seconds per batch and per search."""
   return [float(part) / 1e3 for part in server.split("+")]
 
 
 def commands() -> list[dict[str, Any]]:
-  """One command for all budgets, and one for each."""
+  """Measures one command for all budgets against one for each budget."""
 
   def run(budgets: Sequence[str], root: str) -> tuple[float, float, list[str]]:
-    """Seconds of the clock and of the CPU, and the rows."""
+    """Returns wall-clock seconds, CPU seconds, and the sorted rows."""
     rows: list[str] = []
     started = time.perf_counter(), _children()
     for number, budget in enumerate(budgets):
@@ -124,7 +125,7 @@ def commands() -> list[dict[str, Any]]:
 
   apart = [str(b) for b in evaluate.parse_budgets(_BUDGETS.value)]
   with tempfile.TemporaryDirectory() as root:
-    # Whoever comes first compiles for both.
+    # A first run compiles for both, so that neither is charged for it.
     run([_BUDGETS.value], f"{root}/warm")
     one = run([_BUDGETS.value], f"{root}/one")
     many = run(apart, f"{root}/many")
@@ -143,7 +144,7 @@ def commands() -> list[dict[str, Any]]:
 
 
 def _children() -> float:
-  """Seconds of the CPU that processes took which have ended."""
+  """Returns the CPU seconds of all child processes that have ended."""
   used = resource.getrusage(resource.RUSAGE_CHILDREN)
   return used.ru_utime + used.ru_stime
 
@@ -155,7 +156,7 @@ def main(argv) -> None:
   from anysearch_jax.rollout import searching
 
   class Apart(searching.Searcher):
-    """Batches searches and asks every one of them."""
+    """Batches searches but never answers from its cache."""
 
     async def search(self, request: types.SearchRequest):
       self.identity = object()
@@ -180,7 +181,7 @@ def main(argv) -> None:
   chosen = policies.Chosen("hf", config.policy)
 
   def play(way: str, server: str) -> tuple[dict[str, Any], list[str]]:
-    """What it took, and its rows."""
+    """Plays all episodes in one way; returns measurements and sorted rows."""
     alone = way in ("a run a budget", "each budget by itself")
     shared = no_shared_prefixes if way == _WAYS[2] else contextlib.nullcontext
     make = Apart if way == _WAYS[3] else searching.Searcher

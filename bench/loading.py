@@ -1,14 +1,14 @@
-"""Loading, export and checkpoints of a real size, beside transformers.
+"""Compares loading and export with transformers; times checkpoints.
 
     python -m bench.loading [--size=1.5b] [--state=0.5b] [--pairs=3]
 
 Makes a random checkpoint of the size of Qwen2.5-1.5B (3 GB, bfloat16, in
---folder, removed at the end) and loads it in fresh processes by turns: here
-and with `transformers.from_pretrained`, to float32 and to bfloat16, from a warm
-page cache. Prints seconds, peak memory of the process, ratios; then the export
-of the loaded policy, and how long a checkpoint of a train state (parameters
-and Adam's moments) blocks, takes, and takes to restore. Needs 20 GB of memory
-and of disk.
+--folder, removed at the end) and loads it in fresh processes, in turns with
+this project and with `transformers.from_pretrained`, to float32 and to
+bfloat16, from a warm page cache. Prints seconds, peak memory of the process and
+ratios. Then it times the export of the loaded policy, and how long a checkpoint
+of a train state (parameters and Adam's moments) blocks, takes to save and takes
+to restore. Needs 20 GB of memory and of disk.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SIZE = flags.DEFINE_enum("size", "1.5b", ["0.5b", "1.5b"], "Loaded, exported.")
 _STATE = flags.DEFINE_enum("state", "0.5b", ["0.5b", "1.5b"], "Checkpointed.")
 _PAIRS = flags.DEFINE_integer("pairs", 3, "Pairs of measurements.")
 _FOLDER = flags.DEFINE_string("folder", "", "Where; default: temporary.")
-# What a child process does: name, then its arguments.
+# The measurement that a child process makes: its name, then its arguments.
 _CHILD = flags.DEFINE_list("child", [], "Internal.")
 
 # Qwen2.5's published sizes.
@@ -108,7 +108,7 @@ def show(name: str, key: str, ours: list, theirs: list) -> None:
 
 
 def child(name: str, *arguments: object) -> dict:
-  """Runs one measurement in a process of its own."""
+  """Runs one measurement in its own process."""
   command = [sys.executable, "-m", "bench.loading"]
   command.append(f"--child={','.join(map(str, [name, *arguments]))}")
   done = subprocess.run(
@@ -132,7 +132,7 @@ def config(size: str) -> dict:
 
 
 def make(size: str, folder: str) -> dict:
-  """A random checkpoint with a tokenizer of a few words."""
+  """Writes a random checkpoint with a tokenizer of two words."""
   import jax.numpy as jnp
   import ml_dtypes
   import numpy as np
@@ -189,7 +189,7 @@ def theirs(folder: str, dtype: str) -> dict:
   model = transformers.AutoModelForCausalLM.from_pretrained(
     folder, dtype=getattr(torch, dtype)
   )
-  # Its arrays may be maps of the file: touching them is part of loading.
+  # The arrays may be memory-mapped, so loading includes touching them.
   for parameter in model.parameters():
     parameter.sum()
   return _measured(started)
@@ -224,7 +224,7 @@ def their_export(source: str, folder: str) -> dict:
 
 
 def checkpoint(size: str, folder: str) -> dict:
-  """A checkpoint with everything in it, the manifest and its check included."""
+  """Times a complete checkpoint, including its manifest and verification."""
   from launch import parts
 
   parts.setup_jax(threads=0, cache=".jax_cache")
@@ -247,7 +247,7 @@ def checkpoint(size: str, folder: str) -> dict:
       weights.tree(table.rows(a), lambda row: jnp.zeros(row.shape)), tx
     )
   )
-  # Noise: what compresses would be written faster than a policy is.
+  # Noise, because compressible data would be written faster than a policy.
   rng = np.random.default_rng(0)
   state = jax.tree.map(
     lambda x: jnp.asarray(

@@ -1,4 +1,4 @@
-"""One model on both sides: transformers' in torch, and ours."""
+"""The same model on both sides: transformers in torch, and this project."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from bench import random_models
 
 
 class Pair:
-  """Logits and gradients of one model from both sides.
+  """Computes logits and gradients of one model on both sides.
 
   Attributes:
-    model: of transformers, in float32.
-    policy: of ours, with the same weights; adapters are allowed.
+    model: the model of transformers, in float32.
+    policy: this project's policy with the same weights; adapters are allowed.
   """
 
   def __init__(self, model: torch.nn.Module, policy: hf.Policy):
@@ -32,7 +32,7 @@ class Pair:
 
   @classmethod
   def random(cls, case: str, folder: pathlib.Path, **sizes: Any) -> Pair:
-    """A model of `random_models.CASES`, read back from its folder."""
+    """Makes a model of `random_models.CASES` and loads it from its folder."""
     model = random_models.make(case, folder, **sizes)
     return cls(model, hf.load(folder))
 
@@ -45,7 +45,10 @@ class Pair:
     params: decoder.Params | None = None,
     dtype: Any = jnp.float32,
   ) -> np.ndarray:
-    """Float32 logits `[B, T, V]`; by default whole rows, own parameters."""
+    """Returns this project's float32 logits `[B, T, V]`.
+
+    By default each row is one segment, and the parameters are the policy's.
+    """
     params = self.policy.params if params is None else params
     if positions is None:
       _, positions, segment_ids = random_models.one_segment(tokens)
@@ -66,7 +69,7 @@ class Pair:
   def theirs(
     self, tokens: np.ndarray, *, dtype: torch.dtype = torch.float32, **inputs
   ) -> np.ndarray:
-    """Float32 logits `[B, T, V]`; `inputs` go to the model."""
+    """Returns torch's float32 logits `[B, T, V]`; `inputs` go to the model."""
     model = self.model
     if dtype != torch.float32:
       model = copy.deepcopy(model).to(dtype)
@@ -77,15 +80,15 @@ class Pair:
   def gradients(
     self, sequence: np.ndarray, **options: Any
   ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Gradients of a weighted sum of the tokens' log-probabilities.
+    """Computes gradients of a weighted sum of the tokens' log-probabilities.
 
     Args:
-      sequence: int `[B, T + 1]`; every token but the first is predicted.
-      options: of `logprobs.token_logprobs`.
+      sequence: int `[B, T + 1]`; every token except the first is predicted.
+      options: options of `logprobs.token_logprobs`.
 
     Yields:
-      Name, ours and theirs for each tensor that training changes, both in the
-      file's layout.
+      (name, our gradient, torch's gradient) for each trained tensor, both in
+      the file's layout.
     """
     a = self.policy.architecture
     weight = np.random.default_rng(6).normal(size=sequence[:, 1:].shape)
@@ -113,7 +116,7 @@ class Pair:
     logp = self.model(torch.tensor(tokens)).logits.log_softmax(-1)
     picked = logp.gather(-1, torch.tensor(targets)[..., None])[..., 0]
     named = {
-      # PEFT puts an adapter's name before `weight`.
+      # PEFT inserts the adapter's name before `weight`.
       name.replace(".default.weight", ".weight"): parameter
       for name, parameter in self.model.named_parameters()
       if parameter.requires_grad
@@ -139,7 +142,7 @@ def _replaced(params: decoder.Params, changed: decoder.Params):
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-  """In float64."""
+  """Returns the log-softmax over the last axis, in float64."""
   logits = np.asarray(logits, np.float64)
   logits = logits - logits.max(-1, keepdims=True)
   return logits - np.log(np.exp(logits).sum(-1, keepdims=True))

@@ -1,13 +1,13 @@
-"""Our decoder's numbers beside those of transformers, family by family.
+"""Compares the decoder with transformers numerically, family by family.
 
     python -m bench.parity [--hf=DIR] [--tokens=288]
 
-Prints for small random models of every supported kind, or for the one in DIR,
-how far logits and log-probabilities of the whole vocabulary lie apart: largest
-and mean in float32; mean where both sides compute in bfloat16, and where each
-does, from transformers in float32; and the largest difference of a gradient,
-relative to its tensor's largest value (random models only). Both sides hold DIR
-in memory, in float32.
+For small random models of every supported kind, or for the model in DIR, it
+prints the differences of logits and log-probabilities over the whole
+vocabulary: the largest and the mean in float32; the mean if both sides compute
+in bfloat16; the mean of each side in bfloat16 from transformers in float32; and
+(random models only) the largest difference of a gradient, relative to its
+tensor's largest value. Both sides hold the model in memory, in float32.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COLUMNS = (
   "theirs-fp32",
   "max rel dgrad",
 )
-# What the tests hold the random models to.
+# The bounds that the tests check for the random models.
 _BOUNDS = ("1e-04", "", "5e-05", "", "5e-02", "", "", "3e-05")
 
 
@@ -82,7 +82,7 @@ def _real(folder: str) -> Iterator[tuple[str, list[float]]]:
 
 
 def _forward(pair, tokens) -> list[float]:
-  """All columns but that of the gradients."""
+  """Returns all columns except the gradients."""
   import jax.numpy as jnp
   import torch
 

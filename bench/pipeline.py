@@ -1,11 +1,12 @@
-"""Training while sampling against training and sampling by turns.
+"""Compares training while sampling with training and sampling in turns.
 
     python -m bench.pipeline [--pairs=3] [--rollouts=12]
 
-The quickstart's run, cut short, with one device for training and one for
-sampling: two CPU devices of one thread each where there is no other. Prints
-seconds a rollout with `pipeline.async_level` 0 and 1, how long each side waited
-for the other, and the ratios of each round; every run is a process of its own.
+Runs a shortened quickstart with one device for training and one for sampling;
+without accelerators these are two CPU devices of one thread each. Prints the
+seconds per rollout with `pipeline.async_level` 0 and 1, how long each side
+waited for the other, and the ratios of each round. Every run has its own
+process.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _WAITS = ("time/trainer_idle", "time/sampler_idle")
 
 
 def run(level: int) -> dict[str, float]:
-  """One run; seconds a rollout."""
+  """Runs once; returns the seconds and waiting times per rollout."""
   parts.setup_jax(threads=1, cache=".jax_cache")
   from anysearch_jax.policy import hf
   from anysearch_jax.training import loop

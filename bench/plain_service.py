@@ -1,7 +1,7 @@
-"""The search service that one writes first; a measure for ours.
+"""A straightforward search service, the baseline for `retrieval/service`.
 
-FastAPI, pydantic, and a `def` endpoint on a thread that searches for its
-request alone. The protocol is Search-R1's.
+It uses FastAPI, pydantic and a `def` endpoint, which searches on a thread for
+its own request only. The protocol is Search-R1's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from retrieval.index import search
 
 
 class Request(pydantic.BaseModel):
-  """Search-R1's."""
+  """Search-R1's request."""
 
   queries: list[str]
   topk: int | None = None
@@ -21,7 +21,7 @@ class Request(pydantic.BaseModel):
 
 
 def create_app(index: search.PassageSearch) -> fastapi.FastAPI:
-  """The service around an index."""
+  """Returns the service around an index."""
   app = fastapi.FastAPI()
 
   @app.post("/retrieve")

@@ -1,11 +1,11 @@
-"""Rollout and training of the quickstart's policy, beside torch.
+"""Compares rollouts and training of the quickstart's policy with torch.
 
     python -m bench.quickstart [--threads=1]
 
-Prints tokens a second of this engine and of transformers' `generate` per turn
-on the same questions, of the train step and of an eager torch step on the same
-trajectories, their ratios (pairs taken in turn, median), the rollout's share
-of a training run's wall time, and how often things were compiled.
+Prints the tokens per second of this engine and of transformers' `generate` per
+turn on the same questions, of the train step and of an eager torch step on the
+same trajectories, the median ratios of alternating pairs, the rollout's share
+of a training run's wall time, and the number of compiled programs.
 """
 
 from __future__ import annotations

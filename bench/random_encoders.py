@@ -1,7 +1,7 @@
-"""Random BERT encoders of real shapes, in folders as Hugging Face has them.
+"""Random BERT encoders of real shapes, in Hugging Face folders.
 
-Every value is drawn, biases and norm scales too, large enough that a wrong
-position, mask or layout moves the vectors.
+Every value is random, including biases and norm scales, and large enough that a
+wrong position, mask or layout changes the vectors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import tensor_files
 from retrieval.encoder import bert
 
-# Settings of the real ones.
+# Settings of the real models.
 CASES: dict[str, dict[str, Any]] = {
   "bert-base": {
     "hidden_size": 768,
@@ -43,7 +43,7 @@ _WORDS = 4000
 
 
 def vocabulary() -> dict[str, int]:
-  """A WordPiece vocabulary: special tokens, letters, pieces, whole words."""
+  """Returns a WordPiece vocabulary: special tokens, letters, pieces, words."""
   letters = [*string.printable.strip(), *"éßñ中文"]
   pieces = [f"##{p}" for p in (*letters, *_SYLLABLES)]
   special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -52,7 +52,7 @@ def vocabulary() -> dict[str, int]:
 
 
 def words() -> list[str]:
-  """Words that are one token each."""
+  """Returns words that are one token each."""
   rng = np.random.default_rng(3)
   return [
     "".join(rng.choice(_SYLLABLES, size)) for size in rng.integers(1, 4, _WORDS)
@@ -60,7 +60,7 @@ def words() -> list[str]:
 
 
 def texts(count: int, *, seed: int = 0, mean: float = 100) -> list[str]:
-  """Texts of about `mean` words, one in ten of them unknown to the model."""
+  """Returns texts of about `mean` words, a tenth not in the vocabulary."""
   rng = np.random.default_rng(seed)
   known = np.asarray(words())
   out = []
@@ -86,11 +86,11 @@ def make(
   """Saves a float32 model of a case with its tokenizer; needs no torch.
 
   Args:
-    case: of `CASES`.
-    folder: made if it is not there.
-    seed: of the weights.
-    prefix: of the names in the file.
-    **sizes: settings of the configuration that take the case's place.
+    case: a key of `CASES`.
+    folder: folder of the model; created if missing.
+    seed: seed of the weights.
+    prefix: prefix of the names in the file.
+    **sizes: settings of the configuration that override the case's.
   """
   tokens = vocabulary()
   config = transformers.BertConfig(

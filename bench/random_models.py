@@ -1,7 +1,7 @@
 """Small random models of every supported kind, made with transformers.
 
-Every value is drawn, biases and norm scales too, large enough that a wrong
-position, mask or layout moves the logits.
+Every value is random, including biases and norm scales, and large enough that a
+wrong position, mask or layout changes the logits.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tokenizers import models, pre_tokenizers
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder
 
-TOKENS = 61  # of the tokenizer; a padded embedding has more rows.
-ORIGINAL_CONTEXT = 32  # of the llama3 RoPE scaling; longer rows are scaled.
+TOKENS = 61  # Size of the tokenizer; a padded embedding has more rows.
+ORIGINAL_CONTEXT = 32  # Of llama3's RoPE scaling; longer rows are scaled.
 
 _SIZES = {
   "vocab_size": TOKENS,
@@ -45,7 +45,7 @@ _LLAMA: dict[str, Any] = {
   },
 }
 _TIED = {"tie_word_embeddings": True}
-# Name to the prefix of transformers' classes and the settings.
+# By name: the prefix of transformers' classes, and the settings.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
   "qwen2": ("Qwen2", _QWEN2 | {"vocab_size": TOKENS + 11}),
   "qwen2-tied": ("Qwen2", _QWEN2 | _TIED),
@@ -62,7 +62,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def config(case: str, **sizes: Any) -> transformers.PreTrainedConfig:
-  """The configuration of a case; `sizes` take the place of its settings."""
+  """Returns the configuration of a case; `sizes` override its settings."""
   prefix, settings = CASES[case]
   return getattr(transformers, prefix + "Config")(
     architectures=[prefix + "ForCausalLM"], **_SIZES | settings | sizes
@@ -70,12 +70,12 @@ def config(case: str, **sizes: Any) -> transformers.PreTrainedConfig:
 
 
 def architecture(case: str, **sizes: Any) -> architecture_lib.Architecture:
-  """What our decoder makes of the configuration; needs no torch."""
+  """Returns the architecture of a case; needs no torch."""
   return architecture_lib.from_hf(config(case, **sizes).to_dict())
 
 
 def params(a: architecture_lib.Architecture) -> decoder.Params:
-  """Float32 parameters of ours, none of them as it would be born."""
+  """Returns float32 parameters of which none has its initial value."""
   rng = np.random.default_rng(0)
   return jax.tree.map(
     lambda p: jnp.asarray(p + 0.15 * rng.normal(size=p.shape), jnp.float32),
@@ -84,7 +84,7 @@ def params(a: architecture_lib.Architecture) -> decoder.Params:
 
 
 def tokenizer() -> transformers.PreTrainedTokenizerFast:
-  """Words `w0` to `w58`, then `<eos>` and `<pad>`."""
+  """Returns a tokenizer with the words `w0` to `w58`, `<eos>` and `<pad>`."""
   words = {f"w{i}": i for i in range(TOKENS - 2)}
   special = {"<eos>": TOKENS - 2, "<pad>": TOKENS - 1}
   inner = tokenizers.Tokenizer(models.WordLevel(words | special, "w0"))
@@ -97,7 +97,7 @@ def tokenizer() -> transformers.PreTrainedTokenizerFast:
 def make(
   case: str, folder: pathlib.Path, *, seed: int = 0, **sizes: Any
 ) -> transformers.PreTrainedModel:
-  """A float32 torch model of a case, saved in `folder` with a tokenizer."""
+  """Makes a float32 torch model of a case and saves it with a tokenizer."""
   import torch
 
   prefix, _ = CASES[case]
@@ -114,13 +114,13 @@ def make(
 
 
 def random_tokens(shape: tuple[int, int], below: int = TOKENS) -> np.ndarray:
-  """Ids `[B, T]`, the same for the same arguments."""
+  """Returns ids `[B, T]`, equal for equal arguments."""
   return np.random.default_rng(5).integers(0, below, shape)
 
 
 def one_segment(
   tokens: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Tokens, positions and segment ids of rows that are one segment each."""
+  """Returns tokens, positions and segment ids; each row is one segment."""
   positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
   return tokens, positions, np.ones_like(tokens)

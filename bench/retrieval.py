@@ -1,14 +1,14 @@
-"""Exact search on a CPU: queries a second and memory, side by side.
+"""Compares exact searches on a CPU by time per call and memory.
 
     python -m bench.retrieval [--rows=32641,1000000] [--batches=1,8,32,128,512]
 
-Sides, each in a process of its own, in turns: `default` is faiss.IndexFlatIP
-as it comes; `set` the same with the two settings of
+The sides run in turns, each in its own process: `default` is faiss.IndexFlatIP
+with default settings; `set` is the same with the two settings of
 `retrieval/index/faiss_flat`; `faiss_flat` and `jax_flat` are the indexes that
-launch.build_index makes, mapped from their files. Random unit vectors of 768
-numbers, top 3. Prints medians of milliseconds a call, how many times as fast as
-`default` a side is, and memory: of the process alone, and its peak with mapped
-pages.
+launch.build_index makes, mapped from their files. The vectors are random unit
+vectors of 768 numbers; a search returns the top 3. Prints the median
+milliseconds per call, the speed relative to `default`, the process's own
+memory, and its peak memory with mapped pages.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def units(rng: np.random.Generator, count: int, dim: int) -> np.ndarray:
 
 
 def make(folder: pathlib.Path, rows: int, dim: int) -> None:
-  """Writes what the sides search, once."""
+  """Writes the files that the sides search, unless they exist."""
   from retrieval.index import faiss_flat, vectors
 
   if (folder / "made").is_file():
@@ -75,7 +75,7 @@ def make(folder: pathlib.Path, rows: int, dim: int) -> None:
 
 
 def measure(side: str, folder: pathlib.Path, rows: int) -> dict[str, float]:
-  """Milliseconds a call by batch, and memory in GB."""
+  """Returns the milliseconds per call by batch size, and memory in GB."""
   if side == "default":
     import faiss
 

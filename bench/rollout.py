@@ -1,16 +1,16 @@
-"""Rollouts of one small policy, played in several ways, by search latency.
+"""Compares four ways to play rollouts of a small policy, by search latency.
 
     python -m bench.widened --output=/tmp/policy
     python -m bench.rollout --policy=/tmp/policy [--sglang=URL]
 
-(a) this engine with continuous batching, (b) the same engine turn-synchronous
-(all episodes take a turn, then all of them search), (c) transformers'
-`generate`, turn-synchronous, the whole context of a batch again every turn, (d)
-an SGLang server on this machine, started on the same policy.
-Every search answers from the same index, `latency` milliseconds later. Prints
-episodes and generated tokens a second, slot occupancy (lanes that sampled, of
-those that decode calls offered) and the ratios of each round; the ways take
-turns in one run.
+The ways are (a) this engine with continuous batching, (b) the same engine
+turn-synchronously (all episodes take a turn, then all of them search), (c)
+transformers' `generate`, turn-synchronously, which computes the whole context
+of a batch again every turn, and (d) an SGLang server on this machine, started
+with the same policy. Every search is answered from the same index, `latency`
+milliseconds later. Prints episodes and generated tokens per second, the
+occupancy (the share of the lanes of decode calls that sampled) and the ratios
+of each round. The ways take turns in one run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _JSON = flags.DEFINE_string("json", None, "File for the numbers.")
 
 
 class Late:
-  """A retriever whose answers come some seconds later."""
+  """A retriever that delays its answers."""
 
   def __init__(self, retriever: types.Retriever, seconds: float):
     self._retriever = retriever
@@ -61,10 +61,11 @@ class Late:
 
 
 class TurnSynchronous:
-  """An engine that answers once every living episode has asked for a turn.
+  """An engine that answers only when every running episode waits for a turn.
 
-  The same barrier holds searches back, for an episode asks for its next turn
-  when it has been answered. `episodes` are all that will ever live.
+  The barrier also synchronises searches, because an episode asks for its next
+  turn only after its search is answered. `episodes` is the total number of
+  episodes, `slots` the most that run at a time.
   """
 
   def __init__(self, engine: types.Engine, *, episodes: int, slots: int):
@@ -199,7 +200,7 @@ def main(argv) -> None:
         name: statistics.median(r[way][name] for r in rounds)
         for name in rounds[0][way]
       }
-      # Of the tokens, for different draws write different lengths.
+      # By tokens, because different samples have different lengths.
       ratios = sorted(r["a"]["tokens/s"] / r[way]["tokens/s"] for r in rounds)
       occupancy = f"{found['occupancy']:4.0%}" if way in "ab" else "   -"
       print(

@@ -1,13 +1,13 @@
-"""Our search service against a plain one around the same index.
+"""Compares the search service with a plain one around the same index.
 
     python -m bench.service [--clients=64] [--seconds=30] [--rounds=1]
 
-The index is FAISS's flat one over random unit vectors; an encoder makes a
+The index is FAISS's flat index over random unit vectors. The encoder derives a
 query's vector from its hash, and passages are read from a file. The plain
 service (`plain_service`) searches for each request on a thread. Each service
-is a process of its own; the same clients, one connection and one request at a
-time each, ask one service after the other, and no query twice. Prints seconds
-to an answer, requests a second, errors, and the ratios.
+runs in its own process. The same clients, each with one connection and one
+request at a time, ask one service after the other, and never the same query
+twice. Prints seconds to an answer, requests per second, errors, and the ratios.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 import orjson
 from absl import flags
 
-# Threads that spin while they wait take the cores from the clients.
+# OpenMP threads that spin while they wait would take cores from the clients.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from bench import plain_service
@@ -49,7 +49,7 @@ _SERVE = flags.DEFINE_enum(
   "serve", None, ["ours", "plain"], "Serves, as a process of the bench."
 )
 _CORPUS = flags.DEFINE_string("corpus", None, "Folder of what it serves.")
-_WARM = 2.0  # Seconds before those that count.
+_WARM = 2.0  # Seconds before the measurement.
 _K = 3
 _REQUEST = (
   b"POST /retrieve HTTP/1.1\r\nHost: service\r\n"
@@ -58,7 +58,7 @@ _REQUEST = (
 
 
 class _Encoder:
-  """A unit vector of each text, by its hash."""
+  """Derives a unit vector from the hash of each text."""
 
   def __init__(self, dim: int):
     self.dim = dim
@@ -71,12 +71,12 @@ class _Encoder:
 
 
 class _Flat:
-  """`search.VectorIndex` by FAISS."""
+  """A `search.VectorIndex` that uses FAISS."""
 
   def __init__(self, vectors: np.ndarray):
     import faiss
 
-    # By default batches of up to 166 queries take a slow path.
+    # As in `faiss_flat`: otherwise batches of up to 166 queries are slower.
     faiss.cvar.distance_compute_blas_threshold = 1
     self.count, self.dim = vectors.shape
     self._index = faiss.IndexFlatIP(self.dim)
@@ -96,7 +96,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def _serve(name: str, folder: str) -> None:
-  """Serves until it is ended."""
+  """Serves until the process is ended."""
   corpus = passages.Corpus(folder)
   index = search.PassageSearch(
     corpus,
@@ -120,7 +120,7 @@ def _serve(name: str, folder: str) -> None:
 
 @contextlib.contextmanager
 def _started(name: str, folder: pathlib.Path) -> Iterator[int]:
-  """The port of a service that listens."""
+  """Starts a service, waits until it listens, and yields its port."""
   command = [
     *(sys.executable, "-m", "bench.service"),
     *(f"--serve={name}", f"--corpus={folder}", f"--dim={_DIM.value}"),
@@ -138,7 +138,7 @@ def _started(name: str, folder: pathlib.Path) -> Iterator[int]:
 async def _ask(
   number: int, port: int, end: float, seconds: list[tuple[float, float]]
 ) -> int:
-  """One client: when each request ended, and what it took; errors."""
+  """Runs one client; appends (end, duration) of requests, returns errors."""
   errors = asked = 0
   reader, writer = await asyncio.open_connection("127.0.0.1", port)
   while (start := time.monotonic()) < end:

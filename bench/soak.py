@@ -1,16 +1,16 @@
-"""Half an hour of training among faults, against the same without them.
+"""Compares half an hour of training under faults with the same without them.
 
     python -m bench.soak [--rollouts=700] [--output=DIR]
 
-The quickstart's policy is trained in its world twice at once, each run on one
-thread. In one of them a tenth of the searches fail or hang, the engine is lost
-with all that it was doing every other minute, and the process is killed
-(SIGKILL) now and then until two thirds are done, and started again. Prints what
-was lost on the way, whether a lost episode was anybody's reward (it counts how
-far the logged means are from those over what did not fail), how the memory of
-the last life grew, and the accuracy of both policies on the same questions.
+Trains the quickstart's policy in its world twice at the same time, each run on
+one thread. In one run, a tenth of the searches fail or hang, the engine is lost
+with all running turns every two minutes on average, and the process is killed
+(SIGKILL) and restarted now and then until two thirds are done. Prints what was
+lost, whether a failed episode entered a reward (by the difference of the logged
+means from the means over episodes that did not fail), the memory growth of the
+last process, and the accuracy of both policies on the same questions.
 
-What is in --output is taken up again.
+Runs in --output are resumed.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _JSON = flags.DEFINE_string("json", None, "File for the numbers.")
 _WORKER = flags.DEFINE_enum(
   "worker", None, ["faulty", "calm"], "Trains, as a process of the bench."
 )
-_ERRORS = 0.1  # Share of the searches.
-_HANGS = 0.1  # Share of those, which hang until their deadline.
+_ERRORS = 0.1  # Share of the searches that fail.
+_HANGS = 0.1  # Share of those that hang until their deadline.
 _DEADLINE = 2.0  # Seconds of a search.
-_ENGINE_LIFE = 120.0  # Seconds, on average; so are the next.
+_ENGINE_LIFE = 120.0  # Seconds, on average; the next constant too.
 _LIFE = 240.0
 _KILLED_UNTIL = 2 / 3
 _LOOK = 2.0
@@ -57,7 +57,7 @@ _BUDGETS = (0, 2, 5)
 
 
 class FaultyRetriever:
-  """A retriever of which a tenth of the answers fail or never come."""
+  """A retriever of whose answers a tenth fail or hang."""
 
   def __init__(self, retriever: Any, drawn: random.Random):
     self._retriever, self._drawn = retriever, drawn
@@ -75,12 +75,12 @@ class FaultyRetriever:
 
 
 class MortalEngine:
-  """An engine that is lost now and then with all that it was doing.
+  """An engine that is lost now and then with all running turns.
 
   Args:
-    make: an engine of these weights and this version.
-    params: its first ones.
-    drawn: when it is lost.
+    make: makes an engine from weights and their version.
+    params: the first weights.
+    drawn: generator of the times at which it is lost.
   """
 
   def __init__(self, make: Any, params: Any, drawn: random.Random):
@@ -122,7 +122,7 @@ class MortalEngine:
       engine.release(address)
 
   def _lose(self) -> None:
-    """Another engine takes the place of this one."""
+    """Cancels all running turns and replaces the engine by a new one."""
     for task in self._flying:
       task.cancel()
     counters = self._engine.counters
@@ -138,7 +138,7 @@ class MortalEngine:
 
 
 def configuration() -> config_lib.ExperimentConfig:
-  """The quickstart's, for longer, at a rate that bears it."""
+  """Returns the quickstart's configuration, longer and with a lower rate."""
   c = quickstart.get_config()
   return dataclasses.replace(
     c,
@@ -149,7 +149,7 @@ def configuration() -> config_lib.ExperimentConfig:
     ),
     optimizer=dataclasses.replace(c.optimizer, learning_rate=1e-4),
     episode=dataclasses.replace(c.episode, search_deadline=_DEADLINE),
-    # A lost engine fails most of a rollout.
+    # A lost engine fails most episodes of a rollout.
     watch=dataclasses.replace(c.watch, max_failed=1.0),
     evaluation=dataclasses.replace(
       c.evaluation, budgets=_BUDGETS, questions=_QUESTIONS.value
@@ -158,7 +158,7 @@ def configuration() -> config_lib.ExperimentConfig:
 
 
 def train(folder: pathlib.Path, *, faulty: bool) -> None:
-  """A life of a run; to its end if nothing ends it."""
+  """Trains or resumes a run until its end or until the process is killed."""
   parts.setup_jax(threads=1, cache=".jax_cache")
   from anysearch_jax.policy import hf
   from anysearch_jax.rollout import searching
@@ -199,7 +199,10 @@ def train(folder: pathlib.Path, *, faulty: bool) -> None:
 
 
 class Run:
-  """A run under observation: its process, its lives, their memory."""
+  """A run under observation: its process, and the memory of each process.
+
+  A "life" is one process of the run, from its start to its kill or its end.
+  """
 
   def __init__(self, kind: str, root: pathlib.Path, drawn: random.Random):
     self._kind, self._drawn = kind, drawn
@@ -211,7 +214,7 @@ class Run:
     self._begin()
 
   def look(self) -> bool:
-    """Looks after the process; whether it goes on."""
+    """Samples memory, kills the process if due; returns whether it runs on."""
     code = self._process.poll()
     if code is not None:
       if code:
@@ -253,7 +256,7 @@ class Run:
 
 
 def resident(pid: int) -> int:
-  """Bytes of a process in memory; 0 if it has just ended."""
+  """Returns the resident bytes of a process; 0 if it has just ended."""
   with contextlib.suppress(OSError):
     for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
       if line.startswith("VmRSS"):
@@ -269,13 +272,13 @@ def lines(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def rollouts(folder: pathlib.Path) -> int:
-  """Rollouts that were trained on."""
+  """Returns the number of logged rollouts."""
   path = folder / "metrics.jsonl"
   return len(path.read_bytes().splitlines()) if path.is_file() else 0
 
 
 def growth(samples: Sequence[tuple[float, int]]) -> float:
-  """Memory at the end of a life over that after its first quarter."""
+  """Returns memory at a life's end over memory after its first quarter."""
   tenth = max(1, len(samples) // 10)
   quarter = len(samples) // 4
   early = statistics.median(m for _, m in samples[quarter : quarter + tenth])
@@ -284,12 +287,12 @@ def growth(samples: Sequence[tuple[float, int]]) -> float:
 
 
 def as_rewards(folder: pathlib.Path) -> tuple[int, int, float]:
-  """Looks for failed episodes in the logged rewards.
+  """Checks whether failed episodes entered the logged rewards.
 
   Returns:
-    Recorded rollouts with a failed episode, their failed episodes, and how far
-    at most the logged mean of EM is from that over the episodes that did not
-    fail.
+    The number of recorded rollouts with a failed episode, their number of
+    failed episodes, and the largest difference between the logged mean of EM
+    and the mean over the episodes that did not fail.
   """
   from launch import score
 
@@ -309,7 +312,7 @@ def as_rewards(folder: pathlib.Path) -> tuple[int, int, float]:
 
 
 def accuracy(run: Run) -> pathlib.Path:
-  """Evaluates the policy of a run; the folder."""
+  """Evaluates the policy of a run and returns the folder of the evaluation."""
   folder = run.folder / "evaluation"
   budgets = ",".join(map(str, _BUDGETS))
   subprocess.run(

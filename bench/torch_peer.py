@@ -1,8 +1,8 @@
 """The same policy in torch: transformers `generate` per turn, eager training.
 
-What a short script over transformers does: pending turns are left-padded and
-generated as one batch, the whole context again every turn; training is one
-padded forward and backward in eager mode.
+This is what a short script over transformers would do. Pending turns are
+left-padded and generated as one batch, with the whole context computed again
+every turn. Training is padded forward and backward passes in eager mode.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from anysearch_jax.training import batching
 
 
 class TorchEngine:
-  """`types.Engine` over transformers' `generate`, turn-synchronous."""
+  """A turn-synchronous `types.Engine` over transformers' `generate`."""
 
   def __init__(self, folder: str, tokenizer, *, seed: int = 0):
     self.model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -107,7 +107,7 @@ def train_step(
   *,
   rows: int,
 ) -> float:
-  """One eager GRPO step over padded rows, longest first; returns the loss."""
+  """Takes one eager GRPO step over padded rows; returns the loss."""
   optimizer.zero_grad()
   ordered = sorted(examples, key=lambda e: -len(e.token_ids))
   total = 0.0

@@ -1,8 +1,8 @@
-r"""A train step's time, tokens a second and model FLOPs utilisation, here.
+r"""Measures a train step's time, tokens per second and model FLOPs utilisation.
 
     python -m bench.train_step
         on a CPU: a Qwen2-shaped policy of 19 M parameters beside torch eager
-        (and compiled, with --torch_compile), by turns in one run
+        (and compiled, with --torch_compile), in turns in one run
     python -m bench.train_step --config=configs/qwen3_4b.py \
         --shape=configs/shapes/Qwen3-4B.json --config.mesh.fsdp=1 \
         --config.mesh.tensor=1 --config.mesh.sequence_parallel=false \
@@ -12,9 +12,10 @@ r"""A train step's time, tokens a second and model FLOPs utilisation, here.
         on one GPU of 141 GB: Qwen3-4B's shape with random weights, packed rows
         of 8192 tokens
 
-The step is the one that `loop.Trainer` runs: sharded, donated, with the
-reference pass where the configuration has a KL term. Model FLOPs are those of
-`training/throughput`: no recomputation, no padding, causal segments.
+The step is the one that `loop.Trainer` runs: sharded, with donated buffers, and
+with the reference pass if the configuration has a KL term. Model FLOPs are
+those of `training/throughput`: without recomputation and padding, with causal
+segments.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _COMPILED = flags.DEFINE_bool(
 _JSON = flags.DEFINE_string("json", None, "File for the numbers.")
 _COMPILE_SECONDS = 600
 
-# About 19 M parameters, float32, as a CPU can train them.
+# About 19 M parameters, so that a CPU can train them in float32.
 _SMALL = {
   "hidden_size": 384,
   "intermediate_size": 1024,
@@ -63,7 +64,7 @@ _SMALL = {
 
 
 def small() -> config_lib.ExperimentConfig:
-  """What the small policy trains with: rows of 256 tokens, four at a time."""
+  """Returns the small policy's configuration, with rows of 256 tokens."""
   return config_lib.ExperimentConfig(
     name="small",
     compute_dtype="float32",
@@ -74,10 +75,10 @@ def small() -> config_lib.ExperimentConfig:
 
 
 def examples(config: config_lib.ExperimentConfig, *, vocab: int, tokens: int):
-  """Trajectories of a half, a quarter or an eighth of the longest row.
+  """Makes trajectories of a half, a quarter or an eighth of the longest row.
 
-  They fill rows whole: `tokens` in all, a multiple of an eighth row, run as so
-  many positions, and a side that pads pads little.
+  They fill rows exactly: `tokens` tokens in all, a multiple of an eighth of a
+  row, need as many positions, and a side that pads has little padding.
   """
   from anysearch_jax.training import batching
 
@@ -100,7 +101,7 @@ def examples(config: config_lib.ExperimentConfig, *, vocab: int, tokens: int):
 
 
 class Ours:
-  """The Trainer's step over random weights, made where they will stay."""
+  """The Trainer's step over random weights, made on the devices that train."""
 
   def __init__(self, config, a, trajectories, *, params=None):
     import jax
@@ -161,7 +162,7 @@ class Ours:
     )
 
   def __call__(self) -> float:
-    """One step, waited for; its loss."""
+    """Takes one step, waits for it, and returns its loss."""
     import jax
 
     self.state, metrics = self.step(self.state, self.reference, self.batch)
@@ -170,14 +171,14 @@ class Ours:
 
 
 def timed(call: Callable[[], float]) -> tuple[float, float]:
-  """Seconds and what `call` gives."""
+  """Returns the seconds of `call` and its result."""
   started = time.perf_counter()
   value = call()
   return time.perf_counter() - started, value
 
 
 def describe(ours: Ours, seconds: Sequence[float], first: float) -> dict:
-  """The numbers of a run, and the physical limit they are held against."""
+  """Returns the numbers of a run and the physical limits to compare with."""
   import jax
 
   from anysearch_jax.policy import parameters as weights
@@ -210,7 +211,7 @@ def describe(ours: Ours, seconds: Sequence[float], first: float) -> dict:
     out["train/mfu"] = out["model TFLOP/s"] / _PEAK.value / len(devices)
   if "train/mfu" in out:
     out["limit by FLOPs, s"] = median * out["train/mfu"]
-  # Masters and moments are read and written, gradients read, once a step.
+  # Per step, masters and moments are read and written, gradients are read.
   state = sum(x.nbytes for x in jax.tree.leaves(ours.state))
   out["optimizer's least traffic, GB"] = (2 * state + state / 3) / 1e9
   return out | throughput.memory(devices)
@@ -218,7 +219,7 @@ def describe(ours: Ours, seconds: Sequence[float], first: float) -> dict:
 
 @contextlib.contextmanager
 def deadline(seconds: int) -> Iterator[None]:
-  """Raises TimeoutError when the block takes longer."""
+  """Raises TimeoutError if the block takes longer than `seconds`."""
 
   def late(*_):
     raise TimeoutError(f"not done after {seconds} s")
@@ -233,7 +234,7 @@ def deadline(seconds: int) -> Iterator[None]:
 
 
 def theirs(folder: pathlib.Path, trajectories, *, compiled: bool):
-  """The same step in torch over padded rows, eager or compiled."""
+  """Returns the same step in torch over padded rows, eager or compiled."""
   import torch
   import transformers
 
@@ -256,7 +257,7 @@ def theirs(folder: pathlib.Path, trajectories, *, compiled: bool):
 
 
 def beside_torch(config: config_lib.ExperimentConfig) -> dict:
-  """Our step and torch's on the same weights and trajectories, by turns."""
+  """Measures our step and torch's in turns, on equal weights and examples."""
   from anysearch_jax.policy import hf
   from bench import random_models
 
@@ -277,7 +278,7 @@ def beside_torch(config: config_lib.ExperimentConfig) -> dict:
         with deadline(_COMPILE_SECONDS):
           side = theirs(folder, work, compiled=True)
           first["torch compiled"] = timed(side)
-      except Exception as error:  # Whatever its compiler stumbles over.
+      except Exception as error:  # torch.compile may fail in many ways.
         print(f"torch.compile: {type(error).__name__}: {str(error)[:200]}")
       else:
         sides["torch compiled"] = side
@@ -296,7 +297,7 @@ def beside_torch(config: config_lib.ExperimentConfig) -> dict:
 
 
 def by_turns(sides: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
-  """Seconds of each side's steps, one after the other's."""
+  """Returns the seconds of each side's steps, which alternate."""
   seconds: dict[str, list[float]] = {name: [] for name in sides}
   for _ in range(_STEPS.value):
     for name, side in sides.items():
@@ -305,7 +306,7 @@ def by_turns(sides: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
 
 
 def alone(config: config_lib.ExperimentConfig, shape: str) -> dict:
-  """Our step on random weights of a shape."""
+  """Measures our step on random weights of a shape."""
   import jax
 
   from anysearch_jax.host import json_files

@@ -1,10 +1,11 @@
-"""The quickstart's policy made larger without a change of what it says.
+"""Makes the quickstart's policy larger without changing its output.
 
     python -m bench.widened --times=8 --output=DIR
 
-Every width grows by zeros: new channels are never written, new heads and hidden
-units never read, and norms are scaled back. At 8 times it has 17.9 million
-parameters in place of 0.3, so that the time of a rollout is the device's.
+Every width is padded with zeros: new channels are never written, new heads and
+hidden units are never read, and norms are rescaled. With 8 times the width it
+has 17.9 million parameters instead of 0.3 million, so that the time of a
+rollout depends on the device and not on overheads.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from anysearch_jax.policy import hf
 from configs import quickstart
 from launch import flags as launch_flags
 
-# The axes that grow, by the name of the weight.
+# The axes that are padded, by the name of the weight.
 _AXES = {
   "embed": (1,),
   "q": (1, 2),
@@ -37,11 +38,11 @@ _NORMS = {"norm": (0,), "attention_norm": (1,), "mlp_norm": (1,)}
 
 
 def widened(policy: hf.Policy, times: int) -> hf.Policy:
-  """The policy with `times` the width; its logits to rounding.
+  """Returns the policy with `times` the width; logits are equal up to rounding.
 
   Args:
-    policy: of one device, with the weights that `_AXES` names.
-    times: 1 or more.
+    policy: a policy on one device, with the weights that `_AXES` names.
+    times: factor of every width, at least 1.
   """
   a = policy.architecture
 
@@ -50,7 +51,8 @@ def widened(policy: hf.Policy, times: int) -> hf.Policy:
     axes = (_AXES | _NORMS)[name]
     x = np.asarray(x)
     if name in _NORMS:
-      x = x / math.sqrt(times)  # A mean over `times` as many squares.
+      # RMSNorm averages squares over `times` as many channels, mostly zeros.
+      x = x / math.sqrt(times)
     more = [(0, (times - 1) * n * (i in axes)) for i, n in enumerate(x.shape)]
     return np.pad(x, more)
 
