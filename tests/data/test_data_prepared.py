@@ -159,7 +159,7 @@ def test_rewriting_repairs_and_other_contents_are_rejected(tmp_path):
     lambda content: b"",
   ],
 )
-def test_a_damaged_file_is_refused(tmp_path, damage):
+def test_damaged_file_is_rejected(tmp_path, damage):
   _write(tmp_path / "qa", nq_test=3, popqa_test=2)
   path = tmp_path / "qa" / "nq_test.parquet"
   path.write_bytes(damage(path.read_bytes()))

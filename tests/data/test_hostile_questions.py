@@ -130,7 +130,7 @@ WRITTEN = {
 
 @hostile.cases("a damaged file of questions")
 @hypothesis.given(hostile.tapes(100))
-def test_a_damaged_file_of_questions_is_read_or_refused(folder, tape):
+def test_damaged_question_file_is_read_or_rejected(folder, tape):
   kind = tape.pick([*WRITTEN])
   path = folder / f"damaged{kind}"
   path.write_bytes(tape.damage(WRITTEN[kind]))

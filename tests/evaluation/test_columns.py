@@ -61,7 +61,7 @@ def test_missing_format_is_not_measured():
   assert found == dataclasses.replace(judged, format_rate=None)
 
 
-def test_order_of_lines_changes_nothing():
+def test_order_of_lines_does_not_matter():
   found = study.row("a", questions=9, budgets=(0, 3), seeds=(2, 1)).episodes
   one, two = columns.of(found), columns.of(found[::-1])
   for name in ("ids", "question", "budget", "seed", "em", "f1", "asked"):

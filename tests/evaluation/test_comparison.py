@@ -68,7 +68,7 @@ def test_subset_is_compared_on_common_questions():
     assert (len(pairs), pairs.unpaired) == (3, 2)
 
 
-def test_different_questions_are_refused():
+def test_rows_on_different_questions_are_rejected():
   ours = _row("a", {"q1": (1, 1), "q2": (1, 1)})
   theirs = _row("b", {"q2": (0, 1), "q3": (0, 1), "q4": (0, 1)})
   with pytest.raises(ValueError, match="1 only in the first, 2 only in the"):

@@ -220,7 +220,7 @@ def test_transformers_reads_an_export_in_the_older_dialect(
     )
 
 
-def test_saving_replaces_the_folder_whole(tmp_path):
+def test_saving_replaces_the_whole_folder(tmp_path):
   folder, policy = tmp_path / "policy", born_here()
   hf.save(folder, policy)
   (folder / "stale.safetensors").write_text("old")
@@ -240,7 +240,7 @@ def test_policy_may_replace_its_source(tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
-def test_an_export_that_fails_leaves_the_old_folder_as_it_was(
+def test_failed_export_leaves_the_old_folder_unchanged(
   tmp_path, monkeypatch, error
 ):
   folder, policy = tmp_path / "policy", born_here()
@@ -301,7 +301,7 @@ def test_failed_rename_restores_the_old_folder(tmp_path, monkeypatch):
   assert [path.name for path in tmp_path.iterdir()] == ["policy"]
 
 
-def test_a_link_stays_a_link_to_what_is_written(tmp_path):
+def test_symbolic_link_to_the_output_is_kept(tmp_path):
   (tmp_path / "real").mkdir()
   (tmp_path / "link").symlink_to(tmp_path / "real")
   for _ in range(2):

@@ -91,7 +91,7 @@ def test_rollouts_differ_and_the_newest_is_the_default(runs, tmp_path):
   assert any((new[name] != old[name]).any() for name in new)
 
 
-def test_transformers_reads_it_whole(torch, runs, tmp_path):
+def test_transformers_reads_the_whole_export(torch, runs, tmp_path):
   hf_export.write(runs / "full", tmp_path / "out", shard_bytes=5000)
   _, report = transformers.AutoModelForCausalLM.from_pretrained(
     tmp_path / "out", output_loading_info=True

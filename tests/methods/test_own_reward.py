@@ -1,4 +1,4 @@
-"""A reward function of the user's: loaded, checked, noted, trained with."""
+"""A user's reward function: loading, checks, provenance and training."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_wrong_function_is_refused_before_a_run_begins(text, sentence, write):
 
 
 def small_run_of(group):
-  # A trial has as many samples; episodes still divide into two steps.
+  # The trial has `group` samples; episodes still divide into two steps.
   return dataclasses.replace(small_run.CONFIG, group=group)
 
 
@@ -203,7 +203,7 @@ def test_shipped_reward_can_be_named_as_it_is():
 
 
 def test_error_in_a_rollout_is_a_sentence(write, tmp_path):
-  """The trial has two questions, a rollout of this run has four."""
+  """The function passes the trial of two questions; this run asks four."""
   name = write(body("outcomes.em", "assert len(outcomes.em) == 2, 'two'"))
   with pytest.raises(own_reward.RewardError, match="line 6: AssertionError"):
     small_run.train(tmp_path / "run", small_run.parts(), with_reward(name))
@@ -249,7 +249,7 @@ def test_changed_source_is_refused_without_allow_changes(write, tmp_path):
 
   assert start("") == []
   assert saved()["reward"] is None
-  # Runs of earlier versions have not noted it.
+  # Earlier versions did not record it.
   old = {k: v for k, v in saved().items() if k != "reward"}
   (folder / "provenance.json").write_text(json.dumps(old))
   with pytest.raises(ValueError, match="reward.function .*--allow_changes"):
@@ -299,7 +299,7 @@ def test_example_of_the_page_runs_as_it_is_printed(write):
   (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
   found = called(write(code))
   assert found.keys() == {"total", "search_cost", "repeated"}
-  # The second sample is wrong, and a search costs right answers only.
+  # The second sample is wrong, and only right answers pay for searches.
   np.testing.assert_array_equal(found["total"], [[1, 0, 0], [0, 0, 0]])
 
 

@@ -65,7 +65,7 @@ def test_repeated_seed_is_rejected(tmp_path):
     loading.load_row(source.label, *source.folders)
 
 
-def test_a_folder_without_an_evaluation_is_refused(tmp_path):
+def test_folder_without_evaluation_is_rejected(tmp_path):
   _run(tmp_path / "run")
   with pytest.raises(ValueError, match="found neither episodes.jsonl nor eval"):
     loading.sources(str(tmp_path / "run"))
@@ -169,7 +169,7 @@ def test_folders_of_any_name_need_no_label(tmp_path, monkeypatch):
       loading.named(item)
 
 
-def test_the_command_writes_a_row_whose_folder_has_both_signs(tmp_path):
+def test_command_accepts_folder_with_plus_and_equals_signs(tmp_path):
   run = _run(tmp_path / "lr=1e-6+kl=0", "plain")
   _command(str(run), training=[f"B={run}"])
   data = json.loads((run / "report" / "report.json").read_text("utf-8"))
@@ -207,7 +207,7 @@ def _command(*arguments, **given):
     command.main(["report", *arguments])
 
 
-def test_a_run_without_recorded_groups_has_none_to_show(tmp_path):
+def test_run_without_recorded_groups_has_no_trajectories(tmp_path):
   _run(tmp_path / "run")
   assert command.groups_of({"A": tmp_path / "run"}) == []
 

@@ -414,7 +414,7 @@ def test_the_sampling_table_begins_each_phase_with_its_first_rollout(built):
     )
 
 
-def test_json_and_markdown_hold_what_the_csv_files_hold(built):
+def test_json_and_markdown_equal_the_csv_files(built):
   folder, data = built
   stored = json.loads((folder / "report.json").read_text("utf-8"))
   assert stored == json.loads(json.dumps(data))
