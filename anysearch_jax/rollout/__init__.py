@@ -1,7 +1,7 @@
-"""Sampling episodes.
+"""Samples episodes.
 
 * `episode` is the episode as a pure state machine: events in, requests out.
-* `driver` is the asyncio shell that answers those requests for many episodes.
+* `driver` answers those requests for many episodes, with asyncio.
 * `searching` batches and caches searches. `stops` finds texts that end a turn.
 * `jax_engine` is the in-process engine. `sglang` is a client of SGLang servers.
   `engines` makes the one that a configuration names.

@@ -1,4 +1,4 @@
-"""The engine that samples a policy, as a configuration names it."""
+"""Makes the engine that a configuration names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from anysearch_jax.rollout.sglang import engine as sglang
 def make(
   policy: hf.Policy, config: config_lib.ExperimentConfig, *, seed: int
 ) -> engine.JaxEngine | sglang.SglangEngine:
-  """Makes an engine that samples the policy, which is its version 0.
+  """Makes an engine that samples a policy, as policy version 0.
 
   Args:
-    policy: its weights are on the devices that sample.
-    config: names the engine, and says how and for which environment it samples.
-    seed: of every draw of the engine in this process.
+    policy: for the in-process engine, its weights are on the rollout mesh.
+    config: names the engine, its settings, the sampling and the environment.
+    seed: seed of all draws of the in-process engine; SGLang servers use none.
+
+  Raises:
+    types.EngineError: a server is unavailable or cannot be used.
+    ValueError: the configuration is invalid.
   """
   dtype = jnp.dtype(config.compute_dtype)
   if config.engine.kind == "sglang":

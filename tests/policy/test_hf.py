@@ -188,7 +188,7 @@ def test_an_adapter_beside_the_weights_is_refused(tiny, nothing_loads):
     ({"rope_parameters": []}, r"rope_parameters is \[\], expected an object"),
   ],
 )
-def test_a_setting_of_the_wrong_kind_is_refused_with_the_file_s_name(
+def test_setting_of_the_wrong_type_is_refused_with_the_file_name(
   tiny, nothing_loads, change, sentence
 ):
   change_config(tiny.folder, **change)

@@ -76,7 +76,7 @@ def test_peft_reads_our_adapters_each_once(peft, pair):
     np.testing.assert_array_equal(read[name].numpy(), row.to_file(ours))
 
 
-def test_logits_with_adapters_are_those_of_peft(pair):
+def test_logits_with_adapters_equal_peft(pair):
   tokens = random_models.random_tokens((4, 96))
   ours = pair.ours(tokens)
   np.testing.assert_allclose(ours, pair.theirs(tokens), rtol=0, atol=1e-4)
@@ -85,7 +85,7 @@ def test_logits_with_adapters_are_those_of_peft(pair):
   assert np.abs(ours - without).max() > 0.5
 
 
-def test_gradients_of_adapters_are_those_of_peft(pair):
+def test_gradients_of_adapters_equal_peft(pair):
   sequence = random_models.random_tokens((2, 49))
   compared = 0
   for name, ours, theirs in pair.gradients(sequence):

@@ -162,7 +162,7 @@ def test_device_holds_the_shard_that_the_rules_name(folders, shape):
     assert len(shards) == 8
 
 
-def test_a_sharded_policy_computes_what_one_device_does(folders):
+def test_sharded_policy_computes_the_same_as_one_device(folders):
   single = hf.load(folders["qwen3"])
   spread = hf.load(
     folders["qwen3"], mesh=sharding.mesh(data=2, fsdp=2, tensor=2)
@@ -177,7 +177,7 @@ def test_a_sharded_policy_computes_what_one_device_does(folders):
   )
 
 
-def test_a_mesh_of_more_devices_than_there_are_is_refused():
+def test_mesh_larger_than_the_devices_is_refused():
   with pytest.raises(ValueError, match="data 1 x fsdp 4 x tensor 4 needs 16"):
     sharding.mesh(fsdp=4, tensor=4)
 

@@ -184,9 +184,7 @@ def test_copy_of_another_shape_is_refused(tmp_path, nothing_loads):
   "of_file", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16]
 )
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_each_type_of_a_file_becomes_each_type_of_ours(
-  tmp_path, of_file, dtype
-):
+def test_every_file_type_converts_to_every_array_type(tmp_path, of_file, dtype):
   file = {k: v.astype(of_file) for k, v in small_table.tensors().items()}
   small_table.write(tmp_path, file)
   loaded = tensor_files.load(tmp_path, ROWS, dtype=dtype)

@@ -137,7 +137,7 @@ def test_axes_are_sharded_only_if_the_mesh_divides_them():
   assert found["layers"]["q"].spec == jax.P(None, None, None, None)
 
 
-def test_abstract_arrays_have_the_table_s_shapes_and_the_given_shardings():
+def test_abstract_arrays_have_the_shapes_of_the_table_and_given_shardings():
   mesh = jax.make_mesh((2,), ("fsdp",))
   rules = dict.fromkeys(("layers", "heads", "head_dim")) | {"model": "fsdp"}
   shardings = weights.shardings(small_table.ROWS, mesh, rules)

@@ -146,7 +146,7 @@ def test_more_sizes_of_calls_agree_to_rounding(params, played):
 @pytest.mark.parametrize(
   "axes", [{"tensor": 2}, {"data": 2}, {"data": 4, "tensor": 2}]
 )
-def test_a_mesh_samples_what_one_device_samples(params, played, axes):
+def test_mesh_samples_the_same_as_one_device(params, played, axes):
   mesh = sharding.mesh(**axes)
   placed = jax.device_put(params, sharding.shardings(_A, mesh))
   engine = _engine(placed, mesh=mesh, slots=20)

@@ -61,9 +61,7 @@ def waits(inflight):
     yield begin
 
 
-def test_those_in_flight_are_counted_by_what_they_wait_for(
-  inflight, waits, clock, said
-):
+def test_requests_in_flight_are_counted_by_kind(inflight, waits, clock, said):
   waits(types.Address(3, 9, 0))
   waits(types.Address(3, 9, 1))
   clock.now += 6
@@ -93,9 +91,7 @@ def test_the_oldest_turn_is_named_by_its_address(inflight, waits, clock, said):
   )
 
 
-def test_what_a_policy_asked_is_shown_on_one_line_and_not_whole(
-  inflight, waits, clock, said
-):
+def test_query_is_shown_on_one_line_and_cut(inflight, waits, clock, said):
   waits(search("\n\x1b[2J\ud83d" + 10**6 * "x"))
   clock.now += 60
   inflight.look()

@@ -172,7 +172,7 @@ def test_an_empty_answer_is_an_observation_and_no_failure(
 
 
 @pytest.mark.parametrize("fault", ["refused", *faulty_retriever.FAULTS])
-def test_too_many_searches_that_fail_stop_the_run_with_what_was_met(
+def test_too_many_failed_searches_stop_the_run_with_the_cause(
   fault, parts, server, tmp_path
 ):
   """Searches are batched here, as they are in production."""

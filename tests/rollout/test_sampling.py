@@ -41,7 +41,7 @@ def powered(p, exponent):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_frequencies_and_logps_are_those_of_the_tempered_softmax(temperature):
+def test_frequencies_and_logps_match_the_tempered_softmax(temperature):
   counts, tokens, logps = draw(temperature=temperature)
   p = powered(P, 1 / temperature)
   assert_frequencies(counts, p)

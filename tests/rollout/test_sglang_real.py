@@ -235,7 +235,7 @@ def test_hanging_server_fails_the_turn_and_works_again(
   assert _sample(engine, _context(policy), samples=1, most=4)
 
 
-def test_a_turn_that_nobody_waits_for_is_aborted(policy, make_engine):
+def test_cancelled_turn_is_aborted(policy, make_engine):
   engine = make_engine(sglang_chains.params(policy))
   start = policy.tokenizer.encode(sglang_chains.CHAINS["endless"][0])
 

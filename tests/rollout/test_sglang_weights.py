@@ -117,7 +117,7 @@ def test_with_an_older_server_a_turn_is_sampled_again_as_a_whole(serve):
   assert server.bodies("/update_weights_from_disk")[-1]["flush_cache"] is True
 
 
-def test_one_server_of_two_that_fails_is_named_with_what_each_serves(serve):
+def test_failed_update_names_the_server_and_what_each_serves(serve):
   engine, good, bad = serve(fake_sglang.ids("<end>"), count=2)
   old = bad.version
   bad.faults["/update_weights_from_disk"] = [

@@ -117,7 +117,7 @@ def saves(primitive, *_, **params) -> bool:
   """
   if primitive.name == "name":
     return params["name"] == _NAME
-  # cuDNN's softmax statistics cannot be named, so save the whole primitive.
+  # cuDNN's softmax statistics cannot be named, so save all of its outputs.
   return primitive.name == fused._dot_product_attention_fwd_p_wrapper.name
 
 

@@ -8,8 +8,9 @@ decode call runs, the engine hands out the results of the previous call and, if
 enough other turns are ready, prepares the next one.
 
 Calls have fixed shapes (`kv_store`), so results do not depend on admission
-order, on page numbers or on which episodes run at the same time. Paged caches
-are described in https://arxiv.org/abs/2309.06180 (vLLM), chunked prefill in
+order, on page numbers or on which episodes run at the same time. Calls with
+different numbers of lanes agree only to rounding. Paged caches are described in
+https://arxiv.org/abs/2309.06180 (vLLM), chunked prefill in
 https://arxiv.org/abs/2308.16369 (Sarathi).
 """
 

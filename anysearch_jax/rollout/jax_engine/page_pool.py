@@ -6,9 +6,8 @@ last, partial page of a prompt is copied instead of shared: each row continues
 it with its own tokens. A page that no row holds keeps its content until it is
 allocated again, least recently used first.
 
-This is the prefix caching of vLLM and SGLang, keyed by exact tokens instead of
-hashes: https://docs.vllm.ai/en/latest/design/prefix_caching/,
-https://arxiv.org/abs/2312.07104.
+vLLM does the same with hashes of tokens as keys:
+https://docs.vllm.ai/en/latest/design/prefix_caching/.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 class Turn:
   """A turn in progress; sampled tokens are appended to `context`.
 
-  row: the episode's KV cache, None while the turn is queued. flying: whether a
+  row: the episode's KV cache, set when the turn is admitted. flying: whether a
   running decode call contains the turn.
   """
 
