@@ -1,4 +1,4 @@
-"""Collects a rollout: each process plays a share, and all of them get it whole.
+"""Collects a rollout: each process plays a share, and then has all of it.
 
 Every random draw is addressed by rollout, question and sample, so it does not
 matter which process plays which question.

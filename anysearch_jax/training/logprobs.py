@@ -112,6 +112,8 @@ class _How(NamedTuple):
     )
 
 
+# The gradient is custom because autodiff of the scan over chunks would save the
+# probabilities of every chunk, together a `[B, T, V]` array.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _logprobs(how: _How, hidden, head, targets):
   return _forward(how, hidden, head, targets)[0]

@@ -166,11 +166,11 @@ def batches(
 def examples(
   experience: Experience, start: int = 0, stop: int | None = None
 ) -> list[batching.Example]:
-  """Returns the valid trajectories with flat (question, sample) indices in a
-  range, as examples whose weights form a mean over all of them.
+  """Returns the valid trajectories with flat indices in a range, as examples.
 
-  A trajectory whose prompt left no room for the model has no token to train on.
-  It is omitted, but the mean counts it.
+  Trajectories are in (question, sample) order. The token weights form a mean
+  over those returned. A trajectory whose prompt left no room for the model has
+  no token to train on; it is omitted, but the mean counts it.
   """
   group = experience.valid.shape[1]
   indices = range(start, experience.valid.size if stop is None else stop)

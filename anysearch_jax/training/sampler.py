@@ -66,7 +66,7 @@ class StoppedError(RuntimeError):
 
 
 class Sampler:
-  """Samples the rollouts of a run in order, on one thread, whichever it is.
+  """Samples the rollouts of a run in order; any one thread may call it.
 
   Args:
     config: of the run.

@@ -45,7 +45,7 @@ def read(folder: pathlib.Path) -> Save | None:
 
 
 def size(state: Any) -> int:
-  """Returns the bytes of a state's arrays, each counted once, whole."""
+  """Returns the bytes of a state's arrays, as if they were not sharded."""
   return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
 
 
@@ -60,7 +60,7 @@ def stop_seconds(
 
   Args:
     size: bytes of the state.
-    last: the newest save, which gives the speed of the disk; None if none.
+    last: the newest save, which gives the disk's speed; None before the first.
     longest_rollout: seconds from one rollout's end to the next.
   """
   speed = last.bytes / max(last.seconds, 1e-3) if last else _SPEED

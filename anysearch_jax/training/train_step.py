@@ -308,6 +308,8 @@ def make(
     )
     metrics = {"loss/total": jnp.float32(0)}
     metrics |= {name: jnp.zeros(x.shape) for name, x in extra.items()}
+    # The trip count is an input, so empty micro-batches cost nothing. Such a
+    # loop has no reverse mode; the gradient is taken inside its body.
     for rows in batch:
       metrics = jax.lax.fori_loop(
         0, rows.used, functools.partial(add, rows), metrics
