@@ -42,7 +42,7 @@ class Method:
     train: returns a configuration with this system's training settings; it
       does not choose the environment.
     measures: the keys of the dictionary that `measure` returns.
-    measure: computes what the reward needs from the text of one trajectory.
+    measure: computes values that the reward needs from a trajectory.
       It is not called for failed trajectories.
     steps: returns the reward of each search of a trajectory, float32
       `[searches]`, in the order of `search_ends`. None if the system has no
