@@ -70,8 +70,8 @@ class Trainer:
 
   A separate thread samples rollouts, up to `pipeline.async_level` of them ahead
   of training (see `training/pipeline`). At every level a resumed run gives the
-  same results as one that never stopped: before a checkpoint is written, it
-  waits for the rollouts that use older weights, and stores them.
+  same results as one that never stopped: before the run writes a checkpoint, it
+  waits for the rollouts that use older weights, which the checkpoint stores.
 
   With several processes (`jax.distributed`), each one has a trainer with the
   same arguments; the training mesh spans their devices, and each process
