@@ -44,10 +44,7 @@ from anysearch_jax.training import health as watch_lib
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-  """Reports that a rollout has been trained on.
-
-  values: its metrics, as in `metrics.jsonl`.
-  """
+  """Reports that a rollout was trained on; `values` are its metrics."""
 
   rollout: int
   rollouts: int
@@ -87,11 +84,10 @@ class Trainer:
       the next `config.questions` + `pipeline.extra_groups` questions.
       A `dataset_iterator.Stream` reshuffles them every epoch.
     retriever: answers the searches.
-    folder: an existing folder for the run. Gets `source/` (files of the initial
-      policy that an export copies), `prompts.json`, `metrics.jsonl`,
-      `steps.jsonl`, `tensorboard/`, `checkpoints/`, `trajectories/` and, at the
-      end, `policy/` (a Hugging Face folder) and, with adapters, `adapter/` (a
-      PEFT folder).
+    folder: an existing folder. Gets `source/` (files of the initial policy, for
+      exports), `prompts.json`, `metrics.jsonl`, `steps.jsonl`, `tensorboard/`,
+      `checkpoints/`, `trajectories/` and, at the end, `policy/` (a Hugging Face
+      folder) and, with adapters, `adapter/` (a PEFT folder).
     engine: samples; `run` calls its `close`, if it has one. None makes the
       engine that `config.engine` names.
     trace: whether to write `timeline.json`, a trace for Perfetto.
@@ -185,24 +181,21 @@ class Trainer:
   ) -> bool:
     """Trains to the end, from the newest sound checkpoint if there is one.
 
-    Any early return or exception stops the sampler too.
-
     Args:
       on_event: called after each rollout.
       on_start: called with the number of the first rollout to train on, and the
         settings that differ from those of the checkpoint.
 
     Returns:
-      True at the end of training; False if `stop` ended it, after a checkpoint
-      from which the run resumes.
+      True at the end of training; False if `stop` ended it and it was saved.
 
     Raises:
       health.NotFiniteError: `watch.bad_steps` steps in a row were not finite.
       health.FailedEpisodesError: too many episodes of a rollout failed.
         Earlier training is saved first, as for `types.EngineError`.
       types.EngineError: the engine refused new weights, or has different ones.
-      health.WrongWeightsError: in `watch.gap_rollouts` rollouts in a row, the
-        engine's log-probabilities were too far from the trainer's.
+      health.WrongWeightsError: the engine's log-probabilities were too far from
+        the trainer's in `watch.gap_rollouts` rollouts in a row.
       staleness.StaleError: the engine sampled with weights of a wrong version.
       checkpoint.DamagedError: there are checkpoints, and all are damaged.
       checkpoint.MismatchError: the checkpoint belongs to another run, or
