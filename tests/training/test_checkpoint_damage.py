@@ -140,7 +140,8 @@ def _die_while_saving(folder: str) -> None:
 
 
 def test_a_run_killed_while_it_saves_resumes_from_the_one_before(tmp_path):
-  tests = pathlib.Path(__file__).parents[1]
+  here, tests, root = pathlib.Path(__file__).parents[:3]
+  path = here, tests / "support", root
   folder = tmp_path / "checkpoints"
   process = subprocess.run(
     [
@@ -150,7 +151,7 @@ def test_a_run_killed_while_it_saves_resumes_from_the_one_before(tmp_path):
       "tests._die_while_saving(sys.argv[1])",
       str(folder),
     ],
-    env=os.environ | {"PYTHONPATH": f"{tests / 'support'}:{tests.parent}"},
+    env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))},
   )
   assert process.returncode == -signal.SIGKILL
   assert sorted(os.listdir(folder)) == [
