@@ -1,17 +1,17 @@
-"""What the tests share: the CPU, the oracle, the tokenizers of real models."""
+"""Settings and fixtures that all tests share."""
 
 from __future__ import annotations
 
 import os
 
-# Before anything imports jax. Eight devices, for the tests of meshes; all else
-# runs on the first.
+# Set before anything imports jax. Tests of meshes use eight devices; all other
+# tests run on the first.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
   os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Half of the time is compiling, and much of that the same programs again.
+# Half of the time is compiling, much of it the same programs in each test.
 os.environ.setdefault(
   "JAX_COMPILATION_CACHE_DIR",
   os.path.join(os.path.dirname(__file__), "..", ".jax_cache", "tests"),
@@ -27,7 +27,7 @@ import pytest
 from anysearch_jax.policy import tensor_files
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 
-# A busy machine is no failure.
+# Without a deadline, because a busy machine must not fail a test.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
@@ -37,7 +37,7 @@ _TOKENIZERS = pathlib.Path(
 )
 
 
-# What takes minutes begins first, so that no worker ends with it alone.
+# Files that take minutes start first, so that no worker is left with one.
 _LONGEST = (
   "test_sharded_step",
   "test_rehearsal",
@@ -53,14 +53,14 @@ _LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-  """Files in the order in which workers are to take them."""
+  """Sorts the files into the order in which workers take them."""
   places = {name: place for place, name in enumerate(_LONGEST)}
   items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.fixture(scope="session")
 def torch():
-  """The oracle; tests that ask for it skip where it is not installed."""
+  """Returns torch, the oracle; tests that need it skip without it."""
   return pytest.importorskip(
     "torch",
     reason="oracle tests need torch==2.13.0 (requirements-test.txt)",
@@ -69,7 +69,7 @@ def torch():
 
 @pytest.fixture
 def nothing_loads(monkeypatch):
-  """A refusal must come before anything is allocated."""
+  """Fails the test if weights are loaded: errors must come before that."""
 
   def fail(*args):
     raise AssertionError("a parameter was allocated")
@@ -79,7 +79,7 @@ def nothing_loads(monkeypatch):
 
 @pytest.fixture(scope="session")
 def make_pair(torch, tmp_path_factory):
-  """Each of `random_models.CASES` on both sides, made once."""
+  """Makes each of `random_models.CASES` on both sides, once."""
   from bench import pairs
 
   @functools.cache
@@ -96,7 +96,7 @@ def _real_tokenizer(name: str) -> tokenizer_lib.Tokenizer:
 
 @pytest.fixture
 def tokenizers_folder() -> pathlib.Path:
-  """Of the three families' tokenizers; skips where there is none."""
+  """Returns the folder of the three families' tokenizers; skips without it."""
   if not _TOKENIZERS.is_dir():
     pytest.skip(
       f"no folder {_TOKENIZERS}; set ANYSEARCH_TOKENIZERS to one with qwen2.5, "
@@ -107,7 +107,7 @@ def tokenizers_folder() -> pathlib.Path:
 
 @pytest.fixture(params=["qwen2.5", "qwen3", "llama3.1"])
 def real_tokenizer(request) -> tokenizer_lib.Tokenizer:
-  """The tokenizer of each supported family; skips where there is none."""
+  """Returns the tokenizer of each supported family; skips without it."""
   if not (_TOKENIZERS / request.param / "tokenizer.json").is_file():
     pytest.skip(
       f"no tokenizer in {_TOKENIZERS / request.param}; set "

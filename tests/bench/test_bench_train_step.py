@@ -1,4 +1,4 @@
-"""`bench.train_step` as its docstring says to run it, on a tiny shape."""
+"""Runs `bench.train_step` as in its docstring, with a tiny shape."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SIZES = {
   "head_dim": 8,
   "vocab_size": 64,
 }
-# Embedding, q k v o, gate up down, norms of the layer, of heads, the last one.
+# Embedding, q k v o, gate up down, layer norms, head norms, final norm.
 PARAMETERS = 64 * 32 + 2 * 32 * (32 + 16) + 3 * 32 * 48 + 2 * 32 + 2 * 8 + 32
 STEPS, MICRO_BATCHES, MICRO_BATCH, ROW = 3, 2, 256, 128
 
 
 def documented(name: str) -> list[str]:
-  """The arguments of the docstring's command for one GPU."""
+  """Returns the arguments of the docstring's command for one GPU."""
   text = bench.__doc__[bench.__doc__.index(f"--config=configs/{name}") :]
   end = text.index("\n        on one GPU")
   return shlex.split(text[:end].replace("\\\n", " "))
@@ -45,7 +45,7 @@ def done(tmp_path_factory):
   (folder / "config.json").write_text(json.dumps(source | SIZES))
   arguments = [
     *(x for x in documented("qwen3_4b.py") if not x.startswith("--profile")),
-    # The last of two counts.
+    # Overrides the flag above, because the last one counts.
     f"--shape={folder / 'config.json'}",
     f"--config.batch.row_lengths=({ROW},)",
     f"--config.batch.micro_batch_tokens={MICRO_BATCH}",
@@ -68,7 +68,7 @@ def done(tmp_path_factory):
   return out.stdout, json.loads((folder / "out.json").read_text())
 
 
-def test_a_line_for_every_number_in_the_json(done):
+def test_every_number_in_the_json_has_a_line(done):
   printed, found = done
   lines = dict(line.rsplit(maxsplit=1) for line in printed.splitlines())
   assert lines.keys() == found.keys()
@@ -78,7 +78,7 @@ def test_a_line_for_every_number_in_the_json(done):
       assert float(lines[name]) == pytest.approx(value, rel=1e-3), name
 
 
-def test_what_ran_is_what_was_asked_for(done):
+def test_run_has_the_requested_sizes(done):
   _, found = done
   assert found["device"] == "cpu"
   assert found["devices"] == 1
@@ -92,7 +92,7 @@ def test_ratios_follow_from_times(done):
   _, found = done
   step = found["step, s"]
   assert found["fastest, s"] <= step <= found["slowest, s"]
-  assert step < found["first call, s"]  # Which compiles.
+  assert step < found["first call, s"]  # The first call compiles.
   assert found["train/tokens_per_second"] == pytest.approx(
     found["tokens"] / step
   )

@@ -1,4 +1,4 @@
-"""The larger policy of the benchmarks says what the small one says."""
+"""The widened policy of the benchmarks equals the small one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench import widened
 from configs import quickstart
 
 
-def test_more_width_changes_no_logit():
+def test_width_changes_no_logit():
   small = hf.load(quickstart.get_config().policy)
   large = widened.widened(small, 3)
   tokens = jnp.arange(5, 45)[None]

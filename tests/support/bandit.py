@@ -1,6 +1,7 @@
-"""A bandit of two turns: its policy, its episodes, and PPO's batches of them.
+"""A toy bandit of two turns: its policy, its episodes and its PPO batches.
 
-A question c asks for the word 4 + c, after any word and a fixed observation.
+Question c is answered by the word 4 + c, after any word and a fixed
+observation.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def next_logp(params, tokens):
 
 
 def play(params, rng):
-  """Episodes of two turns by the policy: tokens, log-probs, rewards."""
+  """Plays episodes of two turns; returns tokens, log-probs and rewards."""
   tokens = np.zeros((EPISODES, 4), np.int32)
   tokens[:, 0] = np.arange(EPISODES) % QUESTIONS
   logps = np.zeros(tokens.shape, np.float32)
@@ -58,7 +59,7 @@ def play(params, rng):
 
 
 def pack(episodes, steps=2):
-  """The batches of a rollout."""
+  """Returns the batches of a rollout."""
   per_step = EPISODES // steps
   weights = grpo.token_weights([MODEL] * per_step, reduction="sequence-mean")
   examples = [

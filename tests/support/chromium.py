@@ -17,7 +17,7 @@ BINARY = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 class Page:
-  """One page; what it logged is in `errors`, its device's width in `width`."""
+  """One page; `errors` has what it logged, `width` the width of its device."""
 
   def __init__(self, write: int, read: Any):
     self._write, self._read = write, read
@@ -33,7 +33,7 @@ class Page:
       self._call(f"{domain}.enable")
 
   def open(self, path: pathlib.Path, *, width: int, height: int) -> None:
-    """Loads a file at a size; a narrow one is a phone's."""
+    """Loads a file at a size; a narrow size emulates a phone."""
     self._call("Emulation.setEmulatedMedia", media="")
     self._size(width, height)
     self._call("Page.navigate", url=path.resolve().as_uri())
@@ -53,7 +53,7 @@ class Page:
     )
 
   def run(self, script: str) -> Any:
-    """The value of an expression; an error in it is a RuntimeError."""
+    """Returns the value of an expression; raises RuntimeError if it fails."""
     found = self._call(
       "Runtime.evaluate",
       expression=script,
@@ -65,17 +65,17 @@ class Page:
     return found["result"].get("value")
 
   def dark(self) -> None:
-    """As on a device whose theme is dark, until a page is opened again."""
+    """Emulates a dark theme until a page is opened again."""
     feature = {"name": "prefers-color-scheme", "value": "dark"}
     self._call("Emulation.setEmulatedMedia", features=[feature])
 
   def printed(self, *, width: int) -> None:
-    """As on paper of a width, until a page is opened again."""
+    """Emulates print on paper of a width until a page is opened again."""
     self._call("Emulation.setEmulatedMedia", media="print")
     self._size(width, 800)
 
   def screenshot(self, path: pathlib.Path, *, whole: bool = False) -> None:
-    """What is seen, or the whole page."""
+    """Saves a screenshot of the viewport or, if `whole`, of the page."""
     found = self._call(
       "Page.captureScreenshot", captureBeyondViewport=whole, format="png"
     )
@@ -119,7 +119,7 @@ class Page:
 
 @contextlib.contextmanager
 def page(profile: pathlib.Path) -> Iterator[Page]:
-  """A page of a browser that ends with the block."""
+  """Yields a page of a browser that is closed at the end."""
   to_browser, from_browser = os.pipe(), os.pipe()
 
   def take_pipes() -> None:

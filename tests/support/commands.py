@@ -1,4 +1,4 @@
-"""Commands as a user types them, played in the process of the tests."""
+"""Runs commands as a user types them, in the process of the tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launch import flags as launch_flags
 
 @contextlib.contextmanager
 def defined(command):
-  """The flags of a command module, and none that another one has defined."""
+  """Defines the flags of one command module, and no other's."""
   values = flags.FLAGS
   # Those that were put back are of no module any more.
   others = {
@@ -34,7 +34,7 @@ def defined(command):
 
 
 def run(command, *arguments):
-  """Runs a command: what it ended with, "" where it came to its end."""
+  """Runs a command; returns its exit message, or "" if it finished."""
   with (
     defined(command),
     contextlib.redirect_stdout(io.StringIO()),

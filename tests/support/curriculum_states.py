@@ -12,7 +12,7 @@ CONFIG = config_lib.CurriculumConfig()
 
 
 def at(step, *, config=CONFIG, accuracies=None, seed=0):
-  """A state at `step` whose windows are full and have these accuracies."""
+  """Returns a state at `step` with full windows of these accuracies."""
   state = curriculum.init(config, seed)._replace(step=jnp.int32(step))
   if accuracies is None:
     return state
@@ -25,7 +25,7 @@ def at(step, *, config=CONFIG, accuracies=None, seed=0):
 
 
 def held(state, budget):
-  """A level's window, oldest first, unrolled from its ring."""
+  """Returns a level's window from its ring buffer, oldest first."""
   ring = np.asarray(state.windows)[budget - 1]
   count = int(state.counts[budget - 1])
   first = max(count - len(ring), 0)
@@ -33,7 +33,7 @@ def held(state, budget):
 
 
 def outcomes(rng, size, *, levels=5):
-  """Budgets (some without a window), correctness and validity."""
+  """Draws budgets (some without a window), correctness and validity."""
   return (
     rng.integers(-1, levels + 3, size).astype(np.int32),
     rng.integers(0, 2, size).astype(np.int32),

@@ -1,4 +1,4 @@
-"""Disks with little room: a small one where one may be mounted, and limits."""
+"""Small disks: a mounted one, if permitted, and file-size limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIZE = 64 << 20
 
 @contextlib.contextmanager
 def mounted(folder):
-  """A small disk in a new folder; skips where nobody may mount one."""
+  """Mounts a small disk in a new folder; skips if mounting is not permitted."""
   folder.mkdir()
   options = ("-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(folder))
   done = (
@@ -32,7 +32,7 @@ def mounted(folder):
 
 @contextlib.contextmanager
 def room(disk, size):
-  """Only so many bytes are free."""
+  """Fills the disk until only `size` bytes are free."""
   ballast = disk / "ballast"
   ballast.write_bytes(bytes(shutil.disk_usage(disk).free - size))
   try:
@@ -42,7 +42,7 @@ def room(disk, size):
 
 
 def needs(folder, disk):
-  """The bytes that a copy of a folder takes there."""
+  """Returns the bytes that a copy of a folder takes on the disk."""
   before = shutil.disk_usage(disk).free
   shutil.copytree(folder, disk / "copy")
   after = shutil.disk_usage(disk).free
@@ -52,7 +52,7 @@ def needs(folder, disk):
 
 @contextlib.contextmanager
 def files_of_at_most(size):
-  """A limit on the size of files: a full disk that needs no right to mount."""
+  """Limits the size of files: acts like a full disk but needs no mount."""
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
   before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
   resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))

@@ -1,4 +1,4 @@
-"""Configurations and findings, as the doctor's tests share them."""
+"""Configurations and findings that the doctor's tests share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CONFIG = quickstart.get_config()
 
 
 def with_(config=CONFIG, **groups):
-  """The configuration with values of its groups changed."""
+  """Returns the configuration with values of its groups changed."""
   return dataclasses.replace(
     config,
     **{

@@ -1,4 +1,4 @@
-"""Training through an outage, held against the episodes that it left over."""
+"""Trains through an outage and compares the run with its valid episodes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CONFIG = dataclasses.replace(
   save_every=4,
   optimizer=config_lib.OptimizerConfig(learning_rate=3e-4),
   reward=config_lib.RewardConfig(length_limit=40, length_tolerance=40),
-  # Windows that forget nothing of a run.
+  # Windows so long that they forget nothing during a run.
   curriculum=dataclasses.replace(small_run.CONFIG.curriculum, window=64),
   episode=config_lib.EpisodeConfig(
     prompts="world", max_generated=120, max_context=190
@@ -50,7 +50,7 @@ CONFIG = dataclasses.replace(
     row_lengths=(192,), micro_batch_tokens=384, max_micro_batches=12
   ),
 )
-# Goes on whatever fails, as long as there is something to learn from.
+# Continues despite failures, as long as there is something to learn from.
 PATIENT = dataclasses.replace(
   CONFIG, watch=config_lib.WatchConfig(max_failed=1.0)
 )
@@ -63,7 +63,7 @@ def with_deadlines(config, **seconds):
 
 
 def parts() -> dict[str, Any]:
-  """The shipped policy and questions that it searches for, of one corpus."""
+  """Returns the shipped policy and questions that make it search one corpus."""
   world = world_lib.World()
   folder = pathlib.Path(__file__).parents[2] / "configs/quickstart_policy"
   return {
@@ -78,7 +78,7 @@ def parts() -> dict[str, Any]:
 
 
 class Learner(learner.Learner):
-  """The real one; those of equal policies share a compiled step."""
+  """The real learner; learners of equal policies share a compiled step."""
 
   _compiled: dict[Any, Any] = {}
 
@@ -91,16 +91,16 @@ class Drill:
   """A run of the real engine and learner.
 
   Args:
-    folder: of the run.
-    config: of the run.
-    **parts: what a trainer takes, but the folder.
+    folder: folder of the run.
+    config: configuration of the run.
+    **parts: arguments of the trainer, except the folder.
 
   Attributes:
-    questions: of the run.
+    questions: the questions of the run.
     played: every episode that ended, kept or not, in any order.
-    learnt: for each rollout its groups and what was made of them to step with.
-    moved: for each optimizer step whether it left the weights or the optimizer
-    other than they were.
+    learnt: for each rollout its groups and the batches made from them.
+    moved: for each optimizer step whether it changed the weights or the
+      optimizer's state.
   """
 
   def __init__(
@@ -145,11 +145,11 @@ class Drill:
     return self
 
   def policy(self) -> list[np.ndarray]:
-    """The weights that the run exported."""
+    """Returns the weights that the run exported."""
     return jax.tree.leaves(hf.load(self.folder / "policy").params)
 
   def metrics(self) -> list[dict[str, float]]:
-    """A record a rollout, but for what depends on who was faster."""
+    """Returns a record per rollout, without values that depend on timing."""
     return [
       {n: x for n, x in r.items() if not n.startswith(("search/", "engine/"))}
       for r in runs.metrics(self.folder)
@@ -159,16 +159,16 @@ class Drill:
     return [t for t in self.played if t.failed]
 
   def same(self, other: Drill) -> None:
-    """Holds metrics and weights against another run's, to the bit."""
+    """Asserts that metrics and weights equal another run's to the bit."""
     assert self.metrics() == other.metrics()
     for ours, theirs in zip(self.policy(), other.policy(), strict=True):
       np.testing.assert_array_equal(ours, theirs)
 
   def check(self) -> None:
-    """Holds all that the run made of its episodes against the valid ones alone.
+    """Checks that the run learnt exactly from its valid episodes.
 
-    Counts are those of all that were played; rewards, advantages and what
-    budgets are drawn by are computed in float64, one group's at a time.
+    Counts include all played episodes. Rewards, advantages and the windows that
+    budgets are drawn from are recomputed in float64, group by group.
     """
     records = self.metrics()
     windows = oracles.Windows(self.config.curriculum)
@@ -181,10 +181,11 @@ class Drill:
       self._check_batches(record, groups, packed, windows)
 
   def check_bits(self) -> None:
-    """Holds the weights against those of a learner who saw valid episodes only.
+    """Compares the weights with a learner that saw only valid episodes.
 
-    It is given each group as if nobody else had been in it. Exact with two
-    valid members in a group that lost one: a sum of two has one order.
+    That learner gets each group without its failed members. The comparison is
+    exact if such a group has two valid members, because a sum of two terms does
+    not depend on their order.
     """
     c = self.config
     alone = Learner(c, self._parts["policy"])
@@ -248,7 +249,7 @@ class Drill:
     )
 
   def _check_batches(self, record, groups, packed, windows) -> None:
-    """Rewards and advantages in float64; every token in its place."""
+    """Checks rewards and advantages in float64, and every token's place."""
     c, found, rewards = self.config, {}, []
     for q, group in enumerate(groups):
       valid = _valid(group)
@@ -291,7 +292,7 @@ class Drill:
         np.testing.assert_allclose(theirs[2], advantage, rtol=1e-4, atol=1e-6)
 
   def _cut(self, found, steps):
-    """What was found by its place, an optimizer step's at a time."""
+    """Divides values among optimizer steps, by their place."""
     size = self.config.questions * self.config.group // steps
     for start in range(0, steps * size, size):
       places = [
@@ -304,7 +305,7 @@ _VERDICT = ("em", "format")
 
 
 def _copies(tree: Any) -> list[np.ndarray]:
-  """Of arrays that the next step takes."""
+  """Copies arrays, because the next step donates them."""
   return [np.array(x) for x in jax.tree.leaves(tree)]
 
 
@@ -331,7 +332,7 @@ def _verdict(t: types.Trajectory) -> scoring.Verdict:
 
 
 def _weighed(step):
-  """The trajectories of a step, each with the weights of its tokens."""
+  """Returns the trajectories of a step, each with its tokens' weights."""
   for t, advantage in step:
     by_model = t.authors == types.Author.MODEL
     weight = by_model / (by_model.sum() * len(step))
@@ -339,7 +340,7 @@ def _weighed(step):
 
 
 def _segments(batch: batching.TrainBatch):
-  """The sequences of a batch: ids, log-probs, weights and advantages."""
+  """Returns a batch's sequences: ids, log-probs, weights and advantages."""
   found = []
   for rows in batch:
     for a, b in np.ndindex(*rows.segment_ids.shape[:2]):

@@ -26,14 +26,14 @@ def ask(query, k=3, corpus=""):
 
 
 def hit(query, rank):
-  """A hit as Search-R1's server words it."""
+  """Returns a hit in the format of Search-R1's server."""
   contents = f'"{query}"\nText {rank}\nof {query}.'
   document = {"id": f"{query}/{rank}", "contents": contents}
   return {"document": document, "score": 1 / (rank + 1)}
 
 
 def truth(request):
-  """What the client is to make of the hits of `search_r1`."""
+  """Returns the passages that the client must read from `search_r1`'s hits."""
   return tuple(
     passages.Passage(
       f"{request.query}/{rank}",
@@ -46,7 +46,7 @@ def truth(request):
 
 
 def search_r1(request):
-  """Search-R1's server; without scores it fails, as theirs does."""
+  """Acts as Search-R1's server, which fails if scores are not requested."""
   body = json.loads(request.content)
   if not body["return_scores"]:
     return httpx2.Response(500, text="Internal Server Error")
@@ -60,7 +60,7 @@ def search(retriever, *requests):
 
 
 def failure(retriever, request=None):
-  """The sentence of a search that fails."""
+  """Returns the error message of a search that fails."""
   with pytest.raises(errors.RetrievalError) as caught:
     asyncio.run(retriever.search(request or ask("q")))
   return str(caught.value)
@@ -71,7 +71,7 @@ def bodies(retriever):
 
 
 def fails_first(times, how):
-  """A handler that does `how` some times before it answers."""
+  """Returns a handler that fails by `how` for `times` calls, then answers."""
   left = [times]
 
   def handler(request):
@@ -106,12 +106,12 @@ class Clock:
 
 
 async def die_at_once(writer):
-  """Says nothing; for `listening`."""
+  """Closes the connection without an answer; for `listening`."""
 
 
 @contextlib.contextmanager
 def clients():
-  """Starts clients of a handler, closed at the end; each has `.sent`."""
+  """Makes clients of a handler, closed at the end; each records `.sent`."""
   made = []
 
   def start(handler, *, patience=QUICK, **settings):
@@ -146,7 +146,7 @@ def clients():
 
 @contextlib.contextmanager
 def listening(talk):
-  """The address of a server that does `talk(writer)` after each request."""
+  """Yields the address of a server that runs `talk(writer)` per request."""
   loop = asyncio.new_event_loop()
 
   async def serve(reader, writer):

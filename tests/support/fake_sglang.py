@@ -1,10 +1,10 @@
-"""An SGLang server in this process, as far as its client can tell.
+"""A fake SGLang server in this process, with the interface of a real one.
 
-It says what a script says, token by token, and behaves as version 0.5.23 does:
-a stop text is looked for among as many last tokens as it has when encoded, and
-one more; ids go on to the token that completes it; an update of the weights
-waits for requests that run, unless the server is paused. Faults are put in by
-the test.
+It generates what a script says, token by token, and behaves like version
+0.5.23. A stop text is searched in the last n + 1 tokens, where n is its length
+when encoded. The returned ids end with the token that completes it. An update
+of the weights waits for running requests, unless the server is paused. Tests
+inject faults.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CONTEXT = 64
 
 @functools.cache
 def tokenizer() -> tokenizer_lib.Tokenizer:
-  """`PIECES`, the longest first, then `<end>` and `<pad>`."""
+  """Returns a tokenizer of `PIECES`, longest first, `<end>` and `<pad>`."""
   inner = tokenizers.Tokenizer(
     models.WordLevel(
       {text: i for i, text in enumerate([*PIECES, "<end>", "<pad>"])}, "a"
@@ -58,12 +58,12 @@ def tokenizer() -> tokenizer_lib.Tokenizer:
 
 
 def ids(*texts: str) -> tuple[int, ...]:
-  """A piece each, as they are spelled here."""
+  """Returns the id of each text, which must be a piece."""
   return tuple(END if t == "<end>" else PIECES.index(t) for t in texts)
 
 
 def logp(place: int) -> float:
-  """Of the token sampled at a place."""
+  """Returns the log-probability of the token sampled at a place."""
   return -(place + 1) / 64
 
 
@@ -74,23 +74,25 @@ class _Request:
 
 
 class Server:
-  """A server on a port of its own; a context manager.
+  """A server on its own port; a context manager.
 
   Args:
-    script: what is said to a context; " " follows without end.
-    seconds: between tokens.
-    old: a version that names one version a reply and always aborts.
+    script: the text generated for a context; endless " " follow it.
+    seconds: seconds between tokens.
+    old: emulates a release that reports one weight version per reply and always
+      aborts requests on an update.
 
   Attributes:
-    url: where it listens.
-    asked: paths and bodies in order; `bodies(path)` are those of one.
+    url: address of the server.
+    asked: paths and bodies of requests in order; `bodies(path)` returns those
+      of one path.
     faults: by path, what happens to the next requests instead of an answer:
       a status and a text, "die", "hang", or a function of the right reply.
-    version: of the weights; may be set.
-    policy: the weights that were loaded last, which score; may be set.
+    version: version of the weights; may be set.
+    policy: the weights that were loaded last, used for scoring; may be set.
     hold_at: tokens after which the next request waits for other weights.
-    running: requests that are generated.
-    last_paused: the mode of the last pause.
+    running: requests that are being generated.
+    last_paused: mode of the last pause.
   """
 
   def __init__(
@@ -133,7 +135,7 @@ class Server:
     self._http.server_close()
 
   def kill(self) -> None:
-    """Ends it as `kill -9` does: what it was asked stays without an answer."""
+    """Ends it like `kill -9`: open requests get no answer."""
     self.__exit__()
     for connection in self._connections:
       with contextlib.suppress(OSError):
@@ -144,7 +146,7 @@ class Server:
       self._state.notify_all()
 
   def restart(self) -> None:
-    """Starts it again at the same address, with the weights of its folder."""
+    """Restarts it at the same address, with the weights of its folder."""
     self._bind(self._http.server_port)
     with self._state:
       self.version, self._paused, self.running = "default", "", {}
@@ -160,12 +162,12 @@ class Server:
       self._state.notify_all()
 
   def wait_until(self, holds: Callable[[], bool], seconds: float = 10.0):
-    """For what other threads bring about."""
+    """Waits until `holds()` is true, which other threads bring about."""
     with self._state:
       assert self._state.wait_for(holds, seconds)
 
   def answer(self, path: str, body: dict) -> tuple[int, Any]:
-    """A status, and what is sent as JSON, or a text as it is."""
+    """Returns a status, and a value to send as JSON or a text to send as is."""
     name = path.strip("/").split("?")[0].replace("/", "_")
     if name == "model_info" and self._old:
       return 404, {"detail": "Not Found"}
@@ -317,7 +319,7 @@ class Server:
     return request.aborted or not (self._paused or held)
 
   def _take_prefix(self, key: str, context: list[int]) -> int:
-    """Tokens of the context that are cached; then all of them are."""
+    """Returns how many tokens are cached, and caches the whole context."""
     found = 0
     for cached_key, cached in self._cache:
       if cached_key == key:
@@ -373,7 +375,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def _stopped(sampled: list[int], params: dict) -> int | str | None:
-  """What ends the request here: a token, a text or an expression."""
+  """Returns the token, text or expression that ends the request here."""
   if sampled[-1] in params.get("stop_token_ids", ()) or sampled[-1] == END:
     return sampled[-1]
   decode, encode = tokenizer().decode, tokenizer().encode

@@ -1,4 +1,4 @@
-"""A retrieval server over HTTP with faults, and the client of production."""
+"""A retrieval server over HTTP with faults, and the production client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from anysearch_jax.rollout import searching
 from launch import retrievers
 from retrieval.clients import client
 
-# What a run is told of each fault; "hangs" is met by a deadline.
+# The error that a run reports for each fault; "hangs" ends by a deadline.
 FAULTS = {
   "broken": "/retrieve: HTTP 500: The index is broken.",
   "dies": "the last met RemoteProtocolError",
@@ -27,16 +27,16 @@ FAULTS = {
 
 
 class Server:
-  """Answers as Search-R1's server does; a context manager.
+  """Answers like Search-R1's server; a context manager.
 
   Args:
-    lexical: finds the passages.
-    corpus: that is searched.
+    lexical: the retriever that finds the passages.
+    corpus: the corpus that is searched.
 
   Attributes:
-    url: where it listens.
-    fault: what befalls calls with a query that `hits`: one of `FAULTS`, or
-      "empty", an answer without passages.
+    url: address of the server.
+    fault: the fault of calls with a query for which `hits` is true: one of
+      `FAULTS`, or "empty", an answer without passages.
     asked: queries in the order of their arrival.
   """
 
@@ -66,12 +66,12 @@ class Server:
     ).start()
 
   def stop(self) -> None:
-    """Nobody listens at `url` any more."""
+    """Stops listening at `url`."""
     self._http.shutdown()
     self._http.server_close()
 
   def answer(self, body: dict) -> tuple[int, str] | None:
-    """A status and a text; None ends the connection."""
+    """Returns a status and a text; None closes the connection."""
     queries = body["queries"]
     self.asked += queries
     result = [self._found(query, body["topk"]) for query in queries]
@@ -122,7 +122,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def nobody() -> str:
-  """An address that refuses connections."""
+  """Returns an address that refuses connections."""
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     return "http://{}:{}".format(*free.getsockname())
@@ -130,13 +130,13 @@ def nobody() -> str:
 
 @contextlib.contextmanager
 def connect(url: str, corpus: str, *, batch: int, **patience):
-  """The retriever of a run that names an address.
+  """Returns the retriever of a run that names an address.
 
   Args:
-    url: who is asked.
-    corpus: of the requests.
-    batch: queries of a call; with 1 a fault befalls nothing beside its query.
-    **patience: as `calls.Patience`.
+    url: address of the server.
+    corpus: corpus of the requests.
+    batch: queries per call; with 1 a fault affects only its own query.
+    **patience: fields of `calls.Patience`.
   """
   asking = client.HttpRetriever(
     url,

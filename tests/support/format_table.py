@@ -1,7 +1,7 @@
 """Hand-written trajectories and whether their format is right.
 
-`m` and `e` are spans of the model and of the environment. A row: what it
-shows, its spans, budget, searches charged, scaffold, and the format expected.
+`m` and `e` are spans of the model and of the environment. A row has a
+description, spans, budget, charged searches, scaffold and expected format.
 """
 # ruff: noqa: E501 - a row a line.
 # fmt: off

@@ -1,4 +1,4 @@
-"""A search whose answers follow from the query, and that waits where told."""
+"""A search with answers derived from the query, which tests can block."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from retrieval import passages
 
 
 class HeldSearch:
-  """Finds `count` passages about any query, as far as k of them are wanted.
+  """Finds min(k, `count`) passages for any query.
 
   Attributes:
     calls: queries and k of each search, in order.
-    free: cleared, searches wait until it is set.
+    free: an event; while it is cleared, searches wait.
     wrong: by query, what a search with it raises or returns instead.
   """
 
@@ -30,7 +30,7 @@ class HeldSearch:
     return self._count
 
   def found(self, query: str, k: int) -> list[passages.Passage]:
-    """What a search says about one query."""
+    """Returns the passages for one query."""
     return [
       passages.Passage(f"{i}", f'"Title {i}"', f"about {query}", 1 / (1 + i))
       for i in range(min(k, self._count))
@@ -47,5 +47,5 @@ class HeldSearch:
     return [self.found(query, k) for query in queries]
 
   def wait_for_call(self) -> None:
-    """Returns when one more search has begun."""
+    """Waits until one more search has begun."""
     assert self._began.acquire(timeout=60)

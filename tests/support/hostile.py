@@ -1,8 +1,8 @@
-"""Texts that want to be more than text, for tests/test_hostile_*.py.
+"""Hostile texts (prompt injection, broken encodings) for the hostile tests.
 
-`CASES` says how many of them each property test draws in `make test-all`: more
-than 100,000 in all, and a test that runs once a tokenizer or once a route is
-counted once. `make test` draws one in 25. The draws are the same in every run.
+`CASES` has the number of draws of each property test in `make test-all`: more
+than 100,000 in all, counting a test that runs per tokenizer or per route once.
+`make test` draws one in 25. The draws are the same in every run.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ TAGS = tuple(
   for name in ("budget", "think", "search", "information", "answer")
   for slash in ("", "/")
 )
-# The strings of the three families, and of the tests' own tokenizer.
+# The control strings of the three families and of the tests' own tokenizer.
 CONTROL = (
   *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|fim_prefix|>"),
   *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
@@ -87,7 +87,7 @@ CONTROL = (
 )
 _NEARLY = (
   *("<THINK>", "</Answer>", "<Search>", "</INFORMATION>", "<answer >"),
-  # Letters whose lower case, or whose composed form, is another one.
+  # Letters whose lower case or composed form has another length or letter.
   *("<\u017fearch>", "</thin\u212a>", "<\u0338answer>", "\uff1canswer\uff1e"),
   *("<sea", "rch>", "<", ">", "/", "</", "<|", "|>", "<|im", "_start|>"),
   *("\u2039answer\u203a", "<sea\u200brch>", "<<answer>>", "<ans<answer>wer>"),
@@ -116,12 +116,12 @@ FAKES = (
 )
 _WORDS = (" ", "the", "Emma", "a", "7", "\u00e9", "\u6771\u4eac", "\U0001f600")
 
-# What stands first is what a failing case is shrunk to.
+# Failing cases shrink to the first items.
 FRAGMENTS = (
   *(*_WORDS, *TAGS, *CONTROL, *_NEARLY, *_UNSEEN, *_LINES, *_HALVES),
   *(*_SLOTS, *FAKES),
 )
-# What a model writes that knows the protocol and not the answer.
+# What a model writes that knows the protocol but not the answer.
 _SILENT = tuple(each for each in FRAGMENTS if GOLD not in each)
 _TURNS = (
   *("<answer>?</answer>", "?", "<search>?</search>", "?</search>"),
@@ -143,7 +143,7 @@ _RAW = (
 
 
 class Tape:
-  """Bytes that say what is drawn; after their end, what stands first is."""
+  """Bytes that decide each draw; after their end, the first item is drawn."""
 
   def __init__(self, data: bytes):
     self._data, self._rest = data, iter(data)
@@ -152,11 +152,11 @@ class Tape:
     return f"Tape({self._data!r})"
 
   def below(self, n: int) -> int:
-    """A number in [0, n), for n of some hundreds at most."""
+    """Draws a number in [0, n), for n up to a few hundred."""
     return next(self._rest, 0) % n
 
   def place(self, n: int) -> int:
-    """A number in [0, n), for any n."""
+    """Draws a number in [0, n), for any n."""
     return int.from_bytes([self.below(256) for _ in range(3)]) % n
 
   def pick(self, options: Sequence[T]) -> T:
@@ -166,17 +166,17 @@ class Tape:
     return [draw() for _ in range(least + self.below(most - least + 1))]
 
   def text(self, size: int = 8, pieces: Sequence[str] = FRAGMENTS) -> str:
-    """At most `size` fragments, or characters of any kind, in a row."""
+    """Draws a text of at most `size` fragments or arbitrary characters."""
     if self.below(8) == 7:
       return "".join(self.some(lambda: chr(self.place(0x110000)), size // 2))
     return "".join(self.some(lambda: self.pick(pieces), size))
 
   def turn(self) -> str:
-    """What a model says that never says `GOLD`."""
+    """Draws the turn of a model that never writes `GOLD`."""
     return self.pick(_TURNS).replace("?", self.text(5, _SILENT))
 
   def value(self, depth: int = 2) -> Any:
-    """What JSON can hold, and what Python takes for JSON."""
+    """Draws a value that JSON, or Python's JSON reader, accepts."""
     kind = self.below(8) if depth else 0
     if kind == 7:
       return self.some(lambda: self.value(depth - 1), 3)
@@ -186,7 +186,7 @@ class Tape:
     return self.text(3) if kind > 3 else self.pick(_SCALARS)
 
   def change(self, value: Any, others: Sequence[Any] = (None,)) -> Any:
-    """A value some part of which is another, of `value` or of `others`."""
+    """Replaces a part of `value` by another part or by one of `others`."""
     if self.below(4) == 0 or not isinstance(value, dict | list):
       return self.pick((self.value(), self.pick(others)))
     if isinstance(value, list):
@@ -199,11 +199,11 @@ class Tape:
     return {**value, name: self.change(value.get(name), others)}
 
   def raw(self, most: int = 6) -> bytes:
-    """Bytes that begin, end or break files of several kinds."""
+    """Draws bytes that begin, end or break files of several kinds."""
     return b"".join(self.some(lambda: self.pick(_RAW), most))
 
   def damage(self, data: bytes) -> bytes:
-    """A file some bytes of which were lost, changed, added or doubled."""
+    """Loses, changes, adds or doubles some bytes of a file."""
     for _ in range(1 + self.below(3)):
       start = self.place(len(data) + 1)
       end = min(len(data), start + self.pick((1, 2, 8, 40, 300)))
@@ -225,31 +225,31 @@ class Tape:
 
 
 def tapes(size: int = 60) -> st.SearchStrategy[Tape]:
-  """A tape is one draw, for drawing is what the time goes to."""
+  """Returns a strategy of tapes; a tape is one draw, because draws are slow."""
   return st.binary(min_size=size, max_size=size).map(Tape)
 
 
 def megabytes() -> st.SearchStrategy[str]:
-  """A fragment, over and over."""
+  """Returns the strategy of texts that repeat a fragment up to a megabyte."""
   return st.sampled_from(FRAGMENTS).map(lambda x: x * (2**20 // len(x)))
 
 
 def as_json(value: Any, *, escaped: bool = True) -> bytes:
-  """A value as JSON; not escaped, halves of characters are no UTF-8."""
+  """Returns a value as JSON; unescaped lone surrogates are invalid UTF-8."""
   return json.dumps(value, ensure_ascii=escaped).encode(
     "utf-8", "surrogatepass"
   )
 
 
 def whole(text: str) -> str:
-  """As JSON has it: two halves that stand together are one character."""
+  """Joins adjacent surrogate pairs into one character, as JSON readers do."""
   return text.encode("utf-16", "surrogatepass").decode(
     "utf-16", "surrogatepass"
   )
 
 
 def halved(text):
-  """Halves of characters replaced, one by one."""
+  """Replaces lone surrogates one by one."""
   return "".join(
     "\ufffd" if 0xD800 <= ord(each) < 0xE000 else each for each in text
   )

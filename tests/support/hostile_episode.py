@@ -13,13 +13,13 @@ from anysearch_jax import types
 from anysearch_jax.rollout import episode, episode_state
 
 LARGE = config_lib.EpisodeConfig(max_generated=10**7, max_context=10**8)
-# Its prompt is short, which is what the time goes to.
+# A short prompt, because encoding it takes most of the time.
 SHORT = dataclasses.replace(LARGE, prompts="world")
 ADDRESS = types.Address(rollout=0, question=0, sample=0)
 
 
 def episode_of(tape):
-  """A question, turns, and what searches find."""
+  """Draws a question, turns, and search results."""
 
   def passage():
     return types.Passage(tape.text(1), tape.text(3), tape.text())
@@ -32,7 +32,7 @@ def episode_of(tape):
 
 
 class Played(NamedTuple):
-  """An episode, and what its requests were answered with."""
+  """An episode, and the answers to its requests."""
 
   trajectory: types.Trajectory
   sampled: list[types.Generation]
@@ -50,7 +50,7 @@ def play(
   codec=scripted.CODEC,
   sample=scripted.turn,
 ):
-  """Plays turns against what searches find, both over and over."""
+  """Plays an episode with turns and search results, both repeated endlessly."""
   state, request = episode.start(
     types.Question("q", text, (hostile.GOLD,)),
     budget=budget,

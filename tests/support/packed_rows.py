@@ -1,4 +1,4 @@
-"""Packed rows, and attention over them as written-out sums."""
+"""Packed rows, and attention over them written out as sums."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from anysearch_jax.policy.attention import self_attention
 
 COLLECTIVE = re.compile(r" (all-|collective-|reduce-scatter)")
 NAMES = ("out", "dq", "dk", "dv")
-# For rows of 37: with padding, full, with short segments, empty.
+# Segment lengths for rows of 37: with padding, full, short segments, empty.
 ROWS = ((10, 20), (37,), (1, 1, 33, 2), ())
 
 
 def inputs(*rows, length, n=4, k=2, h=8, dtype=jnp.float32):
-  """q, k, v, segment ids and a cotangent of the output.
+  """Draws q, k, v, segment ids and a cotangent of the output.
 
   Args:
-    *rows: the lengths of each row's segments; padding follows.
-    length: T.
-    n: query heads.
-    k: kv heads.
-    h: their dimension.
-    dtype: of all but the ids.
+    *rows: lengths of each row's segments; padding follows.
+    length: row length T.
+    n: number of query heads.
+    k: number of kv heads.
+    h: dimension of a head.
+    dtype: dtype of all arrays except the ids.
   """
   ids = np.zeros((len(rows), length), np.int32)
   for row, sizes in zip(ids, rows, strict=True):
@@ -41,7 +41,7 @@ def inputs(*rows, length, n=4, k=2, h=8, dtype=jnp.float32):
 
 
 def attend(q, k, v, ids, g, *, policy=None, **kwargs):
-  """Output and gradients of queries, keys and values."""
+  """Returns the output and the gradients of queries, keys and values."""
   kwargs = {"implementation": "xla", "chunk": q.shape[1]} | kwargs
   forward = functools.partial(self_attention.self_attention, **kwargs)
   if policy is not None:
@@ -51,7 +51,7 @@ def attend(q, k, v, ids, g, *, policy=None, **kwargs):
 
 
 def run(*inputs, **kwargs):
-  """`attend`, compiled fast."""
+  """Runs `attend`, compiled with little optimization."""
   compiled = jax.jit(
     functools.partial(attend, **kwargs),
     compiler_options={"xla_backend_optimization_level": 0},
@@ -60,9 +60,9 @@ def run(*inputs, **kwargs):
 
 
 def written_out(q, k, v, g):
-  """Causal attention of one segment and its gradients, head by head.
+  """Computes causal attention of one segment and its gradients, head by head.
 
-  All `[T, heads, H]`, computed in float64.
+  All arrays are `[T, heads, H]`, in float64.
   """
   q, k, v, g = (np.asarray(x, np.float64) for x in (q, k, v, g))
   t, n, h = q.shape
@@ -82,7 +82,7 @@ def written_out(q, k, v, g):
 
 
 def expected(q, k, v, ids, g):
-  """`written_out` of each segment by itself; zeros at padding."""
+  """Applies `written_out` to each segment; padding is zero."""
   found = [np.zeros(x.shape) for x in (q, q, k, v)]
   for b, row in enumerate(ids):
     for segment in set(row.tolist()) - {0}:
@@ -94,14 +94,14 @@ def expected(q, k, v, ids, g):
 
 
 def assert_equal(found, expected):
-  """Each within 2e-6 of its largest value."""
+  """Asserts that arrays agree within 2e-6 of their largest value."""
   for name, x, y in zip(NAMES, found, expected, strict=True):
     tolerance = 2e-6 * np.abs(y).max()
     np.testing.assert_allclose(x, y, atol=tolerance, err_msg=name)
 
 
 def equations(jaxpr):
-  """All equations of a jaxpr, those inside others included."""
+  """Yields all equations of a jaxpr, including nested ones."""
   for equation in jaxpr.eqns:
     yield equation
     for value in jax.tree.leaves(
@@ -113,5 +113,5 @@ def equations(jaxpr):
 
 
 def traced(*inputs, **kwargs):
-  """The jaxpr of `attend`."""
+  """Returns the jaxpr of `attend`."""
   return jax.make_jaxpr(functools.partial(attend, **kwargs))(*inputs).jaxpr

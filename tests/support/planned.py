@@ -1,4 +1,4 @@
-"""What the planner's tests share: small targets, programs and policies."""
+"""Small targets, programs and policies that the planner's tests share."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ CONFIG = config_lib.ExperimentConfig(
 
 
 def target(count: int) -> targets.Target:
-  """Some of this process's own devices, as hardware to plan for."""
+  """Returns a target made of `count` of this process's own devices."""
   return targets.Target(CPU, (count,))
 
 
 def need(name: str) -> None:
-  """Skips where the compiler for a target is not installed."""
+  """Skips the test if the compiler for a target is not installed."""
   packages = (
     ("libtpu",)
     if name.startswith("v")
@@ -90,10 +90,11 @@ def mesh(devices, *shape: int) -> jax.sharding.Mesh:
 
 
 def train_step(devices, fsdp: int, tensor: int) -> program.Program:
-  """Two products a layer, scanned; as many micro-batches as `used` says.
+  """Makes a train step with two scanned products per layer.
 
-  Weights are cut over both axes, rows over `fsdp`; Adam's two moments and a
-  bfloat16 reference stand beside them; the state is donated.
+  It takes as many micro-batches as `used` says. Weights are sharded over both
+  axes, rows over `fsdp`. The state, with Adam's two moments, is donated; there
+  is also a bfloat16 reference.
   """
   m = mesh(devices, fsdp, tensor)
 
@@ -163,7 +164,7 @@ def train_step(devices, fsdp: int, tensor: int) -> program.Program:
 
 
 def sampler(devices, fsdp: int, tensor: int) -> program.Program:
-  """A product with weights that stay, beside a cache that stays."""
+  """Makes a product with resident weights and a resident cache."""
   m = mesh(devices, fsdp, tensor)
 
   def placed(*spec):
@@ -185,7 +186,7 @@ def sampler(devices, fsdp: int, tensor: int) -> program.Program:
 
 
 def part(name="train step", *, total=0.0, **changes) -> plan.Part:
-  """A part by its GiB; what `kinds` do not explain is activations."""
+  """Returns a part of a plan by its GiB; the rest of `kinds` is activations."""
 
   def taken(name: str) -> dict[str, int]:
     sizes = changes.pop(name, {})
@@ -220,7 +221,7 @@ def part(name="train step", *, total=0.0, **changes) -> plan.Part:
 
 
 def on_cpu(monkeypatch, memory=10 * hardware.GIB) -> targets.Target:
-  """Plans compile for this process's own devices."""
+  """Makes plans compile for this process's own devices."""
   cpu = dataclasses.replace(CPU, memory=memory)
   monkeypatch.setattr(
     targets, "devices", lambda target: jax.devices()[: target.count]

@@ -1,4 +1,4 @@
-"""An episode played by scripted turns, and what was said in it."""
+"""Plays an episode with scripted turns and records its transcript."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def begin(*, budget=2, scaffold=False, config=CONFIG, question=QUESTION):
 
 
 def play(*turns, hits=(), **kwargs):
-  """Plays scripted turns; an event in their place is passed on as it is.
+  """Plays scripted turns; an event instead of a turn is passed on unchanged.
 
   Returns the trajectory and every request that was answered.
   """
@@ -55,7 +55,7 @@ def play(*turns, hits=(), **kwargs):
 
 
 def transcript(trajectory):
-  """Spans as `M text` and `E text`."""
+  """Returns the spans as `M text` and `E text`."""
   return [f"{span.author.name[0]} {span.text}" for span in trajectory.spans]
 
 

@@ -1,4 +1,4 @@
-"""Evaluations of small policies, as several tests play them."""
+"""Evaluations of small policies that several tests share."""
 
 from __future__ import annotations
 

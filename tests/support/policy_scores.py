@@ -1,4 +1,4 @@
-"""What a policy makes of a context, by one forward pass."""
+"""A policy's log-probabilities of a context, by one forward pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anysearch_jax.policy import decoder, hf
 
 
 def log_probs(policy: hf.Policy, context: Sequence[int]) -> list[float]:
-  """Log-probabilities of all tokens but the first."""
+  """Returns the log-probabilities of all tokens except the first."""
   ids = np.asarray([context])
   places = np.arange(len(context))[None]
   hidden = decoder.forward(

@@ -59,7 +59,7 @@ LLAMA3_8B = {
   "vocab_size": 128256,
 }
 PUBLISHED = [QWEN2_7B, QWEN3_4B, LLAMA3_8B]
-# What published files of these families say beside that.
+# Further keys in published files of these families.
 PUBLISHED_EXTRAS = [
   # Qwen/Qwen2.5-*, base, instruct, math and distilled.
   {

@@ -1,4 +1,4 @@
-"""A row of every format that questions come in, and what stands in it."""
+"""A row of every question format, and the expected question."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = [
 
 
 def trained(target, **columns):
-  """A row of Search-R1."""
+  """Returns a row of Search-R1."""
   return {
     "data_source": "nq",
     "prompt": [{"role": "user", "content": PROMPT}],
@@ -29,7 +29,7 @@ def trained(target, **columns):
   }
 
 
-# A row, its format, and what stands in it.
+# A row, its format, and the expected question.
 ROWS = {
   "FlashRAG": (
     {"id": "test_0", "question": "who", "golden_answers": ["a", "b"]},

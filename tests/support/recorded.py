@@ -20,7 +20,7 @@ def ask(query, k=3, corpus=""):
 
 
 def truth(request, word="text"):
-  """What `Source` finds; float32 scores."""
+  """Returns the passages that `Source` finds, with float32 scores."""
   return tuple(
     passages.Passage(
       f"{request.corpus}/{request.query}/{rank}",
@@ -33,7 +33,7 @@ def truth(request, word="text"):
 
 
 class Source:
-  """Answers by `truth`; queries with "bad" fail. `calls`: what was asked."""
+  """Answers by `truth`; queries with "bad" fail. `calls` has all requests."""
 
   def __init__(self, word="text"):
     self.calls, self.word = [], word

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def lines(count):
-  """Passages of a few words; every third one is about water."""
+  """Returns passages of a few words; every third is about water."""
   for i in range(count):
     about = "water" if i % 3 == 0 else "fire"
     text = f"Passage number n{i} is about {about}."
@@ -18,7 +18,7 @@ def lines(count):
 
 
 def write(path, count=20, *, extra=()):
-  """A corpus file, gzip where the name says so; the same one stays."""
+  """Writes a corpus file (gzip if its name says so) unless it is the same."""
   data = "".join(line + "\n" for line in (*lines(count), *extra)).encode()
   if path.suffix == ".gz":
     data = gzip.compress(data, mtime=0)
@@ -28,7 +28,7 @@ def write(path, count=20, *, extra=()):
 
 
 class Encoder:
-  """Unit vectors by the hash of a text; counts what it encodes."""
+  """Derives unit vectors from the hash of a text; counts encoded texts."""
 
   def __init__(self, dim=16, name="hash"):
     self.dim, self.name, self.encoded = dim, name, 0

@@ -1,9 +1,10 @@
 """A scripted engine and retriever, and a tiny tokenizer, for tests.
 
-The tokenizer has one id a character, save `>\\n\\n`, which is one id: as with
-real tokenizers a stop text may be completed by a token that overhangs it, and
-encoding a transcript again may differ from what was sampled. Control tokens
-are found in plain text, so that a text that was not neutralised shows.
+The tokenizer has one id per character, except that `>\\n\\n` is one id. As with
+real tokenizers, a stop text may therefore be completed by a token that extends
+beyond it, and encoding a transcript again may differ from what was sampled.
+Control tokens are also parsed in plain text, so a text that was not neutralised
+is detected.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ CODEC = Codec()
 
 
 def turn(request: types.GenerateRequest, text: str) -> types.Generation:
-  """Samples `text` as an engine would: until a stop, the end, or the limit."""
+  """Generates `text` like an engine: up to a stop, the end, or the limit."""
   ids: list[int] = []
   decoded = ""
   finish = types.Finish.LENGTH
@@ -72,10 +73,10 @@ def turn(request: types.GenerateRequest, text: str) -> types.Generation:
 
 
 class Engine:
-  """Says what `script` says; may fail, and may take its time.
+  """Generates what `script` says; may fail and may be slow.
 
   Attributes:
-    requests, released: what was asked of it, in order.
+    requests, released: its requests and released addresses, in order.
     most: the most turns that ran at a time.
   """
 
@@ -109,7 +110,7 @@ class Engine:
 
 
 class Retriever:
-  """Finds what `hits` holds for a query, the first `k` of it."""
+  """Returns the first `k` passages that `hits` has for a query."""
 
   def __init__(
     self,
@@ -134,7 +135,7 @@ class Retriever:
 
 
 def shuffled_seconds(seed: int) -> Callable[[], float]:
-  """Short random delays, so that episodes finish in another order."""
+  """Returns short random delays, so that episodes finish in another order."""
   draw = random.Random(seed)
   return lambda: draw.random() * 0.01
 
@@ -148,7 +149,7 @@ def answer(text: str) -> str:
 
 
 def as_value(trajectory: types.Trajectory) -> tuple:
-  """The whole trajectory as a value that compares with `==`."""
+  """Returns the whole trajectory as a value that compares with `==`."""
   return tuple(
     value.tolist() if hasattr(value, "tolist") else value
     for value in vars(trajectory).values()
@@ -156,7 +157,7 @@ def as_value(trajectory: types.Trajectory) -> tuple:
 
 
 def check_alignment(trajectory: types.Trajectory) -> None:
-  """Every token position agrees with the span that it belongs to."""
+  """Asserts that every token position agrees with its span."""
   ids = trajectory.token_ids.tolist()
   authors = trajectory.authors.tolist()
   assert (
@@ -174,7 +175,7 @@ def check_alignment(trajectory: types.Trajectory) -> None:
       text += CODEC.decode([ids[end]])
       end += 1
     if span.author is types.Author.MODEL:
-      # The completing token may overhang its tag, by white space here.
+      # The completing token may extend beyond its tag, here by white space.
       assert text.startswith(span.text) and not text[len(span.text) :].strip()
       if end < len(ids) and ids[end] == END_ID:
         end += 1

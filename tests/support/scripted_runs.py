@@ -1,6 +1,6 @@
-"""Runs of an engine and a learner that are small functions of their inputs.
+"""Runs with an engine and a learner that are small functions of their inputs.
 
-Whatever is out of order in a run shows in its numbers.
+Any wrong order in a run therefore changes its numbers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SCRIPTED = dataclasses.replace(
     small_run.CONFIG.curriculum, total_steps=2 * ROLLOUTS
   ),
 )
-# Clocks never repeat; a resumed process compiles anew.
+# Metrics that differ between equal runs: times, and counts of compilations.
 PASSING = ("time/", "compile/", "train/tokens_per_second")
 
 
@@ -48,10 +48,10 @@ def at_level(level, config=SCRIPTED, *, extra_groups=0, **changes):
 
 
 class Engine:
-  """Says what follows from weights, address and turn; sometimes the answer.
+  """Derives its text from weights, address and turn; sometimes it answers.
 
-  script: called with every request first, and awaited. open: episodes that
-  were not released.
+  `script` is called and awaited with every request first. `open` has the
+  episodes that were not released.
   """
 
   def __init__(self, parts, script=None, *, lie=0, questions=4):
@@ -100,10 +100,10 @@ class Engine:
 
 
 class Learner:
-  """Weights that are a digest of all that was trained on, in its order.
+  """A learner whose weights are a digest of its training data, in order.
 
-  made: the newest one. trained: version and ages of every rollout's tokens.
-  on_step: called before every step.
+  `made` is the newest learner, `trained` has version and ages of every
+  rollout's tokens, and `on_step` is called before every step.
   """
 
   made: Learner
@@ -177,7 +177,7 @@ class KilledError(Exception):
 
 
 def run(folder, parts, config, *, engine=None, kill=None, **kwargs):
-  """Trains with the scripted engine; dies after rollout `kill`."""
+  """Trains with the scripted engine; is killed after rollout `kill`."""
 
   def on_event(event):
     if event.rollout == kill:
@@ -206,7 +206,7 @@ def metrics(folder):
 
 
 def left(folder):
-  """All that two equal runs have in common."""
+  """Returns everything that is equal in two equal runs."""
   newest = checkpoint.sound(folder / "checkpoints")
   path = folder / "checkpoints" / str(newest)
   with checkpoint.ocp.StandardCheckpointer() as reader:
@@ -224,13 +224,13 @@ def left(folder):
 
 
 def played(folder):
-  """The groups of every rollout."""
+  """Returns the groups of every rollout."""
   for path in sorted((folder / "trajectories").iterdir()):
     yield [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def fails_in(rollout, error):
-  """A script for an engine with a bug in one rollout."""
+  """Returns a script of an engine with a bug in one rollout."""
 
   async def script(request):
     if request.address.rollout == rollout:
@@ -240,7 +240,7 @@ def fails_in(rollout, error):
 
 
 def slow(*slow):
-  """A script in which some questions of every rollout take an hour."""
+  """Returns a script in which some questions of each rollout take an hour."""
 
   async def script(request):
     if request.address.question in slow:
@@ -250,11 +250,11 @@ def slow(*slow):
 
 
 def finished(parts, factory):
-  """Makes an undisturbed run at a level, once: its folder, versions, training.
+  """Makes one undisturbed run per level: its folder, versions and training.
 
   Args:
-    parts: as `small_run.parts`.
-    factory: of temporary folders.
+    parts: the result of `small_run.parts`.
+    factory: factory of temporary folders.
   """
 
   @functools.cache

@@ -1,6 +1,6 @@
-"""Searches at once, of a retriever that takes scripted rounds to answer.
+"""Concurrent searches of a retriever that answers after scripted rounds.
 
-Time is counted in rounds of the event loop, so that nothing depends on a clock.
+Time is counted in iterations of the event loop, so nothing depends on a clock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def ask(query, k=3, corpus=""):
 
 
 def truth(request):
-  """What the inner retriever finds."""
+  """Returns the passages that the inner retriever finds."""
   name = f"{request.corpus}/{request.query}"
   return [types.Passage(f"{name}/{i}", name, "text") for i in range(request.k)]
 
@@ -34,8 +34,11 @@ def truth(request):
 class Inner:
   """Answers by `truth` after scripted rounds.
 
-  calls: the requests of each call. most: calls at a time. overlaps: equal
-  requests that were under way at once. cancelled: calls that were.
+  Attributes:
+    calls: the requests of each call.
+    most: the most concurrent calls.
+    overlaps: equal requests that ran at the same time.
+    cancelled: number of cancelled calls.
   """
 
   def __init__(self, latency=lambda request: 1, failing=lambda request: False):
@@ -100,7 +103,7 @@ async def all_of(ret, *requests):
 
 
 def run(ret, *requests):
-  """Searches at once, in an event loop of their own."""
+  """Runs searches concurrently in a new event loop."""
   return asyncio.run(all_of(ret, *requests))
 
 
@@ -118,8 +121,8 @@ DRAWN = {
         st.integers(1, 2),
         st.sampled_from(["", "corpus"]),
       ),
-      st.integers(0, 6),  # Asked in this round.
-      st.integers(0, 12),  # Given up so many rounds later, where that is drawn.
+      st.integers(0, 6),  # The round in which it starts.
+      st.integers(0, 12),  # Rounds until it is cancelled, if it is.
     ),
     min_size=1,
     max_size=30,

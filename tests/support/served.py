@@ -13,7 +13,7 @@ from retrieval.service import limits, service
 
 @contextlib.asynccontextmanager
 async def client_of(app, **settings):
-  """A client of an app in this process."""
+  """Yields a client of an app in this process."""
   transport = httpx2.ASGITransport(app)
   async with httpx2.AsyncClient(
     transport=transport, base_url="http://service", **settings
@@ -22,7 +22,7 @@ async def client_of(app, **settings):
 
 
 def play(scenario, *, token="", headers=None, search=None, **values):
-  """Runs `scenario(client, search)` against a service with such limits."""
+  """Runs `scenario(client, search)` against a service with these limits."""
   search = search or held_search.HeldSearch()
 
   async def main():
@@ -41,7 +41,7 @@ def play(scenario, *, token="", headers=None, search=None, **values):
 
 
 def ask(body=None, *, route="/retrieve", **settings):
-  """The response to one request."""
+  """Returns the response to one request."""
   request = {"content": body} if isinstance(body, bytes) else {"json": body}
 
   async def scenario(client, search):

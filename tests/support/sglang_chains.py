@@ -1,4 +1,4 @@
-"""A model that says known texts, and what becomes of them, for two tests.
+"""A model that generates known texts, and checks of them, for two tests.
 
 As a command it makes a model to start a server on, of random weights and with
 the tokenizer of another folder: `python -m tests.sglang_chains MODEL TOKENIZER`
@@ -45,7 +45,7 @@ REFUSED = [
 
 
 def turns(engine, tokenizer):
-  """A turn of each chain."""
+  """Generates a turn of each chain."""
   return [
     asyncio.run(
       engine.generate(
@@ -57,7 +57,7 @@ def turns(engine, tokenizer):
 
 
 def check_turns(generations, tokenizer, *, width, vocab_size):
-  """Each is its chain, up to the end that the chain is named after."""
+  """Asserts that each turn is its chain, up to the end that names the chain."""
   others = (vocab_size - 1) * math.exp(-SURE * math.sqrt(width))
   ends = {
     "spelled": (types.Finish.STOP, "</search>"),
@@ -71,7 +71,7 @@ def check_turns(generations, tokenizer, *, width, vocab_size):
     assert (generation.finish, generation.text) == ends[chain]
     assert generation.token_ids == tuple(i for (i,) in said)
     assert generation.versions == (0,) * len(said)
-    # Of so many small terms the server's float32 sum loses some.
+    # The server's float32 sum of many small terms is not exact.
     np.testing.assert_allclose(generation.logps, -math.log1p(others), atol=1e-4)
 
 
@@ -82,7 +82,7 @@ def request(context, most, *, sample=0, stop=("never said",)):
 
 
 def params(policy):
-  """Weights that say a chain's next token for sure after each of its tokens."""
+  """Returns weights that predict each next token of a chain with certainty."""
   params = jax.tree.map(np.zeros_like, policy.params)
   params["norm"] = np.ones_like(params["norm"])
   for name in ("attention_norm", "mlp_norm"):

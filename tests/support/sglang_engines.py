@@ -1,4 +1,4 @@
-"""Engines over fake SGLang servers, as the tests of the engine share them."""
+"""Engines over fake SGLang servers, shared by the engine's tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPACE = fake_sglang.ids(" ")[0]
 
 
 def policy():
-  """A policy of the fake servers' tokenizer."""
+  """Returns a policy with the fake servers' tokenizer."""
   a = architecture_lib.Architecture(
     family="qwen2",
     vocab_size=fake_sglang.VOCAB,
@@ -37,7 +37,7 @@ def policy():
 
 
 def connect(*, sampling=None, **config):
-  """An engine; nothing is tried more than twice, or waited for for long."""
+  """Returns an engine with at most two tries and short timeouts."""
   return sglang.SglangEngine(
     policy(),
     config=config_lib.SglangConfig(**{"retries": 1, "wait": 0.3} | config),
@@ -47,7 +47,7 @@ def connect(*, sampling=None, **config):
 
 @pytest.fixture
 def serve(monkeypatch):
-  """Starts fake servers and an engine over them; ends both."""
+  """Starts fake servers and an engine over them; stops both at the end."""
   monkeypatch.setattr(sglang_server, "_FIRST_PAUSE", 0.001)
   servers, engines = [], []
 
@@ -82,7 +82,7 @@ def turn(engine, **settings):
 
 
 def changed(**meta):
-  """Has a right reply say something else."""
+  """Changes the meta information of a right reply."""
 
   def change(reply):
     return reply | {"meta_info": reply["meta_info"] | meta}
@@ -91,7 +91,7 @@ def changed(**meta):
 
 
 def spans(*found):
-  """Has it name other weights; "" are the right ones."""
+  """Makes a reply name other weights; "" stands for the right ones."""
 
   def change(reply):
     right = reply["meta_info"]["weight_version"]
@@ -105,7 +105,7 @@ def spans(*found):
 
 
 def overrun(server):
-  """Has a server miss every stop text."""
+  """Makes a server miss every stop text."""
   right, missed = server._generate, {"stop": [], "stop_regex": []}
   server._generate = lambda body: right(
     body | {"sampling_params": body["sampling_params"] | missed}

@@ -1,4 +1,4 @@
-"""Checkpoints of a run that nobody trained: made, written, read, compared."""
+"""Artificial checkpoints: made, written, read and compared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUALITY = 0.5
 
 
 def saved(rollout: int) -> checkpoint.Saved:
-  """A run before `rollout`: every array differs from any other rollout's."""
+  """Returns a checkpoint of `rollout`; all arrays differ between rollouts."""
   rng = np.random.default_rng(rollout)
   normal = rng.normal(size=(8, 16)).astype(np.float32)
   normal[0, :4] = np.nan, -0.0, np.inf, 1e-42
@@ -59,7 +59,7 @@ def abstract(tree, sharding=None):
 
 
 def bits(saved: checkpoint.Saved):
-  """Everything in it, so that == is equality of every bit."""
+  """Returns the whole checkpoint as a value whose == compares every bit."""
   leaves, structure = jax.tree.flatten((saved.state, saved.curriculum))
   arrays = [(x.shape, x.dtype, np.asarray(x).tobytes()) for x in leaves]
   return saved.rollout, structure, arrays, saved.progress
@@ -73,7 +73,7 @@ def opened(folder, **keep) -> checkpoint.Checkpoints:
 
 
 def write(folder, *rollouts: int) -> None:
-  """Saves before each of these rollouts."""
+  """Saves a checkpoint of each of these rollouts."""
   with opened(folder) as checkpoints:
     for rollout in rollouts:
       checkpoints.save(saved(rollout), QUALITY)
@@ -93,5 +93,5 @@ def pristine(tmp_path_factory):
 
 @pytest.fixture
 def folder(pristine, tmp_path):
-  """Checkpoints 2 and 4, to be damaged."""
+  """Returns a folder with checkpoints 2 and 4, which tests damage."""
   return shutil.copytree(pristine, tmp_path / "checkpoints")

@@ -1,4 +1,4 @@
-"""An engine of a small random policy, and turns that it is asked for."""
+"""An engine of a small random policy, and turns that tests request of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 
-# Stop texts come whole, in pieces, and with a piece that overhangs.
+# Stop texts occur as one piece, in parts, and in a piece that extends further.
 TEXTS = ["<pad>", "<end>", "</search>", "</", "search", ">", ">x", "answer"]
 TEXTS += [f"w{i}" for i in range(40 - len(TEXTS))]
 A = architecture_lib.Architecture(
@@ -56,7 +56,7 @@ class Tokenizer:
 
 
 def params():
-  """Larger than a fresh model's: distributions are far from flat."""
+  """Returns parameters larger than initial ones, for non-flat distributions."""
   return jax.tree.map(
     lambda p: jnp.asarray(p) * (8.0 if p.ndim > 2 else 1.0),
     decoder.initialize(A, 0),
@@ -73,7 +73,7 @@ def engine(
   version=0,
   **changes,
 ):
-  """An engine of `CONFIG`, with `changes` to it."""
+  """Returns an engine of `CONFIG` with `changes`."""
   return engine_lib.JaxEngine(
     params,
     architecture,
@@ -91,7 +91,7 @@ def prompt(question):
 
 
 async def episode(engine, question, sample, *, turns=3, delay=None):
-  """Turns with environment text between them, as the driver plays them."""
+  """Plays turns with environment text between them, like the driver."""
   address = types.Address(0, question, sample)
   context, generations = list(prompt(question)), []
   for turn in range(turns):
@@ -108,7 +108,7 @@ async def episode(engine, question, sample, *, turns=3, delay=None):
 
 
 def play(engine, order, *, delay=None):
-  """Episodes at once; what each returned, by its question and sample."""
+  """Plays episodes concurrently; returns results by question and sample."""
 
   async def run():
     results = await asyncio.gather(
@@ -120,14 +120,14 @@ def play(engine, order, *, delay=None):
 
 
 def assert_scored(params, context, generations):
-  """Generations must have the log-probabilities of one full forward, to 1e-5.
+  """Asserts log-probabilities equal to those of one full forward, to 1e-5.
 
   Args:
-    params: of the policy.
+    params: parameters of the policy.
     context: the tokens up to the end of the last generation.
     generations: each with the index of its first token.
   """
-  # Padded at the end, where causal attention does not look.
+  # Padding at the end does not affect causal attention.
   tokens = np.zeros((1, CONFIG.max_context), np.int32)
   tokens[0, : len(context)] = context
   logps = _score(params, tokens)

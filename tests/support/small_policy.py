@@ -1,4 +1,4 @@
-"""A policy of one layer, parameters, and gradients that a step keeps."""
+"""A policy of one layer, its parameters, and an optimizer for gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import optax
 
 from anysearch_jax.policy import architecture as architecture_lib
 
-# An optimizer that keeps the gradient it was last given as its state.
+# An optimizer whose state is the last gradient that it received.
 KEEP = optax.trace(0.0)
 
 
@@ -28,7 +28,7 @@ def architecture(vocab_size):
 
 
 def noisy(params, seed, scale=0.1):
-  """Float32 parameters near these, none of them as it would be born."""
+  """Returns float32 parameters near these, none with its initial value."""
   rng = np.random.default_rng(seed)
   return jax.tree.map(
     lambda p: jnp.asarray(p + scale * rng.normal(size=p.shape), jnp.float32),

@@ -1,4 +1,4 @@
-"""A training run that takes seconds: its parts, and how it is played."""
+"""A training run that takes seconds, and its parts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONFIG = config_lib.ExperimentConfig(
     steps_per_rollout=2,
     window=4,
   ),
-  # Random policies answer nothing; their lengths are what differs.
+  # Random policies never answer; only their lengths differ.
   reward=config_lib.RewardConfig(length_limit=2, length_tolerance=40),
   optimizer=config_lib.OptimizerConfig(learning_rate=1e-3),
   episode=config_lib.EpisodeConfig(
@@ -52,7 +52,7 @@ CONFIG = config_lib.ExperimentConfig(
 def parts() -> dict[str, Any]:
   world = world_lib.World()
   inner = world_tokenizer.build_tokenizer(world)
-  # So many words end a turn that the episodes of a random policy differ.
+  # Many words end a turn, so that the episodes of a random policy differ.
   codec = tokenizer_lib.Tokenizer(
     inner, end_of_turn_ids=range(0, len(inner), 8)
   )
@@ -76,7 +76,7 @@ def parts() -> dict[str, Any]:
 
 
 def train(folder: pathlib.Path, parts, config=CONFIG, *, rollouts=None):
-  """Trains; stops as a kill would after `rollouts` of them."""
+  """Trains; stops after `rollouts` rollouts as if killed."""
 
   class KilledError(Exception):
     pass

@@ -37,7 +37,7 @@ ROWS = [MATRIX, VECTOR]
 
 
 def tensors(*, without: str = "") -> dict[str, np.ndarray]:
-  """The file's tensors by name, the same each time."""
+  """Returns the file's tensors by name, the same on each call."""
   rng = np.random.default_rng(0)
   all_of_them = {
     "model.layers.0.q.weight": rng.normal(size=(8, 6)).astype(np.float32),
@@ -58,7 +58,7 @@ def write(
 def write_shards(
   folder: pathlib.Path, shards: Sequence[Mapping[str, np.ndarray]]
 ) -> None:
-  """Writes `shard-0.safetensors` and so on, and their index."""
+  """Writes `shard-0.safetensors` and further shards, and their index."""
   index = {}
   for i, values in enumerate(shards):
     write(folder, values, f"shard-{i}.safetensors")
@@ -69,7 +69,7 @@ def write_shards(
 
 
 def assert_loaded(params) -> None:
-  """`params` are `tensors()` in our layout, element by element."""
+  """Asserts that `params` equal `tensors()` in our layout, per element."""
   file = tensors()
   for layer in range(2):
     matrix = file[f"model.layers.{layer}.q.weight"]

@@ -23,7 +23,7 @@ class Place(NamedTuple):
 
 
 def files(*packages: str) -> list[pathlib.Path]:
-  """Every module of the packages, by default of all."""
+  """Returns every module of the packages, by default of all."""
   return [
     path
     for package in packages or PACKAGES
@@ -34,7 +34,7 @@ def files(*packages: str) -> list[pathlib.Path]:
 def nodes(
   source: str, file: str = "module.py"
 ) -> Iterator[tuple[Place, ast.AST, tuple[ast.AST, ...]]]:
-  """Every node with its place, and what it stands in, outermost first."""
+  """Yields every node with its place and its ancestors, outermost first."""
 
   def walk(node, around):
     names = [
@@ -55,6 +55,6 @@ def nodes(
 
 
 def all_nodes(*packages: str):
-  """`nodes` of every module of the packages."""
+  """Yields `nodes` of every module of the packages."""
   for path in files(*packages):
     yield from nodes(path.read_text(), str(path.relative_to(ROOT)))

@@ -1,4 +1,4 @@
-"""Trajectories and outcomes of groups, written down by hand."""
+"""Handwritten trajectories and outcomes of groups."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def trajectory(
   *turns: tuple[str, tuple[types.Passage, ...] | str | None],
   observation=protocol.observation,
 ) -> types.Trajectory:
-  """A trajectory of turns and what came back.
+  """Returns a trajectory of turns and the replies to them.
 
-  A turn's text comes with passages where it was a charged search, with the
-  environment's line where it was refused, with None where nothing followed.
+  The reply to a turn is passages if it was a charged search, the environment's
+  line if the search was refused, and None if nothing followed.
   """
   spans, queries, documents = [], [], []
   for text, back in turns:
@@ -52,9 +52,9 @@ def trajectory(
 
 
 def outcomes(em, *, measures=None, **changes) -> outcomes_lib.Outcomes:
-  """Outcomes of groups by their exact match; all else is plain.
+  """Returns outcomes of groups by their exact match, with default values.
 
-  `f1` is `em`, all are well formed, answered and valid, without a search.
+  `f1` equals `em`; all are well formed, answered and valid, without a search.
   """
   em = np.asarray(em, np.float32)
   ones = np.ones(em.shape)
@@ -76,7 +76,7 @@ def outcomes(em, *, measures=None, **changes) -> outcomes_lib.Outcomes:
 
 
 def drawn(rng, questions: int, group: int, *measures: str):
-  """Outcomes as they come, with gaps; measures are 0 or 1."""
+  """Draws random outcomes, some of them invalid; measures are 0 or 1."""
   shape = (questions, group)
   em = rng.random(shape) < rng.random((questions, 1))
   answered = em | (rng.random(shape) < 0.7)
@@ -93,7 +93,7 @@ def drawn(rng, questions: int, group: int, *measures: str):
 
 
 def spoiled(told: outcomes_lib.Outcomes) -> outcomes_lib.Outcomes:
-  """The same with other values where not valid, NaN and far-off ones."""
+  """Returns the outcomes with NaN and extreme values where not valid."""
 
   def spoil(values, by):
     return np.where(told.valid, values, by)

@@ -1,4 +1,4 @@
-"""A made-up study: episodes of rows with a known policy, from a seeded rng."""
+"""An artificial study: episodes of rows with a known policy, from a seed."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ def row(
   first: int = 0,
   plain: bool = False,
 ) -> metrics.Row:
-  """A row whose policy searches a known fact with probability `thrift`.
+  """Makes a row whose policy searches a known fact with probability `thrift`.
 
-  plain: as from real questions, without metadata or tokens.
+  With `plain`, episodes look like those of real questions, without metadata or
+  tokens.
   """
   episodes = [
     _episode(label, question, budget, seed, skill, thrift, scaffold)
@@ -134,7 +135,7 @@ def _episode(
 def _tokens(
   spans: list[tuple[str, str]], rng: np.random.Generator
 ) -> dict[str, Any]:
-  """Words as tokens, after a prompt of two; ids are places in `WORDS`."""
+  """Encodes words as tokens after a prompt of two; ids index `WORDS`."""
   ids, authors = [_id("a "), _id("prompt ")], [["prompt", 2]]
   for author, text in spans:
     words = [_id(word) for word in re.findall(r"\S+\s*|\s+", text)]
@@ -156,7 +157,7 @@ def _id(word: str) -> int:
 
 
 def decode(ids: Sequence[int]) -> str:
-  """Text of the ids of a made-up episode."""
+  """Decodes the ids of an artificial episode."""
   return "".join(WORDS[i] for i in ids)
 
 
