@@ -58,6 +58,7 @@ class Gpu(Hardware):
   shared_memory: int
   shared_memory_block: int
   l2: int
+  threads_a_core: int = 2048
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +126,33 @@ _A100 = Gpu(
   l2=40 * 2**20,
 )
 
+_RTX4090 = Gpu(
+  name="rtx4090",
+  platform="cuda",
+  memory=int(23.6 * GIB),
+  head_room=0.92,
+  # GeForce cards multiply at half their rate when they add in float32, as
+  # XLA has them do.
+  flops=165.2e12,
+  memory_bandwidth=1.008e12,
+  link_bandwidth=32e9,
+  network_bandwidth=12.5e9,
+  source=(
+    "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090: 165.2 TFLOP/s "
+    "dense with float32 accumulation, 1,008 GB/s, PCIe 4.0 x16 without NVLink; "
+    "100 Gb/s network assumed"
+  ),
+  capability=(8, 9),
+  description="NVIDIA GeForce RTX 4090",
+  cores=128,
+  units_a_core=128,
+  clock_ghz=2.52,
+  shared_memory=100 * 1024,
+  shared_memory_block=99 * 1024,
+  l2=72 * 2**20,
+  threads_a_core=1536,
+)
+
 
 def _tpu(
   name: str,
@@ -186,6 +214,7 @@ _ALL: tuple[Hardware, ...] = (
     ),
   ),
   _A100,
+  _RTX4090,
   _tpu(
     "v5e",
     memory=15.75,

@@ -23,7 +23,9 @@ def played(tmp_path_factory):
   """The folder in which the page's files and two of its commands were."""
   folder = tmp_path_factory.mktemp("own_data")
   text = PAGE.read_text()
-  for name, rows in re.findall(r"```json (\S+)\n(.*?)```", text, re.DOTALL):
+  for name, rows in re.findall(
+    r'```json title="(\S+)"\n(.*?)```', text, re.DOTALL
+  ):
     (folder / name).write_text(rows)
   lines = re.sub(r"\\\n", " ", text)
   with pytest.MonkeyPatch.context() as patch:

@@ -27,7 +27,10 @@ def test_a_target_is_hardware_and_a_count(text, count, hosts, written):
 @pytest.mark.parametrize(
   ("text", "sentence"),
   [
-    ("b200:1", "expected one of h100, h800, h200, a100, v5e, v5p, v6e"),
+    (
+      "b200:1",
+      "expected one of h100, h800, h200, a100, rtx4090, v5e, v5p, v6e",
+    ),
     ("h100", "expected a count of GPUs, as in h100:4"),
     ("h100:0", "expected a count of GPUs"),
     ("h100:2x2", "expected a count of GPUs"),
@@ -83,13 +86,21 @@ def test_a_missing_package_is_named_with_its_command(
     targets.devices(targets.parse(text))
 
 
-@pytest.mark.parametrize("name", ["h100", "h800", "h200", "a100"])
-def test_an_absent_gpu_has_compile_only_devices(name):
+@pytest.mark.parametrize(
+  ("name", "capability"),
+  [
+    ("h100", "9.0"),
+    ("h800", "9.0"),
+    ("h200", "9.0"),
+    ("a100", "8.0"),
+    ("rtx4090", "8.9"),
+  ],
+)
+def test_an_absent_gpu_has_compile_only_devices(name, capability):
   planned.need(name)
   devices = targets.devices(targets.parse(f"{name}:4"))
   assert len(devices) == 4
   assert {d.platform for d in devices} == {"gpu"}
-  capability = "8.0" if name == "a100" else "9.0"
   assert {d.compute_capability for d in devices} == {capability}
 
 

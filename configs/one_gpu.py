@@ -1,0 +1,103 @@
+"""Policies of 0.5 to 4 billion parameters on one GPU of 24, 80 or 141 GB.
+
+    hf download Qwen/Qwen3-1.7B --local-dir models/Qwen3-1.7B
+    python -m launch.train --config=configs/one_gpu.py:qwen3_1_7b-24 \\
+        --output=runs/x
+
+Presets, `--config=configs/one_gpu.py:<policy>-<GB>`:
+    qwen2_5_0_5b, qwen2_5_1_5b, qwen3_0_6b, qwen3_1_7b or qwen3_4b
+    24 (as an RTX 4090), 80 (H100, A100) or 141 (H200)
+
+The GPU trains adapters of rank 32 and samples in turns. Differences from the
+paper's run (`configs/paper.py`), besides the adapters: a rollout has 128
+questions instead of 512, and an optimizer step 128 trajectories instead of 512.
+An episode generates 2048 tokens at most instead of 4096, and the lengths in the
+reward are halved with that.
+Memory: docs/one_gpu.md has the plan of each preset.
+Expected: unknown; nothing has been trained with it yet.
+
+Questions from data/qa (launch.prepare_data), passages from indexes/e5
+(launch.build_index): docs/one_gpu.md has the commands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from anysearch_jax import config as config_lib
+from configs import paper
+
+# 2048 tokens of the policy, its prompt and 15 passages are about 5,000.
+_CONTEXT = 6144
+_QUESTIONS = 128
+
+
+class Memory(NamedTuple):
+  """What a GPU of one size is given.
+
+  Attributes:
+    slots: episodes whose KV cache is kept.
+    lanes: rows of a decode call.
+    rows: of a micro-batch.
+  """
+
+  slots: int
+  lanes: tuple[int, ...]
+  rows: int
+
+
+MEMORIES = {
+  "24": Memory(32, (8, 16), rows=1),
+  "80": Memory(128, (8, 16, 32), rows=4),
+  "141": Memory(128, (8, 16, 32), rows=8),
+}
+# By policy: its folder, and the tokens of KV cache by memory. 0 is all that the
+# slots can need; a token of Qwen3 takes 4 to 12 times that of Qwen2.5.
+POLICIES = {
+  "qwen2_5_0_5b": ("Qwen2.5-0.5B-Instruct", (0, 0, 0)),
+  "qwen2_5_1_5b": ("Qwen2.5-1.5B-Instruct", (0, 0, 0)),
+  "qwen3_0_6b": ("Qwen3-0.6B", (1 << 16, 1 << 18, 1 << 19)),
+  "qwen3_1_7b": ("Qwen3-1.7B", (1 << 16, 1 << 18, 1 << 19)),
+  "qwen3_4b": ("Qwen3-4B", (1 << 14, 3 << 16, 3 << 17)),
+}
+PRESETS = tuple(
+  f"{policy}-{memory}" for policy in POLICIES for memory in MEMORIES
+)
+
+
+def get_config(preset: str) -> config_lib.ExperimentConfig:
+  if preset not in PRESETS:
+    raise ValueError(
+      f"configs/one_gpu.py: found preset {preset!r}, expected one of "
+      f"{', '.join(PRESETS)}."
+    )
+  policy, size = preset.rsplit("-", 1)
+  folder, kv_tokens = POLICIES[policy]
+  memory = MEMORIES[size]
+  kv = kv_tokens[list(MEMORIES).index(size)]
+  # The paper's run with adapters on one GPU, in smaller.
+  base = paper.experiment(
+    policy, f"models/{folder}", "lora80", kv_tokens=paper.KvTokens(kv, kv, kv)
+  )
+  trajectories = _QUESTIONS * base.group // base.curriculum.steps_per_rollout
+  return dataclasses.replace(
+    base,
+    name=f"one_gpu-{preset}",
+    questions=_QUESTIONS,
+    reward=config_lib.RewardConfig(length_limit=1024, length_tolerance=512),
+    episode=config_lib.EpisodeConfig(max_generated=2048, max_context=_CONTEXT),
+    engine=dataclasses.replace(
+      base.engine,
+      slots=memory.slots,
+      max_context=_CONTEXT,
+      lanes=memory.lanes,
+    ),
+    batch=dataclasses.replace(
+      base.batch,
+      row_lengths=(_CONTEXT,),
+      micro_batch_tokens=memory.rows * _CONTEXT,
+      # Also where every trajectory fills a row.
+      max_micro_batches=trajectories // memory.rows,
+    ),
+  )

@@ -1,0 +1,61 @@
+"""The presets of configs/one_gpu.py."""
+
+from __future__ import annotations
+
+import pytest
+from commands import run
+
+from anysearch_jax.planning import targets
+from anysearch_jax.policy import parameters as weights
+from anysearch_jax.policy import table
+from configs import one_gpu
+from launch import flags, footprint, plan, train
+
+TARGETS = {"24": "rtx4090:1", "80": "h100:1", "141": "h200:1"}
+# As the files of the published weights count them, tied heads once.
+PARAMETERS = {
+  "qwen2_5_0_5b": 494_032_768,
+  "qwen2_5_1_5b": 1_543_714_304,
+  "qwen3_0_6b": 596_049_920,
+  "qwen3_1_7b": 1_720_574_976,
+  "qwen3_4b": 4_022_468_096,
+}
+
+
+def test_each_policy_has_a_preset_for_each_memory():
+  assert set(TARGETS) == set(one_gpu.MEMORIES)
+  assert set(PARAMETERS) == set(one_gpu.POLICIES)
+  assert len(one_gpu.PRESETS) == len(TARGETS) * len(PARAMETERS)
+
+
+@pytest.mark.parametrize("preset", one_gpu.PRESETS)
+def test_preset_passes_a_dry_run(preset):
+  name = f"--config=configs/one_gpu.py:{preset}"
+  assert run(train, name, "--dry_run") == ""
+
+
+@pytest.mark.parametrize("preset", one_gpu.PRESETS)
+def test_state_and_cache_of_a_preset_fit_its_gpu(preset):
+  """A lower bound: docs/one_gpu.md has the compiler's peaks."""
+  config = flags.load_config(f"configs/one_gpu.py:{preset}")
+  policy, memory = preset.rsplit("-", 1)
+  a = plan.read_architecture(config.policy)
+  assert weights.count(table.rows(a)) == PARAMETERS[policy]
+  needed = footprint.of(a, config)
+  capacity = targets.parse(TARGETS[memory]).capacity
+  assert needed.trained + needed.sampled < capacity
+
+
+@pytest.mark.parametrize("preset", one_gpu.PRESETS)
+def test_step_of_a_preset_holds_its_longest_trajectories(preset):
+  config = flags.load_config(f"configs/one_gpu.py:{preset}")
+  trajectories = config.questions * config.group
+  step = trajectories // config.curriculum.steps_per_rollout
+  batch = config.batch
+  room = batch.max_micro_batches * batch.micro_batch_tokens
+  assert room >= step * config.episode.max_context
+
+
+def test_preset_that_does_not_exist_is_refused_with_the_others():
+  with pytest.raises(ValueError, match="qwen3_4b-16.*qwen3_4b-24"):
+    flags.load_config("configs/one_gpu.py:qwen3_4b-16")
