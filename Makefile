@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup quickstart quickstart-full test test-all bench lint clean
+.PHONY: setup quickstart quickstart-full test test-all bench lint docs clean
 
 setup: $(VENV)/.run-ready
 	@echo 'set up; now: . $(BIN)/activate'
@@ -36,8 +36,13 @@ lint: $(VENV)/.test-ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The site of docs/, in site/. It reads docstrings without importing the library,
+# so its environment needs nothing else.
+docs: .venv-docs/.ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) .jax_cache
+	rm -rf $(VENV) .venv-docs site .jax_cache
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name it: make PYTHON=python3.12 ...")'
@@ -50,4 +55,9 @@ $(VENV)/.run-ready: requirements.txt $(VENV)/bin/python
 
 $(VENV)/.test-ready: requirements-test.txt $(VENV)/.run-ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
+	touch $@
+
+.venv-docs/.ready: requirements-docs.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
 	touch $@

@@ -52,6 +52,19 @@ def test_commands_and_files_exist(page):
     assert target in targets, target
 
 
+def test_site_lists_every_page():
+  """Those of docs/ and, by docs/site_pages.py, those of the root."""
+  listed = re.findall(
+    r"^ +- (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M
+  )
+  of_root = re.findall(
+    r"\"\w+\.md\": \"(\w+\.md)\"", (ROOT / "docs/site_pages.py").read_text()
+  )
+  assert len(of_root) == 4
+  pages = [page.name for page in PAGES[1:]]
+  assert sorted(listed) == sorted(pages + of_root)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_flags_exist(page):
   known = set(OTHER_FLAGS)
