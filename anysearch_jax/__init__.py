@@ -76,6 +76,7 @@ _WHERE = {
   # Evaluation.
   "Player": "anysearch_jax.evaluation.harness:Player",
   "evaluate": "anysearch_jax.evaluation.harness:evaluate",
+  "claim_folder": "anysearch_jax.evaluation.journal:claim",
   "evaluation_address": "anysearch_jax.evaluation.harness:address",
 }
 

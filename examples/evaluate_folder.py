@@ -56,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> None:
   ]
   policy = aj.load_policy(args.folder, dtype=config.compute_dtype)
   engine = aj.make_engine(policy, config, seed=0)
-  args.output.mkdir(parents=True, exist_ok=True)
+  # Refuses a folder with the episodes of another evaluation.
+  asked = {name: str(value) for name, value in vars(args).items()}
+  aj.claim_folder(args.output, {"evaluation.json": asked})
   summary = aj.evaluate(
     config,
     player=aj.Player(engine, policy.tokenizer),

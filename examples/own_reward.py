@@ -2,8 +2,9 @@ r"""Trains with a reward of your own: a right answer, minus a price per search.
 
     python -m examples.own_reward --rollouts=10 --output=runs/own_reward
 
-This is a training from Python, with the files of a run and `launch.train`'s way
-to resume. The command itself takes the same function and needs no program:
+This is a training from Python, by the loop of `launch.train`: the folder gets
+metrics, checkpoints and the policy, and the same command resumes. The command
+`launch.train` takes the same function and needs no program:
 
     python -m launch.train --config=configs/quickstart.py \
         --reward=examples/own_reward.py:reward --output=runs/own_reward

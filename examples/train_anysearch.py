@@ -3,16 +3,15 @@ r"""Trains AnySearch: the whole method in one file, from top to bottom.
     python -m examples.train_anysearch --rollouts=12 --output=runs/example
 
 It trains the quickstart's policy of 0.3 million parameters in the generated
-world, one rollout after the other on one device in float32. A test compares its
-numbers with those of `launch.train` bit for bit. That command adds what a long
-run needs: checkpoints, meshes, adapters, and sampling while it trains.
+world, one rollout after the other, on one device, in float32. A test compares
+its numbers with those of `launch.train` bit for bit. That command adds what a
+long run needs: checkpoints, meshes, adapters, and sampling while it trains.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -128,6 +127,7 @@ def batches(
 def train(
   config: aj.ExperimentConfig,
   *,
+  rollouts: int,
   policy: aj.Policy,
   questions: Sequence[aj.Question],
   retriever: Any,
@@ -136,6 +136,7 @@ def train(
 
   Args:
     config: `pipeline.async_level` 0 and `objective.old_logp` "engine".
+    rollouts: how many; the budgets of both phases follow from `config`.
     policy: the start, which is also the reference of the KL term.
     questions: each is asked in one rollout, in this order.
     retriever: answers the searches, see `own_retriever.py`.
@@ -150,7 +151,7 @@ def train(
   budgets = curriculum.init(c, config.seed)
   engine = aj.make_engine(policy, config, seed=config.seed)
   history = []
-  for rollout in range(c.total_steps // c.steps_per_rollout):
+  for rollout in range(rollouts):
     # Phase I: budgets fall from the largest to 1, and the scaffold is on.
     # Phase II: budgets are drawn where accuracy lags most, without a scaffold.
     assigned = jax.device_get(
@@ -200,33 +201,25 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument("--questions", type=int, default=200, help="to evaluate")
   parser.add_argument("--output", type=pathlib.Path, default="runs/example")
   args = parser.parse_args(argv)
+  if not 1 <= args.rollouts <= 120:
+    parser.error(f"--rollouts: found {args.rollouts}, expected 1 to 120.")
+  if args.output.exists():
+    parser.error(f"--output: found {args.output}, expected a new folder.")
   config = quickstart.get_config()
-  c = config.curriculum
-  steps = args.rollouts * c.steps_per_rollout
-  # A sixth of the steps is Phase I, in which every budget has as many of them.
-  round_of_budgets = c.max_budget * c.steps_per_rollout
-  phase1_steps = steps // 6 // round_of_budgets * round_of_budgets
-  config = dataclasses.replace(
-    config,
-    curriculum=dataclasses.replace(
-      c, total_steps=steps, phase1_steps=phase1_steps
-    ),
-  )
   aj.validate(config)
-
   world = aj.World()
   retriever = aj.LexicalRetriever(world.corpus)
-  policy = aj.load_policy(ROOT / config.policy)
-  questions = world.questions(
-    config.data.split, args.rollouts * config.questions, config.seed
-  )
   trained, _ = train(
-    config, policy=policy, questions=questions, retriever=retriever
+    config,
+    rollouts=args.rollouts,
+    policy=aj.load_policy(ROOT / config.policy),
+    questions=world.questions("train", 120 * config.questions, config.seed),
+    retriever=retriever,
   )
 
-  # Questions of other snapshots of the world, under budgets that training never
-  # gave, too. The folder also gets each episode as a line of JSON.
-  args.output.mkdir(parents=True, exist_ok=True)
+  # Questions of other snapshots of the world, and budgets 0 and 8, which were
+  # never trained. The folder also gets each episode as a line of JSON.
+  args.output.mkdir(parents=True)
   aj.save_policy(args.output / "policy", trained)
   engine = aj.make_engine(trained, config, seed=0)
   summary = aj.evaluate(

@@ -73,6 +73,7 @@ def test_training_in_one_file_is_launch_train_to_the_bit(tmp_path, monkeypatch):
   world = aj.World()
   trained, history = train_anysearch.train(
     config,
+    rollouts=3,
     policy=aj.load_policy(config.policy),
     questions=world.questions("train", 12, config.seed),
     retriever=aj.LexicalRetriever(world.corpus),
@@ -98,6 +99,8 @@ def test_training_example_trains_and_evaluates(tmp_path, capsys):
   assert len(lines(output / "episodes.jsonl")) == 2 * 6
   assert "budget 8: " in capsys.readouterr().out
   assert aj.load_policy(output / "policy").architecture.layers == 3
+  with pytest.raises(SystemExit):  # The folder holds another run's episodes.
+    train_anysearch.main([f"--output={output}"])
 
 
 def test_own_reward_is_trained_on(tmp_path, capsys):
@@ -140,20 +143,21 @@ def test_any_folder_is_evaluated_on_files(tmp_path, capsys):
   rows = [{"question": "who governs Paris ?", "golden_answers": ["x"]}] * 2
   questions.write_text("\n".join(map(json.dumps, rows)))
   passages.write_text(json.dumps({"title": "Paris", "text": "a city"}))
-  evaluate_folder.main(
-    [
-      str(ROOT / quickstart.get_config().policy),
-      f"--questions={questions}",
-      f"--passages={passages}",
-      f"--output={tmp_path / 'out'}",
-      *("--budgets", "0", "2"),
-      "--context=2048",
-      "--slots=4",
-    ]
-  )
+  flags = [
+    str(ROOT / quickstart.get_config().policy),
+    f"--questions={questions}",
+    f"--passages={passages}",
+    f"--output={tmp_path / 'out'}",
+    *("--budgets", "0", "2"),
+    "--context=2048",
+    "--slots=4",
+  ]
+  evaluate_folder.main(flags)
   said = capsys.readouterr().out
   assert "budget 0: 0 of 2 right, 0 searches, 0 failed" in said
   assert "budget 2: 0 of 2 right" in said
+  with pytest.raises(ValueError, match="budgets"):
+    evaluate_folder.main([*flags, "--budgets", "0", "1"])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -167,7 +171,7 @@ def test_examples_use_public_names_only(path):
     elif isinstance(node, ast.Attribute):
       if isinstance(node.value, ast.Name) and node.value.id == "aj":
         assert node.attr in aj.__all__, node.attr
-  most = 250 if path.stem == "train_anysearch" else 80
+  most = 240 if path.stem == "train_anysearch" else 80
   assert len(path.read_text().splitlines()) < most
 
 
