@@ -18,7 +18,7 @@ Kind = changes.Kind
 def test_every_setting_is_identity_learning_or_placement():
   settings = dict(values.leaves(values.to_dict(CONFIG)))
   without_kind = settings.keys() - changes.KINDS.keys()
-  assert not without_kind, "Give each a kind in config_changes._TABLE."
+  assert not without_kind, "Give each a kind in config.changes._TABLE."
   assert not changes.KINDS.keys() - settings.keys()
   words = [
     name

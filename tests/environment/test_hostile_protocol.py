@@ -23,7 +23,7 @@ UNDONE = str.maketrans({"‹": "<", "›": ">", ZERO_WIDTH: None})
 
 def test_every_hostile_case_has_a_test():
   folder = pathlib.Path(__file__).parents[1]
-  sources = [p.read_text() for p in folder.glob("test_hostile_*.py")]
+  sources = [p.read_text() for p in folder.rglob("test_hostile_*.py")]
   drawn = re.findall(r'\bcases\(\s*"([^"]+)"\s*\)', "".join(sources))
   assert sorted(drawn) == sorted(hostile.CASES)
   assert sum(hostile.CASES.values()) >= 100_000

@@ -174,7 +174,7 @@ def command(module, *arguments):
     capture_output=True,
     text=True,
     check=False,
-    env=os.environ | {"PYTHONPATH": "tests/support"},
+    env=os.environ | {"PYTHONPATH": "tests/launch:tests/support"},
   )
   return done.returncode, done.stdout, done.stderr
 

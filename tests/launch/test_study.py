@@ -131,7 +131,7 @@ def test_a_study_runs_goes_on_and_reports_all_that_is_there(tmp_path):
   config = tmp_path / "small.py"
   config.write_text(
     CONFIG.format(
-      tests=str(ROOT / "tests/support"), policy=str(tmp_path / "start")
+      tests=str(ROOT / "tests" / "support"), policy=str(tmp_path / "start")
     )
   )
   root = tmp_path / "study"

@@ -27,7 +27,8 @@ def path(tmp_path):
 
 WRITER = textwrap.dedent("""
   import asyncio, sys
-  from retrieval import passages, recorder
+  from retrieval import passages
+  from retrieval.recording import recorder
 
   class Request:
     corpus, k = "", 2

@@ -252,10 +252,10 @@ building.build({source!r}, {folder!r}, building.Settings("jax_flat", shard=6),
 
 def test_a_builder_may_be_killed_at_any_moment(tmp_path):
   source = cases.write(tmp_path / "c.jsonl", 40)
-  tests = pathlib.Path(__file__).parents[1]
+  tests = pathlib.Path(__file__).parents[1] / "support"
   code = _SLOW.format(
-    root=str(tests.parent),
-    tests=str(tests / "support"),
+    root=str(tests.parents[1]),
+    tests=str(tests),
     source=str(source),
     folder=str(tmp_path / "index"),
   )

@@ -1,7 +1,9 @@
 """A model that generates known texts, and checks of them, for two tests.
 
 As a command it makes a model to start a server on, of random weights and with
-the tokenizer of another folder: `python -m tests.sglang_chains MODEL TOKENIZER`
+the tokenizer of another folder:
+
+    python -m tests.support.sglang_chains MODEL TOKENIZER
 """
 
 from __future__ import annotations

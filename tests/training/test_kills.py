@@ -18,7 +18,7 @@ from anysearch_jax.training import checkpoint
 
 pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TESTS = ROOT / "tests"
+TESTS = ROOT / "tests" / "support"
 # A run advances at most one rollout between kills, so this number of rollouts
 # suffices for all kills.
 TRAINING_KILLS = 2 * ["turn"] + 3 * ["optimize"] + 2 * ["check"]

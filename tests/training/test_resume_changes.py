@@ -20,7 +20,7 @@ from anysearch_jax.policy import hf
 from anysearch_jax.training import checkpoint, learner, loop
 from launch import flags, node, train
 
-TESTS = pathlib.Path(__file__).parents[1]
+TESTS = pathlib.Path(__file__).parents[1] / "support"
 FASTER = config_lib.OptimizerConfig(learning_rate=2e-3)
 
 

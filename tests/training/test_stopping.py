@@ -129,7 +129,7 @@ def command(tmp_path, output, steps):
   path = tmp_path / f"small{steps}.py"
   path.write_text(
     CONFIG.format(
-      tests=str(ROOT / "tests/support"),
+      tests=str(ROOT / "tests" / "support"),
       policy=str(tmp_path / "start"),
       steps=steps,
     )
