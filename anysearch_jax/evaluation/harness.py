@@ -223,14 +223,15 @@ def cells(episodes: Iterable[journal.Row]) -> list[dict[str, Any]]:
     )
     key = row["dataset"], row["budget"]
     sums = table.setdefault(
-      key, {"n": 0, "failed": 0, **dict.fromkeys(names, 0)}
+      key, {"n": 0, "failed": 0, **dict.fromkeys(_SUMS, 0)}
     )
     if row["failed"]:
       sums["failed"] += 1
       continue
     sums["n"] += 1
     for name in names:
-      sums[name] += row[name]
+      # A failed episode has no official scores, and it may be the first row.
+      sums[name] = sums.get(name, 0) + row[name]
   return [
     {"dataset": dataset, "budget": budget, **sums}
     for (dataset, budget), sums in sorted(table.items())

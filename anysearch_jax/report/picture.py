@@ -50,11 +50,8 @@ def svg(rows: Sequence[metrics.Row], *, trained: int) -> str:
   Returns:
     The text of an SVG file. Equal rows give equal bytes.
   """
-  # One resample suffices for rows of one dataset: only the area under a curve
-  # is bootstrapped, and it is not drawn.
   measured = [
-    curves.curve(row.label, row.columns, trained=trained, resamples=1)
-    for row in rows
+    curves.curve(row.label, row.columns, trained=trained) for row in rows
   ]
   panels = [
     plots.against_budget(

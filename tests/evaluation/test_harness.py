@@ -339,3 +339,19 @@ def test_killed_process_resumes_to_the_same_bytes(tmp_path):
     )
   assert len(engine.requests) == 24
   assert found["killed"] == found["whole"]
+
+
+def test_official_scores_are_summed_even_if_the_first_episode_failed():
+  def row(failed, **scores):
+    sums = dict.fromkeys(harness._SUMS, 0)
+    return {"dataset": "nq", "budget": 1, "failed": failed, **sums, **scores}
+
+  (cell,) = harness.cells(
+    [
+      row(True, official_em=None, official_f1=None),
+      row(False, official_em=1, official_f1=0.5),
+      row(False, official_em=1, official_f1=1.0),
+    ]
+  )
+  assert (cell["n"], cell["failed"]) == (2, 1)
+  assert (cell["official_em"], cell["official_f1"]) == (2, 1.5)
