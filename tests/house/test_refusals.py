@@ -221,7 +221,7 @@ def test_numbers_and_lists_of_a_file_are_what_their_fields_are(tmp_path):
   assert config.lora == config_lib.LoraConfig(alpha=1.0, targets=("q",))
 
 
-def test_every_range_is_of_a_value_that_there_is():
+def test_every_range_belongs_to_a_value():
   def values(config, path=""):
     for field in dataclasses.fields(config):
       value, name = getattr(config, field.name), f"{path}{field.name}"

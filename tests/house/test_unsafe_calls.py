@@ -118,7 +118,7 @@ def test_nothing_that_is_read_is_run():
     "uvicorn.run(app, host='0.0.0.0')",
   ],
 )
-def test_what_would_run_it_is_found(line):
+def test_unsafe_call_is_found(line):
   assert unsafe(source_tree.nodes(line))
 
 
@@ -135,5 +135,5 @@ def test_what_would_run_it_is_found(line):
     "uvicorn.run(app, host='127.0.0.1')",
   ],
 )
-def test_what_only_reads_is_none(line):
+def test_safe_call_is_not_reported(line):
   assert not unsafe(source_tree.nodes(line))

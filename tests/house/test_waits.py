@@ -220,7 +220,7 @@ def test_every_wait_has_a_timeout_or_a_reason(found):
   assert not unknown, "give it a timeout, or say in _ENDED what ends it"
 
 
-def test_every_reason_is_of_a_wait_that_is_there(found):
+def test_every_listed_wait_exists(found):
   assert {_entry(place) for place in found} >= set(_ENDED)
 
 
@@ -253,7 +253,7 @@ def test_every_reason_is_of_a_wait_that_is_there(found):
     "input()",
   ],
 )
-def test_a_wait_without_end_is_found(line):
+def test_endless_wait_is_found(line):
   assert endless(source_tree.nodes(f"def f():\n  x = {line}"))
 
 
@@ -267,7 +267,7 @@ def test_a_wait_without_end_is_found(line):
     "await asyncio.wrap_future(f)",
   ],
 )
-def test_an_await_without_end_is_found(line):
+def test_endless_await_is_found(line):
   plain = f"async def f():\n  {line}"
   assert endless(source_tree.nodes(plain))
   bounded = f"async def f():\n  async with asyncio.timeout(1):\n    {line}"
@@ -296,7 +296,7 @@ def test_an_await_without_end_is_found(line):
     "shared.wait(make())",
   ],
 )
-def test_a_wait_that_ends_is_none(line):
+def test_bounded_wait_is_not_reported(line):
   assert not endless(source_tree.nodes(f"def f():\n  x = {line}"))
 
 

@@ -29,7 +29,7 @@ def examine(config, tmp_path, **settings):
   return list(doctor.examine(config, output=str(tmp_path / "run"), **settings))
 
 
-def test_what_can_run_is_in_order(tmp_path, capsys):
+def test_doctor_finds_no_problem_in_a_valid_configuration(tmp_path, capsys):
   found = examine(doctored.CONFIG, tmp_path)
   assert doctored.levels(found) == {checks.OK}, found
   names = {line.split()[1] for line in capsys.readouterr().out.splitlines()}
@@ -40,7 +40,7 @@ def test_what_can_run_is_in_order(tmp_path, capsys):
   assert not (tmp_path / "run").exists()
 
 
-def test_the_command_says_what_is_wrong_by_its_exit_code(tmp_path):
+def test_doctor_exits_with_1_if_there_is_a_problem(tmp_path):
   def command(*arguments):
     return subprocess.run(
       [sys.executable, "-m", "launch.doctor", *arguments],
@@ -80,7 +80,7 @@ def test_the_command_says_what_is_wrong_by_its_exit_code(tmp_path):
     ),
   ],
 )
-def test_what_cannot_run_is_a_problem_with_a_sentence(
+def test_invalid_configuration_is_a_problem(
   tmp_path, monkeypatch, groups, sentence
 ):
   monkeypatch.delenv("NO_KEY", raising=False)
@@ -120,7 +120,7 @@ def test_a_check_that_breaks_or_hangs_is_a_problem():
   held.set()
 
 
-def test_a_finding_is_a_line_whatever_it_found():
+def test_every_finding_is_one_line():
   finding = checks.warning("a\nb", "c")
   assert list(checks.lines("name", [finding])) == [
     "warning  name        a b",
@@ -135,7 +135,7 @@ def test_a_finding_is_a_line_whatever_it_found():
 # The machine.
 
 
-def test_a_package_that_lacks_or_is_old_is_named(tmp_path):
+def test_missing_or_old_package_is_named(tmp_path):
   path = tmp_path / "requirements.txt"
   path.write_text("# said\njax>=0.1\nno-such-thing>=2  # why\nnumpy>=999\n")
   found = list(machine_checks.packages(path))
@@ -195,7 +195,7 @@ def test_a_missing_policy_names_its_download(tmp_path):
   ), problems
 
 
-def test_the_requirements_that_are_looked_at_are_the_projects():
+def test_checked_requirements_are_the_projects():
   assert machine_checks.REQUIREMENTS.is_file()
   assert "orbax-checkpoint" in machine_checks.REQUIREMENTS.read_text()
 
@@ -214,7 +214,7 @@ def test_a_checkpoint_holds_the_weights_and_both_moments():
   assert takes.checkpoints == 3 * takes.checkpoint
 
 
-def test_the_room_of_a_run_follows_from_its_sizes():
+def test_footprint_follows_from_the_sizes():
   a, _ = hf.describe(doctored.CONFIG.policy)
   plain = footprint.of(a, doctored.CONFIG)
   policy = pathlib.Path(doctored.CONFIG.policy)
@@ -283,7 +283,7 @@ def test_a_full_disk_and_little_memory_are_problems(tmp_path, monkeypatch):
     assert count == 1 or "for SGLang, of which" in found[-1].found
 
 
-def test_a_folder_that_is_written_to_or_cannot_be_is_a_problem(tmp_path):
+def test_locked_or_read_only_folder_is_a_problem(tmp_path):
   assert run_checks.output(tmp_path / "run").level == checks.OK
   with run_lock.hold(tmp_path / "run" / run_lock.NAME):
     finding = run_checks.output(tmp_path / "run")

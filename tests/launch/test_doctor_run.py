@@ -77,7 +77,7 @@ def test_a_template_whose_end_ends_no_turn_is_a_warning(real_tokenizer):
   )
 
 
-def test_a_stop_that_halts_nothing_is_found(real_tokenizer, monkeypatch):
+def test_stop_text_that_halts_no_row_is_found(real_tokenizer, monkeypatch):
   monkeypatch.setattr(
     real_tokenizer, "token_texts", lambda: ["?"] * real_tokenizer.vocab_size
   )
@@ -164,7 +164,7 @@ def test_a_slow_retriever_is_a_warning():
   assert "episode.search_deadline, now 0.03" in finding.todo
 
 
-def test_the_web_is_asked_only_where_it_may_cost(questions, monkeypatch):
+def test_web_is_asked_only_with_ask_web(questions, monkeypatch):
   monkeypatch.setenv("BRAVE_API_KEY", "k")
   sent = []
 
@@ -216,7 +216,7 @@ def test_a_log_is_read_and_never_made(tmp_path):
   assert finding.level == checks.PROBLEM
 
 
-def test_servers_that_sample_are_looked_at_and_left_as_they_are():
+def test_sglang_servers_are_checked_and_not_changed():
   with fake_sglang.Server() as server:
     config = doctored.with_(
       sglang={"urls": (server.url, "http://127.0.0.1:9"), "retries": 0},
@@ -236,7 +236,7 @@ def test_servers_that_sample_are_looked_at_and_left_as_they_are():
   assert not paths & {"/continue_generation", "/pause_generation", "/generate"}
 
 
-def test_questions_that_the_method_cannot_be_rewarded_by_are_named(questions):
+def test_questions_without_needed_evidence_are_named(questions):
   config = dataclasses.replace(
     questions, method=config_lib.MethodConfig(name="stepsearch")
   )

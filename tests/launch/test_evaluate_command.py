@@ -36,7 +36,7 @@ def test_budgets_are_ranges_and_numbers(text, budgets):
 
 
 @pytest.mark.parametrize("text", ["", "a", "0..", "-1", "0..3,2", "3..1"])
-def test_what_is_no_budget_is_refused(text):
+def test_invalid_budgets_are_refused(text):
   with pytest.raises(ValueError, match=f"--budgets={text}"):
     evaluate.parse_budgets(text)
 
@@ -179,7 +179,7 @@ def command(module, *arguments):
   return done.returncode, done.stdout, done.stderr
 
 
-def test_the_commands_play_take_up_and_refuse(tmp_path):
+def test_commands_play_resume_and_refuse(tmp_path):
   out = tmp_path / "e"
   flags = [
     "--config=configs/quickstart.py",

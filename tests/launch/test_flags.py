@@ -89,7 +89,7 @@ def test_overrides_apply_in_order():
     ("batch.row_lengths=8,9.5", r"row_lengths\[1\]: found 9.5 \(float\)"),
   ],
 )
-def test_what_does_not_fit_is_refused_by_a_sentence(assignment, sentence):
+def test_invalid_override_is_refused(assignment, sentence):
   with pytest.raises(ValueError, match=sentence):
     flags.override(DEFAULT, [assignment])
 
@@ -110,9 +110,7 @@ def get_config():
     ("a.py", "def get_config(): return {}", "returned dict, expected an Exp"),
   ],
 )
-def test_a_file_that_is_no_configuration_is_refused(
-  tmp_path, name, text, sentence
-):
+def test_invalid_configuration_file_is_refused(tmp_path, name, text, sentence):
   if text is not None:
     (tmp_path / name).write_text(text)
   with pytest.raises(ValueError, match=sentence):
@@ -168,7 +166,7 @@ def test_the_papers_configurations_can_run_in_every_preset(policy, parameters):
     ("configs/quickstart.py:lora80", "has no presets; leave it out"),
   ],
 )
-def test_a_preset_that_is_not_there_is_refused(preset, sentence):
+def test_unknown_preset_is_refused(preset, sentence):
   with pytest.raises(ValueError, match=sentence):
     flags.load_config(preset)
 
@@ -210,7 +208,7 @@ def test_a_command_reads_overrides_from_its_command_line(tmp_path):
     ("--sead=7", "Unknown command line flag 'sead'"),
   ],
 )
-def test_a_command_refuses_what_it_does_not_know(tmp_path, argument, sentence):
+def test_unknown_flag_is_refused(tmp_path, argument, sentence):
   done = command(tmp_path, argument)
   assert done.returncode == 2
   said = done.stderr.splitlines()
@@ -219,7 +217,7 @@ def test_a_command_refuses_what_it_does_not_know(tmp_path, argument, sentence):
 
 
 @pytest.mark.parametrize("asked", ["--help", "-h", "-?"])
-def test_help_is_no_failure(tmp_path, asked):
+def test_help_exits_with_0(tmp_path, asked):
   done = command(tmp_path, asked)
   assert done.returncode == 0
   assert "--config" in done.stdout and not done.stderr
@@ -253,7 +251,7 @@ def groups(config):
 
 
 @pytest.mark.parametrize("group", groups(DEFAULT), ids=lambda g: g.__name__)
-def test_help_has_every_text_that_a_docstring_begins_a_line_with(group):
+def test_help_has_the_text_of_every_documented_value(group):
   _, meanings = config_help.described(group)
   named = re.findall(r"^  (\w+):", group.__doc__, re.MULTILINE)
   assert set(named) <= set(meanings)
@@ -294,7 +292,7 @@ def test_help_has_the_values_of_the_configuration_named_before_it(tmp_path):
   assert refused.returncode == 2 and "'sead'" in refused.stderr
 
 
-def test_help_of_a_reader_that_leaves_early_ends_without_a_traceback(tmp_path):
+def test_help_into_a_closed_pipe_prints_no_traceback(tmp_path):
   (tmp_path / "a.py").write_text(CONFIG_FILE)
   process = subprocess.Popen(
     [sys.executable, "-c", COMMAND, f"--config={tmp_path / 'a.py'}", "--help"],

@@ -35,7 +35,7 @@ def test_jobs_run_after_what_they_need(tmp_path):
   assert all(job.result.exists() for job in some)
 
 
-def test_what_is_done_is_not_run_again(tmp_path, capsys):
+def test_finished_job_is_not_run_again(tmp_path, capsys):
   some = [
     _job(tmp_path, "a", "sys.exit(3)"),
     _job(tmp_path, "report", "pass", after=["a"]),
@@ -57,7 +57,7 @@ def test_a_failed_job_stops_the_rest_and_shows_why(tmp_path):
   assert not some[1].result.exists()
 
 
-def test_a_result_that_is_made_again_is(tmp_path):
+def test_job_with_again_runs_although_its_result_exists(tmp_path):
   job = _job(tmp_path, "a", "print('anew')")
   job.result.touch()
   job.again = True
@@ -65,7 +65,7 @@ def test_a_result_that_is_made_again_is(tmp_path):
   assert "anew" in (tmp_path / "logs" / "a.log").read_text()
 
 
-def test_a_need_that_is_not_there_is_named(tmp_path):
+def test_missing_dependency_is_named(tmp_path):
   with pytest.raises(SystemExit, match="Nothing can run: b is not there"):
     jobs.run([_job(tmp_path, "a", "pass", ["b"])], tmp_path, at_once=1)
 
@@ -76,7 +76,7 @@ def test_a_job_that_was_stopped_stops_the_rest(tmp_path):
   assert stopped.value.code == stopping.RESUME
 
 
-def test_a_signal_ends_what_runs_when_it_has_saved(tmp_path):
+def test_signal_waits_for_running_jobs_to_save(tmp_path):
   pid, saved = tmp_path / "pid", tmp_path / "saved"
   sleeper = f"""
 import os, pathlib, signal, sys, time

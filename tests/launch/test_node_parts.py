@@ -150,13 +150,13 @@ def test_servers_of_other_nodes_are_only_named():
   assert resolved(config, trainer).engine.kind == "sglang"
 
 
-def test_a_trainer_that_samples_by_itself_is_left_as_it_is():
+def test_trainer_that_samples_itself_keeps_its_command():
   services, trainer = node.parts_of(paper(), ["train", "--x=1"], servers=None)
   assert services == []
   assert (trainer.command, trainer.env) == (("train", "--x=1"), {})
 
 
-def test_the_papers_run_is_one_that_the_trainer_takes():
+def test_papers_run_is_valid_for_the_trainer():
   config = launch_flags.load_config("configs/qwen2_5_7b.py")
   _, trainer = node.parts_of(config, [], servers=node.Servers())
   assert resolved(config, trainer).pipeline.async_level == 1
@@ -209,7 +209,7 @@ def test_a_containers_command_is_a_template():
     ({}, {"command": "serve {"}, 1, "no other names in braces than python"),
   ],
 )
-def test_parts_that_cannot_be_are_refused(mesh, servers, processes, sentence):
+def test_impossible_parts_are_refused(mesh, servers, processes, sentence):
   with pytest.raises(ValueError, match=sentence):
     node.parts_of(
       paper(**mesh), [], servers=node.Servers(**servers), processes=processes

@@ -37,7 +37,7 @@ WITHOUT_TORCH = "import sys; sys.modules['torch'] = None"
     pytest.param("llama3_1", False, marks=pytest.mark.slow),
   ],
 )
-def test_the_paper_s_run_goes_through(
+def test_rehearsal_of_the_papers_run_succeeds(
   tokenizers_folder, tmp_path, family, has_torch
 ):
   assert family in rehearsal.FAMILIES
@@ -92,7 +92,7 @@ def test_the_paper_s_run_goes_through(
   assert list(csv.reader(next(root.glob("*.csv")).open()))
 
 
-def test_the_policy_searches_and_answers_by_habit(tokenizers_folder, tmp_path):
+def test_rehearsal_policy_searches_and_answers(tokenizers_folder, tmp_path):
   folder = tokenizers_folder / "qwen3"
   shape = json_files.read(ROOT / rehearsal.FAMILIES["qwen3"][1])
   rehearsal_policy.make(shape, folder, tmp_path / "policy")

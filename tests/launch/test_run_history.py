@@ -47,7 +47,7 @@ def test_the_first_start_is_noted_without_changes(tmp_path):
   assert provenance == SOURCES
 
 
-def test_placement_changes_freely_and_is_noted(tmp_path):
+def test_placement_settings_change_freely_and_are_noted(tmp_path):
   start(tmp_path)
   moved = changed("mesh.data=2", "engine.slots=4", "pipeline.async_level=1")
   assert len(start(tmp_path, moved, ELSEWHERE, rollout=20)) == 3
@@ -67,7 +67,7 @@ def test_placement_changes_freely_and_is_noted(tmp_path):
   }
 
 
-def test_learning_changes_only_where_that_is_allowed(tmp_path):
+def test_learning_settings_change_only_if_allowed(tmp_path):
   start(tmp_path)
   before = noted(tmp_path)
   faster = changed("optimizer.learning_rate=1e-5", "mesh.data=2")

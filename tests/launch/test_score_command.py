@@ -173,7 +173,7 @@ def test_a_difference_of_one_token_keeps_its_advantage():
   assert_scores(score.score_group(parsed, CONFIG), expected)
 
 
-def test_legal_oddities(tmp_path):
+def test_unusual_but_valid_groups_are_scored(tmp_path):
   odd = [
     group(),
     group(trajectory(0, answer="gold")),
@@ -328,7 +328,7 @@ def _item(**changes):
     (group({"spans": []}), "trajectories[0].searches: missing"),
   ],
 )
-def test_a_malformed_line_is_named(tmp_path, line, expected):
+def test_malformed_line_is_reported_with_its_number(tmp_path, line, expected):
   if isinstance(line, dict):
     line = json.dumps(line)
   raw = line if isinstance(line, bytes) else line.encode()
@@ -343,7 +343,7 @@ def test_a_malformed_line_is_named(tmp_path, line, expected):
   assert os.listdir(tmp_path) == ["in.jsonl"]
 
 
-def test_an_older_output_outlives_a_failure(tmp_path):
+def test_existing_output_survives_a_failure(tmp_path):
   source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
   source.write_text("{}\n")
   target.write_text("older\n")

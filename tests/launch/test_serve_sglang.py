@@ -76,7 +76,7 @@ def test_a_server_that_others_reach_asks_for_a_key(serve, tmp_path, host):
 
 
 @pytest.mark.parametrize("flags", [("--host", "0.0.0.0"), ("--host=0.0.0.0",)])
-def test_flags_of_the_server_are_looked_at(serve, flags):
+def test_flags_of_the_server_are_checked(serve, flags):
   found, _ = serve(*flags)
   assert "--config" in found
   found, _ = serve(*flags, "--api-key", "mine")
@@ -105,7 +105,7 @@ def test_the_trainer_sends_the_key_as_the_script_says(
   assert client.headers["Authorization"] == f"Bearer {key}"
 
 
-def test_a_key_of_ones_own_is_kept_to_oneself(serve, tmp_path):
+def test_own_key_is_kept_secret(serve, tmp_path):
   file = tmp_path / "key"
   file.write_text("it's:#mine\n")
   file.chmod(0o644)

@@ -121,7 +121,7 @@ def test_an_ignored_signal_stays_ignored(number):
   assert end(process) == (0, [])
 
 
-def test_a_stop_is_said_and_a_second_one_obeyed_while_c_code_runs():
+def test_signals_are_handled_while_c_code_runs():
   process = start("computes()")
   time.sleep(0.5)
   process.send_signal(signal.SIGINT)
@@ -131,7 +131,7 @@ def test_a_stop_is_said_and_a_second_one_obeyed_while_c_code_runs():
   assert end(process) == (130, ["ended at once on a second SIGINT"])
 
 
-def test_a_request_that_comes_twice_at_once_is_one():
+def test_two_signals_at_once_are_one_request():
   process = start("saves()")
   process.send_signal(signal.SIGTERM)
   process.stderr.readline()
@@ -140,7 +140,7 @@ def test_a_request_that_comes_twice_at_once_is_one():
   assert end(process) == (75, ["saved"])
 
 
-def test_a_command_that_saves_says_how_long_it_may_take():
+def test_command_that_saves_announces_how_long_it_takes():
   process = start("saves()")
   process.send_signal(signal.SIGHUP)
   code, said = end(process)
@@ -149,7 +149,7 @@ def test_a_command_that_saves_says_how_long_it_may_take():
   assert stopping.patience(["rollout 7"]) > 60 + stopping._MARGIN
 
 
-def test_a_save_that_takes_too_long_is_given_up():
+def test_save_beyond_its_deadline_is_abandoned():
   process = start("saves(seconds=1000, grace=0.2)")
   process.send_signal(signal.SIGTERM)
   code, said = end(process)
@@ -157,7 +157,7 @@ def test_a_save_that_takes_too_long_is_given_up():
   assert said[1].startswith("no checkpoint within 0 s (--grace); the same")
 
 
-def test_an_output_that_nobody_reads_stops_a_command_without_a_traceback():
+def test_closed_output_stops_a_command_without_a_traceback():
   reading, writing = os.pipe()
   process = start("prints()", stdout=writing)
   os.close(writing)
@@ -171,7 +171,7 @@ def test_an_output_that_nobody_reads_stops_a_command_without_a_traceback():
   ]
 
 
-def test_an_output_and_errors_that_nobody_reads_stop_a_command():
+def test_closed_output_and_errors_stop_a_command():
   reading, writing = os.pipe()
   process = subprocess.Popen(
     [sys.executable, "-c", COMMAND, "prints()"],

@@ -38,7 +38,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("path", BASES)
-def test_rows_change_what_the_paper_says_and_no_more(path):
+def test_rows_change_only_what_the_paper_changes(path):
   base = launch_flags.load_config(path)
   rows = {row.name: row for row in ablations.rows(base)}
   trained = {name for name, row in rows.items() if not row.policy_of}
@@ -126,7 +126,7 @@ def get_config():
 """
 
 
-def test_a_study_runs_goes_on_and_reports_all_that_is_there(tmp_path):
+def test_study_runs_resumes_and_reports_all_results(tmp_path):
   hf.save(tmp_path / "start", small_run.parts()["policy"])
   config = tmp_path / "small.py"
   config.write_text(

@@ -184,7 +184,7 @@ def test_a_service_that_dies_later_ends_all(run, tmp_path):
   assert_ended(tmp_path)
 
 
-def test_a_service_is_started_again_as_often_as_it_may(run, port, tmp_path):
+def test_service_is_restarted_up_to_its_limit(run, port, tmp_path):
   """It dies three times, while what it started has its port."""
   dies = f"""
 import pathlib, subprocess, sys, time
@@ -234,7 +234,7 @@ while True:
   assert "expected it to serve until the end" in said[-1]
 
 
-def test_a_service_that_ends_well_too_early_is_a_failure(run):
+def test_service_that_exits_early_with_0_is_a_failure(run):
   code, said = run(
     [python("early", "")], python("main", "import time; time.sleep(100)")
   )
@@ -294,7 +294,7 @@ def test_children_of_a_command_that_ended_end_too(run, tmp_path):
   assert_ended(tmp_path)
 
 
-def test_a_dead_process_that_nobody_reaps_is_not_waited_for(run, tmp_path):
+def test_zombie_is_not_waited_for(run, tmp_path):
   """As in a container whose first process is no init."""
   leaves_a_zombie = """
 import os, pathlib, sys, time
@@ -381,7 +381,7 @@ def test_a_signal_stops_everything(tmp_path, number):
   assert_ended(tmp_path)
 
 
-def test_a_second_signal_kills_what_does_not_end(tmp_path):
+def test_second_signal_kills_remaining_processes(tmp_path):
   process = supervise(tmp_path, grace=600, stubborn=("parent", "child"))
   until_started(process, "main")
   pids(tmp_path)
@@ -431,7 +431,7 @@ def test_a_main_command_that_takes_longer_than_it_says_is_killed(
   assert_ended(tmp_path)
 
 
-def test_signals_mean_what_they_did_afterwards(run):
+def test_signal_handlers_are_restored(run):
   before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
   run([], python("main", ""))
   after = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
@@ -446,7 +446,7 @@ def test_a_port_that_another_process_has_is_refused(run, tmp_path):
   assert not (tmp_path / "logs" / "service.log").exists()
 
 
-def test_a_command_that_is_not_there_is_named(run, tmp_path):
+def test_missing_command_is_named(run, tmp_path):
   missing = supervisor.Part("server", (str(tmp_path / "python"), "-m", "x"))
   code, said = run([missing], python("main", ""))
   assert code == 1
@@ -454,7 +454,7 @@ def test_a_command_that_is_not_there_is_named(run, tmp_path):
   assert str(tmp_path / "python") in said[-1]
 
 
-def test_what_is_shown_is_the_last_line_and_of_this_run(run):
+def test_shown_line_is_the_last_of_this_run(run):
   bar = (
     "import time; print('10%\\r50%', end='\\r', flush=True); time.sleep(0.5)"
   )
@@ -464,7 +464,7 @@ def test_what_is_shown_is_the_last_line_and_of_this_run(run):
   assert len(again) == 2 and "ended" in again[-1]
 
 
-def test_a_shown_command_is_what_the_shell_takes():
+def test_shown_command_is_quoted_for_the_shell():
   part = python(
     "main",
     "import os, sys; print(os.environ['GPUS'], sys.argv[1:])",

@@ -76,7 +76,7 @@ def test_writers_of_one_file_agree_on_every_answer(path):
       assert (passage.id, passage.title) == (query, f"writer {name}")
 
 
-def test_what_a_killed_writer_had_answered_is_there(path):
+def test_answers_of_a_killed_writer_survive(path):
   writer = write(path, "writer", 100_000)
   seen = [writer.stdout.readline() for _ in range(40)]
   writer.send_signal(signal.SIGKILL)
@@ -96,7 +96,7 @@ def test_what_a_killed_writer_had_answered_is_there(path):
     assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_a_log_that_another_makes_first_is_joined(path, monkeypatch):
+def test_log_created_by_another_process_is_shared(path, monkeypatch):
   """Whoever finds no file and is overtaken writes into the other's."""
   link = os.link
 
@@ -180,13 +180,13 @@ def test_a_log_of_another_version_is_refused(path):
     recorder.Recorder(None, path, mode="strict", identity=recorded.WHO)
 
 
-def test_a_log_that_is_not_there_is_not_made_by_asking(path):
+def test_reading_a_missing_log_does_not_create_it(path):
   with pytest.raises(errors.RetrievalError, match="found no log of answers"):
     recorder.Recorder(None, path, mode="strict", identity=recorded.WHO)
   assert not path.exists()
 
 
-def test_a_log_can_be_read_where_nothing_can_be_written(path, monkeypatch):
+def test_log_in_a_read_only_folder_can_be_read(path, monkeypatch):
   with recorded.recording(recorded.Source(), path) as tested:
     recorded.search(tested, recorded.ask("a"))
   monkeypatch.setattr(os, "access", lambda *_: False)
@@ -199,7 +199,7 @@ def test_a_log_can_be_read_where_nothing_can_be_written(path, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_damaged_log_never_answers_otherwise(path, seed):
+def test_damaged_log_never_gives_a_wrong_answer(path, seed):
   """Each answer is the one recorded, a miss, or a sentence."""
   requests = [recorded.ask(f"query {i}") for i in range(40)]
   with recorded.recording(recorded.Source(), path) as tested:
@@ -229,7 +229,7 @@ def test_a_damaged_log_never_answers_otherwise(path, seed):
   assert outcomes["failed"] > 0
 
 
-def test_a_log_that_was_cut_off_is_a_sentence_or_a_miss(path):
+def test_truncated_log_is_an_error_or_a_miss(path):
   requests = [recorded.ask(f"query {i}") for i in range(100)]
   with recorded.recording(recorded.Source(), path) as tested:
     recorded.search(tested, *requests)

@@ -62,7 +62,7 @@ def change_weights(folder, change):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_hidden_states_are_torch_s(torch, tmp_path, case):
+def test_hidden_states_equal_torchs(torch, tmp_path, case):
   import transformers
 
   a = random_encoders.make(case, tmp_path, **CASES[case])
@@ -84,7 +84,7 @@ def test_hidden_states_are_torch_s(torch, tmp_path, case):
   assert theirs.std(0).min() > 0.05
 
 
-def test_what_stands_in_padding_changes_no_bit(tiny):
+def test_padding_values_change_no_bit(tiny):
   folder, a = tiny
   params = load(folder, a)
   ids, lengths = random_texts(a, [9, 24, 1])
@@ -146,7 +146,7 @@ def test_pooled_vectors_are_unit_vectors_of_the_tokens_that_count(pooling):
     )
 
 
-def test_a_text_of_nothing_has_finite_numbers():
+def test_empty_text_has_finite_numbers():
   hidden = np.zeros((1, 4, 8), np.float32)
   np.testing.assert_array_equal(bert.pool(hidden, np.zeros(1, int), "mean"), 0)
 
@@ -205,7 +205,7 @@ def test_a_configuration_gives_its_sizes():
     ({"layer_norm_eps": 0}, "layer_norm_eps is 0, expected a positive number"),
   ],
 )
-def test_what_is_not_supported_is_refused_by_name(change, sentence):
+def test_unsupported_option_is_refused_by_name(change, sentence):
   with pytest.raises(ValueError, match=f"config.json: {sentence}"):
     bert.from_hf(CONFIG | change)
 
@@ -242,7 +242,7 @@ def test_what_is_not_supported_is_refused_by_name(change, sentence):
     {"architectures": ["Contriever"], "pooling": "average"},
   ],
 )
-def test_keys_of_published_encoders_change_nothing(said):
+def test_harmless_keys_of_published_encoders_are_ignored(said):
   assert bert.from_hf(CONFIG | said) == bert.from_hf(CONFIG)
 
 

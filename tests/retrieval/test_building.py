@@ -74,7 +74,7 @@ def test_an_index_of_e5_passes_the_authors_health_check(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_built_answers(tmp_path, kind):
+def test_built_index_answers(tmp_path, kind):
   index, _ = make(tmp_path, kind)
   (first, *_), found = index.search(QUERIES, 3)
   assert (first.id, first.title) == ("7", '"Title 7"')
@@ -106,7 +106,7 @@ def test_the_same_command_again_changes_nothing(tmp_path, kind):
     ({}, 21, "corpus"),
   ],
 )
-def test_a_folder_goes_on_with_what_it_began_with(
+def test_folder_resumes_only_with_the_same_settings(
   tmp_path, changes, count, name
 ):
   make(tmp_path)
@@ -123,7 +123,7 @@ def test_a_folder_goes_on_with_what_it_began_with(
     ("jax_flat", {"faiss_file": "x"}, "for that one only"),
   ],
 )
-def test_what_cannot_be_built_is_refused(tmp_path, kind, values, message):
+def test_invalid_settings_are_refused(tmp_path, kind, values, message):
   with pytest.raises(ValueError, match=message):
     make(tmp_path, kind, **values)
 
@@ -156,7 +156,7 @@ class Dying(cases.Encoder):
 
 @pytest.mark.parametrize("kind", ["faiss_flat", "jax_flat"])
 @pytest.mark.parametrize("left", [0, 6, 12, 18])
-def test_a_killed_builder_goes_on_with_the_first_unfinished_shard(
+def test_killed_builder_resumes_with_the_first_unfinished_shard(
   tmp_path, kind, left
 ):
   source = cases.write(tmp_path / "c.jsonl")
@@ -296,7 +296,7 @@ def test_a_corpus_that_is_cut_short_is_refused(tmp_path):
     opening.open_index(tmp_path / "index", encoder=cases.Encoder())
 
 
-def test_changed_bytes_are_found_when_all_are_read(tmp_path):
+def test_changed_bytes_are_found_by_verify(tmp_path):
   make(tmp_path)
   file = tmp_path / "index" / "vectors" / "vectors-00001.npy"
   content = bytearray(file.read_bytes())
@@ -314,14 +314,14 @@ def test_a_faiss_file_of_another_corpus_is_refused(tmp_path):
     building.build(source, tmp_path / "i", how, encoder=cases.Encoder())
 
 
-def test_a_faiss_file_that_is_gone_is_named(tmp_path):
+def test_missing_faiss_file_is_named(tmp_path):
   make(tmp_path, "faiss_file")
   (tmp_path / "user.index").unlink()
   with pytest.raises(vectors.DamagedError, match=r"user\.index"):
     opening.open_index(tmp_path / "index", encoder=cases.Encoder())
 
 
-def test_parts_that_do_not_belong_together_are_refused(tmp_path):
+def test_mismatched_parts_are_refused(tmp_path):
   index, encoder = make(tmp_path)
   other = passages.prepare(
     cases.write(tmp_path / "o.jsonl", 19), tmp_path / "o"

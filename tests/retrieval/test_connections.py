@@ -123,7 +123,7 @@ def test_a_second_request_has_the_same_time_for_its_headers():
     assert reasons == ["headers"]
 
 
-def test_a_client_that_reads_nothing_is_left():
+def test_client_that_reads_nothing_is_disconnected():
   with serving(request=0.5) as (address, reasons, _):
     body = b'{"queries": ["much"]}'
     asked = HALF + b"Length: %d\r\n\r\n" % len(body) + body
@@ -133,7 +133,7 @@ def test_a_client_that_reads_nothing_is_left():
     assert reasons == ["request"]
 
 
-def test_one_connection_more_takes_the_place_of_the_longest_waiting():
+def test_further_connection_replaces_the_longest_waiting_one():
   with serving(most=3) as (address, reasons, _):
     with half_open(address, 3) as (first, *others):
       assert ask(address).status_code == 200
@@ -144,7 +144,7 @@ def test_one_connection_more_takes_the_place_of_the_longest_waiting():
         assert not ended(other)
 
 
-def test_a_server_with_busy_connections_only_says_so():
+def test_server_with_only_busy_connections_refuses_with_503():
   with serving(most=2) as (address, reasons, search):
     search.free.clear()
     threads = [threading.Thread(target=ask, args=(address,)) for _ in range(2)]
@@ -171,7 +171,7 @@ def ask_raw(address):
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "any"])
-def test_150_half_open_connections_keep_nobody_out_of_a_small_process(loop):
+def test_150_half_open_connections_do_not_block_other_clients(loop):
   with test_serve_command.started("-c", FEW, 24, loop) as (process, url):
     said = process.stdout.readline()
     assert "at most 24 connections at a time" in said

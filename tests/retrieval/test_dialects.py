@@ -172,7 +172,7 @@ def test_queries_decide_where_a_request_has_both_keys():
     (dialects.read_batch_search, {"query": "a"}, "query: found text"),
   ],
 )
-def test_what_is_no_request_is_told_in_a_sentence(read, body, sentence):
+def test_invalid_request_is_an_error(read, body, sentence):
   with pytest.raises(dialects.RequestError, match=sentence):
     read(body)
 
@@ -187,7 +187,7 @@ def test_what_is_no_request_is_told_in_a_sentence(read, body, sentence):
   ),
   st.sampled_from([read for read, _ in dialects.ROUTES.values()]),
 )
-def test_any_object_is_a_request_or_a_short_sentence(body, read):
+def test_any_object_is_a_request_or_a_short_error(body, read):
   try:
     asked = read(body)
   except dialects.RequestError as error:
@@ -200,7 +200,7 @@ def test_any_object_is_a_request_or_a_short_sentence(body, read):
 
 @hypothesis.settings(max_examples=300, deadline=None)
 @hypothesis.given(any_text, st.booleans())
-def test_any_text_is_written_as_strict_readers_take_it(text, escaped):
+def test_any_text_is_written_as_strict_json(text, escaped):
   body = json.dumps({"text": text}, ensure_ascii=escaped)
   body = body.encode("utf-8", "surrogatepass")
   read = dialects.load(body)["text"]
@@ -228,7 +228,7 @@ def test_any_text_is_written_as_strict_readers_take_it(text, escaped):
   ],
   ids=range(11),
 )
-def test_a_body_that_is_no_object_is_told_in_a_sentence(body):
+def test_body_without_an_object_is_an_error(body):
   with pytest.raises(dialects.RequestError, match="expected .* ?object"):
     dialects.load(body)
 
@@ -239,7 +239,7 @@ def test_lone_surrogates_of_queries_are_replaced_and_pairs_are_kept():
   assert asked.queries == ["\U0001f600 \ufffd \ufffd"]
 
 
-def test_numbers_that_json_has_not_are_refused():
+def test_non_finite_numbers_are_refused():
   # Beside a lone surrogate, so that the slower writer has it.
   with pytest.raises(ValueError):
     dialects.dump({"text": "\ud800", "score": float("inf")})

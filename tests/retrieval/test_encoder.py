@@ -132,7 +132,7 @@ def test_each_shape_of_call_compiles_once(folder):
   assert encoder.programs() == 8
 
 
-def test_threads_get_what_one_would(folder):
+def test_threads_get_the_same_vectors(folder):
   encoder = encoder_lib.Encoder.load(folder)
   expected = encoder_lib.Encoder.load(folder).queries(TEXTS)
   found = {}
@@ -152,7 +152,7 @@ def test_threads_get_what_one_would(folder):
     np.testing.assert_array_equal(vectors, expected)
 
 
-def test_no_texts_have_no_vectors(encoder):
+def test_empty_list_has_no_vectors(encoder):
   assert encoder.queries([]).shape == (0, 64)
   assert encoder.passages([]).dtype == np.float32
 
@@ -180,7 +180,7 @@ def test_any_text_has_a_unit_vector(encoder, text):
   np.testing.assert_array_equal(vectors[:1], encoder.queries(["bada"]))
 
 
-def test_a_long_text_is_its_beginning(folder):
+def test_long_text_equals_its_beginning(folder):
   encoder = encoder_lib.Encoder.load(folder, max_tokens=20)
   words = random_encoders.words()
   cut, whole, shorter = encoder.passages(
@@ -284,9 +284,7 @@ def test_numbers_that_are_not_finite_are_refused(own):
     ({"max_tokens": 2}, "adds 2 special tokens .* fewer than max_tokens, 2"),
   ],
 )
-def test_settings_that_cannot_be_are_refused(
-  folder, nothing_loads, options, sentence
-):
+def test_invalid_settings_are_refused(folder, nothing_loads, options, sentence):
   with pytest.raises(ValueError, match=sentence):
     encoder_lib.Encoder.load(folder, **options)
 

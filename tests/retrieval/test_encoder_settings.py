@@ -66,7 +66,7 @@ def test_e5_s_prefixes_follow_from_its_name_alone(
   assert settings.pooling == "mean"
 
 
-def test_what_a_model_was_made_from_names_it_too(own):
+def test_name_of_the_base_model_counts_too(own):
   config = json.loads((own / "config.json").read_text())
   write(own / "config.json", config | {"_name_or_path": "intfloat/e5-small"})
   assert settle(own).query_prefix == "query: "

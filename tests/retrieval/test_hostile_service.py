@@ -57,7 +57,7 @@ def body(tape):
 
 @hostile.cases("any body is a request or a sentence")
 @hypothesis.given(hostile.tapes(120))
-def test_any_body_is_a_request_or_a_sentence(tape):
+def test_any_body_is_a_request_or_an_error(tape):
   data = body(tape)
   read, _ = tape.pick([*dialects.ROUTES.values()])
   try:
@@ -90,7 +90,7 @@ def contents(value):
 
 @hostile.cases("any answer of a service is a value or a sentence")
 @hypothesis.given(hostile.tapes(80))
-def test_any_answer_of_a_service_is_a_value_or_a_sentence(tape):
+def test_any_answer_of_a_service_is_a_value_or_an_error(tape):
   values = {tape.pick(WORDS): tape.value() for _ in range(2)}
   data = hostile.as_json(values, escaped=tape.pick((True, False)))
   data = tape.pick((data, data, tape.damage(data), tape.raw()))

@@ -88,7 +88,7 @@ def test_faiss_and_jax_agree(tmp_path):
     np.testing.assert_allclose(mine.scores, other.scores, atol=1e-6)
 
 
-def test_what_float16_cannot_tell_apart_is_found_all_the_same(tmp_path):
+def test_rows_equal_in_float16_are_ranked_correctly(tmp_path):
   """Hundreds of rows that round to one; the best are the last of them."""
   x = np.repeat(units(1), 400, axis=0)
   x[:, 0] += np.arange(400, dtype=np.float32) * 1e-7
@@ -161,7 +161,7 @@ def test_any_faiss_index_of_inner_products_is_searched(tmp_path):
   assert [h.rows.tolist() for h in found] == [[i] for i in range(20)]
 
 
-def test_empty_places_of_faiss_are_no_rows(tmp_path):
+def test_empty_slots_of_faiss_are_dropped(tmp_path):
   x = units(4)
   index = faiss.IndexIVFFlat(
     faiss.IndexFlatIP(DIM), DIM, 2, faiss.METRIC_INNER_PRODUCT
@@ -233,7 +233,7 @@ def test_a_shard_has_all_of_its_rows(tmp_path, rows):
 
 @given(st.integers(0, 2**32 - 1), st.just(0.0) | st.floats(1e-30, 1e3))
 @settings(max_examples=50, deadline=None)
-def test_int8_is_off_by_half_a_step_at_most(seed, scale):
+def test_int8_error_is_at_most_half_a_step(seed, scale):
   x = np.float32(scale) * units(5, seed)
   values, scales = vectors.quantized(x)
   assert np.abs(values).max() <= 127
@@ -314,7 +314,7 @@ def test_words_are_counted_in_blocks_as_bm25s_counts_them(
 
 
 @pytest.mark.parametrize("query", ["", "   ", "silver", "?!", "\ud800", "\0"])
-def test_no_common_word_is_no_hit(words, query):
+def test_query_without_a_common_word_has_no_hit(words, query):
   assert words.search([query], 3)[0].rows.tolist() == []
 
 

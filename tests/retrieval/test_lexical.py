@@ -90,7 +90,7 @@ def test_a_title_outweighs_a_mention():
 
 
 @pytest.mark.parametrize("query", ["", "?!", "unheard", "unheard of"])
-def test_no_shared_word_is_no_hit(query):
+def test_query_without_a_shared_word_has_no_hit(query):
   assert retriever("kel: born tovi").lookup(query, 3) == ()
 
 
@@ -104,7 +104,7 @@ def test_a_corpus_without_words_has_no_hit(texts):
   assert retriever(*texts).lookup("kel", 3) == ()
 
 
-def test_passages_come_back_as_they_were_but_for_their_score():
+def test_passages_are_returned_unchanged_except_for_the_score():
   (found,) = retriever("kel: born tovi", "mar: seat").lookup("kel", 3)
   assert found == types.Passage("0", "kel", "born tovi", found.score)
   assert found.score > 0
@@ -128,7 +128,7 @@ def test_a_corpus_is_read_once_when_first_searched():
   assert read == ["one", "two"]
 
 
-def test_answers_are_kept_up_to_a_limit():
+def test_cached_answers_have_a_limit():
   found = retriever("kel: born tovi", "mar: born seat", cache_size=2)
   first = found.lookup("kel", 1)
   assert found.lookup("kel", 1) is first
@@ -145,7 +145,7 @@ def test_search_answers_requests():
   assert asyncio.run(found.search(request)) == found.lookup("kel", 3)
 
 
-def test_errors_are_sentences():
+def test_invalid_requests_raise_with_a_message():
   with pytest.raises(ValueError, match="no corpus 'wiki'; there are: ''"):
     retriever("kel: born").lookup("kel", 3, "wiki")
   with pytest.raises(ValueError, match="Found k=0"):

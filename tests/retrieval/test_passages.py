@@ -35,7 +35,7 @@ def test_a_row_is_the_passage_of_its_line(tmp_path, name):
 
 
 @pytest.mark.parametrize("row", [-1, 20, 10**9])
-def test_rows_that_are_not_there_are_refused(tmp_path, row):
+def test_rows_out_of_range_are_refused(tmp_path, row):
   corpus = passages.prepare(cases.write(tmp_path / "c.jsonl"), tmp_path / "p")
   with pytest.raises(IndexError, match=r"expected one in \[0, 20\)"):
     corpus[row]
@@ -68,7 +68,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("line", MALFORMED)
-def test_what_is_no_passage_is_named_by_its_line(tmp_path, line):
+def test_malformed_passage_is_named_by_its_line(tmp_path, line):
   source = cases.write(tmp_path / "corpus.jsonl", extra=[line, *cases.lines(1)])
   with pytest.raises(passages.CorpusError, match="line 21: .*expected") as e:
     passages.prepare(source, tmp_path / "p")
@@ -81,7 +81,7 @@ def test_what_is_no_passage_is_named_by_its_line(tmp_path, line):
   corpus.verify()
 
 
-def test_half_a_character_is_replaced(tmp_path):
+def test_lone_surrogate_is_replaced(tmp_path):
   source = tmp_path / "corpus.jsonl"
   source.write_text(
     '{"id": "1", "contents": "\\"T \\ud83d\\"\\nx \\ud83d\\ude00 y"}\n'
@@ -98,7 +98,7 @@ def test_a_corpus_that_is_cut_short_is_refused(tmp_path):
     passages.Corpus(tmp_path / "p")
 
 
-def test_other_bytes_of_the_same_number_are_found_when_they_are_read(tmp_path):
+def test_changed_bytes_of_equal_length_are_found_by_verify(tmp_path):
   source = cases.write(tmp_path / "corpus.jsonl")
   corpus = passages.prepare(source, tmp_path / "p")
   source.write_bytes(source.read_bytes().replace(b"n7 ", b"n8 "))
@@ -121,7 +121,7 @@ def test_another_corpus_is_prepared_anew(tmp_path):
   assert (len(second), second.sha256 == first) == (21, False)
 
 
-def test_no_passage_at_all_is_refused(tmp_path):
+def test_corpus_without_passages_is_refused(tmp_path):
   (tmp_path / "corpus.jsonl").write_text("")
   with pytest.raises(passages.CorpusError, match="found no passage"):
     passages.prepare(tmp_path / "corpus.jsonl", tmp_path / "p")

@@ -118,7 +118,7 @@ def test_an_episode_sees_the_same_bytes_without_retriever_or_corpus(path):
     assert observed(tested) == seen
 
 
-def test_modes_differ_in_whom_they_ask(path):
+def test_modes_ask_log_and_retriever_in_their_order(path):
   """The log first, the retriever first, or one of them only."""
   source = recorded.Source()
   with recorded.recording(source, path, mode="live") as tested:
@@ -150,7 +150,7 @@ def test_modes_differ_in_whom_they_ask(path):
   assert source.calls == [["b", "c"]]
 
 
-def test_a_miss_names_what_was_asked(path):
+def test_miss_names_the_query(path):
   with recorded.recording(recorded.Source(), path) as tested:
     recorded.search(tested, recorded.ask("a"))
   with recorded.recording(None, path, mode="strict") as tested:
@@ -182,7 +182,7 @@ def test_a_miss_names_what_was_asked(path):
   ],
   ids=str,
 )
-def test_every_part_of_a_question_counts(path, other):
+def test_every_part_of_the_key_counts(path, other):
   with recorded.recording(recorded.Source(), path) as tested:
     recorded.search(tested, recorded.ask("a"))
   with recorded.recording(None, path, mode="strict") as tested:
@@ -206,7 +206,7 @@ def test_answers_of_another_identity_are_not_found_and_named(path):
     ]
 
 
-def test_without_a_retriever_the_only_identity_is_meant(path):
+def test_without_a_retriever_the_only_identity_is_used(path):
   with recorded.recording(recorded.Source(), path) as tested:
     recorded.search(tested, recorded.ask("a"))
   with recorded.recording(None, path, mode="strict", identity=None) as tested:
@@ -345,9 +345,7 @@ def test_loops_and_threads_share_a_recorder(path):
     (recorded.Source(), "rewrite", "found 'rewrite', expected one of"),
   ],
 )
-def test_settings_that_make_no_sense_are_refused(
-  path, retriever, mode, sentence
-):
+def test_invalid_settings_are_refused(path, retriever, mode, sentence):
   with pytest.raises(ValueError, match=sentence):
     recorder.Recorder(retriever, path, mode=mode, identity=recorded.WHO)
   assert not path.exists()

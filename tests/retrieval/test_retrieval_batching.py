@@ -54,7 +54,7 @@ def test_a_request_alone_is_searched_at_once():
   assert play(scenario).calls == [(["a"], 2)]
 
 
-def test_what_comes_during_a_search_is_the_next_one():
+def test_queries_that_arrive_during_a_search_are_the_next_search():
   async def scenario(batcher, search):
     first = await hold(batcher, search)
     futures = [batcher.submit([query], 1) for query in "bcd"]
@@ -69,7 +69,7 @@ def test_what_comes_during_a_search_is_the_next_one():
   assert play(scenario).calls == [(["first"], 1), (["b", "c", "d"], 1)]
 
 
-def test_what_comes_in_one_round_of_the_loop_goes_together():
+def test_queries_of_one_loop_iteration_are_searched_together():
   async def scenario(batcher, search):
     await asyncio.gather(*(batcher.submit([query], 1) for query in "abc"))
 
@@ -91,7 +91,7 @@ def test_a_request_larger_than_a_search_keeps_its_order():
   ]
 
 
-def test_equal_queries_are_asked_once_for_the_most_that_is_wanted():
+def test_equal_queries_are_searched_once_with_the_largest_k():
   async def scenario(batcher, search):
     wants = [(["a", "a"], 2), (["a"], 5), (["b"], 1)]
     futures = [batcher.submit(queries, k) for queries, k in wants]
@@ -120,7 +120,7 @@ def test_equal_queries_take_one_place_in_a_search():
   st.integers(1, 5),
   st.data(),
 )
-def test_any_requests_get_what_each_alone_would(requests, batch, data):
+def test_batching_changes_no_answer(requests, batch, data):
   async def scenario(batcher, search):
     futures = []
     for queries, k in requests:
@@ -136,7 +136,7 @@ def test_any_requests_get_what_each_alone_would(requests, batch, data):
     assert 1 <= len(queries) <= batch and len(set(queries)) == len(queries)
 
 
-def test_a_full_queue_takes_nothing_and_says_how_long():
+def test_full_queue_refuses_and_says_when_to_retry():
   async def scenario(batcher, search):
     first = await hold(batcher, search)
     kept = batcher.submit(["a", "b", "c"], 1)
@@ -169,7 +169,7 @@ def test_a_full_queue_knows_its_searches_and_what_they_take():
   play(scenario, batch=2, queue=3)
 
 
-def test_who_gives_up_gives_the_place_back_and_is_not_searched():
+def test_cancelled_request_leaves_the_queue():
   async def scenario(batcher, search):
     first = await hold(batcher, search)
     gone = batcher.submit(["a", "b"], 1)
@@ -185,7 +185,7 @@ def test_who_gives_up_gives_the_place_back_and_is_not_searched():
   assert play(scenario, queue=2).calls == [(["first"], 1), (["c"], 1)]
 
 
-def test_the_rest_of_a_large_request_is_not_searched_for_nobody():
+def test_rest_of_a_cancelled_request_is_not_searched():
   async def scenario(batcher, search):
     search.free.clear()
     large = batcher.submit(["a", "b", "c", "d"], 1)
@@ -245,7 +245,7 @@ def test_a_large_request_that_fails_ends_with_its_first_failing_search():
   assert ["e", "f"] not in calls
 
 
-def test_those_that_nobody_waits_for_are_not_searched_again():
+def test_finished_requests_are_not_searched_again():
   async def scenario(batcher, search):
     search.wrong["poison"] = ValueError()
     search.free.clear()
@@ -283,7 +283,7 @@ def test_a_request_without_queries_needs_no_search():
   assert play(scenario).calls == []
 
 
-def test_searches_are_told_with_their_queries_and_seconds():
+def test_searches_are_reported_with_queries_and_seconds():
   told = []
   search = held_search.HeldSearch()
 

@@ -86,7 +86,7 @@ def test_a_url_may_name_the_route_as_search_r1s_flag_does(connect):
     "http://h?k=secret",
   ],
 )
-def test_a_url_that_is_none_is_refused_without_showing_it(url):
+def test_invalid_url_is_refused_without_showing_it(url):
   with pytest.raises(ValueError, match="url") as caught:
     client.HttpRetriever(url)
   assert "secret" not in str(caught.value)
@@ -124,7 +124,7 @@ def test_it_serves_one_event_loop_after_the_other_and_several_at_once(connect):
     assert list(found) == [[fake.truth(r) for r in some] for some in asked]
 
 
-def test_no_more_calls_run_at_a_time_than_may(connect):
+def test_concurrent_calls_are_limited(connect):
   running = [0, 0]
 
   async def handler(request):
@@ -151,7 +151,7 @@ def picky(bad):
 
 
 @pytest.mark.parametrize("bad", [{7}, {0, 1}, {30, 31}, set(range(0, 32, 3))])
-def test_a_query_that_is_not_taken_fails_alone(connect, bad):
+def test_refused_query_fails_alone(connect, bad):
   retriever = connect(picky(lambda query: int(query) in bad))
   requests = [fake.ask(str(i)) for i in range(32)]
   found = fake.search(retriever, *requests)
@@ -197,9 +197,7 @@ def test_one_query_that_breaks_a_server_fails_alone_in_201(connect, how):
 
 @pytest.mark.parametrize("how", FAILURES)
 @pytest.mark.parametrize("known", [False, True])
-def test_a_server_that_fails_at_everything_is_asked_a_few_times(
-  connect, how, known
-):
+def test_server_that_always_fails_is_asked_a_few_times(connect, how, known):
   wrong = [lambda query: not known or query != "good"]
   retriever = connect(failing(lambda q: wrong[0](q), FAILURES[how]), batch=512)
   if known:
@@ -250,14 +248,14 @@ def test_a_server_that_breaks_is_left_alone_after_some_batches(connect):
   assert len(retriever.sent) == 1 + 3 * 2
 
 
-def test_a_failure_that_passes_is_met_by_one_more_try(connect):
+def test_transient_failure_is_retried_once(connect):
   retriever = connect(fake.fails_first(1, fake.status(500)))
   request = fake.ask("a")
   assert fake.search(retriever, request) == [fake.truth(request)]
   assert retriever.counters["failures"] == 0
 
 
-def test_a_server_that_takes_nothing_is_not_asked_for_every_query(connect):
+def test_server_that_refuses_everything_is_not_asked_for_every_query(connect):
   retriever = connect(picky(lambda query: True), batch=512)
   found = fake.search(retriever, *(fake.ask(str(i)) for i in range(512)))
   assert all(isinstance(answer, calls.RefusedError) for answer in found)
@@ -311,9 +309,7 @@ def test_a_token_that_cannot_be_sent_is_refused_by_name(monkeypatch, value):
   ],
   ids=str,
 )
-def test_the_identity_is_the_servers_word_or_its_address(
-  connect, reply, expected
-):
+def test_identity_is_the_servers_or_its_address(connect, reply, expected):
   retriever = connect(lambda request: reply)
   assert retriever.identity() == (expected or {"kind": "http", "url": fake.URL})
   assert [(r.method, r.url.path) for r in retriever.sent] == [
@@ -331,7 +327,7 @@ def test_a_server_out_of_reach_has_no_identity(connect):
   [{"deadline": 0}, {"retries": -1}, {"concurrency": 0}, {"pause": math.nan}],
   ids=str,
 )
-def test_patience_that_makes_no_sense_is_refused_by_name(settings):
+def test_invalid_patience_is_refused_by_name(settings):
   (name,) = settings
   with pytest.raises(ValueError, match=f"{name}: found"):
     calls.Patience(**settings)

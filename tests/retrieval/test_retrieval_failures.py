@@ -26,7 +26,7 @@ def connect():
 @pytest.mark.parametrize(
   "how", [fake.broken, *map(fake.status, (429, 502, 503, 504))]
 )
-def test_what_passes_is_tried_again_a_bounded_number_of_times(connect, how):
+def test_transient_failure_is_retried_a_bounded_number_of_times(connect, how):
   retriever = connect(fake.fails_first(2, how))
   assert asyncio.run(retriever.search(fake.ask("a"))) == fake.truth(
     fake.ask("a")
@@ -40,7 +40,7 @@ def test_what_passes_is_tried_again_a_bounded_number_of_times(connect, how):
 
 
 @pytest.mark.parametrize("number", [301, 400, 401, 403, 404, 405, 422])
-def test_what_does_not_pass_is_asked_once(connect, number):
+def test_permanent_failure_is_not_retried(connect, number):
   retriever = connect(
     fake.status(number, '{"detail": "No."}', location="http://elsewhere.test")
   )
@@ -55,14 +55,14 @@ def test_a_busy_server_is_given_the_time_it_asks_for(connect):
   assert time.perf_counter() - started >= 0.2
 
 
-def test_nobody_waits_for_a_server_that_asks_for_more_than_there_is(connect):
+def test_retry_after_beyond_the_deadline_fails_at_once(connect):
   retriever = connect(fake.status(503, "Later.", retry_after="3600"))
   sentence = fake.failure(retriever)
   assert "HTTP 503: Later. To wait for 3.6e+03 seconds more" in sentence
   assert len(retriever.sent) == 1
 
 
-def test_the_time_to_wait_is_a_number_or_a_date():
+def test_retry_after_is_a_number_or_a_date():
   assert wire.retry_after({"retry-after": "7"}) == 7
   now = datetime.datetime.now(datetime.UTC)
   later = email.utils.format_datetime(now + datetime.timedelta(minutes=1))
@@ -72,7 +72,7 @@ def test_the_time_to_wait_is_a_number_or_a_date():
     assert wire.retry_after({"retry-after": text}) == 0
 
 
-def test_a_slow_server_is_left_at_the_deadline(connect):
+def test_slow_server_fails_at_the_deadline(connect):
   answered = []
 
   async def handler(request):
@@ -88,7 +88,7 @@ def test_a_slow_server_is_left_at_the_deadline(connect):
   assert not answered
 
 
-def test_who_stops_waiting_frees_the_server(connect):
+def test_cancelled_search_closes_its_call(connect):
   cancelled = threading.Event()
 
   async def handler(request):
@@ -113,7 +113,7 @@ def test_who_stops_waiting_frees_the_server(connect):
   assert retriever.counters["failures"] == 0
 
 
-def test_closing_ends_searches_with_a_sentence(connect):
+def test_closing_fails_running_searches(connect):
   async def handler(request):
     await asyncio.sleep(60)
 
@@ -165,7 +165,7 @@ async def _never_stop(writer):
   ],
   ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_connection_that_goes_wrong_is_a_sentence(talk, tries, sentence):
+def test_broken_connection_is_an_error(talk, tries, sentence):
   with fake.listening(talk) as url:
     retriever = client.HttpRetriever(
       url,
@@ -177,7 +177,7 @@ def test_a_connection_that_goes_wrong_is_a_sentence(talk, tries, sentence):
     retriever.close()
 
 
-def test_a_server_that_is_not_there_is_named_with_what_to_do():
+def test_unreachable_server_is_named_with_advice():
   with fake.listening(fake.die_at_once) as url:
     pass
   retriever = client.HttpRetriever(url, patience=fake.QUICK)
@@ -210,7 +210,7 @@ def step(tested, error=None):
 DOWN = errors.RetrievalError("It is down.")
 
 
-def test_a_breaker_lets_nobody_through_then_one():
+def test_open_breaker_blocks_then_lets_one_call_through():
   clock = fake.Clock()
   tested = breaker.Breaker(3, 10.0, unless=FineError, clock=clock)
   for _ in range(3):
@@ -225,7 +225,7 @@ def test_a_breaker_lets_nobody_through_then_one():
   assert step(tested)
 
 
-def test_a_breaker_waits_again_when_the_one_fails():
+def test_breaker_opens_again_if_the_trial_fails():
   clock = fake.Clock()
   tested = breaker.Breaker(2, 10.0, unless=FineError, clock=clock)
   assert step(tested, DOWN)

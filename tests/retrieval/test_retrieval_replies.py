@@ -87,7 +87,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_reply_that_is_none_is_refused_with_what_was_found(connect, name):
+def test_malformed_reply_is_refused_and_quoted(connect, name):
   content, sentence = LIES[name]
   first, second = replied(connect, content)
   with pytest.raises(errors.RetrievalError, match=sentence):
@@ -106,7 +106,7 @@ def test_a_wrong_hit_fails_its_own_query_only(connect):
   assert retriever.counters["failures"] == 1
 
 
-def test_what_other_servers_leave_out_or_add_is_no_lie(connect):
+def test_replies_of_other_servers_are_accepted(connect):
   """BM25 of Search-R1 has no ids, others add keys, scores may ascend."""
   contents = "one line"
   found = replied(
@@ -193,7 +193,7 @@ def repeats():
 
 @hypothesis.settings(max_examples=300, deadline=None)
 @hypothesis.given(reply=replies())
-def test_no_reply_whatever_yields_what_passages_are_not(repeats, reply):
+def test_any_reply_yields_valid_passages_or_errors(repeats, reply):
   told, retriever = repeats
   told["reply"] = reply
   found = fake.search(retriever, fake.ask("a", 2), fake.ask("b", 2))

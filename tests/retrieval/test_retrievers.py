@@ -89,7 +89,7 @@ def test_failures_reach_episodes_as_their_own_kind(tmp_path):
       raise ask(retriever, "x")[0]
 
 
-def test_a_searcher_takes_what_is_made(folder):
+def test_searcher_accepts_the_retriever(folder):
   made = retrievers.make(config(kind="index", index=str(folder)), None)
   searcher = searching.Searcher(made, config_lib.SearchConfig())
 
@@ -116,7 +116,7 @@ def test_a_searcher_takes_what_is_made(folder):
     ({"log": "x.sqlite", "log_mode": "write"}, "mode: found 'write'"),
   ],
 )
-def test_what_cannot_answer_is_refused(values, message, tmp_path, monkeypatch):
+def test_invalid_retrieval_is_refused(values, message, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(ValueError, match=message):
     retrievers.make(config(**values), object())

@@ -208,7 +208,7 @@ async def ask_and_stop(process, url, count):
   return responses, code
 
 
-def test_a_stopped_server_answers_what_is_open():
+def test_stopped_server_answers_open_requests():
   with started("-c", SLOW, 1.5, 60) as (process, url):
     responses, code = asyncio.run(ask_and_stop(process, url, 8))
     assert [response.status_code for response in responses] == [200] * 8
@@ -243,9 +243,7 @@ def test_a_search_beyond_the_grace_is_cut_off():
     (["--port={taken}"], 1, "name another --port"),
   ],
 )
-def test_what_cannot_be_served_is_told_in_a_sentence(
-  index, flags, code, sentence
-):
+def test_invalid_server_is_refused(index, flags, code, sentence):
   with socket.create_server(("127.0.0.1", 0)) as taken:
     port = taken.getsockname()[1]
     done = subprocess.run(

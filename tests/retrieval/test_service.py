@@ -29,7 +29,7 @@ def test_fewer_than_k_passages_are_not_padded():
 
 
 @pytest.mark.parametrize("topk", [{}, {"topk": None}, {"topk": 0}])
-def test_the_server_says_how_many_where_the_request_does_not(topk):
+def test_default_k_is_the_servers(topk):
   response = served.ask({"queries": ["a"]} | topk, topk=4)
   assert len(response.json()["result"][0]) == 4
 
@@ -134,11 +134,11 @@ def test_a_large_body_is_refused_before_it_is_read():
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"{}", b"NaN"])
-def test_what_is_no_request_is_refused(route, body):
+def test_invalid_request_is_refused(route, body):
   served.refused(served.ask(body, route=route), 422, "xpected ")
 
 
-def test_only_who_has_the_token_searches_and_reads_metrics():
+def test_search_and_metrics_need_the_token():
   async def scenario(client, search):
     for header in (
       None,
@@ -171,7 +171,7 @@ def test_only_who_has_the_token_searches_and_reads_metrics():
   assert served.play(scenario, token="secret").status_code == 200
 
 
-def test_health_says_what_answers_come_from():
+def test_health_has_the_identity():
   async def scenario(client, search):
     return await client.get("/health")
 
@@ -240,6 +240,6 @@ def test_the_schema_shows_the_routes():
     ({"long": "drop"}, "long: found 'drop', expected 'reject' or 'cut'"),
   ],
 )
-def test_limits_that_no_service_can_have(values, sentence):
+def test_invalid_limits_are_refused(values, sentence):
   with pytest.raises(ValueError, match=sentence):
     limits.Limits(**values)

@@ -11,7 +11,7 @@ import served
 from retrieval import passages
 
 
-def test_a_full_queue_turns_away_until_there_is_a_place():
+def test_full_queue_refuses_until_it_has_space():
   async def scenario(client, search):
     search.free.clear()
     body = {"queries": ["a", "b"]}
@@ -32,7 +32,7 @@ def test_a_full_queue_turns_away_until_there_is_a_place():
   served.play(scenario, queries=2, queue=2)
 
 
-def test_an_answer_that_comes_too_late_is_an_error_and_the_next_is_not():
+def test_late_answer_is_an_error_and_the_next_is_not():
   async def scenario(client, search):
     search.free.clear()
     body = {"queries": ["a"]}
@@ -66,7 +66,7 @@ def test_a_body_that_comes_too_slowly_is_refused():
   served.play(scenario, deadline=0.05)
 
 
-def test_a_failing_index_is_an_error_and_the_server_lives_on():
+def test_failing_index_is_an_error_and_the_server_continues():
   async def scenario(client, search):
     search.wrong["poison"] = RuntimeError("secret path")
     response = await client.post("/retrieve", json={"queries": ["poison"]})
@@ -77,7 +77,7 @@ def test_a_failing_index_is_an_error_and_the_server_lives_on():
   assert served.play(scenario).status_code == 200
 
 
-def test_passages_that_cannot_be_written_are_an_error():
+def test_unserializable_passages_are_an_error():
   async def scenario(client, search):
     search.wrong["a"] = [[passages.Passage(b"0", '"T"', "x", 1.0)]]
     response = await client.post("/retrieve", json={"queries": ["a"]})
@@ -87,7 +87,7 @@ def test_passages_that_cannot_be_written_are_an_error():
   assert served.play(scenario).status_code == 200
 
 
-def test_passages_with_half_pairs_are_valid_json():
+def test_passages_with_lone_surrogates_are_valid_json():
   async def scenario(client, search):
     search.wrong["a"] = [[passages.Passage("0", '"\ud83d"', "\ud800\x00", 1)]]
     return await client.post("/retrieve", json={"queries": ["a"]})
@@ -159,7 +159,7 @@ def test_a_client_that_leaves_within_the_body_is_not_searched_for():
   assert [queries for queries, _ in search.calls] == [["b"]]
 
 
-def test_a_draining_service_says_so_answers_and_then_ends_what_is_open():
+def test_draining_service_answers_and_then_ends_open_requests():
   async def scenario(client, search):
     running = client.app.state.service
     running.drain(60)

@@ -74,9 +74,7 @@ def check(route, body, response):
 @pytest.mark.parametrize(
   "kind, examples, met", [("near", 300, {200, 422}), ("any", 100, {422})]
 )
-def test_any_body_gets_its_answer_or_a_sentence(
-  route, blank, kind, examples, met
-):
+def test_any_body_gets_an_answer_or_an_error(route, blank, kind, examples, met):
   bodies = {
     "near": near_requests.map(lambda value: json.dumps(value).encode()),
     "any": st.binary(max_size=60),

@@ -181,9 +181,7 @@ def test_half_a_surrogate_pair_does_not_stop_a_search(connect, kind):
   ],
   ids=str,
 )
-def test_another_shape_is_an_error_and_not_nothing_found(
-  connect, kind, reply, sentence
-):
+def test_reply_of_another_shape_is_an_error(connect, kind, reply, sentence):
   retriever = connect(kind, body(reply))
   with pytest.raises(errors.RetrievalError, match=sentence):
     asyncio.run(retriever.search(ask("a")))
@@ -216,7 +214,7 @@ def test_a_busy_service_is_tried_again(connect):
 
 
 @pytest.mark.parametrize("kind", _KEYS)
-def test_the_key_is_shown_nowhere(connect, kind, caplog):
+def test_key_is_never_shown(connect, kind, caplog):
   caplog.set_level(logging.DEBUG)
   retriever = connect(kind, body({"message": f"Bad key {KEY}"}, status=403))
   with pytest.raises(web.AccountError, match="Bad key") as caught:
@@ -252,7 +250,7 @@ def test_another_variable_may_hold_the_key(connect):
     ("brave", {"price": float("nan")}, "price: found nan"),
   ],
 )
-def test_settings_that_make_no_sense_are_refused(kind, settings, sentence):
+def test_invalid_settings_are_refused(kind, settings, sentence):
   with pytest.raises(ValueError, match=sentence):
     web.WebRetriever(kind, **settings)
 
@@ -292,7 +290,7 @@ RESULTS = st.lists(
   suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 @hypothesis.given(results=RESULTS)
-def test_no_results_whatever_yield_what_passages_are_not(connect, results):
+def test_any_results_yield_valid_passages_or_errors(connect, results):
   """Lines of text that can be encoded, and addresses of pages."""
   retriever = connect("brave", body({"web": {"results": results}}))
   (found,) = asyncio.run(retriever.search_many([ask("a", 2)]))
@@ -309,7 +307,7 @@ def test_no_results_whatever_yield_what_passages_are_not(connect, results):
       assert text == " ".join(text.split()) != ""
 
 
-def test_a_query_that_breaks_the_service_keeps_no_other_from_it(connect):
+def test_query_that_breaks_the_service_blocks_no_other(connect):
   exchange = json.loads((_DATA / "serper.json").read_text())[0]
 
   def handler(request):
