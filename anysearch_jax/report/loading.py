@@ -114,9 +114,20 @@ def evaluations(folder: pathlib.Path) -> list[pathlib.Path]:
     raise ValueError(
       f"{folder}: found neither {EPISODES} nor evaluation/*/{EPISODES}; "
       "expected the folder of a finished evaluation or of a run that has one. "
-      "Run launch.evaluate first, or correct the path."
+      f"{_remedy(folder)}"
     )
   return [path.parent for path in inside]
+
+
+def _remedy(folder: pathlib.Path) -> str:
+  """Says how a folder gets an evaluation, also while its training runs."""
+  saved = folder / "checkpoints"
+  if not any(path.name.isdecimal() for path in saved.glob("*")):
+    return "Run launch.evaluate first, or correct the path."
+  return (
+    "Evaluate its newest checkpoint first: launch.evaluate --config=FILE "
+    f"--checkpoint={folder} --output={folder}/evaluation/plain."
+  )
 
 
 def _label(given: str, path: pathlib.Path, folder: pathlib.Path) -> str:

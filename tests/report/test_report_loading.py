@@ -71,6 +71,15 @@ def test_folder_without_evaluation_is_rejected(tmp_path):
     loading.sources(str(tmp_path / "run"))
 
 
+def test_run_in_training_is_rejected_with_the_command_that_evaluates_it(
+  tmp_path,
+):
+  run = _run(tmp_path / "run")
+  (run / "checkpoints" / "40").mkdir(parents=True)
+  with pytest.raises(ValueError, match=f"--checkpoint={run} --output={run}/"):
+    loading.sources(str(run))
+
+
 def test_the_tokenizer_is_that_of_the_policy_that_played(tmp_path):
   folder = tmp_path / "run" / "evaluation" / "plain"
   folder.mkdir(parents=True)
