@@ -172,7 +172,7 @@ def _writing(output: pathlib.Path) -> Iterator[None]:
   except OSError as error:
     sys.exit(
       f"launch.report: {output} could not be written ({error}). Name another "
-      "place, or free some space."
+      "place with --output, or free some space."
     )
 
 
