@@ -1,4 +1,4 @@
-"""The judge of growth itself: linear work passes, quadratic work does not."""
+"""Tests `growth.assert_linear`: linear work passes, quadratic work fails."""
 
 from __future__ import annotations
 

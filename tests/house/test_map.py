@@ -15,25 +15,25 @@ TREES = (
   *("anysearch_jax", "retrieval", "configs"),
   *("launch", "bench", "examples"),
 )
-# Words in backticks that name something else than a module.
+# Words in backticks that are not modules.
 _OTHER = re.compile(r"[^a-z0-9_/*]|X$")
 
 
 def rooms() -> dict[str, str]:
-  """The folders of the table, top to bottom, with what it says of them."""
+  """Returns the rooms of the table in order, with their contents."""
   text = (ROOT / "WORKSPACE.md").read_text()
   rows = re.findall(r"^\| `([\w/.]+?)/?` \| (.*) \|$", text, re.M)
   return dict(rows)
 
 
 def room_of(path: str, known: list[str]) -> str | None:
-  """The room of a file: the longest row that it is in."""
+  """Returns the room of a file: the longest matching row of the table."""
   found = [r for r in known if path == r or path.startswith(f"{r}/")]
   return max(found, key=len, default=None)
 
 
 def modules() -> dict[str, str]:
-  """Every module's path by its dotted name."""
+  """Returns every module's path by its dotted name."""
   found = {}
   for path in source_tree.files(*TREES):
     name = path.relative_to(ROOT).as_posix()
@@ -43,7 +43,7 @@ def modules() -> dict[str, str]:
 
 
 def imports(path: str, known: dict[str, str]) -> set[str]:
-  """The project's modules that a file imports, by path."""
+  """Returns the paths of the project's modules that a file imports."""
   out = set()
   for node in ast.walk(ast.parse((ROOT / path).read_text())):
     names = []

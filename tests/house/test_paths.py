@@ -1,4 +1,4 @@
-"""Names in files that others wrote lead to no file outside their folder."""
+"""Names in untrusted files never lead outside their folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def name(request, tmp_path):
 
 @pytest.fixture
 def own(tmp_path):
-  """A folder, with another's files beside it."""
+  """Returns a folder with somebody else's files beside it."""
   (tmp_path / "own" / "x").mkdir(parents=True)
   return tmp_path / "own"
 
@@ -103,7 +103,7 @@ def test_an_encoders_modules_are_in_its_folder(own, name):
   given = {"query_prefix": "", "passage_prefix": "", "max_tokens": 64}
   with pytest.raises(ValueError, match="expected one inside this folder"):
     encoder_settings.settle(own, pooling=None, **given)
-  # A link there is as good as a path.
+  # A symbolic link counts like a path.
   (own / "1_Pooling").symlink_to(secret)
   modules[0]["path"] = "1_Pooling"
   (own / "modules.json").write_text(json.dumps(modules))

@@ -19,7 +19,7 @@ OTHER_FLAGS = {"help"}
 
 
 def anchors(page: pathlib.Path) -> set[str]:
-  """The headings of a page as GitHub links to them."""
+  """Returns the anchors that GitHub makes from the headings of a page."""
   headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
   return {
     re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

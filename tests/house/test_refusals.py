@@ -1,6 +1,6 @@
-"""What cannot run is refused before anything is allocated, by a sentence.
+"""Invalid runs are refused with one sentence before anything is allocated.
 
-The whole commands, as a user types them; no weight is read and no folder made.
+Whole commands run as a user types them; no weight is read, no folder created.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WORLD = "with data.source 'world', whose questions are each of one of many"
 
 
 def refused(command, folder, flags, *more):
-  """What a command says; it has left nothing behind."""
+  """Returns a command's error message; asserts that it left no files."""
   said = commands.run(
     command,
     "--config=configs/quickstart.py",

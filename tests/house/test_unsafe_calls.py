@@ -1,4 +1,4 @@
-"""Nothing that is read is run: no pickle, no remote code, no text as a program.
+"""Data is never executed: no pickle, no remote code, no text as a program.
 
 Read off the source. A configuration file is the Python that it is, and so is
 what --scripted and --reward name; all else that comes from outside is data.
@@ -73,7 +73,7 @@ def _is(node: ast.AST, value: object) -> bool:
 
 
 def unsafe(places) -> list[source_tree.Place]:
-  """What may run text or bytes, or open the machine to others."""
+  """Returns the calls that may execute data or open the machine to others."""
   return [place for place, node, _ in places if _is_unsafe(node)]
 
 

@@ -138,7 +138,7 @@ def _name(call: ast.Call) -> str:
 
 
 def _has_timeout(call: ast.Call, at: int | None) -> bool:
-  """A timeout that is not None, by name or at its place."""
+  """Returns whether a call has a timeout, by name or by position."""
   given = [k.value for k in call.keywords if k.arg and "timeout" in k.arg]
   if at is not None and len(call.args) > at:
     given.append(call.args[at])
@@ -146,7 +146,7 @@ def _has_timeout(call: ast.Call, at: int | None) -> bool:
 
 
 def _is_bounded(around) -> bool:
-  """Whether it stands in `async with asyncio.timeout(...)`, in its function."""
+  """Returns whether a node is in `async with asyncio.timeout(...)`."""
   for node in reversed(around):
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
       return False
@@ -193,12 +193,12 @@ def _is_none(node: ast.AST) -> bool:
 
 
 def endless(places) -> list[source_tree.Place]:
-  """The waits without a timeout among nodes."""
+  """Returns the waits without a timeout among nodes."""
   return [p for p, node, around in places if _is_endless(node, around)]
 
 
 def _entry(place: source_tree.Place) -> tuple[str, str] | None:
-  """The entry of `_ENDED` for a wait."""
+  """Returns the entry of `_ENDED` for a wait."""
   return next(
     (
       (file, text)
@@ -305,7 +305,7 @@ def test_bounded_wait_is_not_reported(line):
 
 @pytest.fixture
 def hangs():
-  """A coroutine function that hangs for 30 seconds, and how often it ended."""
+  """Returns a function that hangs for 30 s, and a list of its completions."""
   ended = []
 
   async def hang(*_):

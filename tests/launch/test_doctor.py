@@ -1,4 +1,4 @@
-"""The doctor: what it says of what is in order and of what is not."""
+"""The doctor: its findings for valid and invalid installations and runs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_doctor_exits_with_1_if_there_is_a_problem(tmp_path):
   )
   assert done.returncode == 1, done.stdout + done.stderr
   assert "problem  policy      nowhere: no config.json;" in done.stdout
-  # What hangs on the policy is not told as a second problem.
+  # Checks that need the policy do not report a second problem.
   assert "1 problems, 0 warnings" in done.stdout
 
 
@@ -267,7 +267,7 @@ def test_a_full_disk_and_little_memory_are_problems(tmp_path, monkeypatch):
     finding = run_checks.handed_over(a, sglang)
     assert finding.level == level
     assert str(tmp_path) in finding.found
-  # In RAM they stay for the whole run, beside a checkpoint on its way.
+  # Weights for SGLang stay in RAM during the run, beside a checkpoint.
   in_ram = doctored.with_(engine={"kind": "sglang"})
   takes = footprint.of(a, in_ram)
   both = takes.checkpoint + takes.handed

@@ -1,4 +1,4 @@
-"""The doctor's look at a policy's texts, and at who answers a run."""
+"""The doctor's checks of a policy's texts, retrievers and servers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from retrieval.recording import recorder
 
 
 def codec_of(tmp_path, change):
-  """The shipped policy with another tokenizer.json."""
+  """Returns the shipped policy's tokenizer with a changed tokenizer.json."""
   shutil.copytree(doctored.CONFIG.policy, tmp_path / "policy")
   path = tmp_path / "policy" / "tokenizer.json"
   values = json.loads(path.read_text())
@@ -104,7 +104,7 @@ def test_a_policy_without_all_of_its_weights_is_refused(tmp_path):
 
 @pytest.fixture
 def questions(tmp_path):
-  """A configuration with ten questions that bring no passages."""
+  """Returns a configuration with ten questions without passages."""
   entries = [
     preparing.Entry(f"nq_dev/{i}", f"who {i}", ["x"], "nq", "dev", None, "{}")
     for i in range(10)
@@ -116,7 +116,7 @@ def questions(tmp_path):
 
 
 async def _answers(writer):
-  """Search-R1's server, for any request."""
+  """Answers any request like Search-R1's server."""
   hit = {"document": {"id": "1", "contents": "t\nx"}, "score": 1.0}
   body = json.dumps({"result": [[hit]], "identity": "index"}).encode()
   writer.write(

@@ -43,7 +43,7 @@ def test_invalid_budgets_are_refused(text):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """A training run of a random policy, two rollouts long."""
+  """Makes a training run of a random policy with two rollouts."""
   root = tmp_path_factory.mktemp("runs")
   made = small_run.parts()
   hf.save(root / "base", made["policy"])
@@ -60,7 +60,7 @@ def run(tmp_path_factory):
 
 
 def rows(chosen, config, folder, questions=None):
-  """The episodes of a policy."""
+  """Plays a policy and returns its episodes."""
   source = parts.source(config)
   folder.mkdir()
   with policies.player(chosen, config, source) as player:
@@ -150,7 +150,7 @@ def test_evaluation_by_servers_needs_one_device(by_flag):
 
 
 def make(config, source):
-  """A scripted policy, as --scripted names it."""
+  """Makes a scripted policy, for --scripted."""
   del config, source
   return scripted.Engine([scripted.answer("x")]), scripted.CODEC
 
@@ -225,7 +225,7 @@ def test_commands_play_resume_and_refuse(tmp_path):
 
 
 def make_searcher(config, source):
-  """Searches until it is told that none is left, and knows nothing."""
+  """Makes a policy that searches until its budget is used, then guesses."""
   del config, source
 
   def script(request):
@@ -262,7 +262,7 @@ def test_the_command_of_branches_takes_the_policy_of_the_evaluation(tmp_path):
   summary = json.loads((out / "branches" / "summary.json").read_text())
   assert list(summary) == ["stop"]
   assert list(summary["stop"]["by_budget_left"]) == ["1", "2"]
-  # Again, it only tells what stands there.
+  # Run again, it only prints the stored summary.
   code, again, error = command("launch.branch", *branches)
   assert (code, again) == (0, said.splitlines()[-1] + "\n"), error
   code, _, error = command("launch.branch", *branches, "--scripted=expert")

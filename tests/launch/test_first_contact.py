@@ -1,4 +1,4 @@
-"""What a newcomer meets first: the wrong Python, folder or output."""
+"""Errors that newcomers meet first: wrong Python, folder or output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_another_python_is_told_what_to_do(tmp_path):
-  """`-S` leaves the installed packages out, as another Python would."""
+  """`-S` hides the installed packages, as in another Python."""
   done = subprocess.run(
     [sys.executable, "-S", "-m", "launch.train", "--config=x.py"],
     cwd=ROOT,
@@ -85,7 +85,7 @@ def test_a_training_by_hand_keeps_out_of_the_quickstarts_folder():
 
 
 def test_commands_do_not_mention_that_torch_is_missing():
-  """transformers warns at import; eight processes of a quickstart would."""
+  """transformers warns on import, once in each process of a quickstart."""
   done = subprocess.run(
     [
       *(sys.executable, "-c"),

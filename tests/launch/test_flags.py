@@ -1,4 +1,4 @@
-"""`--config` flags: typed overrides, and sentences for what does not fit."""
+"""`--config` flags: typed overrides, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_help_exits_with_0(tmp_path, asked):
 
 
 def listed(text):
-  """The configuration flags of a help text, as overrides."""
+  """Returns the configuration flags of a help text as overrides."""
   return [
     line.strip().removeprefix("--config.")
     for line in text.splitlines()

@@ -1,4 +1,4 @@
-"""Commands that need one another."""
+"""Jobs that depend on each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One command for a node: small runs of it, and what starts nothing.
+"""The command for a node: small runs, and errors that start nothing.
 
 The last test starts a real SGLang server; it skips where there is no command:
 
@@ -23,7 +23,7 @@ import small_run
 from anysearch_jax.policy import hf
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-DEADLINE = 420  # A loaded machine takes long.
+DEADLINE = 420  # Seconds; a loaded machine is slow.
 SGLANG = os.environ.get("ANYSEARCH_SGLANG_COMMAND", "")
 CONFIG = """
 from anysearch_jax import config as c
@@ -49,7 +49,7 @@ def get_config():
     mesh=c.MeshConfig(trainer=(0,), rollout={rollout}),
   )
 """
-# Answers /health alone, and tells which devices it was given.
+# Answers only /health, and reports the devices that it was given.
 SERVER = """
 import http.server, os, sys
 print(sys.argv[2:], os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
@@ -62,7 +62,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
 
 def command(*arguments):
-  """Runs `launch.node`; its exit code and output."""
+  """Runs `launch.node`; returns its exit code and output."""
   done = subprocess.run(
     [sys.executable, "-m", "launch.node", *map(str, arguments)],
     cwd=ROOT,
@@ -80,7 +80,7 @@ def command(*arguments):
 
 
 def make(folder, *, rollout=(), engine="c.EngineConfig()"):
-  """A policy and a configuration of seconds."""
+  """Makes a policy and a configuration that trains within seconds."""
   hf.save(folder / "policy", small_run.parts()["policy"])
   path = folder / "config.py"
   path.write_text(
@@ -91,7 +91,7 @@ def make(folder, *, rollout=(), engine="c.EngineConfig()"):
 
 @pytest.fixture
 def ports():
-  """Two free ports in a row; the first."""
+  """Returns the first of two consecutive free ports."""
   while True:
     with socket.create_server(("127.0.0.1", 0)) as first:
       port = first.getsockname()[1]

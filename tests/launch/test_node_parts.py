@@ -1,4 +1,4 @@
-"""The parts of a node: their commands, and which GPUs each of them has."""
+"""The parts of a node: their commands and their GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def paper(preset="", **mesh):
-  """Without its retriever, which has tests of its own."""
+  """Returns the paper's configuration without its retriever."""
   config = launch_flags.load_config(f"configs/qwen2_5_7b.py{preset}")
   return dataclasses.replace(
     config,
@@ -27,7 +27,7 @@ def paper(preset="", **mesh):
 
 
 def resolved(config, part):
-  """What the trainer makes of the flags it was given."""
+  """Returns the configuration that the trainer reads from its flags."""
   prefix = "--config."
   return launch_flags.override(
     config,

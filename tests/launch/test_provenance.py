@@ -1,4 +1,4 @@
-"""What a run notes of what it learns from."""
+"""The provenance that a run records."""
 
 from __future__ import annotations
 

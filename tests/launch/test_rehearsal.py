@@ -1,4 +1,4 @@
-"""The paper's run in small: every command of it, for each of the families."""
+"""The rehearsal of the paper's run, for each family of policies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DATA = pathlib.Path(
 TOKENIZERS = {"qwen2_5": "qwen2.5", "qwen3": "qwen3", "llama3_1": "llama3.1"}
 
 
-# As a newcomer has it: `import torch` fails, whatever is installed.
+# Makes `import torch` fail, as for newcomers, even if it is installed.
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None"
 
 

@@ -1,4 +1,4 @@
-"""What a run folder notes of its run, and what it resumes with."""
+"""The record of a run in its folder, and checks when it resumes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def noted(folder):
 
 
 def start(folder, config=CONFIG, sources=SOURCES, *, allow=False, **kwargs):
-  """A start that resumes from a checkpoint of `CONFIG`, like the one before."""
+  """Starts a run that resumes from a checkpoint of `CONFIG`."""
   run_history.begin(folder, config, sources, allow=allow)
   stored, _ = noted(folder)
   resumed = {"rollout": 0, "changes": changes.changes(stored, config)}

@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def trajectory(searches=0, *, answer="a", tokens=100, **extra):
-  """A well-formed trajectory without the scaffold."""
+  """Returns a well-formed trajectory without the scaffold."""
   spans = []
   for _ in range(searches):
     spans.append({"author": "model", "text": T + S})
@@ -63,7 +63,7 @@ def run(folder, *groups, config=CONFIG):
 
 
 def oracle(trajectories, budget):
-  """The paper's equations in float64, one valid trajectory a row.
+  """Computes the paper's equations in float64; each row is valid.
 
   Args:
     trajectories: (em, format, generated tokens, searches) rows.

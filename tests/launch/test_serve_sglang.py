@@ -1,4 +1,4 @@
-"""The script that starts SGLang servers: who needs a key, and where it is."""
+"""The script that starts SGLang servers, and its API keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.rollout.sglang import server as sglang_server
 
 _SCRIPT = pathlib.Path(__file__).parents[2] / "launch" / "serve_sglang.sh"
-# In place of the python that has SGLang: prints the arguments it was given.
+# Replaces the Python of SGLang; prints its arguments.
 _ECHO = f"""#!{sys.executable}
 import json, sys
 print(json.dumps(sys.argv[1:]))
@@ -24,7 +24,7 @@ print(json.dumps(sys.argv[1:]))
 
 @pytest.fixture
 def serve(tmp_path):
-  """Runs the script; its arguments for SGLang, and what it said."""
+  """Runs the script; returns SGLang's arguments and the script's output."""
   python = tmp_path / "python"
   python.write_text(_ECHO)
   python.chmod(0o755)

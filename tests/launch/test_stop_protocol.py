@@ -1,4 +1,4 @@
-"""One stop protocol of all commands, on real processes that take no time."""
+"""The stop protocol of all commands, tested on real, short processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launch import stopping
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE = 120
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Says that it runs, then does what a test asks for.
+# Prints that it runs, then executes the code of a test.
 COMMAND = r"""
 import asyncio, hashlib, os, sys, threading, time
 from launch import flags, stopping

@@ -1,4 +1,4 @@
-"""Several commands as one: readiness, failures, signals, and who is left."""
+"""The supervisor: readiness, failures, signals, and leftover processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ time.sleep(late)
 started = time.time()
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
-# Has a child of its own, tells both, then does not end.
+# Starts a child, prints both process ids, then does not end.
 PARENT = """
 import os, pathlib, signal, subprocess, sys, time
 folder, stubborn = pathlib.Path(sys.argv[1]), sys.argv[2:]
@@ -67,7 +67,7 @@ def service(port, late=0.0):
 
 @pytest.fixture
 def run(tmp_path):
-  """Runs parts; the exit code and what was said."""
+  """Runs parts; returns the exit code and the printed lines."""
 
   def run(services, main, **settings):
     said = []
@@ -81,7 +81,7 @@ def run(tmp_path):
 
 
 def wait_for(path):
-  """Code that waits until a file is there."""
+  """Returns code that waits until a file exists."""
   return (
     "import pathlib, time\n"
     f"while not pathlib.Path({str(path)!r}).is_file(): time.sleep(0.02)\n"
@@ -89,7 +89,7 @@ def wait_for(path):
 
 
 def state(pid):
-  """Of a process; Z is one that ended and that nobody asked about."""
+  """Returns the state of a process; Z is a zombie."""
   try:
     text = pathlib.Path(f"/proc/{pid}/stat").read_text()
   except OSError:
@@ -98,7 +98,7 @@ def state(pid):
 
 
 def pids(folder, seconds=60.0):
-  """Those that `PARENT` tells."""
+  """Returns the process ids that `PARENT` prints."""
   end = time.monotonic() + seconds
   while not (folder / "pids").is_file():
     assert time.monotonic() < end
@@ -107,7 +107,7 @@ def pids(folder, seconds=60.0):
 
 
 def assert_ended(folder):
-  """A moment may pass between a kill and its effect."""
+  """Asserts that the processes end soon; a kill takes a moment."""
   end = time.monotonic() + 60
   for pid in pids(folder):
     while state(pid) not in ("gone", "Z", "X"):
@@ -185,7 +185,7 @@ def test_a_service_that_dies_later_ends_all(run, tmp_path):
 
 
 def test_service_is_restarted_up_to_its_limit(run, port, tmp_path):
-  """It dies three times, while what it started has its port."""
+  """The service dies three times while its child still holds the port."""
   dies = f"""
 import pathlib, subprocess, sys, time
 starts = pathlib.Path({str(tmp_path)!r}, "starts")
@@ -295,7 +295,7 @@ def test_children_of_a_command_that_ended_end_too(run, tmp_path):
 
 
 def test_zombie_is_not_waited_for(run, tmp_path):
-  """As in a container whose first process is no init."""
+  """This happens in containers whose first process is not an init."""
   leaves_a_zombie = """
 import os, pathlib, sys, time
 folder = pathlib.Path(sys.argv[1])
@@ -316,7 +316,7 @@ while not (folder / "left").exists(): time.sleep(0.02)
   assert "ended after" in said[-1]
 
 
-# Saves when it is told to stop, and asks for time; looks for the service then.
+# Saves on SIGTERM, asks for time, and checks that the service still runs.
 SAVES = """
 import pathlib, signal, sys, time
 folder, asks = pathlib.Path(sys.argv[1]), sys.argv[2]
@@ -337,7 +337,7 @@ SLEEPS = "import time; time.sleep(1000)"
 
 
 def supervise(tmp_path, *, grace, stubborn=(), main=SLEEPS):
-  """A supervisor of its own, with a service and its child beside a command."""
+  """Starts a supervisor process with a service, its child and a command."""
   script = f"""
 import pathlib, signal, sys
 from launch import supervisor

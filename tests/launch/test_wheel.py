@@ -36,7 +36,7 @@ def pip(*arguments: object) -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> pathlib.Path:
-  """Built from a copy, because setuptools writes beside the sources."""
+  """Builds a wheel from a copy, because setuptools writes beside sources."""
   pytest.importorskip(
     "setuptools", reason="building needs setuptools (requirements-test.txt)"
   )

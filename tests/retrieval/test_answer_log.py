@@ -1,4 +1,4 @@
-"""The file of a recorder: several writers, killed ones, damage, other files."""
+"""The answer log: several writers, killed writers, damage, other files."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def write(path, name, count):
 
 
 def test_writers_of_one_file_agree_on_every_answer(path):
-  """From its creation on: whoever is first is what all of them see."""
+  """All writers see the answer that was written first."""
   writers = [write(path, f"writer {i}", 60) for i in range(3)]
   seen = [
     dict(line.rsplit(" ", 2)[:1] + [line] for line in out.splitlines())
@@ -97,7 +97,7 @@ def test_answers_of_a_killed_writer_survive(path):
 
 
 def test_log_created_by_another_process_is_shared(path, monkeypatch):
-  """Whoever finds no file and is overtaken writes into the other's."""
+  """A writer that finds no file and is overtaken uses the other's file."""
   link = os.link
 
   def overtaken(*names):
@@ -118,7 +118,7 @@ def test_log_created_by_another_process_is_shared(path, monkeypatch):
 
 
 def test_answers_that_cannot_be_written_leave_nothing_behind(path):
-  """A call is written whole or not at all, and the log goes on."""
+  """A failed call writes nothing, and the log remains usable."""
 
   class Broken:
     async def search_many(self, requests):
@@ -200,7 +200,7 @@ def test_log_in_a_read_only_folder_can_be_read(path, monkeypatch):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_damaged_log_never_gives_a_wrong_answer(path, seed):
-  """Each answer is the one recorded, a miss, or a sentence."""
+  """Each result is the recorded answer, a miss, or an error."""
   requests = [recorded.ask(f"query {i}") for i in range(40)]
   with recorded.recording(recorded.Source(), path) as tested:
     recorded.search(tested, *requests)

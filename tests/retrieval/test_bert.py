@@ -1,4 +1,4 @@
-"""The BERT encoder: its configuration, its file, its numbers beside torch's."""
+"""The BERT encoder: configuration, weights, and parity with torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load(folder, a, dtype=jnp.float32, devices=1):
 
 
 def random_texts(a, lengths):
-  """Ids `[B, T]`, drawn where there is padding too."""
+  """Draws ids `[B, T]`, also at padding."""
   rng = np.random.default_rng(1)
   lengths = np.asarray(lengths, np.int32)
   ids = rng.integers(0, a.vocab_size, (len(lengths), lengths.max()))
@@ -80,7 +80,7 @@ def test_hidden_states_equal_torchs(torch, tmp_path, case):
   ours = forward(params, a, ids, lengths)
   ours = np.asarray(ours)[visible]
   assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
-  # They say something: tokens differ.
+  # The states are not degenerate: tokens differ.
   assert theirs.std(0).min() > 0.05
 
 

@@ -1,4 +1,4 @@
-"""Indexes that are built: whole, resumed, by several, or refused."""
+"""Building indexes: at once, resumed, by several processes, or refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUERIES = ['"Title 7"\nPassage number n7 is about fire.', "water n3"]
 
 
 def settings(kind, tmp_path, **values):
-  """Of a kind; a FAISS file is made for the one that wants it."""
+  """Returns settings of a kind; makes a FAISS file if the kind needs one."""
   if kind == "faiss_file":
     corpus = passages.prepare(cases.write(tmp_path / "c.jsonl"), tmp_path / "x")
     index = faiss.IndexFlatIP(16)
@@ -35,7 +35,7 @@ def settings(kind, tmp_path, **values):
 
 
 def make(tmp_path, kind="jax_flat", count=20, *, name="index", **values):
-  """Builds and opens; the encoder that was used comes with it."""
+  """Builds and opens an index; returns it with its encoder."""
   source = cases.write(tmp_path / "c.jsonl", count)
   encoder = None if kind == "bm25" else cases.Encoder()
   found = building.build(
@@ -142,7 +142,7 @@ class Killed(BaseException):
 
 
 class Dying(cases.Encoder):
-  """Dies instead of encoding the passages after so many."""
+  """Dies instead of encoding further passages after a given number."""
 
   def __init__(self, left):
     super().__init__()

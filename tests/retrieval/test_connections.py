@@ -36,7 +36,7 @@ serve_retriever.serve(held_search.HeldSearch(), port=0)
 
 
 class Patient(held_search.HeldSearch):
-  """Finds a text that no socket's buffers hold."""
+  """Finds a text that is too large for socket buffers."""
 
   def search(self, queries, k):
     found = super().search(queries, k)
@@ -47,7 +47,7 @@ class Patient(held_search.HeldSearch):
 
 @contextlib.contextmanager
 def serving(**limits):
-  """A server in this process: its address, and why it closed connections."""
+  """Runs a server here; yields its address and reasons of early closes."""
   reasons = []
   values = {"most": 4, "headers": 60, "request": 60} | limits
   guard = connections.Guard(**values, on_closed=reasons.append)
@@ -79,7 +79,7 @@ def half_open(address, count, sent=HALF):
 
 
 def ended(connection):
-  """Whether the server has closed it; what it sent before is read."""
+  """Returns whether the server closed the connection; reads the rest."""
   try:
     while connection.recv(1 << 16):
       pass
@@ -91,7 +91,7 @@ def ended(connection):
 
 
 def waits_until(holds, seconds=30):
-  """Whether it holds by then."""
+  """Returns whether `holds()` becomes true in time."""
   end = time.monotonic() + seconds
   while not holds() and time.monotonic() < end:
     time.sleep(0.01)

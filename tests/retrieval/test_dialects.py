@@ -1,4 +1,4 @@
-"""What goes over the wire, held to what other projects' clients read."""
+"""The wire formats, compared with what other projects' clients read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The encoder: vectors of any texts, whatever comes with them."""
+"""The encoder: vectors of any texts, independent of the rest of a call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import safetensors.numpy
 from bench import random_encoders
 from retrieval.encoder import encoder as encoder_lib
 
-# Shapes of the real ones; names of folders, for prefixes follow from them.
+# Shapes of real models, by folder name, because prefixes follow from names.
 CASES = {
   "bert-base": ("bert-base", {"num_hidden_layers": 2}, "", ""),
   "e5-small-v2": ("e5-small", {"num_hidden_layers": 2}, "query: ", "passage: "),
@@ -28,7 +28,7 @@ TINY = {
   "intermediate_size": 96,
   "num_hidden_layers": 1,
 }
-# Of several lengths, one of them cut.
+# Texts of several lengths; one is cut.
 TEXTS = [
   "bada",
   "",
@@ -56,7 +56,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def own(tmp_path, folder):
-  """A folder that a test may change."""
+  """Returns a folder that a test may change."""
   return shutil.copytree(folder, tmp_path / "own")
 
 
@@ -97,7 +97,7 @@ def test_vectors_are_those_of_torch_and_its_tokenizer(torch, tmp_path, name):
     assert ours.dtype == np.float32
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(ours, axis=1), 1, atol=1e-6)
-    # They say something: no two are alike.
+    # The vectors are not degenerate: no two are alike.
     apart = np.abs(expected[:, None] - expected).max(-1)
     assert apart[~np.eye(len(TEXTS), dtype=bool)].min() > 1e-3
 

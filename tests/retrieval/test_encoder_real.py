@@ -1,7 +1,7 @@
-"""A real encoder, where the environment variable ANYSEARCH_ENCODER names one.
+"""Tests of a real encoder, if the variable ANYSEARCH_ENCODER names one.
 
-Its folder is any of the BERT family for retrieval in English: config.json,
-safetensors, tokenizer.json.
+It names the folder of any English retrieval model of the BERT family:
+config.json, safetensors, tokenizer.json.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FOLDER = os.environ.get("ANYSEARCH_ENCODER")
 pytestmark = pytest.mark.skipif(
   not FOLDER, reason="ANYSEARCH_ENCODER names no folder of a real encoder"
 )
-# Questions that share hardly a word with the passage that answers them.
+# Questions that share few words with the passage that answers them.
 PAIRS = {
   "who wrote the play about the prince of Denmark": "Hamlet\n"
   "Hamlet is a tragedy by William Shakespeare, set in Elsinore.",

@@ -1,4 +1,4 @@
-"""How texts become vectors: arguments, what a folder says, E5's name."""
+"""Settings of encoders: from arguments, the folder, or E5's name."""
 
 from __future__ import annotations
 

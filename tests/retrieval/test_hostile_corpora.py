@@ -1,4 +1,4 @@
-"""Corpora and logs of answers that hold anything, or were damaged."""
+"""Corpora and logs of answers with arbitrary or damaged contents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 
 
 def line(tape):
-  """Nearly a passage."""
+  """Draws a line that is nearly a passage."""
   contents = tape.pick((tape.text(), f"{tape.text(3)}\n{tape.text()}"))
   values = {"id": tape.pick(("7", 7, tape.value())), "contents": contents}
   if tape.below(6) == 0:
@@ -39,7 +39,7 @@ def line(tape):
 
 
 def passage_of(line):
-  """The passage that a line should come to, as text; None for none."""
+  """Returns the passage that a line must yield, as text; None if invalid."""
   try:
     values = json.loads(line)
   except (ValueError, RecursionError):
@@ -67,7 +67,7 @@ def test_a_corpus_has_the_lines_that_are_passages(folder, tape):
   whole = tape.below(4) > 0
   source.write_bytes(packed if whole else tape.damage(packed))
   expected = [passage_of(each) for each in lines]
-  # So soon after another the time of a file tells nothing.
+  # Files written in quick succession may have the same time.
   (folder / "made" / "corpus.json").unlink(missing_ok=True)
   try:
     corpus = passages.prepare(source, folder / "made", skip_malformed=skip)
@@ -116,7 +116,7 @@ def test_a_damaged_corpus_gives_its_own_passages_or_none(folder, tape):
 
 
 def logged(tape):
-  """A key and an answer of any texts."""
+  """Draws a key and an answer of arbitrary texts."""
   key = answer_log.Key(tape.text(4), 3, tape.text(1), json.dumps(tape.text(1)))
   found = tape.some(
     lambda: passages.Passage(tape.text(1), tape.text(2), tape.text(4), 0.5), 3

@@ -41,7 +41,7 @@ def passage(tape):
 
 
 def body(tape):
-  """Nearly a request, as JSON that may be damaged, or any bytes."""
+  """Draws nearly a request, as JSON that may be damaged, or any bytes."""
   values = {tape.pick(KEYS): tape.value() for _ in range(tape.below(4))}
   values |= tape.pick(
     (
@@ -79,7 +79,7 @@ def test_any_body_is_a_request_or_an_error(tape):
 
 
 def contents(value):
-  """What stands under `contents`, in the order of the document."""
+  """Returns the values of `contents` keys, in document order."""
   if isinstance(value, dict) and "contents" in value:
     return [value["contents"]]
   inner = value.values() if isinstance(value, dict) else value
@@ -114,7 +114,7 @@ def test_any_answer_of_a_service_is_a_value_or_an_error(tape):
 
 
 class Found:
-  """A search that finds what it is told."""
+  """A search that finds given passages."""
 
   identity = {"kind": "told"}
 
@@ -168,7 +168,7 @@ def test_hostile_documents_come_through_the_wire():
 
 
 async def call(app, scope, parts):
-  """Status and body that an app answers, whatever it is sent."""
+  """Returns the status and body of an app's answer."""
   sent, parts = [], list(parts)
 
   async def receive():

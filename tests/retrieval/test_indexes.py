@@ -1,4 +1,4 @@
-"""Exact search: the rows that a float64 product finds, whatever holds them."""
+"""Exact search: every index finds the rows that a float64 product finds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def flat(folder, x):
 
 
 def best(queries, x, k):
-  """By float64; equal scores by ascending row."""
+  """Returns the best rows by float64; equal scores by ascending row."""
   scores = queries.astype(np.float64) @ x.astype(np.float64).T
   return np.argsort(-scores, axis=1, kind="stable")[:, :k]
 
@@ -89,7 +89,7 @@ def test_faiss_and_jax_agree(tmp_path):
 
 
 def test_rows_equal_in_float16_are_ranked_correctly(tmp_path):
-  """Hundreds of rows that round to one; the best are the last of them."""
+  """Hundreds of rows round to the same values; the last ones are best."""
   x = np.repeat(units(1), 400, axis=0)
   x[:, 0] += np.arange(400, dtype=np.float32) * 1e-7
   x /= np.linalg.norm(x, axis=1, keepdims=True)
@@ -259,7 +259,7 @@ def words(tmp_path):
 
 
 def bm25(query, *, k1=0.9, b=0.4):
-  """Lucene's BM25 in float64, from its formula."""
+  """Computes Lucene's BM25 in float64 from its formula."""
   documents = [word_index.words(text) for text in TEXTS]
   mean = np.mean([len(d) for d in documents])
   scores = np.zeros(len(documents))

@@ -1,4 +1,4 @@
-"""BM25 in process."""
+"""BM25 in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Plain(NamedTuple):
 
 
 def passages(*texts: str) -> list[types.Passage]:
-  """`title: text` lines as passages."""
+  """Parses `title: text` lines into passages."""
   return [
     types.Passage(str(i), *text.split(": ")) for i, text in enumerate(texts)
   ]
@@ -36,7 +36,7 @@ def ids(found) -> list[str]:
 
 
 def bm25(documents, query, *, k1, b) -> list[float]:
-  """Lucene's BM25 in float64, written from its formula."""
+  """Computes Lucene's BM25 in float64 from its formula."""
   average = sum(map(len, documents)) / len(documents)
   scores = []
   for document in documents:

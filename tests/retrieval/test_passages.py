@@ -1,4 +1,4 @@
-"""Corpora in files: rows by their lines, or a sentence why not."""
+"""Corpora in files: rows by their lines, or an error."""
 
 from __future__ import annotations
 

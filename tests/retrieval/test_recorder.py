@@ -1,4 +1,4 @@
-"""Record and replay: what a run saw is what the log says, whatever happens."""
+"""Record and replay: the log always has exactly what a run saw."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def path(tmp_path):
 
 
 def bits(answers):
-  """Answers to the last bit."""
+  """Returns answers as values that compare to the last bit."""
   return [
     [
       [t.encode(errors="surrogatepass") for t in (p.id, p.title, p.text)]
@@ -49,7 +49,7 @@ TEXT = st.text(
 
 
 class Given:
-  """Answers each query as it was told."""
+  """Answers each query with a given answer."""
 
   def __init__(self, answers):
     self.answers = answers
@@ -76,7 +76,7 @@ class Given:
   )
 )
 def test_what_was_recorded_is_replayed_to_the_last_bit(tmp_path, answers):
-  """Any text, lone surrogates too; NaN and minus zero; no passage at all."""
+  """Covers lone surrogates, NaN, minus zero and empty answers."""
   path = tmp_path / uuid.uuid4().hex
   requests = [recorded.ask(*key) for key in answers]
   with recorded.recording(Given(answers), path) as tested:
@@ -90,7 +90,7 @@ def test_what_was_recorded_is_replayed_to_the_last_bit(tmp_path, answers):
 
 
 def test_an_episode_sees_the_same_bytes_without_retriever_or_corpus(path):
-  """Through the searcher of rollouts, as observations."""
+  """The comparison is between observations of the rollout's searcher."""
   corpus = {
     "": [
       types.Passage(str(i), f'"Title {i}"', f"river {i} delta" + " x" * i)
@@ -282,7 +282,7 @@ def test_a_retriever_with_single_searches_is_recorded_too(path):
 
 
 def test_the_first_answer_stays_and_another_is_counted(path):
-  """So that the log replays every run that was recorded with it."""
+  """So the log replays every run that was recorded with it."""
   with recorded.recording(recorded.Source(), path) as tested:
     recorded.search(tested, recorded.ask("a"), recorded.ask("b"))
   with recorded.recording(recorded.Source("other text"), path) as tested:

@@ -1,6 +1,6 @@
-"""Queries of many requests in one search: who goes together, who fails alone.
+"""Batching of requests: common searches, and failures of single requests.
 
-Searches are held where it matters what came while one ran; nothing waits for a
+Tests block a search if it matters what arrives meanwhile; no test depends on a
 clock.
 """
 
@@ -19,7 +19,7 @@ from retrieval.service import batching
 
 
 def play(scenario, *, batch=8, queue=64, search=None):
-  """Runs `scenario(batcher, search)` in a loop; the search."""
+  """Runs `scenario(batcher, search)` in a loop; returns the search."""
   search = search or held_search.HeldSearch()
 
   async def main():
@@ -35,7 +35,7 @@ def play(scenario, *, batch=8, queue=64, search=None):
 
 
 async def hold(batcher, search):
-  """Has the thread busy with a search for "first"; its future."""
+  """Blocks the thread with a search for "first"; returns its future."""
   search.free.clear()
   future = batcher.submit(["first"], 1)
   await asyncio.to_thread(search.wait_for_call)

@@ -1,4 +1,4 @@
-"""The HTTP client of retrieval servers: what it asks, and of whom."""
+"""The HTTP client of retrieval servers: its requests and its bisection."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_concurrent_calls_are_limited(connect):
 
 
 def picky(bad):
-  """Refuses batches with a query that is `bad`, as a validating server."""
+  """Makes a validating server that refuses batches with a `bad` query."""
 
   def handler(request):
     if any(map(bad, json.loads(request.content)["queries"])):
@@ -164,7 +164,7 @@ def test_refused_query_fails_alone(connect, bad):
 
 
 def failing(bad, how):
-  """A server that fails at batches with a query that is `bad`."""
+  """Makes a server that fails for batches with a `bad` query."""
 
   def handler(request):
     if any(map(bad, json.loads(request.content)["queries"])):
@@ -231,7 +231,7 @@ def test_bad_queries_do_not_keep_good_ones_from_being_asked(connect):
 
 
 def test_a_server_that_breaks_is_left_alone_after_some_batches(connect):
-  """Whether it has answered before or not; each batch counts once."""
+  """Holds whether it has answered before or not; each batch counts once."""
   patience = calls.Patience(retries=0, failures=3, pause=0.001)
   broken = []
   retriever = connect(
@@ -346,7 +346,7 @@ class Letters:
 
 
 def test_it_understands_the_service_of_this_package():
-  """Over the service's app: identity, batches, and a query it refuses."""
+  """Tests identity, batches and a refused query over the service's app."""
   retriever = client.HttpRetriever(
     fake.URL,
     transport=httpx2.ASGITransport(

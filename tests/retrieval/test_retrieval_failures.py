@@ -195,7 +195,7 @@ class FineError(errors.RetrievalError):
 
 
 def step(tested, error=None):
-  """Whether a call was let through; the call meets `error`."""
+  """Makes a call that fails by `error`; returns whether it was let through."""
   try:
     with tested.call():
       if error is not None:
@@ -250,7 +250,7 @@ def test_breaker_opens_again_if_the_trial_fails():
   ids=str,
 )
 def test_only_an_answer_counts_in_favour(error, is_alone):
-  """Who was cancelled learnt nothing, and the next may try."""
+  """A cancelled call proves nothing, so the next call may try."""
   clock = fake.Clock()
   tested = breaker.Breaker(1, 10.0, unless=FineError, clock=clock)
   assert step(tested, DOWN)

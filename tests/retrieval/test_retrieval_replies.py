@@ -1,4 +1,4 @@
-"""What the HTTP client believes of what servers reply."""
+"""The HTTP client's validation of replies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GOOD = {"result": [[fake.hit("a", 0), fake.hit("a", 1)], [fake.hit("b", 0)]]}
 
 
 def replied(connect, content):
-  """What becomes of two queries with k=2 when a server says this."""
+  """Returns the results of two queries with k=2 for a given reply."""
   body = content if isinstance(content, bytes) else json.dumps(content).encode()
   retriever = connect(lambda request: httpx2.Response(200, content=body))
   return fake.search(retriever, fake.ask("a", 2), fake.ask("b", 2))
@@ -125,7 +125,7 @@ def test_replies_of_other_servers_are_accepted(connect):
   (first, second), (third,) = found
   assert (first.title, first.text, first.score) == ("one line", "", -1.0)
   assert (second.id, second.title, second.text) == ("7", "a", "b\nc")
-  # Passages are told apart by what they say.
+  # Passages without ids are identified by their contents.
   assert first.id == third.id != ""
 
 
@@ -152,7 +152,7 @@ VALUES = st.recursive(
 
 
 def mutated(value, path, new):
-  """A copy of JSON `value` with another value where `path` leads."""
+  """Returns a copy of JSON `value` with `new` at `path`."""
   if not path or not isinstance(value, dict | list) or not value:
     return new
   keys = list(value) if isinstance(value, dict) else range(len(value))
@@ -178,7 +178,7 @@ def replies(draw):
 
 @pytest.fixture(scope="module")
 def repeats():
-  """A client of a server that says what it is told to."""
+  """Makes a client of a server with a settable reply."""
   told = {}
   retriever = client.HttpRetriever(
     fake.URL,

@@ -21,7 +21,7 @@ from retrieval.service import service
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-  """An index of words over twenty passages."""
+  """Makes a BM25 index over twenty passages."""
   folder = tmp_path_factory.mktemp("index")
   source = cases.write(folder / "c.jsonl")
   building.build(source, folder / "bm25", building.Settings("bm25"))
@@ -123,7 +123,7 @@ def test_invalid_retrieval_is_refused(values, message, tmp_path, monkeypatch):
 
 
 def test_the_service_serves_what_the_client_asks(folder):
-  """A round through both, over the application itself."""
+  """The client asks the service's application directly."""
   import httpx2
 
   from retrieval.clients import client

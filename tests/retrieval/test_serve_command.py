@@ -1,4 +1,4 @@
-"""The command that serves an index, as a process of its own."""
+"""The command that serves an index, run as a process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from retrieval.index import building, opening
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Serves a search that takes some seconds.
+# Serves a search that takes a few seconds.
 SLOW = """
 import sys, time
 sys.path.insert(0, "tests/support")
@@ -37,7 +37,7 @@ CITIES = ["Lima", "Quito", "Bogota", "Caracas"]
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
-  """A small index of words."""
+  """Makes a small BM25 index."""
   folder = tmp_path_factory.mktemp("served")
   corpus = folder / "corpus.jsonl"
   lines = [
@@ -51,7 +51,7 @@ def index(tmp_path_factory):
 
 @contextlib.contextmanager
 def started(*command, env=None):
-  """A server's process and URL, when it listens; killed if it still runs."""
+  """Yields a listening server's process and URL; kills it at the end."""
   process = subprocess.Popen(
     [sys.executable, *map(str, command)],
     cwd=ROOT,
@@ -76,13 +76,13 @@ def served(index, *flags, env=None):
 
 
 def stopped(process, seconds=120):
-  """Ends a server by SIGTERM; its exit code."""
+  """Stops a server by SIGTERM; returns its exit code."""
   process.send_signal(signal.SIGTERM)
   return process.wait(seconds)
 
 
 class SearchR1Client:
-  """What Search-R1 does with a server (`llm_agent/generation.py`)."""
+  """Search-R1's client code (`llm_agent/generation.py`)."""
 
   def __init__(self, search_url, topk):
     self.search_url, self.topk = search_url, topk
@@ -103,7 +103,7 @@ class SearchR1Client:
 
 
 def zero_search_client(url, query, topk):
-  """What ZeroSearch does with a server (`retrieve_from_wiki`)."""
+  """Asks a server like ZeroSearch (`retrieve_from_wiki`)."""
   payload = {"query": query, "top_k": topk}
   response = httpx2.post(f"{url}/retrieve", json=payload)
   return "\n".join(
@@ -112,7 +112,7 @@ def zero_search_client(url, query, topk):
 
 
 def re_search_client(url, query, top_n):
-  """What ReSearch does with a server (`vLLMRolloutWithSearch`)."""
+  """Asks a server like ReSearch (`vLLMRolloutWithSearch`)."""
   data = {"query": query, "top_n": top_n}
   response = httpx2.post(f"{url}/batch_search", json=data)
   result_list = []
@@ -189,7 +189,7 @@ def test_the_token_comes_from_the_environment(index):
 
 
 async def ask_and_stop(process, url, count):
-  """Has requests open when SIGTERM comes; responses and exit code."""
+  """Sends SIGTERM while requests are open; returns responses and exit code."""
   async with httpx2.AsyncClient(timeout=60) as client:
     body = {"queries": ["a"], "topk": 1}
     asked = [

@@ -1,4 +1,4 @@
-"""The search service as clients meet it: answers, limits, faults, any bytes."""
+"""The search service from a client's view: answers, limits and metrics."""
 
 from __future__ import annotations
 

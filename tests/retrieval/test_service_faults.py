@@ -1,4 +1,4 @@
-"""The search service where something goes wrong: crowds, delays, failures."""
+"""The search service under load, delays and failures."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_passages_with_lone_surrogates_are_valid_json():
 
 
 async def connect(app, messages):
-  """A request to /retrieve as a server plays it; the messages come back."""
+  """Sends a request to /retrieve over ASGI; returns the app's messages."""
   sent = []
 
   async def send(message):

@@ -1,4 +1,4 @@
-"""Any bytes get a response that is valid JSON, and the server lives on."""
+"""Any bytes get a valid JSON response, and the server continues."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ near_requests = st.fixed_dictionaries(
 
 
 def check(route, body, response):
-  """What holds for the response to any bytes."""
+  """Checks what must hold for the response to any bytes."""
   assert response.headers["content-type"] == "application/json"
   value = orjson.loads(response.content)  # Strict about UTF-8 and numbers.
   if response.status_code != 200:

@@ -1,6 +1,6 @@
 """Live web search, over exchanges in the shapes that the services document.
 
-`data/web/*.json` holds them: invented texts, and what is to be made of each.
+`data/web/*.json` has them: invented texts, and the expected results.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def ask(query, k=3, corpus=""):
 
 @pytest.fixture
 def connect(monkeypatch):
-  """Retrievers of a handler; each has `.sent`."""
+  """Makes retrievers of a handler; each records `.sent`."""
   made = []
 
   def start(kind, handler, *, patience=QUICK, **settings):
@@ -81,7 +81,7 @@ def response(reply):
 
 
 def said(request):
-  """A request as the exchanges word it."""
+  """Returns a request in the format of the exchanges."""
   return {
     "method": request.method,
     "url": str(request.url.copy_with(query=None)),
@@ -190,7 +190,7 @@ def test_reply_of_another_shape_is_an_error(connect, kind, reply, sentence):
 
 
 def test_a_redirect_is_not_followed(connect):
-  """Whoever answers cannot send requests, or the key, elsewhere."""
+  """An answer must not send requests, or the key, elsewhere."""
   inside = "http://169.254.169.254/latest/meta-data"
   retriever = connect(
     "brave",
@@ -291,7 +291,7 @@ RESULTS = st.lists(
 )
 @hypothesis.given(results=RESULTS)
 def test_any_results_yield_valid_passages_or_errors(connect, results):
-  """Lines of text that can be encoded, and addresses of pages."""
+  """Valid passages are encodable lines of text with addresses of pages."""
   retriever = connect("brave", body({"web": {"results": results}}))
   (found,) = asyncio.run(retriever.search_many([ask("a", 2)]))
   retriever.close()

@@ -38,7 +38,7 @@ SCRIPTED = dataclasses.replace(
     small_run.CONFIG.curriculum, total_steps=2 * ROLLOUTS
   ),
 )
-# Metrics that differ between equal runs: times, and counts of compilations.
+# Metrics that differ between equal runs: times, compilations, throughput.
 PASSING = ("time/", "compile/", "train/tokens_per_second")
 
 
