@@ -15,8 +15,9 @@ Running the same command again resumes from the newest checkpoint that is not
 damaged. Placement settings may then differ, learning settings only with
 `--allow_changes`; provenance.json records both. On Ctrl-C, SIGTERM, SIGHUP or a
 closed output pipe, training saves before its next optimizer step and exits with
-75, "try again"; a second signal ends it at once. Several hosts can train one
-policy together, see `launch/distributed.py`.
+75, "try again"; a second signal ends it at once. With several processes, a
+critic or `objective.old_logp=trainer` it saves before the next rollout instead.
+Several hosts can train one policy together, see `launch/distributed.py`.
 """
 
 from __future__ import annotations
