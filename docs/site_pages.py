@@ -42,6 +42,11 @@ def on_files(files, *, config):
   return files
 
 
+def on_page_markdown(text, **_):
+  """Makes links out of docs/, as to examples/, plain text."""
+  return re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", text)
+
+
 def public() -> str:
   """A page with the public names, linked to their objects."""
   sys.path.insert(0, str(ROOT))
