@@ -64,7 +64,9 @@ def run(main: Callable[[Sequence[str]], Any], *, resumes: bool = False) -> None:
 
 def define_process() -> None:
   """Defines `--threads` and `--cache`, for `parts.setup_jax`."""
-  flags.DEFINE_integer("threads", 0, "CPU threads; 0: XLA's own choice.", 0)
+  flags.DEFINE_integer(
+    "threads", 0, "1: one CPU thread. XLA chooses for any other number.", 0
+  )
   flags.DEFINE_string("cache", ".jax_cache", "Folder of compiled programs.")
 
 
