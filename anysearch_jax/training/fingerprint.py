@@ -104,7 +104,7 @@ class Fingerprint:
       return {
         part: [float(np.mean(gap)), float(np.max(gap))]
         for part, scores in self._engine.scores(self._ids).items()
-        for gap in [np.abs(np.asarray(scores) - self._expected)]
+        for gap in [_difference(np.asarray(scores), self._expected)]
       }
 
     # Processes exchange their gaps, so that all of them raise the same error.
@@ -129,6 +129,16 @@ class Fingerprint:
         "the same command resumes and hands them over anew."
       )
     return Gap(len(found), mean, largest)
+
+
+def _difference(scores: np.ndarray, expected: np.ndarray) -> np.ndarray:
+  """Returns the distance of each token's log-probabilities.
+
+  It is 0 where both are NaN: the engine then has the weights that it was given,
+  and `health` reports that they are not finite. One NaN alone stays NaN.
+  """
+  both = np.isnan(scores) & np.isnan(expected)
+  return np.where(both, 0.0, np.abs(scores - expected))
 
 
 @functools.partial(jax.jit, static_argnames=("a", "dtype"))

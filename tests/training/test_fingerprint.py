@@ -210,3 +210,12 @@ def test_fake_servers_score_the_weights_that_they_loaded(serve):
   engine.set_params(changed, 1)
   assert server.policy is not None
   assert engine.score(context) != before
+
+
+def test_weights_that_are_broken_on_both_sides_are_the_same_weights():
+  nan = float("nan")
+  found = fingerprint._difference(
+    np.array([nan, -1.0, -2.0]), np.array([nan, -1.5, -2.0])
+  )
+  np.testing.assert_array_equal(found, [0.0, 0.5, 0.0])
+  assert np.isnan(fingerprint._difference(np.array([nan]), np.array([-1.0])))

@@ -266,7 +266,11 @@ class Fleet:
             f"another run handed it weights {found!r}; give each run servers "
             "of its own."
           )
-        self._enter(member, State.CATCHING_UP, f"it serves {found!r}")
+        self._enter(
+          member,
+          State.CATCHING_UP,
+          f"it serves {found!r}, expected {self._present.name!r}",
+        )
         (error,) = await self._load([server])
         if error:
           raise error
