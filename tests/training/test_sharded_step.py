@@ -132,16 +132,21 @@ def assert_same(found, expected):
   )
 
 
-# Every mesh, and every family on a mesh with and without a tensor axis.
+def slow(*values):
+  """A case that only `make test-all` runs."""
+  return pytest.param(*values, marks=pytest.mark.slow)
+
+
+# Every mesh, and every family on a mesh with and without a tensor axis. One
+# family on those two meshes protects most.
+BOTH = ("fsdp8", "data2-fsdp2-tensor2-sequence")
+
+
 @pytest.mark.parametrize(
   ("case", "mesh"),
-  [("llama", mesh) for mesh in MESHES]
-  + [
-    (case, mesh)
-    for case in FAMILIES
-    if case != "llama"
-    for mesh in ("fsdp8", "data2-fsdp2-tensor2-sequence")
-  ],
+  [("llama", mesh) for mesh in BOTH]
+  + [slow("llama", mesh) for mesh in MESHES if mesh not in BOTH]
+  + [slow(case, mesh) for case in FAMILIES if case != "llama" for mesh in BOTH],
 )
 def test_a_mesh_gives_the_loss_and_gradients_of_one_device(case, mesh, capfd):
   layout = layout_of(MESHES[mesh])
@@ -167,7 +172,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+  "name",
+  [
+    name if name in ("odd-vocabulary", "tensor-above-kv-heads") else slow(name)
+    for name in CASES
+  ],
+)
 def test_axes_that_do_not_divide_are_replicated(name, capfd):
   case, sizes, mesh = CASES[name]
   sizes = SIZES | sizes
