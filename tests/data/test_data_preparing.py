@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import random
@@ -14,27 +13,9 @@ import hypothesis.strategies as st
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import question_files
 
 from anysearch_jax.data import beside, files, leaks, preparing, texts
-
-
-def _lines(path, rows):
-  opener = gzip.open if path.suffix == ".gz" else open
-  with opener(path, "wt", encoding="utf-8") as file:
-    file.writelines(json.dumps(row) + "\n" for row in rows)
-  return path
-
-
-def _rows(*questions):
-  return [
-    {"id": f"q{i}", "question": question, "golden_answers": ["x"]}
-    for i, question in enumerate(questions)
-  ]
-
-
-def _prepare(*sources, **settings):
-  inputs = [preparing.Input(*source) for source in sources]
-  return preparing.prepare(inputs, preparing.Settings(**settings))[0]
 
 
 @pytest.mark.parametrize(
@@ -74,13 +55,13 @@ def test_answers_that_normalise_to_nothing_are_removed():
 
 
 def test_rows_are_counted_as_kept_or_dropped_by_reason(tmp_path):
-  train = _rows("who a", "Who A?", "in dev?", "unanswered")
+  train = question_files.rows_of("who a", "Who A?", "in dev?", "unanswered")
   train[1]["golden_answers"] = ["y", "*"]
   train[3]["golden_answers"] = ["*", "the"]
-  dev = _rows("In DEV", "b")
-  parts = _prepare(
-    (_lines(tmp_path / "t.jsonl", train), "nq", "train"),
-    (_lines(tmp_path / "d.jsonl", dev), "hotpotqa", "dev"),
+  dev = question_files.rows_of("In DEV", "b")
+  parts = question_files.prepare(
+    (question_files.write_lines(tmp_path / "t.jsonl", train), "nq", "train"),
+    (question_files.write_lines(tmp_path / "d.jsonl", dev), "hotpotqa", "dev"),
   )
   nq, hotpot = parts["nq_train"], parts["hotpotqa_dev"]
   assert nq.read == 4 and hotpot.read == 2
@@ -97,11 +78,13 @@ def test_rows_are_counted_as_kept_or_dropped_by_reason(tmp_path):
 
 
 def test_evaluation_set_keeps_its_published_questions(tmp_path):
-  rows = _rows("What is Easy Living?", "What is easy living", "unmatched")
+  rows = question_files.rows_of(
+    "What is Easy Living?", "What is easy living", "unmatched"
+  )
   rows[1]["golden_answers"] = ["y"]
   rows[2]["golden_answers"] = ["The", "*", " "]
-  path = _lines(tmp_path / "a.jsonl", rows)
-  parts = _prepare(
+  path = question_files.write_lines(tmp_path / "a.jsonl", rows)
+  parts = question_files.prepare(
     (path, "popqa", "test"), (path, "popqa", "dev"), (path, "nq", "train")
   )
   for name in ("popqa_test", "popqa_dev"):
@@ -118,8 +101,12 @@ def test_evaluation_set_keeps_its_published_questions(tmp_path):
 
 
 def test_evaluation_row_read_twice_is_one_question(tmp_path):
-  path = _lines(tmp_path / "a.jsonl", _rows("b", "c"))
-  part = _prepare((path, "nq", "dev"), (path, "nq", "dev"))["nq_dev"]
+  path = question_files.write_lines(
+    tmp_path / "a.jsonl", question_files.rows_of("b", "c")
+  )
+  part = question_files.prepare((path, "nq", "dev"), (path, "nq", "dev"))[
+    "nq_dev"
+  ]
   assert [e.id for e in part.entries] == ["nq/q0", "nq/q1"]
   assert part.dropped == {"read twice": 2}
 
@@ -141,9 +128,15 @@ def test_evaluation_row_read_twice_is_one_question(tmp_path):
   ],
 )
 def test_leak_is_found_despite_spelling(tmp_path, asked, held):
-  train = _lines(tmp_path / "t.jsonl", _rows(asked, "another"))
-  test = _lines(tmp_path / "e.jsonl", _rows(held))
-  part = _prepare((train, "nq", "train"), (test, "nq", "test"))["nq_train"]
+  train = question_files.write_lines(
+    tmp_path / "t.jsonl", question_files.rows_of(asked, "another")
+  )
+  test = question_files.write_lines(
+    tmp_path / "e.jsonl", question_files.rows_of(held)
+  )
+  part = question_files.prepare((train, "nq", "train"), (test, "nq", "test"))[
+    "nq_train"
+  ]
   assert [e.question for e in part.entries] == ["another?"]
   assert part.dropped == {"in an evaluation split": 1}
   inputs = [preparing.Input(train, "nq", "train")]
@@ -162,21 +155,21 @@ def test_different_questions_are_not_leaks(one, other):
 
 
 def test_control_characters_are_spaces_and_counted(tmp_path):
-  rows = _rows("who\x07wrote \x1bEmma", "fine")
+  rows = question_files.rows_of("who\x07wrote \x1bEmma", "fine")
   rows[1]["golden_answers"] = ["Jane\x7fAusten"]
-  path = _lines(tmp_path / "a.jsonl", rows)
-  part = _prepare((path, "nq", "dev"))["nq_dev"]
+  path = question_files.write_lines(tmp_path / "a.jsonl", rows)
+  part = question_files.prepare((path, "nq", "dev"))["nq_dev"]
   assert [e.question for e in part.entries] == ["who wrote Emma?", "fine?"]
   assert part.entries[1].golden_answers == ("Jane Austen",)
   assert part.mended == {"control characters": 2}
 
 
 def test_official_scorer_accepts_entity_aliases(tmp_path):
-  rows = _rows("b", "c", "d")
+  rows = question_files.rows_of("b", "c", "d")
   for row, id_ in zip(rows, ("Q30", "Q1", None)):
     row["metadata"] = {"answer_id": id_}
-  path = _lines(tmp_path / "a.jsonl", rows)
-  names = _lines(
+  path = question_files.write_lines(tmp_path / "a.jsonl", rows)
+  names = question_files.write_lines(
     tmp_path / "id_aliases.json",
     [{"Q_id": "Q30", "aliases": ["USA", "x"], "demonyms": ["American"]}],
   )
@@ -225,8 +218,8 @@ def test_every_row_is_kept_or_dropped_for_a_reason(rows, limit):
   ]
   named = {f"{r[0]}_{r[1]}" for r in rows}
   with tempfile.TemporaryDirectory() as folder:
-    path = _lines(Path(folder) / "a.jsonl", values)
-    parts = _prepare(
+    path = question_files.write_lines(Path(folder) / "a.jsonl", values)
+    parts = question_files.prepare(
       (path,), skip_malformed=True, limits=dict.fromkeys(named, limit)
     )
   assert sum(part.read for part in parts.values()) == len(rows)
@@ -252,10 +245,14 @@ def test_every_row_is_kept_or_dropped_for_a_reason(rows, limit):
 
 
 def test_smaller_limit_keeps_a_subset(tmp_path):
-  path = _lines(tmp_path / "a.jsonl", _rows(*map(str, range(50))))
+  path = question_files.write_lines(
+    tmp_path / "a.jsonl", question_files.rows_of(*map(str, range(50)))
+  )
 
   def kept(limit):
-    parts = _prepare((path, "nq", "train"), limits={"nq_train": limit})
+    parts = question_files.prepare(
+      (path, "nq", "train"), limits={"nq_train": limit}
+    )
     return [e.id for e in parts["nq_train"].entries]
 
   few, many, whole = kept(10), kept(30), kept(99)
@@ -267,14 +264,18 @@ def test_smaller_limit_keeps_a_subset(tmp_path):
   with pytest.raises(
     ValueError, match="A limit of nq_dev: expected .*nq_train"
   ):
-    _prepare((path, "nq", "train"), limits={"nq_dev": 3})
+    question_files.prepare((path, "nq", "train"), limits={"nq_dev": 3})
 
 
 def test_a_mix_is_a_shuffle_that_its_seed_fixes(tmp_path):
-  a = _lines(tmp_path / "a.jsonl", _rows(*(f"a{i}" for i in range(30))))
-  b = _lines(tmp_path / "b.jsonl", _rows(*(f"b{i}" for i in range(10))))
+  a = question_files.write_lines(
+    tmp_path / "a.jsonl", question_files.rows_of(*(f"a{i}" for i in range(30)))
+  )
+  b = question_files.write_lines(
+    tmp_path / "b.jsonl", question_files.rows_of(*(f"b{i}" for i in range(10)))
+  )
   sources = ((a, "nq", "train"), (b, "hotpotqa", "train"), (b, "popqa", "test"))
-  parts = _prepare(*sources[:2])
+  parts = question_files.prepare(*sources[:2])
 
   def mixed(seed):
     settings = preparing.Settings(mix=("nq", "hotpotqa"), seed=seed)
@@ -286,7 +287,7 @@ def test_a_mix_is_a_shuffle_that_its_seed_fixes(tmp_path):
   datasets = "".join(id_[0] for id_ in mixed(1))
   assert "h" in datasets[:20] and "h" in datasets[20:]
   # All questions of popqa are held out, so none of hotpotqa remains.
-  parts = _prepare(*sources)
+  parts = question_files.prepare(*sources)
   with pytest.raises(ValueError, match=r"asks for hotpotqa, .*\(.*nq\)"):
     preparing.mix(parts, preparing.Settings(mix=("nq", "hotpotqa")))
 
@@ -305,145 +306,51 @@ def test_rows_may_name_dataset_and_split_by_aliases(tmp_path):
     )
   ]
   pq.write_table(pa.Table.from_pylist(rows), path)
-  parts = _prepare((path,))
+  parts = question_files.prepare((path,))
   assert list(parts) == ["2wikimultihopqa_dev", "nq_train", "triviaqa_test"]
   assert parts["nq_train"].entries[0].id == "nq/train_0"
 
 
 def test_a_file_of_another_dataset_is_refused(tmp_path):
-  rows = _rows("b")
+  rows = question_files.rows_of("b")
   rows[0]["metadata"] = {"dataset": "hotpotqa", "split": "test"}
-  path = _lines(tmp_path / "a.jsonl", rows)
+  path = question_files.write_lines(tmp_path / "a.jsonl", rows)
   with pytest.raises(
     ValueError, match="a question of hotpotqa in a file of nq"
   ):
-    _prepare((path, "nq", "dev"))
+    question_files.prepare((path, "nq", "dev"))
   # The file's split wins: Search-R1 calls every evaluation set test.
-  assert list(_prepare((path, "hotpotqa", "dev"))) == ["hotpotqa_dev"]
+  assert list(question_files.prepare((path, "hotpotqa", "dev"))) == [
+    "hotpotqa_dev"
+  ]
 
 
 def test_rows_without_ids_are_numbered_over_all_files(tmp_path):
   rows = [{"question": q, "answer": "x"} for q in "bcd"]
-  one = _lines(tmp_path / "one.jsonl", rows[:2])
-  two = _lines(tmp_path / "two.jsonl.gz", rows[2:])
-  parts = _prepare((one, "nq", "dev"), (two, "nq", "dev"))
+  one = question_files.write_lines(tmp_path / "one.jsonl", rows[:2])
+  two = question_files.write_lines(tmp_path / "two.jsonl.gz", rows[2:])
+  parts = question_files.prepare((one, "nq", "dev"), (two, "nq", "dev"))
   ids = [e.id for e in parts["nq_dev"].entries]
   assert ids == ["nq/dev_0", "nq/dev_1", "nq/dev_2"]
 
 
 def test_two_questions_with_one_id_are_rejected(tmp_path):
-  one = _lines(tmp_path / "one.jsonl", _rows("b"))
-  two = _lines(tmp_path / "two.jsonl", _rows("c"))
+  one = question_files.write_lines(
+    tmp_path / "one.jsonl", question_files.rows_of("b")
+  )
+  two = question_files.write_lines(
+    tmp_path / "two.jsonl", question_files.rows_of("c")
+  )
   with pytest.raises(ValueError, match="id 'nq/q0' in nq dev: 'b.' and 'c.'"):
-    _prepare((one, "nq", "dev"), (two, "nq", "dev"))
-
-
-@pytest.mark.parametrize(
-  ("name", "content", "row", "reason"),
-  [
-    ("a.jsonl", '{"question": "b", "answer": "x"}\n{"quest\n', 2, "not JSON"),
-    ("a.jsonl", '\n["question"]\n', 2, "not a JSON object"),
-    (
-      "a.json",
-      '[{"question": "b", "answer": "x"}, {"question": "c"}]',
-      2,
-      "no answer",
-    ),
-    (
-      "a.csv",
-      "Question,Answer\nb?,x\nc?,x,y\n",
-      3,
-      "another number of columns",
-    ),
-    ("a.csv", "Question,Answer\n ,x\n", 2, "an empty question"),
-    ("a.jsonl", '{"question": "The?", "answer": "x"}', 1, "an empty question"),
-    (
-      "a.jsonl",
-      '{"question": "\u2019 \u2026\uff1f", "answer": "x"}',
-      1,
-      "an empty question",
-    ),
-    (
-      "a.jsonl",
-      '{"question": "b", "answer": "x"}\n{"question": "b\\u0000"'
-      ', "answer": "x"}',
-      2,
-      "a question with the character NUL",
-    ),
-    (
-      "a.jsonl",
-      '{"question": "b", "answer": ["x\\u0000"]}',
-      1,
-      "an answer with the character NUL",
-    ),
-    (
-      "a.jsonl",
-      f'{{"question": "{"b" * 1_000_000}", "answer": "x"}}',
-      1,
-      "a question of more than 10000 characters",
-    ),
-    (
-      "a.jsonl",
-      f'{{"question": "b", "answer": "{"x" * 1_000_000}"}}',
-      1,
-      "an answer of more than 10000 characters",
-    ),
-    (
-      "a.jsonl",
-      '{"question": "b", "answer": [NaN]}',
-      1,
-      "an answer that is nan",
-    ),
-  ],
-)
-def test_malformed_row_is_rejected_with_its_number_or_counted(
-  tmp_path, name, content, row, reason
-):
-  path = tmp_path / name
-  path.write_text(content)
-  with pytest.raises(ValueError, match=f"{name}, row {row}: {reason}"):
-    _prepare((path, "nq", "dev"))
-  part = _prepare((path, "nq", "dev"), skip_malformed=True)["nq_dev"]
-  assert part.dropped == {f"malformed: {reason}": 1}
-  assert part.read == len(part.entries) + 1
-
-
-@pytest.mark.parametrize(
-  ("name", "content", "message"),
-  [
-    ("a.jsonl", b'{"text": "b"}', "found columns text; expected those of"),
-    ("a.jsonl", b'{"question": "b", "answer": "\xff"}', "not UTF-8"),
-    ("a.json", b"[1, ", "not JSON"),
-    ("a.txt", b"b", "a name that ends in"),
-    ("a.parquet", b"PAR1 and no more", "copy it again"),
-    ("a.jsonl.gz", gzip.compress(b"x" * 9999, mtime=0)[:30], "copy it again"),
-    ("a.jsonl.gz", b"plain", "copy it again"),
-    ("missing.jsonl", None, "found no file"),
-  ],
-)
-@pytest.mark.parametrize("skip", [False, True])
-def test_truncated_file_is_never_skipped(
-  tmp_path, name, content, message, skip
-):
-  path = tmp_path / name
-  if content is not None:
-    path.write_bytes(content)
-  with pytest.raises(ValueError, match=f"{name}.*{message}"):
-    _prepare((path, "nq", "dev"), skip_malformed=skip)
-
-
-def test_rows_without_dataset_are_rejected(tmp_path):
-  path = _lines(tmp_path / "a.jsonl", _rows("b"))
-  with pytest.raises(ValueError, match="do not say of which dataset"):
-    _prepare((path,))
+    question_files.prepare((one, "nq", "dev"), (two, "nq", "dev"))
 
 
 def test_all_file_types_give_the_same_rows(tmp_path):
   rows = [{"question": f"q {i}", "answer": f"a {i}"} for i in range(5)]
   text = "".join(f"{row['question']},{row['answer']}\n" for row in rows)
-  _lines(tmp_path / "a.jsonl", rows)
-  _lines(tmp_path / "b.jsonl.gz", rows)
-  _lines(tmp_path / "lines.json", rows)
+  question_files.write_lines(tmp_path / "a.jsonl", rows)
+  question_files.write_lines(tmp_path / "b.jsonl.gz", rows)
+  question_files.write_lines(tmp_path / "lines.json", rows)
   (tmp_path / "array.json").write_text(json.dumps(rows, indent=1))
   (tmp_path / "data.json").write_text(json.dumps({"Data": rows, "Version": 1}))
   # With a byte order mark, as spreadsheets write it.

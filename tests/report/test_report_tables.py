@@ -12,9 +12,8 @@ import pytest
 import study
 
 from anysearch_jax.environment import official_scoring
-from anysearch_jax.evaluation import intervals, metrics
+from anysearch_jax.evaluation import metrics
 from anysearch_jax.report import build as report
-from anysearch_jax.report import figures, page, tables
 
 
 def _of_sets(label, **options):
@@ -226,21 +225,6 @@ def test_an_average_of_published_scores_is_over_sets_that_have_scripts(rows):
     assert average[i]["value"] == pytest.approx(sum(values) / 2)
 
 
-@pytest.mark.parametrize(
-  ("groups", "widths"),
-  [("aaaaa", [5]), ("aabbbbbbbbbb", [2, 10]), ("a" * 23, [10, 10, 3])],
-)
-def test_wide_table_is_split_between_column_groups(groups, widths):
-  heads = tuple(tables.Column(str(i), g) for i, g in enumerate(groups))
-  line = tables.Line(("k",), tuple(tables.Cell(i) for i in range(len(groups))))
-  table = tables.Table("t", "T", "", ("row",), heads, (line,))
-  parts = page.parts(table)
-  assert [len(part.columns) for part in parts] == widths
-  assert all(part.lines[0].keys == ("k",) for part in parts)
-  assert sum((part.columns for part in parts), ()) == heads
-  assert sum((part.lines[0].cells for part in parts), ()) == line.cells
-
-
 def test_the_efficiency_table_takes_the_budgets_that_were_evaluated(
   rows, built
 ):
@@ -348,60 +332,6 @@ def test_the_use_of_the_budget_sums_to_one(rows, built):
     assert sum(shares) == pytest.approx(1)
 
 
-def _played(phase, counts, *, rollouts=4):
-  """Builds a run whose rollouts played these budgets; adds probabilities."""
-  records = tuple(
-    {
-      "rollout": rollout,
-      "step": 5 * rollout,
-      "phase": phase,
-      **{f"curriculum/p{b}": 0.2 for b in range(1, 6)},
-      **{f"curriculum/count{b}": n for b, n in counts.items()},
-    }
-    for rollout in range(rollouts)
-  )
-  return metrics.Training("A", records)
-
-
-@pytest.mark.parametrize(
-  ("phase", "counts"),
-  [
-    (1, {1: 0, 2: 0, 3: 8, 4: 0, 5: 0}),  # Phase I plays one budget.
-    (2, {1: 0, 2: 0, 3: 0, 4: 0, 5: 8}),  # A fixed budget of 5.
-    (2, {0: 8, 1: 0, 2: 0, 3: 0, 4: 0, 5: 0}),  # A fixed budget of 0.
-    (2, {1: 0, 2: 0, 7: 8}),  # A fixed budget above the curriculum's.
-    (2, {1: 3, 2: 5}),
-  ],
-)
-def test_sampling_table_shows_played_budgets(rows, phase, counts):
-  run = _played(phase, counts)
-  table = report.build(rows[:1], training=[run], resamples=20).data["tables"][
-    "sampling"
-  ]
-  played = {b: n for b, n in counts.items() if n}
-  assert [c["full_name"] for c in table["columns"]] == [
-    *(f"questions B = {b}" for b in played),
-    *(f"share B = {b}" for b in played),
-  ]
-  first, *rest = (
-    [cell["value"] for cell in line["cells"]] for line in table["lines"]
-  )
-  assert first == [*played.values(), *(n / 8 for n in played.values())]
-  assert len(rest) == 3 and all(cells == first for cells in rest)
-  phases = {line["keys"][1] for line in table["lines"]}
-  assert phases == {"I" if phase == 1 else "II"}
-  svg = figures.sampling(run, name="x")
-  for b in range(9):
-    assert (f">B = {b}<" in svg) == (b in played)
-
-
-def test_probabilities_are_not_shown_as_played_budgets(rows):
-  run = _played(2, {})
-  assert figures.sampling(run, name="x") is None
-  data = report.build(rows[:1], training=[run], resamples=20).data
-  assert data["tables"]["sampling"]["lines"] == ()
-
-
 def test_the_sampling_table_begins_each_phase_with_its_first_rollout(built):
   lines = _lines(built[0], "sampling")
   records = study.training("A").records
@@ -461,74 +391,3 @@ def test_search_value_is_shown_if_measured(rows):
   assert of_two["cells"][0]["value"] is None
   unasked = report.build(rows[:1], worth={"A": {}}, resamples=20).data
   assert unasked["tables"]["worth"]["lines"] == ()
-
-
-def _table(**cells):
-  return tables.Table(
-    "t",
-    "T",
-    "note",
-    ("k", "row"),
-    (tables.Column("x", "g", best=True), tables.Column("y")),
-    tuple(
-      tables.Line(tuple(key.split("_")), values)
-      for key, values in cells.items()
-    ),
-  )
-
-
-def test_the_best_and_the_second_of_a_block_are_marked():
-  table = _table(
-    a_1=(tables.Cell(0.5), tables.Cell(9.0)),
-    a_2=(tables.Cell(0.7), None),
-    a_3=(tables.Cell(0.7), None),
-    a_4=(tables.Cell(0.1), None),
-    b_1=(tables.Cell(0.9), None),
-  )
-  first, second = tables.blocks(table)
-  assert tables.ranks(first, table.columns) == [[2, 0], [1, 0], [1, 0], [0, 0]]
-  assert tables.ranks(second, table.columns) == [[0, 0]]
-
-
-@pytest.mark.parametrize(
-  ("text", "written"),
-  [
-    ("<img src=x onerror=a>", "&lt;img src=x onerror=a&gt;"),
-    ("a & b &lt;", "a &amp; b &amp;lt;"),
-    ("p|q\\", "p\\|q\\\\"),
-    ("[x](javascript:a)", "[x]\\(javascript:a)"),
-    ("two\nlines", "two lines"),
-    ("_x_ **y** `z` ~a~ $b$", "\\_x\\_ \\*\\*y\\*\\* \\`z\\` \\~a\\~ \\$b\\$"),
-    ("no R_abs, λ = 0 [0.1, 0.2]", "no R_abs, λ = 0 [0.1, 0.2]"),
-  ],
-)
-def test_markdown_escapes_every_text(text, written):
-  assert tables.escaped(text) == written
-  column = tables.Column(text, text)
-  line = tables.Line((text,), (tables.Cell(1.0),))
-  table = tables.Table("t", text, text, (text,), (column,), (line,))
-  assert tables.to_markdown(table).splitlines() == [
-    f"### {written}",
-    "",
-    f"| {written} | {written} {written} |",
-    "| --- | --- |",
-    f"| {written} | 1.000 |",
-    "",
-    written,
-  ]
-
-
-def test_csv_and_markdown_by_hand():
-  found = tables.cell(intervals.Estimate(0.25, 0.125, 0.5), 8)
-  table = _table(**{"a_=1+1": (found, tables.Cell(2)), "b_p|q": (None, None)})
-  assert tables.to_csv(table) == (
-    "k,row,g x,g x low,g x high,g x n,y\n"
-    "a,'=1+1,0.25,0.125,0.5,8,2\n"
-    "b,p|q,,,,,\n"
-  )
-  assert tables.to_markdown(table).splitlines()[2:6] == [
-    "| k | row | g x | y |",
-    "| --- | --- | --- | --- |",
-    "| a | =1+1 | 0.250 [0.125, 0.500] n=8 | 2.000 |",
-    "| b | p\\|q | – | – |",
-  ]
