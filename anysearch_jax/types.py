@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -173,6 +173,8 @@ class GenerateRequest:
     token_ids: the whole context so far, at least one token.
     max_tokens: limit on the sampled tokens, >= 1.
     stop: the turn ends when its decoded text contains one of these texts.
+    on_tokens: if given, the in-process engine calls it with the ids that each
+      of its calls sampled, in order; other engines tell nothing before the end.
   """
 
   address: Address
@@ -180,6 +182,9 @@ class GenerateRequest:
   token_ids: tuple[int, ...]
   max_tokens: int
   stop: tuple[str, ...]
+  on_tokens: Callable[[Sequence[int]], None] | None = dataclasses.field(
+    default=None, compare=False, repr=False
+  )
 
 
 class Finish(enum.StrEnum):

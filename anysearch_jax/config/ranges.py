@@ -95,6 +95,7 @@ _RANGES = {
   "episode.max_generated": _at_least(1),
   "episode.max_context": _at_least(1),
   "episode.answered_bad_turns": _at_least(0),
+  "episode.answer_room": _at_least(0),
   "episode.turn_deadline": _POSITIVE,
   "episode.search_deadline": _POSITIVE,
   "sampling.temperature": _at_least(0),

@@ -16,6 +16,9 @@ class EpisodeConfig:
   max_context: limit on all tokens of the episode.
   answered_bad_turns: how many turns without an allowed action are answered by
     an error line and followed by another turn.
+  answer_room: tokens kept for the answer: when the others are used up, the
+    environment asks for the answer, and one more turn may give it. 0, as in the
+    paper: the episode is truncated.
   turn_deadline, search_deadline: seconds of one turn or search, including its
     time in the queue of the engine or the retriever.
   """
@@ -25,6 +28,7 @@ class EpisodeConfig:
   max_generated: int = 4096
   max_context: int = 32768
   answered_bad_turns: int = 2
+  answer_room: int = 0
   turn_deadline: float = 600.0
   search_deadline: float = 60.0
 

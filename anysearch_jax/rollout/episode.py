@@ -20,6 +20,10 @@ from anysearch_jax.environment import prompts, protocol
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode_state
 
+_NO_ANSWER = (
+  "The model gave no answer when a limit was near and it was asked for one."
+)
+
 
 def prompt(
   question: types.Question,
@@ -147,6 +151,25 @@ def go_on(
   return _next_turn(episode)
 
 
+def land(
+  episode: episode_state.Episode,
+) -> tuple[episode_state.Episode, episode_state.Request]:
+  """Asks for the answer now; what the episode waited for is not recorded.
+
+  The environment's `over_budget` line asks, and one more turn may answer. A
+  caller lands an episode whose time is over; `episode.answer_room` lands one
+  whose tokens are.
+
+  Returns:
+    As `start`. The request is `Done` if the episode was landed before.
+  """
+  if episode.landing:
+    return _finish(episode, types.Outcome.TRUNCATED, _NO_ANSWER)
+  landing = dataclasses.replace(episode, landing=True, verifying=False)
+  line = landing.environment.over_budget
+  return _next_turn(landing, _written(landing, line))
+
+
 def _after_turn(
   episode: episode_state.Episode, generation: types.Generation, most: int
 ) -> tuple[episode_state.Episode, episode_state.Request]:
@@ -174,6 +197,8 @@ def _after_turn(
   match env.action(generation.text):
     case protocol.Action(protocol.ActionKind.ANSWER, _):
       return _answered(episode)
+    case _ if episode.landing:
+      return _finish(episode, types.Outcome.TRUNCATED, _NO_ANSWER)
     case protocol.Action(protocol.ActionKind.SEARCH, query) if query:
       if episode.left <= 0:
         episode = dataclasses.replace(episode, violation=True)
@@ -188,6 +213,8 @@ def _after_turn(
       line = env.no_action
 
   if generation.finish is types.Finish.LENGTH:
+    if _reserve(episode):
+      return land(episode)
     reason = _limit(episode) or (
       f"The engine stopped turn {episode.turns - 1} at {sampled} of the {most} "
       "tokens that were left to it."
@@ -221,7 +248,8 @@ def _answered(
   The verification is skipped if no search or no token is left.
   """
   verification = episode.environment.verification
-  if verification is None or episode.left <= 0 or _limit(episode):
+  unwanted = verification is None or episode.landing or episode.left <= 0
+  if unwanted or _limit(episode):
     return _finish(episode, types.Outcome.ANSWERED)
   asking = dataclasses.replace(episode, verifying=True)
   return _next_turn(asking, _written(asking, verification.ask))
@@ -244,12 +272,18 @@ def _next_turn(
   """Records `chunks` and requests a turn, or truncates if there is no room.
 
   On truncation `chunks` are dropped. A trajectory therefore never exceeds the
-  context, and never ends with an observation that the policy did not read.
+  context, and never ends with an observation that the policy did not read. If
+  `chunks` would take the room that is kept for the answer, the episode lands
+  without them.
   """
+  first = not episode.chunks
   if episode.scaffold:
     line = episode.environment.before_turn(episode.budget, episode.used)
     chunks = (*chunks, _written(episode, line))
   asking = dataclasses.replace(episode, chunks=episode.chunks + chunks)
+  kept = _reserve(asking)
+  if kept >= asking.room > 0 and not first:
+    return land(episode)
   if reason := _limit(asking):
     return _finish(episode, types.Outcome.TRUNCATED, reason)
   ids = itertools.chain.from_iterable(c.token_ids for c in asking.chunks)
@@ -257,10 +291,21 @@ def _next_turn(
     address=asking.address,
     turn=asking.turns,
     token_ids=tuple(ids),
-    max_tokens=asking.room,
+    max_tokens=asking.room - kept if asking.room > kept else asking.room,
     stop=asking.environment.stops,
   )
   return _wait(asking, request)
+
+
+def _reserve(episode: episode_state.Episode) -> int:
+  """Returns the tokens that turns leave free for `land` and its answer."""
+  if not episode.config.answer_room or episode.landing:
+    return 0
+  env = episode.environment
+  line = env.over_budget
+  if episode.scaffold:
+    line += env.before_turn(episode.budget, episode.used)
+  return episode.config.answer_room + len(episode.codec.encode(line))
 
 
 def _limit(episode: episode_state.Episode) -> str:

@@ -63,6 +63,7 @@ class Episode:
     bad_turns: number of turns that were answered with an error line.
     violation: whether the policy tried to search beyond its budget.
     verifying: whether the next turn is the policy's verification of its answer.
+    landing: whether the next turn is the last one, for the answer alone.
     request: the request that the episode waits for; None only inside `start`.
   """
 
@@ -79,6 +80,7 @@ class Episode:
   bad_turns: int = 0
   violation: bool = False
   verifying: bool = False
+  landing: bool = False
   request: Request | None = None
 
   @property

@@ -385,7 +385,10 @@ class JaxEngine:
     for lane, turn in flight.lanes.items():
       turn.flying = False
       count = int(decoded.counts[lane])
-      turn.context += decoded.tokens[lane, :count].tolist()
+      sampled = decoded.tokens[lane, :count].tolist()
+      turn.context += sampled
+      if turn.request.on_tokens is not None and not turn.future.done():
+        turn.request.on_tokens(sampled)
       turn.logps += decoded.logps[lane, :count].tolist()
       turn.row.cached += count
       done = turn.ended(self._halts, self._tokenizer, self._version)
