@@ -25,7 +25,7 @@ _DEFAULTS = {
   "sliding_window": 4096,
   "max_window_layers": 28,
 }
-_FAMILY_DEFAULTS = {
+_FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
   "qwen2": {"num_key_value_heads": 32},
   "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
   "llama": {"max_position_embeddings": 2048, "sliding_window": None},
@@ -192,7 +192,7 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
   hf = {
     k: v for k, v in hf.items() if v is not None or k not in _UNUSED[family]
   }
-  hf = _DEFAULTS | _FAMILY_DEFAULTS[family] | hf
+  hf = {**_DEFAULTS, **_FAMILY_DEFAULTS[family], **hf}
   _check(hf, _KINDS)
   if family == "qwen3":
     _check(hf, {"head_dim": _SIZE})
@@ -294,7 +294,7 @@ def _rope(
   rope: Mapping[str, Any], hf: Mapping[str, Any]
 ) -> tuple[float, Llama3Rope | None]:
   """Returns theta and scaling, from `rope` or from top-level keys of `hf`."""
-  rope = {"rope_theta": hf.get("rope_theta", 10_000.0)} | rope
+  rope = {"rope_theta": hf.get("rope_theta", 10_000.0), **rope}
   kind = rope.get("rope_type") or rope.get("type") or "default"
   if any(
     isinstance(value, Mapping) or key.endswith("_attention")
@@ -318,8 +318,8 @@ def _rope(
   # transformers prefers the top-level key here, unlike for theta, and uses the
   # whole context if both keys are missing.
   key = "original_max_position_embeddings"
-  rope = {key: hf["max_position_embeddings"]} | rope
-  rope[key] = hf.get(key, rope[key])
+  rope = {key: hf["max_position_embeddings"], **rope}
+  rope = {**rope, key: hf.get(key, rope[key])}
   _check(rope, _LLAMA3_ROPE)
   low, high = rope["low_freq_factor"], rope["high_freq_factor"]
   if low >= high:

@@ -56,6 +56,7 @@ def values(
   """
   body = {name: x for name, x in critic.items() if name != "value"}
   if a.lora is not None:
+    assert base is not None  # Adapters lie beside a base.
     body = lora.combine(base, body)
   hidden = decoder.forward(
     body, table.headless(a), tokens, positions, segment_ids, compute=compute

@@ -93,7 +93,7 @@ class Block(nn.Module):
   ) -> jax.Array:
     """Attends inside segments; each device computes its own rows and heads."""
     c = self.compute
-    attend = functools.partial(
+    attend: Callable[..., jax.Array] = functools.partial(
       self_attention.self_attention,
       implementation=c.attention,
       chunk=c.attention_chunk,
@@ -151,10 +151,11 @@ class Block(nn.Module):
       k = rms_norm(k, w["k_norm"], a.norm_eps)
     q, k = attention.rotate(q, *rotary), attention.rotate(k, *rotary)
     cache = None
-    if cached is None:
-      out = self._attend(q, k, v, segment_ids)
-    else:
+    if cached is not None:
       out, cache = cached(q, k, v)
+    else:
+      assert segment_ids is not None
+      out = self._attend(q, k, v, segment_ids)
     x += stands(project("o", out), "between", None)
 
     y = stands(rms_norm(x, w["mlp_norm"], a.norm_eps), None, None)
@@ -234,12 +235,14 @@ def forward(
   variables = {
     "params": {k: v for k, v in params.items() if k != "head" or not a.tied}
   }
-  return model.apply(variables, tokens, positions, segment_ids)
+  hidden = model.apply(variables, tokens, positions, segment_ids)
+  assert isinstance(hidden, jax.Array)  # No collection is mutable.
+  return hidden
 
 
 def head(params: Params) -> jax.Array:
   """Returns the output projection `[V, D]`, or the embedding if it is tied."""
-  return params.get("head", params["embed"])
+  return params["head"] if "head" in params else params["embed"]
 
 
 def project(hidden: jax.Array, head: jax.Array) -> jax.Array:
@@ -310,14 +313,15 @@ def extend(
   )
   rotary = attention.rotary(a, positions)
   x = params["embed"][tokens].astype(dtype)
-  block, out = Block(a), []
+  block = Block(a)
+  out: list[Any] = []
   for layer, pool in zip(params[table.LAYERS], pages, strict=True):
 
     def cached(q, k, v, pool=pool):
       return paged(q, k, v, pool, page_table, positions, real)
 
-    x, pool = block.apply({"params": layer}, x, rotary, None, cached)
-    out.append(pool)
+    x, written = block.apply({"params": layer}, x, rotary, None, cached)
+    out.append(written)
   return rms_norm(x, params["norm"], a.norm_eps), tuple(out)
 
 

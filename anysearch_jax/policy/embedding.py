@@ -9,6 +9,7 @@ gradient of the table is summed in float32.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -39,7 +40,7 @@ def lookup(
 
 class _How(NamedTuple):
   dtype: Any
-  shape: tuple[int, int]
+  shape: Sequence[int]
   table_dtype: Any
   layout: sharding.Layout
 

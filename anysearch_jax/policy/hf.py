@@ -206,6 +206,8 @@ def save_adapter(
     base: name or path of the base model.
   """
   a = policy.architecture
+  if a.lora is None:
+    raise ValueError("Found a policy without adapters; expected one with them.")
   with _appears_once(folder) as beside:
     tensor_files.save(
       beside,

@@ -176,7 +176,7 @@ class Layout:
     """`RULES` and the axis `between`: positions of states between blocks."""
     return RULES | {"between": "tensor" if self.sequence_parallel else None}
 
-  def table(self, shape: tuple[int, int]) -> jax.P:
+  def table(self, shape: Sequence[int]) -> jax.P:
     """Returns the partition of an embedding or a head `[V, D]`."""
     return weights.spec(shape, ("vocab", "model"), self.mesh, RULES)
 
@@ -188,7 +188,7 @@ class Layout:
       *axes: for each further axis a logical axis of `rules`, or None. An axis
         whose size the mesh axis does not divide is replicated.
     """
-    out = [BATCH]
+    out: list[str | tuple[str, ...] | None] = [BATCH]
     for axis, size in zip(axes, shape[1:], strict=True):
       over = self.rules[axis] if axis else None
       out.append(over if over and size % self.mesh.shape[over] == 0 else None)

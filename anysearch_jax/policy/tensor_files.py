@@ -175,7 +175,7 @@ def save(
     size += length
     total += length
   stem, count = name.removesuffix(".safetensors"), len(shards)
-  index = {}
+  index: dict[str, str] = {}
   for i, shard in enumerate(shards, start=1):
     file = f"{stem}-{i:05d}-of-{count:05d}.safetensors" if count > 1 else name
     _write(folder / file, shard, layer_of, dtype)
@@ -217,7 +217,8 @@ def _write(
     for _, row, layer in entries:
       tensor = _to_host(layer_of, row, layer, dtype)
       writing.result()
-      writing = pool.submit(file.write, tensor.reshape(-1).view(np.uint8))
+      data = tensor.reshape(-1).view(np.uint8).data
+      writing = pool.submit(file.write, data)
     writing.result()
 
 
@@ -281,6 +282,7 @@ def _place(
   read: dict[tuple, np.ndarray] = {}
   arrays = []
   for device, index in sharding.addressable_devices_indices_map(shape).items():
+    assert index is not None  # The device is addressable.
     ends = tuple(
       cut.indices(size)[:2] for cut, size in zip(index, shape, strict=True)
     )

@@ -115,6 +115,7 @@ class Tokenizer:
       add_generation_prompt=True,
       date_string=_LLAMA_DATE,
     )
+    assert isinstance(text, str)  # One conversation, not tokenized.
     return text, tuple(self.encode(text))
 
   def token_texts(self) -> list[str]:

@@ -105,7 +105,7 @@ class Paged:
     if self.mesh is not None and self.mesh.size > 1:
       data, tensor = cut(self.mesh)
       rows, heads = jax.P(data), jax.P(data, None, tensor)
-      pool = Pages(*[jax.P(tensor, data)] * 2)
+      pool = jax.P(tensor, data)
       here = jax.shard_map(
         here,
         mesh=self.mesh,

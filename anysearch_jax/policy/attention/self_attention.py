@@ -160,7 +160,7 @@ def _xla(
   k, v = k.astype(jnp.float32), v.astype(jnp.float32)
   queries = split(q), split(segment_ids)
   positions = np.arange(chunks * size).reshape(chunks, size)
-  out = []
+  parts = []
   for part in np.array_split(np.arange(chunks), min(chunks, _PARTS)):
     end = min((part[-1] + 1) * size, t)
 
@@ -173,8 +173,8 @@ def _xla(
       return attention.attend(q, keys, values, mask)
 
     xs = jax.tree.map(lambda x, part=part: x[part[0] : part[-1] + 1], queries)
-    out.append(jax.lax.map(attend, (*xs, positions[part])))
-  out = jnp.concatenate(out).swapaxes(0, 1).reshape(b, chunks * size, n, h)
+    parts.append(jax.lax.map(attend, (*xs, positions[part])))
+  out = jnp.concatenate(parts).swapaxes(0, 1).reshape(b, chunks * size, n, h)
   return checkpoint_name(out[:, :t], _NAME)
 
 
