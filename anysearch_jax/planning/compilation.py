@@ -19,7 +19,7 @@ import jax
 from anysearch_jax.host import captured_stderr, hardware
 from anysearch_jax.planning import collectives, flops, memory, targets
 from anysearch_jax.planning import program as program_lib
-from anysearch_jax.policy import deviceless
+from anysearch_jax.policy.attention import cudnn
 
 _REPLICATED = "Involuntary full rematerialization"
 _SIZE = r"\(?([\d.]+)([KMGT]?)\)?"
@@ -146,7 +146,7 @@ def _peak(analysis: Any, platform: str) -> int:
 def _lowering(target: targets.Target) -> contextlib.AbstractContextManager:
   if isinstance(target.hardware, hardware.Gpu):
     major, minor = target.hardware.capability
-    return deviceless.cudnn(major + minor / 10)
+    return cudnn.lowering(major + minor / 10)
   return contextlib.nullcontext()
 
 

@@ -9,8 +9,7 @@ import pytest
 from jax.experimental import pallas as pl
 
 from anysearch_jax.planning import flops
-from anysearch_jax.policy import deviceless
-from anysearch_jax.policy.attention import self_attention
+from anysearch_jax.policy.attention import cudnn, self_attention
 
 
 def count(function, *shapes, trips=1, dtype=jnp.float32):
@@ -184,7 +183,7 @@ def attention(implementation):
 )
 def test_attention_counts_its_products_in_full(implementation, backward):
   f, args = attention(implementation)
-  with deviceless.cudnn(9.0):
+  with cudnn.lowering(9.0):
     assert count(f, *args) == 2 * PRODUCT
     gradient = count(jax.grad(f, (0, 1, 2)), *args)
   # Splash computes row sums by a narrow product: 1 %.

@@ -17,23 +17,20 @@ import packed_rows
 import pytest
 
 from anysearch_jax.planning import targets
-from anysearch_jax.policy import deviceless, sharding
-from anysearch_jax.policy.attention import self_attention
+from anysearch_jax.policy import sharding
+from anysearch_jax.policy.attention import cudnn, self_attention
 
 
-def _as_cudnn(q, k, v, *, q_seqlen, kv_seqlen, q_offsets, kv_offsets, **kwargs):
+def _as_cudnn(q, k, v, *, lengths, offsets):
   """Models what cuDNN reads and writes, with JAX's conversion of the offsets.
 
-  Sequence s consists of `q_seqlen[s]` tokens, starting at element
-  `q_offsets[s]`. Memory that belongs to no sequence remains NaN.
+  Sequence s consists of `lengths[s]` tokens, starting at position
+  `offsets[s]`. Memory that belongs to no sequence remains NaN.
   """
-  assert kwargs.pop("scale") == q.shape[-1] ** -0.5
-  assert kwargs.pop("mask_type").name == "PADDING_CAUSAL" and not kwargs
-  assert q_seqlen.dtype == kv_seqlen.dtype == jnp.int32
-  assert q_offsets.dtype == kv_offsets.dtype == jnp.int32
-  assert q_offsets.shape[1] == q_seqlen.shape[1] + 1 > 2
-  fixed = self_attention.fused._fix_seqlen_offsets(
-    q_seqlen, kv_seqlen, q_offsets, kv_offsets, q, k
+  assert lengths.dtype == offsets.dtype == jnp.int32
+  assert offsets.shape[1] == lengths.shape[1] + 1 > 2
+  fixed = cudnn._fused._fix_seqlen_offsets(
+    lengths, lengths, offsets, offsets, q, k
   )
 
   def on_host(fixed, q, k, v, g):
@@ -76,7 +73,7 @@ def _as_cudnn(q, k, v, *, q_seqlen, kv_seqlen, q_offsets, kv_offsets, **kwargs):
 
 @pytest.fixture
 def cudnn_model(monkeypatch):
-  monkeypatch.setattr(self_attention.fused, "dot_product_attention", _as_cudnn)
+  monkeypatch.setattr(cudnn, "packed_attention", _as_cudnn)
 
 
 def test_cudnn_gets_every_segment(cudnn_model):
@@ -152,7 +149,7 @@ def test_splash_refuses_a_row_that_is_not_made_of_blocks():
 )
 def test_saved_attention_is_not_computed_again(policy, kernels):
   inputs = packed_rows.inputs((128,), length=128, dtype=jnp.bfloat16)
-  with deviceless.cudnn(9.0):
+  with cudnn.lowering(9.0):
     jaxpr = packed_rows.traced(*inputs, implementation="cudnn", policy=policy)
   found = [e.primitive.name for e in packed_rows.equations(jaxpr)]
   assert found.count("dot_product_attention_fwd_wrapper") == kernels
@@ -189,7 +186,7 @@ def _compiled(target: str, implementation: str) -> str:
 
 
 def test_cudnn_compiles_for_an_absent_nvidia_gpu():
-  with deviceless.cudnn(9.0):
+  with cudnn.lowering(9.0):
     program = _compiled("h100:4", "cudnn")
   assert program.count('"__cudnn$fmhaSoftmax"') == 1
   assert program.count('"__cudnn$fmhaSoftmaxBackward"') == 1

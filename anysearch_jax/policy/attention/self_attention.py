@@ -12,10 +12,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.cudnn import fused_attention_stablehlo as fused
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention
 
+from anysearch_jax.policy.attention import cudnn
 from anysearch_jax.policy.attention import masks as attention
 
 IMPLEMENTATIONS = ("xla", "cudnn", "splash")
@@ -118,7 +118,7 @@ def saves(primitive, *_, **params) -> bool:
   if primitive.name == "name":
     return params["name"] == _NAME
   # cuDNN's softmax statistics cannot be named, so save all of its outputs.
-  return primitive.name == fused._dot_product_attention_fwd_p_wrapper.name
+  return cudnn.is_forward(primitive)
 
 
 def _unknown(implementation: str) -> str:
@@ -209,17 +209,7 @@ def _cudnn(
   offsets = jnp.cumsum(lengths, axis=1, dtype=jnp.int32) - lengths
   lengths, offsets = (jnp.where(lengths > 0, x, -1) for x in (lengths, offsets))
   offsets = jnp.pad(offsets, ((0, 0), (0, 1)), constant_values=-1)
-  out = fused.dot_product_attention(
-    q,
-    k,
-    v,
-    q_seqlen=lengths,
-    kv_seqlen=lengths,
-    q_offsets=offsets,
-    kv_offsets=offsets,
-    scale=h**-0.5,
-    mask_type=fused.MaskType.PADDING_CAUSAL,
-  )
+  out = cudnn.packed_attention(q, k, v, lengths=lengths, offsets=offsets)
   return jnp.where((number[:, -1] < m)[:, None, None, None], out, jnp.nan)
 
 
