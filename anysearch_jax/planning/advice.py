@@ -6,6 +6,7 @@ that shard it, activations are proportional to the tokens of a micro-batch.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -29,14 +30,39 @@ class Change(NamedTuple):
   factors: Callable[[plan_lib.Part], Mapping[str, float]]
 
 
-def of(plan: plan_lib.Plan, config: config_lib.ExperimentConfig) -> list[str]:
+def of(
+  plan: plan_lib.Plan,
+  *,
+  batch: config_lib.BatchConfig,
+  engine: config_lib.EngineConfig,
+  mesh: config_lib.MeshConfig,
+  lora: config_lib.LoraConfig,
+  kl_reward: bool,
+  kl_loss: bool,
+) -> list[str]:
   """Returns suggestions as sentences; none if the plan fits.
 
   They are single changes that suffice or, if there is none, pairs of changes.
+
+  Args:
+    plan: the plan that does not fit.
+    batch: the planned configuration's; so are the next three.
+    engine: see `batch`.
+    mesh: see `batch`.
+    lora: see `batch`.
+    kl_reward: whether rewards have a KL term.
+    kl_loss: whether the loss has a KL term.
   """
   if plan.fits:
     return []
-  changes = list(_changes(plan, config))
+  changes = [
+    *_own_devices(plan),
+    *_smaller_cache(plan, engine),
+    *_fewer_tokens(plan, batch),
+    *_more_recomputation(batch),
+    *_smaller_state(lora, kl_reward=kl_reward, kl_loss=kl_loss),
+    *_more_devices(plan, mesh),
+  ]
   for together in (1, 2):
     found: dict[tuple[str, ...], str] = {}
     for some in itertools.combinations(changes, together):
@@ -81,10 +107,8 @@ def _bytes(part: plan_lib.Part) -> dict[str, float]:
   }
 
 
-def _changes(
-  plan: plan_lib.Plan, config: config_lib.ExperimentConfig
-) -> Iterator[Change]:
-  """Yields possible changes, the cheapest first."""
+def _own_devices(plan: plan_lib.Plan) -> Iterator[Change]:
+  """Yields sampling on devices of its own, if that frees anything."""
   if any(part.held for part in plan.parts) and not plan.own_rollout:
     yield Change(
       "rollout",
@@ -93,48 +117,56 @@ def _changes(
         kind: 0.0 for kind in part.held if _samples(kind) != _samples_in(part)
       },
     )
-  yield from _smaller_cache(plan, config)
-  yield from _fewer_tokens(plan, config)
-  if config.batch.remat != "full":
+
+
+def _more_recomputation(batch: config_lib.BatchConfig) -> Iterator[Change]:
+  if batch.remat != "full":
     yield Change(
-      "remat",
-      "batch.remat=full, at best",
-      lambda part: {"activations": 0.0} if _trains(part) else {},
+      "remat", "batch.remat=full, at best", functools.partial(_activations, 0.0)
     )
-  alone = config.objective.kl_coefficient and not config.critic.reward_kl
-  if alone and not config.lora.rank:
+
+
+def _smaller_state(
+  lora: config_lib.LoraConfig, *, kl_reward: bool, kl_loss: bool
+) -> Iterator[Change]:
+  """Yields training without a reference, and with adapters."""
+  if lora.rank:
+    return
+  if kl_loss and not kl_reward:
     yield Change(
       "reference",
       "objective.kl_coefficient=0 (no reference)",
       lambda part: {"reference": 0.0},
     )
-  if not config.lora.rank:
-    # A frozen base in bfloat16 takes half the bytes of float32 masters. With a
-    # KL term it replaces the reference, which is in memory already.
-    penalized = config.objective.kl_coefficient or config.critic.reward_kl
-    base = 0.0 if penalized else 0.5
-    yield Change(
-      "adapters",
-      "adapters (lora.rank=64, lora.base_dtype=bfloat16)",
-      lambda part: dict.fromkeys(_TRAINED, 0.0) | {"masters": base},
-    )
-  named = " and more of them in mesh.trainer" if config.mesh.trainer else ""
+  # A frozen base in bfloat16 takes half the bytes of float32 masters. With a
+  # KL term it replaces the reference, which is in memory already.
+  base = 0.0 if kl_loss or kl_reward else 0.5
+  yield Change(
+    "adapters",
+    "adapters (lora.rank=64, lora.base_dtype=bfloat16)",
+    lambda part: dict.fromkeys(_TRAINED, 0.0) | {"masters": base},
+  )
+
+
+def _more_devices(
+  plan: plan_lib.Plan, mesh: config_lib.MeshConfig
+) -> Iterator[Change]:
+  named = " and more of them in mesh.trainer" if mesh.trainer else ""
   for times in (2, 4, 8):
     yield Change(
       "devices",
       f"{times} times the devices that train "
       f"(mesh.fsdp={times * plan.mesh['fsdp']}{named})",
-      lambda part, times=times: _cut(part, times),
+      functools.partial(_cut, times),
     )
 
 
 def _smaller_cache(
-  plan: plan_lib.Plan, config: config_lib.ExperimentConfig
+  plan: plan_lib.Plan, engine: config_lib.EngineConfig
 ) -> Iterator[Change]:
   """Yields the largest KV cache that fits, if it holds one context."""
   over = max(part.total for part in plan.parts) - plan.target.capacity
   most = max(_bytes(part).get("KV cache", 0) for part in plan.parts)
-  engine = config.engine
   tokens = engine.kv_tokens or engine.slots * engine.max_context
   fewer = int(tokens * (1 - over / most)) if most else 0
   if fewer >= engine.max_context:
@@ -146,10 +178,9 @@ def _smaller_cache(
 
 
 def _fewer_tokens(
-  plan: plan_lib.Plan, config: config_lib.ExperimentConfig
+  plan: plan_lib.Plan, batch: config_lib.BatchConfig
 ) -> Iterator[Change]:
   """Yields halvings of the micro-batch, down to one row for each shard."""
-  batch = config.batch
   least = plan.mesh["data"] * plan.mesh["fsdp"] * batch.row_lengths[-1]
   tokens = batch.micro_batch_tokens // 2
   while tokens >= least:
@@ -157,12 +188,17 @@ def _fewer_tokens(
     yield Change(
       "tokens",
       f"batch.micro_batch_tokens={tokens}",
-      lambda part, share=share: {"activations": share} if _trains(part) else {},
+      functools.partial(_activations, share),
     )
     tokens //= 2
 
 
-def _cut(part: plan_lib.Part, times: int) -> dict[str, float]:
+def _activations(share: float, part: plan_lib.Part) -> dict[str, float]:
+  """Returns the factor of a train step's activations; other parts keep all."""
+  return {"activations": share} if _trains(part) else {}
+
+
+def _cut(times: int, part: plan_lib.Part) -> dict[str, float]:
   """Returns the factors of `times` as many devices for training.
 
   The KV cache does not shrink: there may be no more heads to shard.

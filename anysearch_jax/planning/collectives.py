@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from anysearch_jax.planning import hlo
@@ -161,7 +161,7 @@ def _counts_up(module: hlo.Module, computation: hlo.Computation) -> bool:
   return root.opcode == "compare" and "direction=LT" in root.attributes
 
 
-def _numbers(instructions) -> list[int]:
+def _numbers(instructions: Iterable[hlo.Instruction]) -> list[int]:
   """Returns the positive constants; 0 is where a loop starts, not its bound."""
   numbers = [
     int(i.inside)
@@ -183,9 +183,9 @@ def _at_start(
   state = source(loop.operands[0])
   if state.opcode != "tuple":
     return []
-  read = [
-    int(_INDEX.search(i.attributes)[1])
+  indices = (
+    _INDEX.search(i.attributes)
     for i in test.values()
     if i.opcode == "get-tuple-element"
-  ]
-  return [source(state.operands[index]) for index in read]
+  )
+  return [source(state.operands[int(index[1])]) for index in indices if index]

@@ -36,27 +36,27 @@ class Compilation:
   """The compiled size and work of one program.
 
   Attributes:
-    flops: of a call, over all devices.
     traffic: collectives of a call by kind; None if it did not compile.
     arguments, outputs, temporary: bytes on a device; outputs exclude those that
       reuse a donated argument's buffer.
     peak: peak bytes on a device, or those in the compiler's refusal.
     refused: whether the compiler refused the program as too large.
+    flops: of a call, over all devices.
     replications: number of arrays that the partitioner had to replicate
       ("involuntary full rematerialization"); None if the compiler does not
       report them (TPU).
     seconds: that compiling took.
   """
 
-  flops: int
   traffic: Mapping[str, collectives.Traffic] | None
   arguments: int
   outputs: int
   temporary: int
   peak: int
   refused: bool
-  replications: int | None
-  seconds: float
+  flops: int = 0
+  replications: int | None = None
+  seconds: float = 0.0
 
 
 def compile(
@@ -77,44 +77,56 @@ def compile(
   with _lowering(target), tempfile.TemporaryDirectory() as folder:
     traced = program.fn.trace(*program.args, **program.kwargs)
     work = flops.count(traced.jaxpr, **program.loops)
-    refusal, compiled = None, None
+    result: jax.stages.Compiled | int
     with captured_stderr.standard_error() as errors:
       lowered = traced.lower(lowering_platforms=(platform,))
       try:
-        compiled = lowered.compile(compiler_options=_options(platform, folder))
+        result = lowered.compile(compiler_options=_options(platform, folder))
       except jax.errors.JaxRuntimeError as error:
-        refusal = refused_bytes(str(error))
-        if refusal is None:
+        refused = refused_bytes(str(error))
+        if refused is None:
           raise
-    text = _text(compiled, platform, folder) if compiled else None
-  seconds = time.monotonic() - started
-  replications = None if platform == "tpu" else errors.text.count(_REPLICATED)
-  if compiled is None:
-    arguments = memory.on_device(program.args)
-    return Compilation(
-      flops=work,
-      traffic=None,
-      arguments=arguments,
-      outputs=0,
-      temporary=refusal - arguments,
-      peak=refusal,
-      refused=True,
-      replications=replications,
-      seconds=seconds,
-    )
-  analysis = compiled.memory_analysis()
-  arguments = analysis.argument_size_in_bytes
-  outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-  return Compilation(
+        result = refused
+    if isinstance(result, int):
+      found = _refusal(program, result)
+    else:
+      text = _text(result, platform, folder)
+      traffic = collectives.count(text, trips=program.trips)
+      found = _report(result.memory_analysis(), platform, traffic)
+  return dataclasses.replace(
+    found,
     flops=work,
-    traffic=collectives.count(text, trips=program.trips),
+    replications=None if platform == "tpu" else errors.text.count(_REPLICATED),
+    seconds=time.monotonic() - started,
+  )
+
+
+def _refusal(program: program_lib.Program, needed: int) -> Compilation:
+  """Describes a program that the compiler refused as too large."""
+  arguments = memory.on_device(program.args)
+  return Compilation(
+    traffic=None,
     arguments=arguments,
-    outputs=outputs,
+    outputs=0,
+    temporary=needed - arguments,
+    peak=needed,
+    refused=True,
+  )
+
+
+def _report(
+  analysis: Any,
+  platform: str,
+  traffic: Mapping[str, collectives.Traffic],
+) -> Compilation:
+  """Describes a compiled program by the compiler's memory analysis."""
+  return Compilation(
+    traffic=traffic,
+    arguments=analysis.argument_size_in_bytes,
+    outputs=analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
     temporary=analysis.temp_size_in_bytes,
     peak=_peak(analysis, platform),
     refused=False,
-    replications=replications,
-    seconds=seconds,
   )
 
 

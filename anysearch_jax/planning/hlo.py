@@ -59,7 +59,8 @@ def parse(text: str) -> Module:
   """Parses a module as `compiled.as_text()` or XLA's dump writes it.
 
   Raises:
-    ValueError: the text has no entry computation.
+    ValueError: the text has no entry computation, or an instruction is
+      malformed.
   """
   computations: dict[str, dict[str, Instruction]] = {}
   entry = current = None
@@ -96,6 +97,8 @@ def _instruction(text: str, *, root: bool) -> Instruction:
   # A tuple's type is in parentheses and contains spaces.
   start = _closing(text, 0) if text.startswith("(") else 0
   opcode = _OPCODE.search(text, text.index(" ", start))
+  if opcode is None:
+    raise ValueError(f"An instruction has no operation: {text[:80]!r}")
   end = _closing(text, opcode.end() - 1)
   return Instruction(
     type=text[: opcode.start()].strip(),

@@ -57,14 +57,21 @@ def devices(program: program_lib.Program) -> frozenset[jax.Device]:
   """Returns the devices of a program's arrays."""
   return frozenset().union(
     *(
-      x.sharding.device_set
+      placed.device_set
       for x in jax.tree.leaves((program.args, dict(program.kinds)))
-      if getattr(x, "sharding", None) is not None
+      if (placed := _sharding(x)) is not None
     )
   )
 
 
 def _shard_bytes(x: Any) -> int:
-  sharding = getattr(x, "sharding", None)
+  sharding = _sharding(x)
   shape = sharding.shard_shape(x.shape) if sharding is not None else x.shape
   return math.prod(shape) * x.dtype.itemsize
+
+
+def _sharding(x: Any) -> jax.sharding.Sharding | None:
+  """Returns where an array is; None for one that is on no device."""
+  if isinstance(x, jax.Array | jax.ShapeDtypeStruct):
+    return x.sharding
+  return None

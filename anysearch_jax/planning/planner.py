@@ -73,7 +73,20 @@ def make(
       *roofline.sentences(target, ASSUMPTIONS),
     ),
   )
-  return dataclasses.replace(made, advice=tuple(advice.of(made, config)))
+  return dataclasses.replace(
+    made,
+    advice=tuple(
+      advice.of(
+        made,
+        batch=config.batch,
+        engine=config.engine,
+        mesh=config.mesh,
+        lora=config.lora,
+        kl_reward=bool(config.critic.reward_kl),
+        kl_loss=bool(config.objective.kl_coefficient),
+      )
+    ),
+  )
 
 
 def devices(

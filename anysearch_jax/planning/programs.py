@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,66 @@ from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy.attention import paged_attention
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.training import batching, placement, ppo, train_step
+
+
+class _Training(NamedTuple):
+  """What the programs of training have in common.
+
+  placed: the meshes and the architecture.
+  compute, temperature: of their forward passes.
+  critic: its configuration; None without one.
+  reference: abstract weights of the KL reference or the frozen base, if any.
+  batch: abstract, of an optimizer step.
+  trips: micro-batches of each row length.
+  """
+
+  placed: placement.Placement
+  compute: decoder.Compute
+  temperature: float
+  critic: config_lib.CriticConfig | None
+  reference: decoder.Params | None
+  batch: batching.TrainBatch
+  trips: int
+
+  @property
+  def tokens(self) -> int:
+    """Positions of an optimizer step."""
+    return sum(
+      self.trips * math.prod(rows.tokens.shape[1:]) for rows in self.batch
+    )
+
+
+class _Engine(NamedTuple):
+  """What prefill and decode have in common.
+
+  mesh: of the rollout devices.
+  config: of the engine.
+  params, store: abstract weights and KV cache.
+  columns: pages of a row at full context.
+  blocks: iterations of attention over them.
+  static: arguments that both programs are compiled for.
+  """
+
+  mesh: jax.sharding.Mesh
+  config: config_lib.EngineConfig
+  params: decoder.Params
+  store: paged_attention.Pools
+  columns: int
+  blocks: int
+  static: Mapping[str, Any]
+
+  @property
+  def kinds(self) -> dict[str, Any]:
+    return {"engine weights": self.params, "KV cache": self.store}
+
+  def rows(self, *shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+    """Returns an abstract array, sharded by rows."""
+    by_rows = jax.sharding.NamedSharding(self.mesh, jax.P("data"))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=by_rows)
+
+  def reads(self, rows: int) -> tuple[decoder.Params, paged_attention.Pools]:
+    """Returns what one step over `rows` rows reads at most."""
+    return self.params, _read_pages(self.store, rows * self.columns)
 
 
 def programs(
@@ -41,189 +101,260 @@ def programs(
   """
   a = lora.attach(a, config.lora)
   placed = placement.Placement.of(a, config, devices)
-  training = _training(config, placed, micro_batches)
-  return [*training, *_engine(config, placed)]
+  base_dtype = placed.dtype if a.lora is None else config.lora.base_dtype
+  penalized = config.objective.kl_coefficient or config.critic.reward_kl
+  batch = _batch(config.batch, placed)
+  training = _Training(
+    placed=placed,
+    compute=placement.compute(config, a, placed.trainer),
+    temperature=config.sampling.temperature,
+    critic=config.critic if config.objective.has_critic else None,
+    reference=(_reference(placed, base_dtype) if a.lora or penalized else None),
+    batch=batch,
+    # Each row length has its own loop; micro-batches are assumed to be divided
+    # evenly among them.
+    trips=math.ceil(micro_batches / len(batch)),
+  )
+  engine = _engine(config.engine, placed, base_dtype)
+  return [
+    *_training(
+      training,
+      config.optimizer,
+      config.objective,
+      on_policy=config.curriculum.steps_per_rollout == 1,
+    ),
+    _prefill(engine),
+    _decode(engine, config.sampling),
+  ]
 
 
 def _training(
-  config: config_lib.ExperimentConfig,
-  placed: placement.Placement,
-  micro_batches: int,
-) -> list[program.Program]:
-  a = placed.a
-  how: dict[str, Any] = {
-    "temperature": config.sampling.temperature,
-    "compute": placement.compute(config, a, placed.trainer),
-  }
-  critic = config.critic if config.objective.has_critic else None
-  tx = train_step.optimizer(a, config.optimizer, critic=critic)
-  shardings = train_step.shardings(a, tx, placed.trainer)
+  t: _Training,
+  optimizer: config_lib.OptimizerConfig,
+  objective: config_lib.ObjectiveConfig,
+  *,
+  on_policy: bool,
+) -> Iterator[program.Program]:
+  """Yields the train step and the passes before it."""
+  a = t.placed.a
+  tx = train_step.optimizer(a, optimizer, critic=t.critic)
+  shardings = train_step.shardings(a, tx, t.placed.trainer)
+  state = _state(t, tx, shardings)
+  loss = train_step.grpo_loss(
+    a,
+    objective,
+    on_policy=on_policy,
+    temperature=t.temperature,
+    compute=t.compute,
+  )
+  if t.critic is not None:
+    loss = ppo.with_critic(loss, a, t.critic, compute=t.compute)
+  yield _train_step(t, train_step.make(loss, tx, shardings), state)
+  if a.lora is None and t.reference is not None:
+    yield _reference_pass(t)
+  if t.critic is not None and state.critic is not None:
+    yield _value_pass(t, t.critic, state.critic)
+
+
+def _state(t: _Training, tx: Any, shardings: Any) -> train_step.TrainState:
+  """Returns the abstract train state."""
+  a = t.placed.a
   trained = weights.abstract(
     table.trainable_rows(a), shardings.params, jnp.float32
   )
-  of_critic = critic and weights.abstract(
+  critic = t.critic and weights.abstract(
     table.critic_rows(a), shardings.critic, jnp.float32
   )
-  state = _placed(
-    jax.eval_shape(
-      lambda params, critic: train_step.init(params, tx, critic=critic),
-      trained,
-      of_critic,
-    ),
-    shardings,
+  shapes = jax.eval_shape(
+    lambda params, critic: train_step.init(params, tx, critic=critic),
+    trained,
+    critic,
   )
-  reference = _reference(config, placed)
-  batch = jax.tree.map(
+  return _placed(shapes, shardings)
+
+
+def _batch(
+  config: config_lib.BatchConfig, placed: placement.Placement
+) -> batching.TrainBatch:
+  """Returns an abstract batch, sharded by rows."""
+  return jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=placed.rows if x.shape else placed.whole
     ),
-    batching.abstract(config.batch, multiple=placed.row_multiple),
+    batching.abstract(config, multiple=placed.row_multiple),
   )
-  loss = train_step.grpo_loss(
-    a,
-    config.objective,
-    on_policy=config.curriculum.steps_per_rollout == 1,
-    **how,
-  )
-  if critic is not None:
-    loss = ppo.with_critic(loss, a, critic, compute=how["compute"])
+
+
+def _train_step(
+  t: _Training, step: Any, state: train_step.TrainState
+) -> program.Program:
+  batch = t.batch
+  if t.critic is not None:
     batch = tuple(
       rows._replace(old_value=rows.advantage, returns=rows.advantage)
       for rows in batch
     )
-  step = train_step.make(loss, tx, shardings)
-  # Each row length has its own loop; micro-batches are assumed to be divided
-  # evenly among them.
-  trips = math.ceil(micro_batches / len(batch))
-  tokens = sum(trips * math.prod(rows.tokens.shape[1:]) for rows in batch)
-  kinds = {
-    "masters": state.params,
-    "critic": state.critic,
-    "moments": state.opt_state,
-    "reference": reference,
-    "batch": batch,
-  }
-  out = [
-    program.Program(
-      "train step",
-      step,
-      (state, reference, batch),
-      {},
-      tokens=tokens,
-      trips=trips,
-      kinds=kinds,
-      reads=(state.trained, reference),
-    )
-  ]
-  if a.lora is None and reference is not None:
-    score = train_step.make_scorer(a, sharding=placed.rows, **how)
-    out.append(
-      program.Program(
-        "reference pass",
-        score,
-        (reference, None, batch),
-        {},
-        tokens=tokens,
-        trips=trips,
-        kinds={"reference": reference, "batch": batch},
-      )
-    )
-  if critic is not None:
-    estimator = ppo.Estimator(a, critic, sharding=placed.rows, **how)
-    base = None if a.lora is None else reference
-    out.append(
-      program.Program(
-        "value pass",
-        estimator.value,
-        (state.critic, base, batch),
-        {},
-        tokens=tokens,
-        trips=trips,
-        kinds={"critic": state.critic, "reference": base, "batch": batch},
-      )
-    )
-  return out
+  return program.Program(
+    "train step",
+    step,
+    (state, t.reference, batch),
+    {},
+    tokens=t.tokens,
+    trips=t.trips,
+    kinds={
+      "masters": state.params,
+      "critic": state.critic,
+      "moments": state.opt_state,
+      "reference": t.reference,
+      "batch": batch,
+    },
+    reads=(state.trained, t.reference),
+  )
+
+
+def _reference_pass(t: _Training) -> program.Program:
+  score = train_step.make_scorer(
+    t.placed.a,
+    sharding=t.placed.rows,
+    temperature=t.temperature,
+    compute=t.compute,
+  )
+  return program.Program(
+    "reference pass",
+    score,
+    (t.reference, None, t.batch),
+    {},
+    tokens=t.tokens,
+    trips=t.trips,
+    kinds={"reference": t.reference, "batch": t.batch},
+  )
+
+
+def _value_pass(
+  t: _Training, config: config_lib.CriticConfig, critic: decoder.Params
+) -> program.Program:
+  estimator = ppo.Estimator(
+    t.placed.a,
+    config,
+    sharding=t.placed.rows,
+    temperature=t.temperature,
+    compute=t.compute,
+  )
+  base = None if t.placed.a.lora is None else t.reference
+  return program.Program(
+    "value pass",
+    estimator.value,
+    (critic, base, t.batch),
+    {},
+    tokens=t.tokens,
+    trips=t.trips,
+    kinds={"critic": critic, "reference": base, "batch": t.batch},
+  )
 
 
 def _engine(
-  config: config_lib.ExperimentConfig, placed: placement.Placement
-) -> list[program.Program]:
-  """Returns prefill and decode, with all rows at full context."""
-  a, c, mesh = placed.a, config.engine, placed.rollout
-  cut = sharding.shardings(a, mesh)
-  base = _cast(table.base_rows(a), cut, _base_dtype(config, placed))
+  config: config_lib.EngineConfig, placed: placement.Placement, base_dtype: Any
+) -> _Engine:
+  """Returns the engine at its largest: all rows at full context."""
+  a, mesh = placed.a, placed.rollout
+  paged = kv_store.paged(config, a, mesh, dtype=placed.dtype)
+  return _Engine(
+    mesh=mesh,
+    config=config,
+    params=_engine_weights(placed, base_dtype),
+    store=_cache(config, placed),
+    columns=kv_memory.pages_of(config.max_context, config),
+    blocks=math.ceil(config.max_context / max(paged.block, config.page)),
+    static={"a": a, "dtype": placed.dtype, "paged": paged},
+  )
+
+
+def _engine_weights(
+  placed: placement.Placement, base_dtype: Any
+) -> decoder.Params:
+  """Returns the engine's abstract weights, layer by layer."""
+  a = placed.a
+  cut = sharding.shardings(a, placed.rollout)
+  base = _cast(table.base_rows(a), cut, base_dtype)
   if a.lora is not None:
     base = lora.combine(base, _cast(table.adapter_rows(a), cut, placed.dtype))
-  params = jax.tree.map(
+  return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
     jax.eval_shape(functools.partial(decoder.apart, a=a), base),
     _apart(a, base),
   )
-  parts = mesh.shape["data"]
+
+
+def _cache(
+  config: config_lib.EngineConfig, placed: placement.Placement
+) -> paged_attention.Pools:
+  """Returns the abstract KV cache."""
+  parts = placed.rollout.shape["data"]
   store = jax.eval_shape(
     functools.partial(
       paged_attention.empty,
-      a,
-      kv_memory.pages(c, parts=parts) * parts,
-      c.page,
+      placed.a,
+      kv_memory.pages(config, parts=parts) * parts,
+      config.page,
       placed.dtype,
     )
   )
-  pages = kv_store.sharding(a, mesh)
-  store = jax.tree.map(
+  pages = kv_store.sharding(placed.a, placed.rollout)
+  return jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=pages), store
   )
-  kinds = {"engine weights": params, "KV cache": store}
-  by_rows = jax.sharding.NamedSharding(mesh, jax.P("data"))
-  columns = kv_memory.pages_of(c.max_context, c)
-  paged = kv_store.paged(c, a, mesh, dtype=placed.dtype)
-  blocks = math.ceil(c.max_context / max(paged.block, c.page))
-  same = {"a": a, "dtype": placed.dtype, "paged": paged}
 
-  def rows(*shape, dtype=jnp.int32):
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=by_rows)
 
-  p, r = c.prefill_lanes, c.lanes[-1]
-  return [
-    program.Program(
-      "prefill",
-      kv_store.prefill,
-      (
-        params,
-        store,
-        rows(p, columns),
-        rows(p, c.prefill_chunk),
-        *[rows(p) for _ in ("starts", "counts")],
-      ),
-      same,
-      tokens=p * c.prefill_chunk,
-      trips=1,
-      kinds=kinds,
-      reads=(params, _read_pages(store, p * columns)),
-      blocks=blocks,
+def _prefill(e: _Engine) -> program.Program:
+  rows, chunk = e.config.prefill_lanes, e.config.prefill_chunk
+  starts = counts = e.rows(rows)
+  return program.Program(
+    "prefill",
+    kv_store.prefill,
+    (
+      e.params,
+      e.store,
+      e.rows(rows, e.columns),
+      e.rows(rows, chunk),
+      starts,
+      counts,
     ),
-    program.Program(
-      "decode",
-      kv_store.decode,
-      (
-        params,
-        store,
-        rows(r, columns),
-        *[rows(r) for _ in ("tokens", "starts", "limits")],
-        jax.ShapeDtypeStruct((), jnp.int32),
-        rows(r, 5, dtype=jnp.uint32),
-        rows(r),
-        jax.ShapeDtypeStruct((a.vocab_size,), jnp.bool_),
-        jax.eval_shape(lambda: jax.random.key(0)),
-      ),
-      same | {"steps": c.decode_steps, "sampling": config.sampling},
-      tokens=r * c.decode_steps,
-      trips=c.decode_steps,
-      kinds=kinds,
-      reads=(params, _read_pages(store, r * columns)),
-      blocks=blocks,
+    e.static,
+    tokens=rows * chunk,
+    trips=1,
+    kinds=e.kinds,
+    reads=e.reads(rows),
+    blocks=e.blocks,
+  )
+
+
+def _decode(e: _Engine, sampling: config_lib.SamplingConfig) -> program.Program:
+  rows, steps = e.config.lanes[-1], e.config.decode_steps
+  vocabulary = e.static["a"].vocab_size
+  tokens = starts = limits = indices = e.rows(rows)
+  return program.Program(
+    "decode",
+    kv_store.decode,
+    (
+      e.params,
+      e.store,
+      e.rows(rows, e.columns),
+      tokens,
+      starts,
+      limits,
+      jax.ShapeDtypeStruct((), jnp.int32),
+      e.rows(rows, 5, dtype=jnp.uint32),
+      indices,
+      jax.ShapeDtypeStruct((vocabulary,), jnp.bool_),
+      jax.eval_shape(lambda: jax.random.key(0)),
     ),
-  ]
+    {**e.static, "steps": steps, "sampling": sampling},
+    tokens=rows * steps,
+    trips=steps,
+    kinds=e.kinds,
+    reads=e.reads(rows),
+    blocks=e.blocks,
+  )
 
 
 def _apart(
@@ -258,22 +389,10 @@ def _read_pages(
   )
 
 
-def _reference(
-  config: config_lib.ExperimentConfig, placed: placement.Placement
-) -> decoder.Params | None:
+def _reference(placed: placement.Placement, dtype: Any) -> decoder.Params:
   """Returns the KL reference or frozen base, as `learner.Learner` keeps it."""
   a = placed.a.without_lora()
-  penalized = config.objective.kl_coefficient or config.critic.reward_kl
-  if placed.a.lora is None and not penalized:
-    return None
-  cut = sharding.shardings(a, placed.trainer)
-  return _cast(table.rows(a), cut, _base_dtype(config, placed))
-
-
-def _base_dtype(
-  config: config_lib.ExperimentConfig, placed: placement.Placement
-) -> Any:
-  return placed.dtype if placed.a.lora is None else config.lora.base_dtype
+  return _cast(table.rows(a), sharding.shardings(a, placed.trainer), dtype)
 
 
 def _cast(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 
 from anysearch_jax.host import hardware
 from anysearch_jax.planning import plan as plan_lib
+from anysearch_jax.planning import roofline
 
 Cells = Sequence[Sequence[str]]
 
@@ -76,10 +78,8 @@ def _rows(plan: plan_lib.Plan) -> Cells:
     values = [cell(part) for part in parts]
     return [name, *("" if v is None else form.format(v) for v in values)]
 
-  def gib(name: str, cell: Callable[[plan_lib.Part], int | None]) -> list[str]:
-    return row(
-      name, lambda p: None if not cell(p) else cell(p) / hardware.GIB, "{:.2f}"
-    )
+  def gib(name: str, cell: Callable[[plan_lib.Part], int]) -> list[str]:
+    return row(name, lambda p: cell(p) / hardware.GIB or None, "{:.2f}")
 
   names = dict.fromkeys(
     name for part in parts for name in (*part.kinds, *part.held)
@@ -110,15 +110,7 @@ def _rows(plan: plan_lib.Plan) -> Cells:
     ),
     ["GB a device sends", *[""] * len(parts)],
     *(
-      row(
-        f"  {kind}",
-        lambda p, kind=kind: (
-          p.compiled.traffic[kind].bytes / 1e9
-          if kind in (p.compiled.traffic or {})
-          else None
-        ),
-        "{:.2f}",
-      )
+      row(f"  {kind}", functools.partial(_gigabytes, kind), "{:.2f}")
       for kind in traffic
     ),
     row(
@@ -126,16 +118,22 @@ def _rows(plan: plan_lib.Plan) -> Cells:
     ),
     ["predicted seconds a call", *[""] * len(parts)],
     *(
-      row(
-        f"  {name}",
-        lambda p, name=name: p.predicted and getattr(p.predicted, name),
-        "{:.3f}",
-      )
-      for name in ("compute", "memory", "links", "total")
+      row(f"  {name}", functools.partial(_seconds, name), "{:.3f}")
+      for name in roofline.Prediction._fields
     ),
     row("predicted tokens a second", lambda p: p.tokens_per_second, "{:,.0f}"),
   ]
   return [row for row in found if any(row[1:]) or not row[0].startswith("  ")]
+
+
+def _gigabytes(kind: str, part: plan_lib.Part) -> float | None:
+  """Returns what a device sends in a kind of collective."""
+  traffic = (part.compiled.traffic or {}).get(kind)
+  return None if traffic is None else traffic.bytes / 1e9
+
+
+def _seconds(resource: str, part: plan_lib.Part) -> float | None:
+  return part.predicted._asdict()[resource] if part.predicted else None
 
 
 def _kind_cell(part: plan_lib.Part, kind: str) -> str:

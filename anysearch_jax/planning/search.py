@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 
 import jax
+import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.planning import (
@@ -20,7 +21,7 @@ from anysearch_jax.planning import (
 from anysearch_jax.policy import architecture as architecture_lib
 
 # From most memory and least recomputation to the opposite.
-REMAT = ("none", "dots", "attention", "full")
+REMAT: tuple[str, ...] = ("none", "dots", "attention", "full")
 # Most rows of a micro-batch on one device.
 _MOST_ROWS = 8
 
@@ -75,13 +76,97 @@ def best(
   tokens = config.batch.micro_batch_tokens * (
     micro_batches or config.batch.max_micro_batches
   )
+  search = _Search(config, a, target, tokens, log)
   found: list[Trial] = []
   for mesh in meshes(config.mesh):
     try:
-      found += _on_mesh(config, a, target, mesh, tokens, log)
+      found += search.on_mesh(mesh)
     except ValueError as error:
       log(f"{_mesh_words(mesh)}: {error}")
   return max(found, key=lambda t: t.part.tokens_per_second or 0.0, default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+  """What all candidates of a search have in common.
+
+  config: the configuration to vary. tokens: of an optimizer step. log: is
+  called with a sentence for each candidate.
+  """
+
+  config: config_lib.ExperimentConfig
+  a: architecture_lib.Architecture
+  target: targets.Target
+  tokens: int
+  log: Callable[[str], None]
+
+  def on_mesh(self, mesh: config_lib.MeshConfig) -> Iterator[Trial]:
+    """Yields the fitting trial that recomputes least, for each micro-batch."""
+    replicas = mesh.data * mesh.fsdp
+    policies = REMAT
+    rows = 1
+    while policies and rows <= _MOST_ROWS:
+      size = rows * replicas * self.config.batch.row_lengths[-1]
+      if rows > 1 and size > self.tokens:
+        return
+      for i, remat in enumerate(policies):
+        trial = self._try(mesh, size, remat)
+        if trial is None:
+          continue
+        yield trial
+        # With twice the rows, activations double: a policy that did not fit
+        # will not fit either.
+        policies = policies[i:]
+        break
+      else:
+        return
+      rows *= 2
+
+  def _try(
+    self, mesh: config_lib.MeshConfig, size: int, remat: str
+  ) -> Trial | None:
+    """Compiles one candidate; returns None if it does not fit or compile.
+
+    Args:
+      mesh: of the training devices.
+      size: tokens of a micro-batch.
+      remat: what the backward pass recomputes.
+    """
+    micro_batches = math.ceil(self.tokens / size)
+    batch = dataclasses.replace(
+      self.config.batch,
+      micro_batch_tokens=size,
+      max_micro_batches=micro_batches,
+      remat=remat,
+    )
+    config = dataclasses.replace(self.config, mesh=mesh, batch=batch)
+    words = f"{_mesh_words(mesh)}, micro-batch {size:,}, remat {remat}"
+    found = programs.programs(
+      config,
+      self.a,
+      devices=planner.devices(mesh, self.target),
+      micro_batches=micro_batches,
+    )
+    train = next(p for p in found if "moments" in p.kinds)
+    least = _state(train, found) + _layer_inputs(
+      self.a, mesh, tokens=size, dtype=config.compute_dtype
+    )
+    if least > self.target.capacity:
+      self.log(f"{words}: at least {plan.gib(least)} GiB a device by hand")
+      return None
+    try:
+      part = planner.measure(train, found, self.target)
+    except jax.errors.JaxRuntimeError as error:
+      self.log(f"{words}: did not compile: {str(error).splitlines()[0]}")
+      return None
+    if not part.fits(self.target):
+      self.log(f"{words}: {plan.gib(part.total)} GiB a device, does not fit")
+      return None
+    self.log(
+      f"{words}: {plan.gib(part.total)} GiB a device, "
+      f"{part.tokens_per_second:,.0f} tokens/s predicted"
+    )
+    return Trial(config, micro_batches, part)
 
 
 def meshes(mesh: config_lib.MeshConfig) -> Iterator[config_lib.MeshConfig]:
@@ -94,85 +179,6 @@ def meshes(mesh: config_lib.MeshConfig) -> Iterator[config_lib.MeshConfig]:
       )
 
 
-def _on_mesh(
-  config: config_lib.ExperimentConfig,
-  a: architecture_lib.Architecture,
-  target: targets.Target,
-  mesh: config_lib.MeshConfig,
-  tokens: int,
-  log: Callable[[str], None],
-) -> Iterator[Trial]:
-  """Yields the fitting trial that recomputes least, for each micro-batch."""
-  replicas = mesh.data * mesh.fsdp
-  policies = REMAT
-  rows = 1
-  while policies and rows <= _MOST_ROWS:
-    size = rows * replicas * config.batch.row_lengths[-1]
-    if rows > 1 and size > tokens:
-      return
-    for i, remat in enumerate(policies):
-      trial = _try(config, a, target, mesh, size, remat, tokens, log)
-      if trial is None:
-        continue
-      yield trial
-      # With twice the rows, activations double: a policy that did not fit
-      # will not fit either.
-      policies = policies[i:]
-      break
-    else:
-      return
-    rows *= 2
-
-
-def _try(
-  config: config_lib.ExperimentConfig,
-  a: architecture_lib.Architecture,
-  target: targets.Target,
-  mesh: config_lib.MeshConfig,
-  size: int,
-  remat: str,
-  tokens: int,
-  log: Callable[[str], None],
-) -> Trial | None:
-  """Compiles one candidate; returns None if it does not fit or compile."""
-  micro_batches = math.ceil(tokens / size)
-  config = dataclasses.replace(
-    config,
-    mesh=mesh,
-    batch=dataclasses.replace(
-      config.batch,
-      micro_batch_tokens=size,
-      max_micro_batches=micro_batches,
-      remat=remat,
-    ),
-  )
-  words = f"{_mesh_words(mesh)}, micro-batch {size:,}, remat {remat}"
-  found = programs.programs(
-    config,
-    a,
-    devices=planner.devices(mesh, target),
-    micro_batches=micro_batches,
-  )
-  train = next(p for p in found if "moments" in p.kinds)
-  least = _state(train, found) + _layer_inputs(config, a)
-  if least > target.capacity:
-    log(f"{words}: at least {plan.gib(least)} GiB a device by hand")
-    return None
-  try:
-    part = planner.measure(train, found, target)
-  except jax.errors.JaxRuntimeError as error:
-    log(f"{words}: did not compile: {str(error).splitlines()[0]}")
-    return None
-  if not part.fits(target):
-    log(f"{words}: {plan.gib(part.total)} GiB a device, does not fit")
-    return None
-  log(
-    f"{words}: {plan.gib(part.total)} GiB a device, "
-    f"{part.tokens_per_second:,.0f} tokens/s predicted"
-  )
-  return Trial(config, micro_batches, part)
-
-
 def _state(train: program.Program, together: list[program.Program]) -> int:
   """Returns the bytes on a device without activations, with gradients."""
   kinds = memory.kinds(train)
@@ -181,18 +187,20 @@ def _state(train: program.Program, together: list[program.Program]) -> int:
 
 
 def _layer_inputs(
-  config: config_lib.ExperimentConfig, a: architecture_lib.Architecture
+  a: architecture_lib.Architecture,
+  mesh: config_lib.MeshConfig,
+  *,
+  tokens: int,
+  dtype: str,
 ) -> int:
-  """Returns the bytes on a device of all layers' inputs.
+  """Returns the bytes on a device of all layers' inputs to a micro-batch.
 
   Every rematerialization policy keeps these.
   """
-  mesh = config.mesh
-  tokens = config.batch.micro_batch_tokens // (mesh.data * mesh.fsdp)
+  tokens //= mesh.data * mesh.fsdp
   if mesh.sequence_parallel:
     tokens //= mesh.tensor
-  width = 2 if config.compute_dtype == "bfloat16" else 4
-  return a.layers * tokens * a.d_model * width
+  return a.layers * tokens * a.d_model * jnp.dtype(dtype).itemsize
 
 
 def _mesh_words(mesh: config_lib.MeshConfig) -> str:

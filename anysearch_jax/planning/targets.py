@@ -74,10 +74,10 @@ def parse(text: str) -> Target:
   sizes = tuple(int(n) if n.isdecimal() else 0 for n in shape.split("x"))
   if isinstance(hardware, hardware_lib.Tpu):
     if len(sizes) != hardware.dimensions or not all(sizes):
-      known = ", ".join(f"{name}:{s}" for s in hardware.shapes)
       raise ValueError(
         f"target: found {text!r}, expected the shape of a slice in "
-        f"{hardware.dimensions} dimensions, for example {known}."
+        f"{hardware.dimensions} dimensions, for example "
+        f"{_known_slices(hardware)}."
       )
   elif len(sizes) != 1 or not all(sizes):
     raise ValueError(
@@ -101,34 +101,47 @@ def devices(target: Target) -> list[jax.Device]:
   """
   hardware = target.hardware
   _require(hardware)
+  if isinstance(hardware, hardware_lib.Gpu):
+    return _gpus(hardware, target)
+  return _tpus(target)
+
+
+def _gpus(gpu: hardware_lib.Gpu, target: Target) -> list[jax.Device]:
   # Imported here because it loads the compilers, which only plans need.
   from jax.experimental import topologies
 
-  if isinstance(hardware, hardware_lib.Gpu):
-    hosts = target.hosts
-    try:
-      return topologies.get_topology_desc(
-        platform=hardware.platform,
-        target_config=target_config(hardware),
-        topology=f"1x{hosts}x{target.count // hosts}",
-      ).devices
-    except NotImplementedError as error:
-      raise ValueError(
-        "JAX did not load its CUDA plug-in, which wants a driver unless "
-        "JAX_PLATFORMS=cpu is set before JAX starts; set it."
-      ) from error
+  try:
+    return topologies.get_topology_desc(
+      platform=gpu.platform,
+      target_config=target_config(gpu),
+      topology=f"1x{target.hosts}x{target.count // target.hosts}",
+    ).devices
+  except NotImplementedError as error:
+    raise ValueError(
+      "JAX did not load its CUDA plug-in, which wants a driver unless "
+      "JAX_PLATFORMS=cpu is set before JAX starts; set it."
+    ) from error
+
+
+def _tpus(target: Target) -> list[jax.Device]:
+  from jax.experimental import topologies
+
   # libtpu refuses a second process, to protect a TPU; here it uses none.
   os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
   try:
     return topologies.get_topology_desc(
-      platform=hardware.platform, topology_name=str(target)
+      platform=target.hardware.platform, topology_name=str(target)
     ).devices
   except jax.errors.JaxRuntimeError as error:
-    shapes = ", ".join(f"{hardware.name}:{s}" for s in hardware.shapes)
     raise ValueError(
       f"target: {target} is no slice that its compiler knows ({error}); try "
-      f"one of {shapes}."
+      f"one of {_known_slices(target.hardware)}."
     ) from error
+
+
+def _known_slices(hardware: hardware_lib.Hardware) -> str:
+  shapes = hardware.shapes if isinstance(hardware, hardware_lib.Tpu) else ()
+  return ", ".join(f"{hardware.name}:{shape}" for shape in shapes)
 
 
 def target_config(gpu: hardware_lib.Gpu) -> str:
@@ -167,14 +180,13 @@ device_description_str: "{gpu.description}"
 
 def _require(hardware: hardware_lib.Hardware) -> None:
   """Raises ModuleNotFoundError if a package to compile for it is missing."""
+  alternatives: tuple[tuple[str, ...], ...] = (("libtpu",),)
   if isinstance(hardware, hardware_lib.Gpu):
     # The plug-in of either CUDA version compiles for all supported GPUs.
     alternatives = (
       ("jax-cuda12-plugin", "jax-cuda13-plugin"),
       ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvcc"),
     )
-  else:
-    alternatives = (("libtpu",),)
   for names in alternatives:
     if not any(map(_installed, names)):
       raise ModuleNotFoundError(

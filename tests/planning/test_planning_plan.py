@@ -78,7 +78,17 @@ def test_activations_are_temporaries_without_gradients():
 
 
 def _advised(*parts, config=CONFIG, **changes) -> str:
-  return "\n".join(advice.of(made(*parts, **changes), config))
+  return "\n".join(
+    advice.of(
+      made(*parts, **changes),
+      batch=config.batch,
+      engine=config.engine,
+      mesh=config.mesh,
+      lora=config.lora,
+      kl_reward=bool(config.critic.reward_kl),
+      kl_loss=bool(config.objective.kl_coefficient),
+    )
+  )
 
 
 def test_a_plan_that_fits_needs_no_advice():
