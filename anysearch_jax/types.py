@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -227,9 +228,53 @@ class Engine(Protocol):
     ...
 
 
+class TrainableEngine(Engine, Protocol):
+  """An engine whose weights can be replaced between rollouts.
+
+  It begins with the initial policy of the training, as version 0.
+
+  Attributes:
+    counters: counts of events since they were last cleared.
+  """
+
+  counters: Counter[str]
+
+  @property
+  def max_async_level(self) -> int:
+    """The largest `pipeline.async_level` that the engine supports."""
+    ...
+
+  def set_params(self, params: Any, version: int) -> None:
+    """Samples with these weights, a tree of arrays, from now on."""
+    ...
+
+  def close(self) -> None:
+    """Frees what the engine holds outside of this object; it is used no more.
+
+    The run that ends calls this, also after an error.
+    """
+    ...
+
+
+@runtime_checkable
+class ScoringEngine(TrainableEngine, Protocol):
+  """A trainable engine that scores texts, so that its weights can be verified.
+
+  `training/fingerprint` verifies these engines only.
+  """
+
+  def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
+    """Returns log-probabilities of all tokens but the first, at temperature 1.
+
+    Returns:
+      A list for each of the engine's parts (servers, devices), by name.
+    """
+    ...
+
+
 @dataclasses.dataclass(frozen=True)
-class Asker:
-  """The context of a search, for retrievers whose answer depends on it.
+class SearchContext:
+  """What a search depends on besides its query, for retrievers that use it.
 
   address, question: of the episode that searches.
   turn: index of the turn that searches.
@@ -246,25 +291,82 @@ class Asker:
 class SearchRequest:
   """One query for at most `k` passages of `corpus`.
 
-  asker: the context of the search. Requests that differ only in it are equal
-    and share a cached answer, unless the retriever sets `by_asker`
-    (see `searching.Searcher`).
+  context: of the search. Requests that differ only in it are equal and share a
+    cached answer, unless the retriever is a `ContextualRetriever`.
   """
 
   query: str
   k: int
   corpus: str = ""
-  asker: Asker | None = dataclasses.field(
+  context: SearchContext | None = dataclasses.field(
     default=None, compare=False, repr=False
   )
 
+  def known_context(self) -> SearchContext:
+    """Returns the context. Raises ValueError if it is missing."""
+    if self.context is None:
+      raise ValueError(
+        f"Found the search {self.query!r} without a context; expected the "
+        "context of an episode, because this retriever's answer depends on it."
+      )
+    return self.context
+
 
 class Retriever(Protocol):
-  """Finds passages, best first; it may find fewer than `k`."""
+  """Finds passages, best first; it may find fewer than `k`.
+
+  This is all that a retriever needs. The protocols below declare what it may
+  offer beyond that; `rollout/searching` uses what it finds.
+  """
 
   async def search(self, request: SearchRequest) -> Sequence[Passage]:
     """Answers one query. Raises `RetrievalError` when it cannot."""
     ...
+
+
+@runtime_checkable
+class BatchRetriever(Retriever, Protocol):
+  """A retriever that answers many queries in one call."""
+
+  async def search_many(
+    self, requests: Sequence[SearchRequest]
+  ) -> Sequence[Sequence[Passage] | Exception]:
+    """Returns the answers in the order of the requests.
+
+    The answer of a query that fails alone is its exception. An exception that
+    is raised fails all queries of the call.
+    """
+    ...
+
+
+@runtime_checkable
+class ContextualRetriever(Retriever, Protocol):
+  """A retriever whose answer depends on `SearchRequest.context`."""
+
+  def context_key(self, context: SearchContext) -> Hashable:
+    """Returns what the answer depends on, a part of the key of a cache."""
+    ...
+
+
+@runtime_checkable
+class EngineUser(Protocol):
+  """A retriever, or a part of one, that generates with the run's own engine."""
+
+  def attach(self, engine: Engine, codec: TextCodec) -> None:
+    """Sets the engine and the codec of later calls."""
+    ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+  """A part that counts events in `counters` since they were last cleared."""
+
+  counters: Counter[str]
+
+
+def counters(part: object) -> Counter[str]:
+  """Returns the counters of a part, or empty ones if it does not count."""
+  return part.counters if isinstance(part, Counting) else Counter()
 
 
 class TextCodec(Protocol):

@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -92,8 +93,19 @@ class MortalEngine:
     self.lost = 0
     self._schedule()
 
-  def __getattr__(self, name: str) -> Any:
-    return getattr(self._engine, name)
+  @property
+  def counters(self) -> Counter[str]:
+    return self._engine.counters
+
+  @property
+  def max_async_level(self) -> int:
+    return self._engine.max_async_level
+
+  def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
+    return self._engine.scores(token_ids)
+
+  def close(self) -> None:
+    self._engine.close()
 
   def set_params(self, params: Any, version: int) -> None:
     self._params, self._version = params, version

@@ -60,7 +60,7 @@ class Named:
   async def search_many(
     self, requests: Sequence[types.SearchRequest]
   ) -> list[Sequence[types.Passage] | Exception]:
-    """Returns answers in request order; see `searching.BatchRetriever`."""
+    """Returns answers in request order; see `types.BatchRetriever`."""
     from anysearch_jax.host.http import errors
 
     def told(answer: Any) -> Any:
@@ -182,7 +182,7 @@ def make(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   """Returns the retriever that `config.retrieval` names.
 
   A retriever that asks the policy itself gets the engine later, from the code
-  that plays the episodes (`text_model.attach`).
+  that plays the episodes (`searching.attach`).
 
   Args:
     config: configuration of the run.

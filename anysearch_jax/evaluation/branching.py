@@ -40,9 +40,8 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import environment as environment_lib
 from anysearch_jax.evaluation import branch_points, harness, intervals, journal
-from anysearch_jax.generative_retrieval import text_model
 from anysearch_jax.methods import systems
-from anysearch_jax.rollout import driver, episode, episode_state
+from anysearch_jax.rollout import driver, episode, episode_state, searching
 
 KINDS = ("continue", "stop")
 BRANCHES = "branches.jsonl"
@@ -132,7 +131,7 @@ def branch(
       rows.add(_row(stored, cut, sample, tried, trajectory, config.episode))
       on_done(next(finished), total)
 
-    text_model.attach(retriever, player.engine, player.codec)
+    searching.attach(retriever, player.engine, player.codec)
     asyncio.run(harness.each(jobs(), play, at_once=config.engine.slots))
     rows.finish()
   return summary(journal.read(folder / BRANCHES))

@@ -24,9 +24,8 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import official_scoring, records
 from anysearch_jax.evaluation import journal
-from anysearch_jax.generative_retrieval import text_model
 from anysearch_jax.methods import systems
-from anysearch_jax.rollout import driver
+from anysearch_jax.rollout import driver, searching
 from anysearch_jax.rollout import inflight as inflight_lib
 
 EPISODES = "episodes.jsonl"
@@ -106,7 +105,7 @@ def _play(
   """Plays the missing episodes and returns their number."""
   e = config.evaluation
   env = systems.environment(config.episode.prompts)
-  text_model.attach(retriever, player.engine, player.codec)
+  searching.attach(retriever, player.engine, player.codec)
   with journal.Journal(
     folder / EPISODES, len(grid), grid.place, again=lambda row: row["failed"]
   ) as rows:
@@ -179,7 +178,7 @@ async def each(
       tasks.create_task(worker())
 
 
-def savings(engine: Any, retriever: Any) -> dict[str, Any]:
+def savings(engine: types.Engine, retriever: types.Retriever) -> dict[str, Any]:
   """Returns the counters of engine and retriever, and the saved shares.
 
   Returns:
@@ -188,8 +187,8 @@ def savings(engine: Any, retriever: Any) -> dict[str, Any]:
     needed no prefill; `searches`, the share of searches that needed no query;
     `lanes`, the share of the engine's lanes that sampled.
   """
-  e = dict(getattr(engine, "counters", {}))
-  s = dict(getattr(retriever, "counters", {}))
+  e = dict(types.counters(engine))
+  s = dict(types.counters(retriever))
 
   def share(parts: float, whole: float) -> float | None:
     return parts / whole if whole else None

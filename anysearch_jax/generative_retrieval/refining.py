@@ -9,12 +9,12 @@ https://arxiv.org/abs/2501.05366.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.generative_retrieval import simulation, text_model
+from anysearch_jax.generative_retrieval import text_model
 from anysearch_jax.rollout import searching
 
 NOTHING = "No helpful information found."
@@ -50,7 +50,7 @@ class Refiner(Protocol):
   async def refine(
     self, request: types.SearchRequest, found: Sequence[types.Passage]
   ) -> Sequence[types.Passage]:
-    """Returns the passages to show in the episode of `request.asker`.
+    """Returns the passages to show in the episode of `request.context`.
 
     Raises:
       types.EngineError, types.RetrievalError: the refiner cannot answer.
@@ -71,8 +71,6 @@ class RefiningRetriever:
     config: sizes of the retriever's batches and cache.
   """
 
-  by_asker = True
-
   def __init__(
     self,
     retriever: Any,
@@ -84,9 +82,13 @@ class RefiningRetriever:
     self._searcher = searching.Searcher(retriever, config)
 
   def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
-    """See `text_model.attach`."""
-    text_model.attach(self._retriever, engine, codec)
-    text_model.attach(self._refiner, engine, codec)
+    """See `types.EngineUser`."""
+    searching.attach(self._retriever, engine, codec)
+    searching.attach(self._refiner, engine, codec)
+
+  def context_key(self, context: types.SearchContext) -> Hashable:
+    """Returns what a refiner may depend on: each turn of each episode."""
+    return context.address, context.turn
 
   async def search(
     self, request: types.SearchRequest
@@ -118,8 +120,8 @@ class ModelRefiner:
     self._model, self._marks = model, tuple(marks)
 
   def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
-    """See `text_model.attach`."""
-    text_model.attach(self._model, engine, codec)
+    """See `types.EngineUser`."""
+    searching.attach(self._model, engine, codec)
 
   async def refine(
     self, request: types.SearchRequest, found: Sequence[types.Passage]
@@ -127,16 +129,16 @@ class ModelRefiner:
     """Returns one passage, whose id joins the ids of the documents."""
     if not found:
       return (types.Passage("", "", NOTHING),)
-    asker = simulation.asking(request)
+    context = request.known_context()
     prompt = _PROMPT.format(
       final=_FINAL,
       nothing=NOTHING,
-      reasoning=reasoning(asker.text, self._marks),
+      reasoning=reasoning(context.text, self._marks),
       query=request.query,
       documents=documents(found),
     )
     reply = await self._model.complete(
-      prompt, address=asker.address, turn=asker.turn
+      prompt, address=context.address, turn=context.turn
     )
     read = "+".join(passage.id for passage in found)
     return (types.Passage(read, "", final(reply)),)

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.generative_retrieval import text_model
 from anysearch_jax.methods import zerosearch_reward
+from anysearch_jax.rollout import searching
 
 _PROMPT = """\
 You play a web search engine. Below is a query, and what the searcher does not \
@@ -61,7 +62,7 @@ class Simulator(Protocol):
   ) -> Sequence[types.Passage]:
     """Returns at most `request.k` noisy or useful passages.
 
-    `request.asker` has the question and its right answers.
+    `request.context` has the question and its right answers.
 
     Raises:
       types.EngineError, types.RetrievalError: the simulator cannot answer.
@@ -84,8 +85,6 @@ class SimulatedRetriever:
     seed: of the run.
   """
 
-  by_asker = True
-
   def __init__(
     self,
     simulator: Simulator,
@@ -98,21 +97,27 @@ class SimulatedRetriever:
     self._rollouts, self._seed = rollouts, seed
 
   def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
-    """See `text_model.attach`."""
-    text_model.attach(self._simulator, engine, codec)
+    """See `types.EngineUser`."""
+    searching.attach(self._simulator, engine, codec)
+
+  def context_key(self, context: types.SearchContext) -> Hashable:
+    """Returns what the draws depend on: each turn of each episode differs."""
+    return context.address, context.turn
 
   async def search(
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
     """Returns useful or noisy passages; raises as `Simulator.find`."""
-    asker = asking(request)
-    found = await self._simulator.find(request, noisy=self.noisy(asker))
+    context = request.known_context()
+    found = await self._simulator.find(request, noisy=self.noisy(context))
     return tuple(found[: request.k])
 
-  def noisy(self, asker: types.Asker) -> bool:
+  def noisy(self, context: types.SearchContext) -> bool:
     """Returns whether a search is answered by noisy passages."""
-    progress = min(asker.address.rollout / self._rollouts, 1.0)
-    drawn = text_model.uniform(asker.address, asker.turn, "noisy", self._seed)
+    progress = min(context.address.rollout / self._rollouts, 1.0)
+    drawn = text_model.uniform(
+      context.address, context.turn, "noisy", self._seed
+    )
     return drawn < zerosearch_reward.noise(progress, self._config)
 
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
@@ -139,25 +144,25 @@ class ModelSimulator:
     self._model = model
 
   def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
-    """See `text_model.attach`."""
-    text_model.attach(self._model, engine, codec)
+    """See `types.EngineUser`."""
+    searching.attach(self._model, engine, codec)
 
   async def find(
     self, request: types.SearchRequest, *, noisy: bool
   ) -> Sequence[types.Passage]:
     """See `Simulator`; a reply without a passage raises RetrievalError."""
-    asker = asking(request)
+    context = request.known_context()
     kind = "noisy" if noisy else "useful"
     prompt = _PROMPT.format(
       k=request.k,
       kind=kind,
       meaning=_MEANING[kind],
-      question=asker.question.text,
-      answer=" or ".join(asker.question.golden_answers),
+      question=context.question.text,
+      answer=" or ".join(context.question.golden_answers),
       query=request.query,
     )
     reply = await self._model.complete(
-      prompt, address=asker.address, turn=asker.turn
+      prompt, address=context.address, turn=context.turn
     )
     found = passages(reply, kind)
     if not found:
@@ -171,16 +176,6 @@ class ModelSimulator:
     """See `Simulator`."""
     del corpora
     return self._model.identity()
-
-
-def asking(request: types.SearchRequest) -> types.Asker:
-  """Returns the asker of a request. Raises ValueError if it is missing."""
-  if request.asker is None:
-    raise ValueError(
-      f"Found the search {request.query!r} without an asker; expected one of "
-      "an episode, because this retriever answers each in its own way."
-    )
-  return request.asker
 
 
 def passages(reply: str, kind: str) -> list[types.Passage]:

@@ -87,7 +87,7 @@ class EngineModel:
     if self._engine is None:
       raise RuntimeError(
         "The retriever asks the policy's engine and was given none; expected "
-        "text_model.attach(retriever, engine, codec) before the first search."
+        "searching.attach(retriever, engine, codec) before the first search."
       )
     self._engine.release(address)
     own = address._replace(variant=address.variant + _VARIANT)
@@ -218,14 +218,6 @@ class EndpointModel:
       read=lambda data: _reply(data, self._url, self._caller.redact),
       until=self._caller.until(),
     )
-
-
-def attach(
-  retriever: types.Retriever, engine: types.Engine, codec: types.TextCodec
-) -> None:
-  """Passes the policy's engine to a retriever that has `attach`."""
-  if hasattr(retriever, "attach"):
-    retriever.attach(engine, codec)
 
 
 def uniform(address: types.Address, turn: int, *more: int | str) -> float:

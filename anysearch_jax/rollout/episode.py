@@ -234,7 +234,7 @@ def _search(episode: episode_state.Episode, query: str) -> types.SearchRequest:
     query,
     episode.config.top_k,
     episode.question.corpus,
-    asker=types.Asker(
+    context=types.SearchContext(
       episode.address, episode.turns - 1, episode.question, "".join(said)
     ),
   )

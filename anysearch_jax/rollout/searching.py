@@ -15,24 +15,9 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Protocol
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-
-
-class BatchRetriever(types.Retriever, Protocol):
-  """A retriever that answers many queries in one call."""
-
-  async def search_many(
-    self, requests: Sequence[types.SearchRequest]
-  ) -> Sequence[Sequence[types.Passage] | Exception]:
-    """Returns the answers in the order of the requests.
-
-    The answer of a query that fails alone is its exception. An exception that
-    is raised fails all queries of the call.
-    """
-    ...
 
 
 @dataclasses.dataclass
@@ -71,9 +56,9 @@ class Searcher:
   """A `types.Retriever` that batches and caches the searches of another one.
 
   Args:
-    retriever: answers by `search_many` (see `BatchRetriever`) if it has it, and
-      by concurrent `search` calls otherwise. If its answer depends on the
-      episode that asks (`types.Asker`), its attribute `by_asker` is true.
+    retriever: a `types.BatchRetriever` answers many queries in one call; any
+      other is asked by concurrent calls. The answers of a
+      `types.ContextualRetriever` are cached by its `context_key` too.
     config: sizes of batches, cache and passages.
     identity: of the index behind the retriever, a part of the cache's keys.
       Assign a new value to `identity` when the index changes.
@@ -100,8 +85,16 @@ class Searcher:
   ):
     validate(config)
     self._retriever = retriever
-    self._many = getattr(retriever, "search_many", None)
-    self._by_asker = getattr(retriever, "by_asker", False)
+    self._many = (
+      retriever.search_many
+      if isinstance(retriever, types.BatchRetriever)
+      else None
+    )
+    self._context_key = (
+      retriever.context_key
+      if isinstance(retriever, types.ContextualRetriever)
+      else None
+    )
     # If the retriever cannot batch, send queries individually with the same
     # total concurrency.
     self._size, self._most_calls = (
@@ -123,16 +116,15 @@ class Searcher:
 
   def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
     """Passes the policy's engine to a retriever that generates with it."""
-    if hasattr(self._retriever, "attach"):
-      self._retriever.attach(engine, codec)
+    attach(self._retriever, engine, codec)
 
   async def search(
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
     """Answers one query. Raises `types.RetrievalError` if it cannot."""
-    key = (request.query, request.k, request.corpus, self.identity)
-    if self._by_asker:
-      key += (request.asker.address, request.asker.turn)
+    key: Hashable = (request.query, request.k, request.corpus, self.identity)
+    if self._context_key is not None:
+      key = (key, self._context_key(request.known_context()))
     self.counters["searches"] += 1
     # LRU order: reinserting makes this the most recently used entry.
     answer = self._cache.pop(key, None)
@@ -254,6 +246,15 @@ class Searcher:
       left -= min(size, most)
       kept.append(passage)
     return tuple(kept)
+
+
+def attach(part: object, engine: types.Engine, codec: types.TextCodec) -> None:
+  """Passes the policy's engine to a retriever, or a part of one, that uses it.
+
+  Whatever plays episodes calls this before the first search.
+  """
+  if isinstance(part, types.EngineUser):
+    part.attach(engine, codec)
 
 
 def metrics(counters: Mapping[str, float]) -> dict[str, float]:

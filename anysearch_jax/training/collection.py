@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -32,25 +32,6 @@ from anysearch_jax.training import timeline as timeline_lib
 COUNTS = ("dropped", "resampled", "failed", "stragglers")
 # What a process sends the others of its share, besides groups and counters.
 _PLAIN = ("dropped", "resampled", "failed", "reason")
-
-
-class Engine(types.Engine, Protocol):
-  """An engine whose weights can be replaced between rollouts.
-
-  It begins with the initial policy of the training, as version 0.
-
-  counters: counts of events since they were last cleared.
-
-  It may also have `scores(token_ids)`, which returns the log-probabilities of
-  all tokens but the first at temperature 1, as a list for each of its parts
-  (servers, devices) by name. `fingerprint` verifies the weights with it.
-  """
-
-  counters: Counter[str]
-
-  def set_params(self, params: Any, version: int) -> None:
-    """Makes the engine sample with these weights from now on."""
-    ...
 
 
 class Collected(NamedTuple):
@@ -101,7 +82,7 @@ def collect(
   *,
   config: config_lib.ExperimentConfig,
   stream: Sequence[types.Question],
-  engine: Engine,
+  engine: types.TrainableEngine,
   retriever: types.Retriever,
   codec: types.TextCodec,
   timeline: timeline_lib.Timeline,
@@ -189,9 +170,9 @@ def collect(
   )
 
 
-def _taken(part: Any) -> Counter[str]:
+def _taken(part: object) -> Counter[str]:
   """Returns a part's counters and resets them to 0."""
-  counters = getattr(part, "counters", Counter())
+  counters = types.counters(part)
   counts = Counter(counters)
   counters.clear()
   return counts

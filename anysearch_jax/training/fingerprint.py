@@ -22,7 +22,7 @@ from anysearch_jax.host import processes
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder
 from anysearch_jax.rollout import episode
-from anysearch_jax.training import collection, logprobs
+from anysearch_jax.training import logprobs
 
 # Tokens of the prompt: enough to distinguish policies, and cheap at any size.
 _TOKENS = 128
@@ -45,7 +45,7 @@ class Fingerprint:
 
   Args:
     config: of the run.
-    engine: the engine to verify; one without `scores` is not verified.
+    engine: it is verified if it is a `types.ScoringEngine`.
     architecture: of the policy, with its adapters.
     question: the question whose prompt is scored.
     codec: tokenizer of the policy.
@@ -55,13 +55,13 @@ class Fingerprint:
     self,
     config: config_lib.ExperimentConfig,
     *,
-    engine: collection.Engine,
+    engine: types.TrainableEngine,
     architecture: architecture_lib.Architecture,
     question: types.Question,
     codec: types.TextCodec,
   ):
     self._bound = config.watch.max_fingerprint_gap
-    self._engine = engine if hasattr(engine, "scores") else None
+    self._engine = engine if isinstance(engine, types.ScoringEngine) else None
     self._a, self._dtype = architecture, jnp.dtype(config.compute_dtype)
     _, ids = episode.prompt(
       question,
@@ -97,14 +97,15 @@ class Fingerprint:
     Raises:
       types.EngineError: the engine's weights are not those of `expect`.
     """
-    if self._expected is None:
+    engine, expected = self._engine, self._expected
+    if engine is None or expected is None:
       return Gap(0, 0.0, 0.0)
 
     def gaps() -> dict[str, list[float]]:
       return {
         part: [float(np.mean(gap)), float(np.max(gap))]
-        for part, scores in self._engine.scores(self._ids).items()
-        for gap in [_difference(np.asarray(scores), self._expected)]
+        for part, scores in engine.scores(self._ids).items()
+        for gap in [_difference(np.asarray(scores), expected)]
       }
 
     # Processes exchange their gaps, so that all of them raise the same error.

@@ -18,15 +18,13 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum
 from anysearch_jax.config import changes as config_changes
-from anysearch_jax.generative_retrieval import text_model
 from anysearch_jax.host import processes
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout import engines
+from anysearch_jax.rollout import engines, searching
 from anysearch_jax.rollout.jax_engine import kv_store
 from anysearch_jax.training import (
   batching,
   checkpoint,
-  collection,
   learner,
   metrics,
   pipeline,
@@ -88,8 +86,8 @@ class Trainer:
       exports), `prompts.json`, `metrics.jsonl`, `steps.jsonl`, `tensorboard/`,
       `checkpoints/`, `trajectories/` and, at the end, `policy/` (a Hugging Face
       folder) and, with adapters, `adapter/` (a PEFT folder).
-    engine: samples; `run` calls its `close`, if it has one. None makes the
-      engine that `config.engine` names.
+    engine: samples; `run` closes it. None makes the engine that
+      `config.engine` names.
     trace: whether to write `timeline.json`, a trace for Perfetto.
     allow_changes: whether settings of learning may differ from those of the
       checkpoint that the run resumes from, see `config_changes`.
@@ -107,7 +105,7 @@ class Trainer:
     questions: Sequence[types.Question],
     retriever: types.Retriever,
     folder: pathlib.Path,
-    engine: collection.Engine | None = None,
+    engine: types.TrainableEngine | None = None,
     trace: bool = False,
     allow_changes: bool = False,
     clock: Callable[[], float] = time.monotonic,
@@ -138,7 +136,7 @@ class Trainer:
       seed=config.seed,
     )
     validation.validate_engine(config, self._engine)
-    text_model.attach(retriever, self._engine, policy.tokenizer)
+    searching.attach(retriever, self._engine, policy.tokenizer)
     # As of the last trained rollout; the sampler's own may be ahead.
     self._seen = sampler.Seen(
       curriculum.init(config.curriculum, config.seed),
@@ -204,7 +202,7 @@ class Trainer:
     config, c = self._config, self._config.curriculum
     rollouts = c.total_steps // c.steps_per_rollout
     with (
-      _closing(self._engine),
+      contextlib.closing(self._engine),
       self._writer() as writer,
       checkpoint.Checkpoints(self._checkpoints, config=config) as checkpoints,
       self._timeline,
@@ -392,9 +390,3 @@ class Trainer:
     self, name: str, scored: rewards_and_advantages.Experience
   ) -> pathlib.Path:
     return self._folder.record(name, rewards_and_advantages.records(scored))
-
-
-def _closing(engine: collection.Engine) -> contextlib.AbstractContextManager:
-  if hasattr(engine, "close"):
-    return contextlib.closing(engine)
-  return contextlib.nullcontext()

@@ -84,7 +84,7 @@ class Sampler:
     config: config_lib.ExperimentConfig,
     *,
     stream: Sequence[types.Question],
-    engine: collection.Engine,
+    engine: types.TrainableEngine,
     architecture: architecture_lib.Architecture,
     retriever: types.Retriever,
     codec: types.TextCodec,

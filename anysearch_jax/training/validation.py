@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -185,18 +184,20 @@ def validate_prompts(
     )
 
 
-def validate_engine(config: config_lib.ExperimentConfig, engine: Any) -> None:
+def validate_engine(
+  config: config_lib.ExperimentConfig, engine: types.TrainableEngine
+) -> None:
   """Checks that the engine supports `pipeline.async_level`.
 
   Args:
     config: the whole configuration.
-    engine: an engine without `max_async_level` supports every level.
+    engine: the engine that samples.
 
   Raises:
     ValueError: names the setting, its value and the expected values.
   """
   level = config.pipeline.async_level
-  most = getattr(engine, "max_async_level", level)
+  most = engine.max_async_level
   if level > most:
     raise ValueError(
       f"pipeline.async_level: found {level}, expected at most {most} with the "

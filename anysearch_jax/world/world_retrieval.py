@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from anysearch_jax import types
-from anysearch_jax.generative_retrieval import simulation, text_model
+from anysearch_jax.generative_retrieval import text_model
 from anysearch_jax.world import world as world_lib
 
 _WORD = re.compile(r"\w+")
@@ -37,16 +37,16 @@ class WorldSimulator:
     found = await self._retriever.search(request)
     if not noisy:
       return found
-    asker = simulation.asking(request)
-    gold = frozenset(asker.question.golden_answers)
+    context = request.known_context()
+    gold = frozenset(context.question.golden_answers)
 
     def misstated(passage: types.Passage) -> types.Passage:
       title = passage.title
       if title in gold:
-        title = self._other(title, asker, gold)
+        title = self._other(title, context, gold)
       avoid = gold | {title}
       text = " ".join(
-        self._other(word, asker, avoid) if word in self._world.index else word
+        self._other(word, context, avoid) if word in self._world.index else word
         for word in passage.text.split()
       )
       return dataclasses.replace(
@@ -59,7 +59,9 @@ class WorldSimulator:
     """See `simulation.Simulator`."""
     return {"kind": "world", "of": self._retriever.identity(corpora)}
 
-  def _other(self, name: str, asker: types.Asker, avoid: frozenset[str]) -> str:
+  def _other(
+    self, name: str, context: types.SearchContext, avoid: frozenset[str]
+  ) -> str:
     """Draws another entity of the same kind, the same one within a search."""
     at = self._world.index[name]
     (members,) = (m for m in self._world.members.values() if at in m)
@@ -68,7 +70,7 @@ class WorldSimulator:
       for other in self._world.entities[members.start : members.stop]
       if other != name and other not in avoid
     ]
-    drawn = text_model.uniform(asker.address, asker.turn, name, self._seed)
+    drawn = text_model.uniform(context.address, context.turn, name, self._seed)
     return others[int(drawn * len(others))]
 
 

@@ -33,8 +33,8 @@ HITS = {
 SEARCH = config_lib.SearchConfig()
 
 
-def asker(text="so far", question=QUESTION):
-  return types.Asker(types.Address(0, 1, 2), 3, question, text)
+def context(text="so far", question=QUESTION):
+  return types.SearchContext(types.Address(0, 1, 2), 3, question, text)
 
 
 def refine(engine, *, text="so far", query="q", retriever=None, **values):
@@ -48,9 +48,9 @@ def refine(engine, *, text="so far", query="q", retriever=None, **values):
     config=SEARCH,
   )
   searcher = searching.Searcher(retriever, SEARCH)
-  text_model.attach(searcher, engine, scripted.CODEC)
+  searching.attach(searcher, engine, scripted.CODEC)
   return asyncio.run(
-    searcher.search(types.SearchRequest(query, 2, asker=asker(text)))
+    searcher.search(types.SearchRequest(query, 2, context=context(text)))
   )
 
 
@@ -158,7 +158,7 @@ def test_search_o1_episode_reads_refined_text():
   engine = scripted.Engine(say)
   real = scripted.Retriever(HITS)
   retriever = searching.Searcher(retrievers.make(config, real), SEARCH)
-  text_model.attach(retriever, engine, scripted.CODEC)
+  searching.attach(retriever, engine, scripted.CODEC)
 
   def play(text):
     return asyncio.run(
@@ -204,7 +204,7 @@ def test_world_refiner_keeps_only_requested_facts():
         found, unknowing = (
           asyncio.run(
             retriever.search(
-              types.SearchRequest(query, 5, question.corpus, asker("", who))
+              types.SearchRequest(query, 5, question.corpus, context("", who))
             )
           )
           for who in (question, nobody)

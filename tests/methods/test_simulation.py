@@ -28,14 +28,14 @@ QUESTIONS = WORLD.questions("train", 60, 0)
 NOISE = config_methods.ZeroSearchConfig()
 
 
-def asker(question, *, rollout=0, place=0, sample=0, turn=0):
-  return types.Asker(
+def context(question, *, rollout=0, place=0, sample=0, turn=0):
+  return types.SearchContext(
     types.Address(rollout, place, sample), turn, question, "so far"
   )
 
 
-def request(query, asker, k=3):
-  return types.SearchRequest(query, k, asker.question.corpus, asker)
+def request(query, context, k=3):
+  return types.SearchRequest(query, k, context.question.corpus, context)
 
 
 def simulated(simulator, config=NOISE, *, rollouts=10, seed=0):
@@ -64,7 +64,7 @@ def searches():
         f"{fact['entity']} verdict",
         f"{fact['value']} {fact['relation']}",
       ):
-        yield request(query, asker(question, place=place, turn=turn))
+        yield request(query, context(question, place=place, turn=turn))
 
 
 def find(simulator, each, noisy):
@@ -76,7 +76,7 @@ def test_share_of_noisy_searches_follows_the_schedule(rollout):
   retriever = simulated(world_simulator())
   drawn = [
     retriever.noisy(
-      asker(
+      context(
         QUESTIONS[0], rollout=rollout, place=place, sample=sample, turn=turn
       )
     )
@@ -93,7 +93,7 @@ def test_share_of_noisy_searches_follows_the_schedule(rollout):
 
 
 def test_noise_depends_on_address_and_seed_only():
-  at = asker(QUESTIONS[0], rollout=5, place=3, sample=2, turn=1)
+  at = context(QUESTIONS[0], rollout=5, place=3, sample=2, turn=1)
   other = dataclasses.replace(
     at, address=at.address._replace(variant=5), text="else"
   )
@@ -115,7 +115,7 @@ def test_useful_passages_are_those_of_the_world():
 def test_noisy_passages_do_not_contain_the_right_answer():
   changed = golds = 0
   for each in searches():
-    (gold,) = each.asker.question.golden_answers
+    (gold,) = each.context.question.golden_answers
     real = REAL.lookup(each.query, each.k, each.corpus)
     noisy = find(world_simulator(), each, True)
     assert len(noisy) == len(real)
@@ -145,7 +145,7 @@ def test_noisy_search_misstates_an_entity_consistently():
   each = next(
     r
     for r in searches()
-    for (f,) in [r.asker.question.metadata["facts"][:1]]
+    for (f,) in [r.context.question.metadata["facts"][:1]]
     if f["contradicted"] and r.query == f"{f['entity']} {f['relation']}"
   )
   each = dataclasses.replace(each, k=8)
@@ -157,7 +157,7 @@ def test_noisy_search_misstates_an_entity_consistently():
       assert became.setdefault(old, new) == new
   assert sum(old != new for old, new in became.items()) >= 2
   later = dataclasses.replace(
-    each, asker=dataclasses.replace(each.asker, turn=each.asker.turn + 1)
+    each, context=dataclasses.replace(each.context, turn=each.context.turn + 1)
   )
   assert find(world_simulator(), later, True) != noisy
   assert find(world_simulator(seed=1), each, True) != noisy
@@ -167,8 +167,8 @@ def test_answers_do_not_depend_on_order():
   asked = [
     dataclasses.replace(
       each,
-      asker=dataclasses.replace(
-        each.asker, address=each.asker.address._replace(sample=sample)
+      context=dataclasses.replace(
+        each.context, address=each.context.address._replace(sample=sample)
       ),
     )
     for each in searches()
@@ -199,13 +199,13 @@ def test_prompt_has_question_answer_and_requested_kind():
   engine = scripted.Engine(lambda request: said)
   model = text_model.EngineModel(config_lib.TextModelConfig(), stop=())
   retriever = simulated(simulation.ModelSimulator(model), always(1.0))
-  text_model.attach(
+  searching.attach(
     searching.Searcher(retriever, config_lib.SearchConfig()),
     engine,
     scripted.CODEC,
   )
   question = types.Question("q", "who {is} it?", ("Ann", "Anna"))
-  found = asyncio.run(retriever.search(request("it", asker(question))))
+  found = asyncio.run(retriever.search(request("it", context(question))))
   # Only k documents are kept; the fourth document's mark ends the third.
   assert [(p.id, p.title, p.text) for p in found] == [
     ("simulated/noisy/1", '"A (river)"', "it is long"),
@@ -238,12 +238,12 @@ def test_reply_without_passage_fails_the_search():
 
   retriever = simulated(simulation.ModelSimulator(Silent()))
   with pytest.raises(types.RetrievalError, match="Found no passage"):
-    asyncio.run(retriever.search(request("x", asker(QUESTIONS[0]))))
+    asyncio.run(retriever.search(request("x", context(QUESTIONS[0]))))
 
 
 def test_search_without_context_is_rejected():
   retriever = simulated(world_simulator())
-  with pytest.raises(ValueError, match="without an asker"):
+  with pytest.raises(ValueError, match="without a context"):
     asyncio.run(retriever.search(types.SearchRequest("x", 3, "snapshot-0")))
 
 

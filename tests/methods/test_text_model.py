@@ -62,7 +62,7 @@ def test_slow_engine_fails_the_call_and_is_released():
 
 def test_missing_engine_raises():
   asked = text_model.EngineModel(config_lib.TextModelConfig(), stop=())
-  with pytest.raises(RuntimeError, match="text_model.attach"):
+  with pytest.raises(RuntimeError, match="searching.attach"):
     complete(asked)
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -123,6 +124,14 @@ class JaxEngine:
     """The longest context an episode may reach, in tokens."""
     return self._config.max_context
 
+  @property
+  def max_async_level(self) -> int:
+    """Unlimited: every token names the version of its weights."""
+    return sys.maxsize
+
+  def close(self) -> None:
+    """Does nothing: the cache goes with the engine."""
+
   def set_params(self, params: decoder.Params, version: int) -> None:
     """Sets the weights; no episode may hold a cache of the old ones.
 
@@ -177,7 +186,7 @@ class JaxEngine:
     self._news.set()
 
   def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
-    """Scores a sequence on each data shard; see `collection.Engine.scores`."""
+    """Scores a sequence on each data shard; see `types.ScoringEngine`."""
     found = self._device.score(np.asarray(token_ids, np.int32))
     return {f"part {i}": row.tolist() for i, row in enumerate(found)}
 

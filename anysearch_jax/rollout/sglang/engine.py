@@ -205,7 +205,7 @@ class SglangEngine:
     )
 
   def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
-    """Returns log-probabilities by server, as `collection.Engine.scores` says.
+    """Returns log-probabilities by server, see `types.ScoringEngine`.
 
     A server that cannot score is left out and counted as `unscored`. Such a
     server samples nothing that counts either: it is unavailable, or its replies
