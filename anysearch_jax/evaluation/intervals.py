@@ -10,10 +10,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import chex
 import numpy as np
 
-_CHUNK = 4_000_000  # Draws held at once: bounds memory, not the result's shape.
+from anysearch_jax.evaluation import draws
+
 # Drawing the count of one kind costs about as much as drawing 16 questions.
 _PER_KIND = 16
 NOTHING = (None, None, None)
@@ -177,7 +177,11 @@ def bootstrap(
     S estimates. An estimate has no interval if the statistic is undefined on
     the sample, or on more than 1 - confidence of the resamples.
   """
-  chex.assert_rank(sums, 2)
+  if sums.ndim != 2:
+    raise ValueError(
+      f"Found sums of shape {list(sums.shape)}, expected [N, K]: K sums for "
+      "each of N questions."
+    )
   rng = np.random.default_rng(seed)
   if stratum is None:
     observed, totals = _resample(rng, sums, resamples)
@@ -206,22 +210,7 @@ def _resample(
     # by the number of questions of each kind: one multinomial draw.
     drawn = rng.multinomial(questions, times / questions, size=resamples)
     return observed, drawn @ kinds
-  step = max(1, _CHUNK // questions)
-  totals = [
-    _counts(rng, min(step, resamples - start), questions) @ sums
-    for start in range(0, resamples, step)
-  ]
-  return observed, np.concatenate(totals)
-
-
-def _counts(
-  rng: np.random.Generator, resamples: int, questions: int
-) -> np.ndarray:
-  """Returns how often each resample draws each question, float64 `[R, N]`."""
-  draws = rng.integers(questions, size=(resamples, questions))
-  draws += np.arange(resamples)[:, None] * questions
-  counts = np.bincount(draws.ravel(), minlength=resamples * questions)
-  return counts.reshape(resamples, questions).astype(np.float64)
+  return observed, draws.resampled_totals(rng, sums, resamples)
 
 
 def _percentiles(

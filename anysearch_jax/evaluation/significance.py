@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from anysearch_jax.evaluation import draws as draws_lib
+
 _EXACT = 12  # Up to this number of questions, all sign assignments are tested.
-_CHUNK = 4_000_000  # Signs held at once: bounds memory, not the result.
 
 
 def mcnemar(wins: int, losses: int, *, mid: bool = True) -> float:
@@ -88,9 +89,9 @@ def sign_flips(
   gaps = [(ours - theirs)[mask] for mask in masks]
 
   def differences(signs: np.ndarray) -> np.ndarray:
-    gap = np.stack(
-      [signs[:, m] @ g for m, g in zip(masks, gaps, strict=True)], axis=1
-    )
+    # Selecting all columns of a mask would copy them.
+    parts = [signs] if len(masks) == 1 else [signs[:, m] for m in masks]
+    gap = np.stack([p @ g for p, g in zip(parts, gaps, strict=True)], axis=1)
     both = np.stack(sums)
     return np.abs(statistic((both + gap) / 2, (both - gap) / 2))
 
@@ -100,7 +101,9 @@ def sign_flips(
   bound = observed * (1 - 1e-9) - 1e-12
   exact = questions <= _EXACT
   reached, defined = np.zeros(len(observed)), np.zeros(len(observed))
-  for signs in _all(questions) if exact else _drawn(questions, draws, seed):
+  for signs in (
+    _all(questions) if exact else draws_lib.signs(questions, draws, seed)
+  ):
     found = differences(signs)
     reached += (found >= bound).sum(axis=0)
     defined += (~np.isnan(found)).sum(axis=0)
@@ -112,14 +115,6 @@ def sign_flips(
 def _all(questions: int) -> Iterator[np.ndarray]:
   bits = np.arange(2**questions)[:, None] >> np.arange(questions) & 1
   yield 1.0 - 2.0 * bits
-
-
-def _drawn(questions: int, draws: int, seed: int) -> Iterator[np.ndarray]:
-  rng = np.random.default_rng(seed)
-  step = max(1, _CHUNK // questions)
-  for start in range(0, draws, step):
-    shape = min(step, draws - start), questions
-    yield 1.0 - 2.0 * rng.integers(2, size=shape, dtype=np.int8)
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:

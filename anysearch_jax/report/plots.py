@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 import matplotlib
 import numpy as np
 from matplotlib import figure, ticker
+from matplotlib.backends import backend_svg
 
 from anysearch_jax.evaluation import intervals
 
@@ -353,7 +354,9 @@ def _svg(fig: figure.Figure, name: str, title: str) -> str:
   # A fixed salt makes the ids, and thus the bytes, equal in every run; a
   # different salt for each figure keeps ids on one page unique.
   with matplotlib.rc_context({"svg.hashsalt": name}):
-    fig.savefig(buffer, format="svg")
+    # `savefig` would draw every figure twice, the first time for its layout
+    # only; drawing with the layout engine on arranges the figure as well.
+    backend_svg.FigureCanvasSVG(fig).print_svg(buffer)
   svg = buffer.getvalue()
   svg = svg[svg.index("<svg") :]
   # A style sheet inside a figure would apply to the whole page, and the page's

@@ -105,10 +105,12 @@ def measure(
     return curves_lib.curve(label, part, trained=trained, resamples=resamples)
 
   curves = [curve(row.label, row.columns) for row in rows]
+  whole = {found.label: found for found in curves}
   sets = {row.label: columns.by_dataset(row.columns) for row in rows}
   by_dataset = {
     dataset: [
-      curve(label, found[dataset])
+      # A row's curve on its only dataset is its curve over all of them.
+      whole[label] if len(found) == 1 else curve(label, found[dataset])
       for label, found in sets.items()
       if dataset in found
     ]
