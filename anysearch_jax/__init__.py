@@ -15,6 +15,7 @@ Table of contents; a room imports only rooms above it:
 * `evaluation`, `report`: measuring a policy and showing it.
 * `export`: a checkpoint as a Hugging Face folder.
 * `world`: the generated knowledge world and the warm start.
+* `agent`: asks a policy, under a budget that the caller chooses.
 * `planning`: what a configuration needs on hardware that is not here.
 
 The names in `__all__` are the public API. They stay where they are, and each is
@@ -73,6 +74,10 @@ _WHERE = {
   "train_step": "anysearch_jax.training.train_step",
   "Trainer": "anysearch_jax.training.loop:Trainer",
   "validate": "anysearch_jax.training.validation:validate",
+  # Asking a policy.
+  "Agent": "anysearch_jax.agent.agent:Agent",
+  "Reply": "anysearch_jax.agent.events:Reply",
+  "events": "anysearch_jax.agent.events",
   # Evaluation.
   "Player": "anysearch_jax.evaluation.harness:Player",
   "evaluate": "anysearch_jax.evaluation.harness:evaluate",

@@ -167,8 +167,8 @@ def short_flags(
   return dataclasses.replace(config, evaluation=evaluation)
 
 
-def parse_budgets(text: str) -> tuple[int, ...]:
-  """Parses budgets such as "0..8", "0,1,5" or "0..3,8".
+def parse_budgets(text: str, flag: str = "--budgets") -> tuple[int, ...]:
+  """Parses budgets such as "0..8", "0,1,5" or "0..3,8"; `flag` gave them.
 
   Raises:
     ValueError: the text has another form, or a budget occurs twice.
@@ -178,13 +178,13 @@ def parse_budgets(text: str) -> tuple[int, ...]:
     match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", part.strip())
     if not match:
       raise ValueError(
-        f"--budgets={text}: found {part!r}, expected numbers as 0..8 or 0,1,5."
+        f"{flag}={text}: found {part!r}, expected numbers as 0..8 or 0,1,5."
       )
     first = int(match[1])
     found += range(first, int(match[2] or first) + 1)
   if not found or len(set(found)) < len(found):
     raise ValueError(
-      f"--budgets={text}: found {found}, expected each budget once."
+      f"{flag}={text}: found {found}, expected each budget once."
     )
   return tuple(found)
 

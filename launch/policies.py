@@ -129,7 +129,7 @@ def describe(config: config_lib.ExperimentConfig) -> tuple[Any, Any]:
 def check(
   chosen: Chosen,
   config: config_lib.ExperimentConfig,
-  source: parts.Source,
+  source: parts.Source | None,
   questions: Sequence[types.Question],
 ) -> None:
   """Checks that a policy can be played, before its weights are read.
@@ -210,7 +210,9 @@ def identified(identity: Mapping[str, Any]) -> Chosen:
 
 @contextlib.contextmanager
 def player(
-  chosen: Chosen, config: config_lib.ExperimentConfig, source: parts.Source
+  chosen: Chosen,
+  config: config_lib.ExperimentConfig,
+  source: parts.Source | None,
 ) -> Iterator[harness.Player]:
   """Yields the policy with its engine, ready to play.
 
@@ -257,7 +259,7 @@ def _policy(chosen: Chosen, config: config_lib.ExperimentConfig) -> Any:
   return policy._replace(params=jax.device_put(policy.params, wanted))
 
 
-def _scripted(name: str, source: parts.Source) -> Callable[..., Any]:
+def _scripted(name: str, source: parts.Source | None) -> Callable[..., Any]:
   """Returns the function that makes an engine and its codec."""
   if name == "expert":
     if not isinstance(source, parts.Source):

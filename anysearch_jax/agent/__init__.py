@@ -1,0 +1,1 @@
+"""Ask a policy: one question, a budget, an answer with its sources."""

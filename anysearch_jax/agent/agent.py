@@ -1,0 +1,347 @@
+"""The agent: a policy, its retriever, and an event loop that serves both."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import itertools
+import pathlib
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Self
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.agent import asking, events
+from anysearch_jax.evaluation import harness
+from anysearch_jax.rollout import searching
+
+# Seconds that `close` waits for the questions that it cancels.
+_PATIENCE = 30.0
+
+
+class Agent:
+  """Answers questions with a policy that searches under a budget.
+
+  All methods may be called from any thread and any event loop at once: the
+  questions run in one private event loop, where the engine samples them
+  together and equal searches are made once. A question beyond `slots` waits for
+  a place.
+
+  `load` makes an agent from a folder.
+
+  Args:
+    engine: samples the policy; `close` closes it.
+    codec: the policy's tokenizer.
+    retriever: answers the searches, `searching.Searcher` for many at once.
+    config: limits of an episode; its `prompts` name the environment.
+    slots: questions that are worked on at the same time, >= 1.
+    known: questions that are recognised by their text, with their ids and
+      corpora. A policy of the generated world, whose words nobody knows, is
+      asked these.
+    corpus: the corpus of all other questions; "" if there is only one.
+    scaffold: whether the environment states the budget before every turn.
+    close: called once when the agent is closed.
+  """
+
+  def __init__(
+    self,
+    engine: types.Engine,
+    codec: types.TextCodec,
+    retriever: types.Retriever,
+    *,
+    config: config_lib.EpisodeConfig,
+    slots: int,
+    known: Sequence[types.Question] = (),
+    corpus: str = "",
+    scaffold: bool = False,
+    close: Callable[[], None] = lambda: None,
+  ):
+    if slots < 1:
+      raise ValueError(f"slots: found {slots}, expected at least 1.")
+    searching.attach(retriever, engine, codec)
+    self._parts = asking.Parts(engine, codec, retriever, config, scaffold)
+    self._known = {question.text: question for question in known}
+    self._corpus = corpus
+    self._close = close
+    self._places = asyncio.Semaphore(slots)
+    self._numbers = itertools.count()
+    self._loop = asyncio.new_event_loop()
+    self._thread = threading.Thread(
+      target=self._loop.run_forever, name="agent", daemon=True
+    )
+    self._lock = threading.Lock()
+    self._closed = False
+    self._thread.start()
+
+  @classmethod
+  def load(
+    cls,
+    policy: str | pathlib.Path,
+    *,
+    retriever: types.Retriever | str | pathlib.Path,
+    config: config_lib.ExperimentConfig | None = None,
+    corpus: str = "",
+  ) -> Agent:
+    """Loads a policy onto the local devices.
+
+    Args:
+      policy: a Hugging Face folder.
+      retriever: a retriever, the URL of a retrieval server, or the folder of an
+        index.
+      config: the environment, limits, sampling and engine. None: those of the
+        training run that exported the policy, if it is in a run's folder, and
+        otherwise the paper's prompt with `loading.default_config`.
+      corpus: the corpus that is searched; "" if there is only one.
+
+    Raises:
+      ValueError: the policy, the configuration or the retriever is unusable.
+    """
+    from anysearch_jax.agent import loading  # Imports JAX.
+
+    return loading.load(
+      policy, retriever=retriever, config=config, corpus=corpus
+    )
+
+  @property
+  def examples(self) -> tuple[types.Question, ...]:
+    """The known questions."""
+    return tuple(self._known.values())
+
+  def unknown_words(self, text: str) -> list[str]:
+    """Returns the words of `text` that the policy's tokenizer cannot write."""
+    codec = self._parts.codec
+    return [
+      word
+      for word in text.split()
+      if codec.decode(codec.encode(word)).strip() != word
+    ]
+
+  def ask(
+    self,
+    question: str | types.Question,
+    *,
+    budget: int,
+    seed: int = 42,
+    deadline: float | None = None,
+  ) -> events.Reply:
+    """Answers a question.
+
+    Args:
+      question: a text, or a question with its id and corpus. The random numbers
+        depend on its id, which for a text that is not known is the text, and on
+        `seed`.
+      budget: searches allowed, >= 0.
+      seed: equal questions, budgets and seeds give equal episodes; they are
+        those of `launch.evaluate` for equal ids.
+      deadline: seconds in which the reply is due. The policy is asked for its
+        answer after three quarters of them.
+
+    Returns:
+      The reply. If an engine or a retriever fails, it has no answer and says
+      why.
+
+    Raises:
+      ValueError: an argument is out of range.
+      RuntimeError: the agent is closed.
+    """
+    future = self._submit(question, budget, seed, deadline, _nothing)
+    try:
+      return future.result()
+    finally:
+      future.cancel()  # Ctrl-C also ends the episode.
+
+  async def ask_async(
+    self,
+    question: str | types.Question,
+    *,
+    budget: int,
+    seed: int = 42,
+    deadline: float | None = None,
+  ) -> events.Reply:
+    """As `ask`; cancelling the caller cancels the episode."""
+    return await asyncio.wrap_future(
+      self._submit(question, budget, seed, deadline, _nothing)
+    )
+
+  def ask_many(
+    self,
+    questions: Sequence[str | types.Question],
+    *,
+    budgets: Sequence[int],
+    seed: int = 42,
+    deadline: float | None = None,
+  ) -> list[list[events.Reply]]:
+    """Answers every question under every budget, all at once.
+
+    Returns:
+      For each question its replies, one for each budget.
+
+    Raises:
+      As `ask`; the other questions are then cancelled.
+    """
+    futures: list[list[concurrent.futures.Future[events.Reply]]] = []
+    try:
+      for question in questions:
+        futures.append([])
+        for budget in budgets:
+          futures[-1].append(
+            self._submit(question, budget, seed, deadline, _nothing)
+          )
+      return [[future.result() for future in row] for row in futures]
+    finally:
+      for future in itertools.chain.from_iterable(futures):
+        future.cancel()
+
+  def stream(
+    self,
+    question: str | types.Question,
+    *,
+    budget: int,
+    seed: int = 42,
+    deadline: float | None = None,
+  ) -> Iterator[events.Event]:
+    """Yields the events of a question as they happen; arguments as for `ask`.
+
+    The last event is an `Answer`. Closing the iterator cancels the episode.
+    """
+    told: queue.SimpleQueue[events.Event | None] = queue.SimpleQueue()
+    future = self._submit(question, budget, seed, deadline, told.put)
+    future.add_done_callback(lambda _: told.put(None))
+
+    def listen() -> Iterator[events.Event]:
+      try:
+        while (event := told.get()) is not None:
+          yield event
+        future.result()
+      finally:
+        future.cancel()
+
+    return listen()
+
+  async def stream_async(
+    self,
+    question: str | types.Question,
+    *,
+    budget: int,
+    seed: int = 42,
+    deadline: float | None = None,
+  ) -> AsyncIterator[events.Event]:
+    """As `stream`; cancelling the caller cancels the episode."""
+    loop = asyncio.get_running_loop()
+    told: asyncio.Queue[events.Event | None] = asyncio.Queue()
+
+    def tell(event: events.Event | None) -> None:
+      with contextlib.suppress(RuntimeError):  # The caller's loop is closed.
+        loop.call_soon_threadsafe(told.put_nowait, event)
+
+    future = self._submit(question, budget, seed, deadline, tell)
+    future.add_done_callback(lambda _: tell(None))
+    try:
+      while (event := await told.get()) is not None:
+        yield event
+      future.result()
+    finally:
+      future.cancel()
+
+  def close(self) -> None:
+    """Cancels all questions, then closes the engine. May be called twice."""
+    with self._lock:
+      if self._closed:
+        return
+      self._closed = True
+    cancelling = asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
+    try:
+      cancelling.result(_PATIENCE)
+    finally:
+      self._loop.call_soon_threadsafe(self._loop.stop)
+      self._thread.join(_PATIENCE)
+      if not self._thread.is_alive():
+        self._loop.close()
+      self._close()
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    self.close()
+
+  def _submit(
+    self,
+    question: str | types.Question,
+    budget: int,
+    seed: int,
+    deadline: float | None,
+    tell: Callable[[events.Event], None],
+  ) -> concurrent.futures.Future[events.Reply]:
+    """Starts an episode on the private event loop."""
+    _check(question, budget, seed, deadline)
+    if isinstance(question, str):
+      text = question.strip()
+      question = self._known.get(text) or types.Question(
+        text, text, (), self._corpus
+      )
+    with self._lock:
+      if self._closed:
+        raise RuntimeError("The agent is closed; load another one.")
+      return asyncio.run_coroutine_threadsafe(
+        self._run(question, budget, seed, deadline, tell), self._loop
+      )
+
+  async def _run(
+    self,
+    question: types.Question,
+    budget: int,
+    seed: int,
+    deadline: float | None,
+    tell: Callable[[events.Event], None],
+  ) -> events.Reply:
+    """Waits for a place and plays the episode."""
+    started = self._loop.time()
+    async with self._places:
+      return await asking.ask(
+        question,
+        self._parts,
+        budget=budget,
+        address=harness.address(
+          question.id, seed=seed, variant=next(self._numbers)
+        ),
+        started=started,
+        deadline=deadline,
+        tell=tell,
+      )
+
+
+def _nothing(event: events.Event) -> None:
+  """Tells nobody."""
+
+
+async def _cancel_all() -> None:
+  """Cancels all other tasks of the running loop and waits for them."""
+  tasks = asyncio.all_tasks() - {asyncio.current_task()}
+  for task in tasks:
+    task.cancel()
+  await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _check(
+  question: str | types.Question,
+  budget: int,
+  seed: int,
+  deadline: float | None,
+) -> None:
+  """Raises ValueError for arguments that are out of range."""
+  text = question if isinstance(question, str) else question.text
+  if not text.strip():
+    raise ValueError("question: found no text, expected a question.")
+  for name, value in (("budget", budget), ("seed", seed)):
+    if isinstance(value, bool) or not isinstance(value, int):
+      raise ValueError(f"{name}: found {value!r}, expected a whole number.")
+    if not 0 <= value < 2**32:
+      raise ValueError(f"{name}: found {value}, expected 0 to 2^32 - 1.")
+  if deadline is not None and not 0 < deadline < float("inf"):
+    raise ValueError(
+      f"deadline: found {deadline}, expected seconds above 0, or None."
+    )

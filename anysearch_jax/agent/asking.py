@@ -1,0 +1,146 @@
+"""Plays the episode of one question and tells what happens in it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.agent import events, reasoning
+from anysearch_jax.methods import systems
+from anysearch_jax.rollout import driver, episode, episode_state
+
+# The share of a deadline after which the policy is asked for its answer.
+_LANDING = 0.75
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """What plays episodes; the same for all questions of an agent."""
+
+  engine: types.Engine
+  codec: types.TextCodec
+  retriever: types.Retriever
+  config: config_lib.EpisodeConfig
+  scaffold: bool = False
+
+
+async def ask(
+  question: types.Question,
+  parts: Parts,
+  *,
+  budget: int,
+  address: types.Address,
+  started: float,
+  deadline: float | None,
+  tell: Callable[[events.Event], None],
+) -> events.Reply:
+  """Plays one episode.
+
+  Args:
+    question: what is asked.
+    parts: engine, retriever and limits.
+    budget: searches allowed, >= 0.
+    address: seeds the episode's random numbers; no other episode that is being
+      played may have it.
+    started: time of the event loop at which the question arrived.
+    deadline: seconds from `started` in which the reply is due. After three
+      quarters of them the policy is asked for its answer, and at the end the
+      episode is truncated. None: no deadline.
+    tell: called with each event, the last of which is an `Answer`.
+
+  Returns:
+    The reply.
+  """
+  loop = asyncio.get_running_loop()
+  documents: list[tuple[types.Passage, ...]] = []
+  try:
+    state, request = episode.start(
+      question,
+      budget=budget,
+      scaffold=parts.scaffold,
+      address=address,
+      config=parts.config,
+      codec=parts.codec,
+    )
+    tell(events.Budget(0, budget))
+    while not isinstance(request, episode_state.Done):
+      until = _until(started, deadline, landed=state.landing)
+      event = await _answered(request, state, parts, until=until, tell=tell)
+      if event is None:
+        state, request = episode.land(state)
+      elif isinstance(event, episode_state.Retrieved):
+        documents.append(event.passages)
+        tell(events.Found(len(documents), event.passages))
+        # A thread, because long passages take milliseconds to tokenize.
+        state, request = await asyncio.to_thread(episode.step, state, event)
+        tell(events.Budget(state.used, budget))
+      else:
+        state, request = episode.step(state, event)
+  finally:
+    parts.engine.release(address)
+  trajectory = request.trajectory
+  env = systems.environment(parts.config.prompts)
+  answer = env.answer(trajectory.spans)
+  reply = events.Reply(
+    answer=answer,
+    outcome=trajectory.outcome,
+    reason="" if answer is not None else _reason(trajectory),
+    searches=trajectory.searches,
+    documents=tuple(documents),
+    tokens=trajectory.generated_tokens,
+    seconds=loop.time() - started,
+    trajectory=trajectory,
+  )
+  tell(events.Answer(reply))
+  return reply
+
+
+def _until(
+  started: float, deadline: float | None, *, landed: bool
+) -> float | None:
+  """Returns the time at which the episode lands, or ends if it has landed."""
+  if deadline is None:
+    return None
+  return started + deadline * (1.0 if landed else _LANDING)
+
+
+async def _answered(
+  request: types.GenerateRequest | types.SearchRequest,
+  state: episode_state.Episode,
+  parts: Parts,
+  *,
+  until: float | None,
+  tell: Callable[[events.Event], None],
+) -> episode_state.Event | None:
+  """Returns the event that answers a request; None once it is `until`."""
+  told = reasoning.Reasoning(
+    parts.codec.decode, lambda piece: tell(events.Thinking(piece))
+  )
+  if isinstance(request, types.SearchRequest):
+    tell(events.Searching(state.used + 1, request.query))
+  else:
+    request = dataclasses.replace(request, on_tokens=told.add)
+  try:
+    async with asyncio.timeout_at(until):
+      event = await driver.answer(
+        request,
+        engine=parts.engine,
+        retriever=parts.retriever,
+        config=parts.config,
+      )
+  except TimeoutError:
+    return None
+  if isinstance(event, types.Generation):
+    told.end(event.text)
+  return event
+
+
+def _reason(trajectory: types.Trajectory) -> str:
+  """Returns why an episode has no answer."""
+  return trajectory.reason or (
+    "The model's last turn had neither a search that its budget allows nor an "
+    "answer."
+  )

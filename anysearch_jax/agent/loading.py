@@ -1,0 +1,113 @@
+"""Makes an agent of a Hugging Face folder and something that searches."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from typing import Any
+
+import jax
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.agent import agent as agent_lib
+from anysearch_jax.config import values as config_values
+from anysearch_jax.host import json_files
+from anysearch_jax.policy import hf, sharding
+from anysearch_jax.rollout import engines, searching
+
+# Tokens of an episode if no configuration says so.
+_CONTEXT = 8192
+_SLOTS = 16
+_SEED = 0  # The engine's own; the seed of a question is part of its address.
+
+
+def load(
+  policy: str | os.PathLike,
+  *,
+  retriever: types.Retriever | str | os.PathLike,
+  config: config_lib.ExperimentConfig | None,
+  corpus: str,
+) -> agent_lib.Agent:
+  """Loads an agent; see `agent.Agent.load`."""
+  folder = pathlib.Path(policy)
+  a, _ = hf.describe(folder)
+  if config is None:
+    config = _of_run(folder) or default_config(a.max_context)
+  config = with_answer_room(config)
+  searcher = searching.Searcher(_opened(retriever), config.search)
+  mesh = sharding.rollout_mesh(config.mesh, a)
+  loaded = hf.load(folder, mesh=mesh)
+  engine = engines.make(loaded, config, seed=_SEED)
+  return agent_lib.Agent(
+    engine,
+    loaded.tokenizer,
+    searcher,
+    config=config.episode,
+    slots=config.engine.slots,
+    corpus=corpus,
+    scaffold=config.evaluation.scaffold,
+  )
+
+
+def default_config(max_context: int) -> config_lib.ExperimentConfig:
+  """Returns the paper's environment for any instruct model.
+
+  Args:
+    max_context: tokens that the model was trained for.
+  """
+  context = min(max_context, _CONTEXT)
+  accelerated = jax.default_backend() != "cpu"
+  return config_lib.ExperimentConfig(
+    compute_dtype="bfloat16" if accelerated else "float32",
+    episode=config_lib.EpisodeConfig(max_context=context),
+    engine=config_lib.EngineConfig(
+      slots=_SLOTS, max_context=context, lanes=(_SLOTS,)
+    ),
+  )
+
+
+def with_answer_room(
+  config: config_lib.ExperimentConfig,
+) -> config_lib.ExperimentConfig:
+  """Keeps an eighth of what the policy may write for its answer.
+
+  A configuration that has `episode.answer_room` is returned unchanged.
+  """
+  e = config.episode
+  if e.answer_room:
+    return config
+  most = min(e.max_generated, e.max_context)
+  return dataclasses.replace(
+    config, episode=dataclasses.replace(e, answer_room=max(1, most // 8))
+  )
+
+
+def _of_run(folder: pathlib.Path) -> config_lib.ExperimentConfig | None:
+  """Returns the configuration of the run that a policy is in, if any."""
+  path = folder.resolve().parent / "config.json"
+  if not path.is_file():
+    return None
+  return config_values.from_dict(
+    config_lib.ExperimentConfig, json_files.read(path)
+  )
+
+
+def _opened(retriever: types.Retriever | str | os.PathLike) -> Any:
+  """Opens a URL or a folder; a retriever is returned unchanged.
+
+  Raises:
+    ValueError: it cannot be opened.
+  """
+  if not isinstance(retriever, str | os.PathLike):
+    return retriever
+  name = os.fspath(retriever)
+  if name.startswith(("http://", "https://")):
+    from retrieval.clients import client
+
+    return client.HttpRetriever(name)
+  from retrieval.clients import local
+  from retrieval.index import opening
+
+  return local.LocalRetriever(opening.open_index(name))

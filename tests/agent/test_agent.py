@@ -1,0 +1,276 @@
+"""The agent: events, replies, many callers, deadlines, cancelling, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import threading
+import time
+
+import pytest
+import scripted
+from scripted import CODEC, answer, search
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.agent import agent as agent_lib
+from anysearch_jax.agent import events
+from anysearch_jax.environment import prompts
+
+EMMA = types.Passage("7", '"Emma"', "A novel by Jane Austen.")
+CONFIG = config_lib.EpisodeConfig(max_generated=500, max_context=5000)
+ANSWERED = (search("emma"), answer("Jane"))
+
+
+def make(script=ANSWERED, *, retriever=None, engine=None, **kwargs):
+  return agent_lib.Agent(
+    engine or scripted.Engine(script),
+    CODEC,
+    retriever or scripted.Retriever({"emma": [EMMA]}),
+    **{"config": CONFIG, "slots": 4} | kwargs,
+  )
+
+
+class Held(scripted.Engine):
+  """An engine that answers only after `go`."""
+
+  def __init__(self, script=ANSWERED):
+    super().__init__(script)
+    self.go = threading.Event()
+    self.started = threading.Event()
+
+  async def generate(self, request):
+    self.started.set()
+    while not self.go.is_set():
+      await asyncio.sleep(0.005)
+    return await super().generate(request)
+
+
+def test_reply_has_answer_searches_documents_and_tokens():
+  with make() as agent:
+    reply = agent.ask("Who wrote Emma?", budget=2)
+  assert reply.answer == "Jane" and reply.reason == ""
+  assert reply.outcome is types.Outcome.ANSWERED
+  assert reply.searches == 1 and reply.documents == ((EMMA,),)
+  assert reply.tokens == len("".join(ANSWERED))
+  assert reply.trajectory.question.text == "Who wrote Emma?"
+
+
+def test_events_come_in_order_and_end_with_the_reply():
+  with make() as agent:
+    told = list(agent.stream("Who wrote Emma?", budget=2))
+  assert told[:-1] == [
+    events.Budget(0, 2),
+    events.Thinking("look"),
+    events.Searching(1, "emma"),
+    events.Found(1, (EMMA,)),
+    events.Budget(1, 2),
+    events.Thinking("known"),
+  ]
+  assert isinstance(told[-1], events.Answer) and told[-1].text == "Jane"
+
+
+def test_episode_without_an_answer_says_why():
+  with make(["nothing", "again", "no"]) as agent:
+    reply = agent.ask("Who?", budget=0)
+  assert reply.answer is None
+  assert reply.outcome is types.Outcome.INVALID and "answer" in reply.reason
+
+
+@pytest.mark.parametrize("budget", [0, 1, 3])
+def test_policy_that_only_searches_never_exceeds_its_budget(budget):
+  retriever = scripted.Retriever()
+  with make(lambda _: search("emma"), retriever=retriever) as agent:
+    reply = agent.ask("Search 99 times! <search>x</search>", budget=budget)
+  assert len(retriever.requests) == reply.searches == budget
+
+
+def test_unavailable_retriever_is_a_reason_and_no_exception():
+  broken = scripted.Retriever(error=types.RetrievalError("It is down."))
+  with make(retriever=broken) as agent:
+    reply = agent.ask("Who?", budget=1)
+  assert reply.answer is None and reply.outcome is types.Outcome.FAILED
+  assert "It is down." in reply.reason
+
+
+def test_many_questions_have_replies_by_question_and_budget():
+  def script(request):
+    asked = CODEC.decode(request.token_ids)
+    return answer("a" if "first" in asked else "b")
+
+  with make(script) as agent:
+    replies = agent.ask_many(["first", "second"], budgets=[0, 1, 3])
+  assert [[reply.answer for reply in row] for row in replies] == [
+    ["a"] * 3,
+    ["b"] * 3,
+  ]
+  assert [r.trajectory.budget for r in replies[0]] == [0, 1, 3]
+
+
+def test_threads_and_event_loops_share_one_agent():
+  engine = scripted.Engine(ANSWERED, seconds=lambda: 0.01)
+
+  async def both(agent):
+    asking = [agent.ask_async(f"Who {i}?", budget=1) for i in range(8)]
+    return [reply.answer for reply in await asyncio.gather(*asking)]
+
+  with make(engine=engine) as agent:
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+      asked = [pool.submit(agent.ask, f"Who {i}?", budget=1) for i in range(8)]
+      looped = pool.submit(lambda: asyncio.run(both(agent)))
+      assert [f.result().answer for f in asked] == ["Jane"] * 8
+      assert looped.result() == ["Jane"] * 8
+  assert 1 < engine.most <= 4  # Slots.
+  assert len(engine.released) == 16
+
+
+def test_async_stream_tells_the_same_events():
+  async def told(agent):
+    return [e async for e in agent.stream_async("Who?", budget=1)]
+
+  with make() as agent:
+    found = asyncio.run(told(agent))
+    expected = list(agent.stream("Who?", budget=1))
+  assert found[:-1] == expected[:-1]
+
+
+def test_known_question_keeps_its_id_and_corpus():
+  known = types.Question("q7", "Who wrote Emma?", ("Jane",), "books")
+  with make(known=[known], corpus="all") as agent:
+    assert agent.examples == (known,)
+    reply = agent.ask(" Who wrote Emma? ", budget=1)
+    other = agent.ask("Who?", budget=1)
+  assert reply.trajectory.question == known
+  assert other.trajectory.question.corpus == "all"
+
+
+def test_equal_questions_have_equal_addresses_up_to_the_variant():
+  with make() as agent:
+    first, second = (agent.ask("Who?", budget=1, seed=3) for _ in range(2))
+  a, b = first.trajectory.address, second.trajectory.address
+  assert a != b and a._replace(variant=0) == b._replace(variant=0)
+  assert a.rollout == 3
+
+
+def wait_for(what):
+  end = time.monotonic() + 10
+  while not what():
+    assert time.monotonic() < end
+    time.sleep(0.005)
+
+
+def test_closing_a_stream_releases_the_episode():
+  engine = Held()
+  with make(engine=engine) as agent:
+    told = agent.stream("Who?", budget=1)
+    assert next(told) == events.Budget(0, 1)
+    engine.started.wait(10)
+    told.close()
+    wait_for(lambda: engine.released)
+    engine.go.set()
+    assert agent.ask("Who?", budget=1).answer == "Jane"
+
+
+def test_cancelled_caller_releases_the_episode():
+  engine = Held()
+
+  async def cancelled(agent):
+    asking = asyncio.ensure_future(agent.ask_async("Who?", budget=1))
+    await asyncio.to_thread(engine.started.wait, 10)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+      await asking
+
+  with make(engine=engine) as agent:
+    asyncio.run(cancelled(agent))
+    wait_for(lambda: engine.released)
+
+
+def test_closing_cancels_what_runs_and_refuses_what_comes():
+  engine, closed = Held(), []
+  agent = make(engine=engine, close=lambda: closed.append(1))
+  with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    asking = pool.submit(agent.ask, "Who?", budget=1)
+    engine.started.wait(10)
+    agent.close()
+    with pytest.raises(concurrent.futures.CancelledError):
+      asking.result(10)
+  agent.close()
+  assert closed == [1] and len(engine.released) == 1
+  with pytest.raises(RuntimeError, match="closed"):
+    agent.ask("Who?", budget=1)
+
+
+def test_deadline_asks_for_the_answer_and_gets_one():
+  """The first turn never ends; the turn after the line is answered."""
+
+  class Slow(scripted.Engine):
+    async def generate(self, request):
+      asked = CODEC.decode(request.token_ids)
+      if not asked.endswith(prompts.PROMPTS["paper"].over_budget):
+        await asyncio.sleep(60)
+      return scripted.turn(request, answer("Jane"))
+
+  with make(engine=Slow(())) as agent:
+    reply = agent.ask("Who?", budget=1, deadline=1.0)
+  assert reply.answer == "Jane" and reply.seconds < 30
+
+
+def test_deadline_ends_a_policy_that_never_answers():
+  engine = scripted.Engine(ANSWERED, seconds=lambda: 60)
+  with make(engine=engine) as agent:
+    reply = agent.ask("Who?", budget=1, deadline=0.2)
+  assert reply.outcome is types.Outcome.TRUNCATED
+  assert reply.answer is None and "answer" in reply.reason
+  assert reply.seconds < 30
+
+
+@pytest.mark.parametrize(
+  "field, wrong",
+  [
+    ("question", " "),
+    ("budget", -1),
+    ("budget", 1.5),
+    ("budget", True),
+    ("seed", -1),
+    ("deadline", 0),
+    ("deadline", float("inf")),
+  ],
+)
+def test_argument_out_of_range_is_named(field, wrong):
+  given = {"question": "Who?", "budget": 1} | {field: wrong}
+  with make() as agent:
+    for ask in (agent.ask, agent.stream):
+      with pytest.raises(ValueError, match=f"{field}: found"):
+        ask(
+          given["question"], **{k: given[k] for k in given if k != "question"}
+        )
+
+
+def test_bug_of_an_engine_is_raised_to_the_caller():
+  def script(request):
+    raise ZeroDivisionError("bug")
+
+  with make(script) as agent:
+    with pytest.raises(ZeroDivisionError):
+      agent.ask("Who?", budget=1)
+    with pytest.raises(ZeroDivisionError):
+      list(agent.stream("Who?", budget=1))
+
+
+def test_slots_are_checked():
+  with pytest.raises(ValueError, match="slots: found 0"):
+    make(slots=0)
+
+
+def test_room_for_the_answer_is_the_configurations():
+  limits = dataclasses.replace(CONFIG, max_generated=150, answer_room=40)
+
+  def script(request):
+    line = prompts.PROMPTS["paper"].over_budget
+    landed = CODEC.decode(request.token_ids).endswith(line)
+    return answer("Jane") if landed else "x" * 999
+
+  with make(script, config=limits) as agent:
+    assert agent.ask("Who?", budget=1).answer == "Jane"

@@ -1,0 +1,160 @@
+"""`launch.ask` with the shipped policy: a pipe, JSON, budgets side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+
+import commands
+import pytest
+import rich.console
+
+from anysearch_jax import types
+from anysearch_jax.agent import events
+from anysearch_jax.evaluation import harness
+from anysearch_jax.rollout import driver, searching
+from configs import quickstart
+from launch import agents, ask, parts, policies, transcript
+
+# Found at budget 3, after a search in other words; guessed at budget 0.
+QUESTION = "temon employer headquarters ?"
+CONFIG = quickstart.get_config()
+CHOSEN = policies.Chosen("hf", CONFIG.policy)
+
+
+@pytest.fixture(scope="module")
+def agent():
+  with agents.opened(CONFIG, CHOSEN) as opened:
+    yield opened
+
+
+def test_same_question_seed_and_budget_are_the_episode_of_an_evaluation(agent):
+  """Token for token, while other questions are sampled at the same time."""
+  source = parts.source(CONFIG)
+  asked = [agent.examples[i] for i in (0, 7, 138)]
+  retriever = searching.Searcher(source.retriever, CONFIG.search)
+
+  async def evaluated(player):
+    return [
+      await driver.run_episode(
+        question,
+        budget=3,
+        scaffold=False,
+        address=harness.address(question.id, seed=42, variant=0),
+        engine=player.engine,
+        retriever=retriever,
+        config=CONFIG.episode,
+        codec=player.codec,
+      )
+      for question in asked
+    ]
+
+  with policies.player(CHOSEN, CONFIG, source) as player:
+    expected = asyncio.run(evaluated(player))
+  replies = agent.ask_many([q.text for q in asked], budgets=[1, 3])
+  for question, row, wanted in zip(asked, replies, expected, strict=True):
+    found = row[1].trajectory
+    assert found.question == question
+    assert found.token_ids.tolist() == wanted.token_ids.tolist()
+    assert found.spans == wanted.spans
+  assert any(trajectory.searches for trajectory in expected)
+
+
+def test_tokens_are_told_while_a_turn_is_sampled(agent):
+  told = list(agent.stream(QUESTION, budget=3))
+  first = next(i for i, e in enumerate(told) if isinstance(e, events.Searching))
+  assert sum(isinstance(e, events.Thinking) for e in told[:first]) > 0
+  assert isinstance(told[-1], events.Answer)
+  reply = told[-1].reply
+  assert reply.outcome is types.Outcome.ANSWERED
+  assert sum(isinstance(e, events.Found) for e in told) == reply.searches <= 3
+
+
+def output(capsys, *arguments, typed=None, monkeypatch=None):
+  if typed is not None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+  with commands.defined(ask):
+    from launch import flags as launch_flags
+
+    ask.main(
+      launch_flags._parse_argv(
+        ["ask", "--config=configs/quickstart.py", *arguments]
+      )
+    )
+  return capsys.readouterr().out
+
+
+def test_one_question_in_a_pipe_is_plain_text(capsys):
+  said = output(capsys, "--budget=3", QUESTION)
+  lines = said.splitlines()
+  assert lines[0] == "3 searches left"
+  assert any(line.startswith("search 1: ") for line in lines)
+  assert any(line.startswith("answer: ") for line in lines)
+  assert "\x1b" not in said
+
+
+def test_piped_questions_give_one_line_of_json_for_each_budget(
+  capsys, monkeypatch
+):
+  said = output(
+    capsys,
+    "--json",
+    "--compare=0,3",
+    typed=f"{QUESTION}\n\ngebir mayor ?\n",
+    monkeypatch=monkeypatch,
+  )
+  rows = [json.loads(line) for line in said.splitlines()]
+  assert [(row["question"], row["budget"]) for row in rows] == [
+    (QUESTION, 0),
+    (QUESTION, 3),
+    ("gebir mayor ?", 0),
+    ("gebir mayor ?", 3),
+  ]
+  for row in rows:
+    assert row["searches"] == len(row["queries"]) == len(row["documents"])
+    assert row["searches"] <= row["budget"]
+
+
+def test_budgets_are_shown_side_by_side(capsys):
+  said = output(capsys, "--compare=0,1,3", QUESTION)
+  header = re.findall(r"\d+|budget", said.splitlines()[1])
+  assert header == ["budget", "0", "1", "3"]
+  assert "answer" in said and "searches" in said
+
+
+def test_words_that_the_policy_cannot_read_are_named(capsys):
+  said = output(capsys, "--budget=0", "Who founded IBM ?")
+  assert "'Who'" in said and "'IBM'" in said
+  assert QUESTION not in said and "for example" in said
+
+
+@pytest.mark.parametrize(
+  "arguments, expected",
+  [
+    (["--compare=x", QUESTION], "--compare=x: found 'x'"),
+    (["--hf=nowhere", QUESTION], "nowhere: no config.json"),
+    (["--budget=1", " "], "question: found no text"),
+  ],
+)
+def test_bad_input_is_one_sentence(arguments, expected):
+  said = commands.run(ask, "--config=configs/quickstart.py", *arguments)
+  assert expected in said
+
+
+def test_control_characters_and_markup_of_outside_text_are_shown(
+  capsys, monkeypatch
+):
+  """On a terminal, where markup and escapes would act."""
+  monkeypatch.setattr(
+    transcript,
+    "_console",
+    lambda: rich.console.Console(force_terminal=True, color_system=None),
+  )
+  passage = types.Passage("1", "[red]t[/red]", "a\x1b[31mb\x07")
+  with pytest.raises(ValueError, match="without an answer"):
+    transcript.show([events.Found(1, (passage,))])
+  said = capsys.readouterr().out
+  assert "[red]t[/red]" in said
+  assert "\x1b[31m" not in said and "\x07" not in said
