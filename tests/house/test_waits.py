@@ -68,6 +68,14 @@ _AWAITED = ("gather", "wrap_future", "shield")
 
 # The waits without a timeout of their own, each with what ends it.
 _ENDED = {
+  (
+    "agent/agent.py",
+    "future.result()",
+  ): "its turns and searches have deadlines",
+  ("agent/agent.py", "await asyncio.wrap_future"): "as `future.result`",
+  ("agent/agent.py", "await asyncio.gather"): "`close` waits for _PATIENCE",
+  ("agent/agent.py", "told.get()"): "the end of its episode ends it",
+  ("launch/ask.py", "input("): "the person at the terminal, or the pipe's end",
   ("launch/stopping.py", "listening.recv"): "the other end is closed",
   ("rollout/driver.py", "task.result()"): "the task group has ended",
   (
