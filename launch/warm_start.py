@@ -90,13 +90,12 @@ def main(argv) -> None:
     params,
     a,
     demonstrations_lib.probe_sets(
-      source.world,
+      demonstrations_lib.Setting(
+        source.world, source.retriever.lookup, codec, config.episode
+      ),
       "dev",
       count=600,
       seed=config.seed,
-      retriever_search=source.retriever.lookup,
-      codec=codec,
-      episode_config=config.episode,
     ),
   )
   for kind, p in probes.items():
@@ -121,16 +120,15 @@ def _demonstrations(config: config_lib.ExperimentConfig, source, codec) -> list:
   rng = np.random.Generator(np.random.PCG64(config.seed))
   line = progress.Line(count, unit="demonstration", clock=time.monotonic)
   pool = []
+  setting = demonstrations_lib.Setting(
+    source.world, source.retriever.lookup, codec, config.episode
+  )
   for question in source.questions("train", count, config.seed):
     trajectory, weights = demonstrations_lib.demonstrate(
       question,
-      world=source.world,
-      retriever_search=source.retriever.lookup,
+      setting,
       budget=int(rng.integers(0, 9)),
       scaffold=bool(rng.random() < 0.4),
-      codec=codec,
-      episode_config=config.episode,
-      expert=demonstrations_lib.ExpertConfig(),
       rng=rng,
       decision_weight=config.warm_start.decision_weight,
     )

@@ -14,6 +14,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 ANSWER_SPLIT = "<|answer_split|>"
 
 Row = Mapping[str, Any]
@@ -39,6 +41,13 @@ class Answers(NamedTuple):
   mended: tuple[str, ...] = ()
 
 
+def without_numpy(value: Any) -> Any:
+  """Returns a cell with NumPy values as plain ones."""
+  if isinstance(value, np.ndarray | np.generic):
+    return value.tolist()
+  return value
+
+
 def answers(value: Any) -> Answers:
   """Reads accepted answers from a list, an array, a string or joined strings.
 
@@ -46,8 +55,7 @@ def answers(value: Any) -> Answers:
     MalformedError: the value has another type, or is the text of a damaged
       list.
   """
-  if hasattr(value, "tolist"):
-    value = value.tolist()
+  value = without_numpy(value)
   if value is None:
     return Answers(())
   whole = not isinstance(value, list | tuple)
@@ -94,9 +102,7 @@ def parsed(text: Any, kind: type) -> Any:
 
 def listed(row: Row, name: str) -> list[Any]:
   """Returns a column of lists or arrays as a list; [] if it is missing."""
-  value = row.get(name)
-  if hasattr(value, "tolist"):
-    value = value.tolist()
+  value = without_numpy(row.get(name))
   if value is None:
     return []
   if not isinstance(value, list | tuple):

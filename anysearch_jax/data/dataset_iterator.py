@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -57,7 +57,7 @@ def take(cursor: Cursor, n: int, *, of: int) -> tuple[np.ndarray, Cursor]:
   return taken, at(start + len(taken), key=cursor.key, of=of)
 
 
-class Stream(Sequence):
+class Stream(Sequence[types.Question]):
   """The first `count` questions of an infinite stream over `rows`.
 
   Args:
@@ -74,7 +74,17 @@ class Stream(Sequence):
   def __len__(self) -> int:
     return self._count
 
-  def __getitem__(self, index: int) -> types.Question:
+  @overload
+  def __getitem__(self, index: int) -> types.Question: ...
+
+  @overload
+  def __getitem__(self, index: slice) -> list[types.Question]: ...
+
+  def __getitem__(
+    self, index: int | slice
+  ) -> types.Question | list[types.Question]:
+    if isinstance(index, slice):
+      return [self[i] for i in range(*index.indices(len(self)))]
     if not -self._count <= index < self._count:
       raise IndexError(f"Found {index}, expected one of {self._count}.")
     place = self.cursor(index % self._count)

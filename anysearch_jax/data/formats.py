@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from anysearch_jax.data import cells
@@ -270,6 +270,7 @@ def _context(known: Row) -> dict[str, str]:
   and of sentences elsewhere. Other contexts give no passages.
   """
   value = known.get("context")
+  pairs: Iterable[Sequence[Any]]
   if isinstance(value, Mapping):
     sentences = "sentences" if "sentences" in value else "content"
     pairs = zip(cells.listed(value, "title"), cells.listed(value, sentences))

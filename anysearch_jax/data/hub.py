@@ -33,6 +33,11 @@ class HuggingFace:
     import huggingface_hub
 
     found = huggingface_hub.HfApi().dataset_info(repository, revision=revision)
+    if found.sha is None:
+      raise ValueError(
+        f"{repository}: the hub named no commit for revision {revision!r}; "
+        "expected one. Check the name of the data set and of the revision."
+      )
     return found.sha
 
   def download(self, repository: str, commit: str, name: str) -> pathlib.Path:

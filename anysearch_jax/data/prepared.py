@@ -13,7 +13,7 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -222,10 +222,8 @@ class Prepared:
           f"expected some of {', '.join(self.evaluated(split)) or 'none'}."
         )
       rows = self.rows(name)
-      ids = rows.ids()
-      order = sorted(
-        range(len(ids)), key=lambda i, ids=ids: preparing.shuffled(ids[i])
-      )
+      ranks = [preparing.shuffled(id_) for id_ in rows.ids()]
+      order = sorted(range(len(ranks)), key=ranks.__getitem__)
       out += [rows[i] for i in order[: each or None]]
     return out
 
@@ -245,7 +243,7 @@ class Prepared:
     return next((name for name in names if name in self.names), None)
 
 
-class Rows(Sequence):
+class Rows(Sequence[types.Question]):
   """Questions in columnar form; an item is built when it is accessed."""
 
   def __init__(self, table: pa.Table):
@@ -254,7 +252,17 @@ class Rows(Sequence):
   def __len__(self) -> int:
     return len(self._table)
 
-  def __getitem__(self, index: int) -> types.Question:
+  @overload
+  def __getitem__(self, index: int) -> types.Question: ...
+
+  @overload
+  def __getitem__(self, index: slice) -> list[types.Question]: ...
+
+  def __getitem__(
+    self, index: int | slice
+  ) -> types.Question | list[types.Question]:
+    if isinstance(index, slice):
+      return [self[i] for i in range(*index.indices(len(self)))]
     if not -len(self) <= index < len(self):
       raise IndexError(f"Found {index}, expected one of {len(self)}.")
     (row,) = self._table.slice(index % len(self), 1).to_pylist()

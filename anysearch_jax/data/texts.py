@@ -58,7 +58,7 @@ def clean(
   if (question, answers, id_) != (found.question, found.answers, found.id):
     mended = (*mended, "control characters")
   metadata = found.metadata
-  if names := aliases.get(metadata.get("answer_id")):
+  if names := aliases.get(metadata.get("answer_id", "")):
     accepted = dict.fromkeys((*answers, *names))
     metadata = {**metadata, official_scoring.ANSWERS: list(accepted)}
   return found._replace(

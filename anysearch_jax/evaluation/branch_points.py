@@ -178,7 +178,9 @@ def _chunks(
       chunks.append(
         episode_state.Chunk(
           types.Author.MODEL,
-          *(tuple(itertools.islice(x, n)) for x in (ids, logps, versions)),
+          tuple(itertools.islice(ids, n)),
+          tuple(itertools.islice(logps, n)),
+          tuple(itertools.islice(versions, n)),
           span["text"],
         )
       )

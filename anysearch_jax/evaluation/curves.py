@@ -85,34 +85,26 @@ def curve(
   if not found.budgets:
     return Curve(label, (), intervals.Estimate(*intervals.NOTHING))
   parts = found.parts(*_SHOWN)
-  shown = (
-    [
+  if len(found.datasets) == 1:
+    shown = [
       list(measures.estimates(part, _SHOWN).values())
       for part in columns.by_budget(table.scored()).values()
     ]
-    if len(found.datasets) == 1
-    else np.array(
-      measures.set_means(
-        found.stratum,
-        parts.reshape(len(parts), -1, 2),
-        resamples=resamples,
-      ),
-      dtype=object,
-    ).reshape(len(found.budgets), len(_SHOWN), 3)
-  )
+  else:
+    means = measures.set_means(
+      found.stratum, parts.reshape(len(parts), -1, 2), resamples=resamples
+    )
+    width = len(_SHOWN)
+    shown = [means[i : i + width] for i in range(0, len(means), width)]
   counts = found.parts("accuracy")[..., 0, 1].sum(axis=0)
   return Curve(
     label,
     tuple(
-      Point(budget, budget > trained, round(n), *map(_estimate, values))
+      Point(budget, budget > trained, round(n), *values)
       for budget, n, values in zip(found.budgets, counts, shown, strict=True)
     ),
     _area(found, parts[:, :, 0], resamples),
   )
-
-
-def _estimate(values: Sequence[float | None]) -> intervals.Estimate:
-  return intervals.Estimate(*values)
 
 
 def _area(
@@ -154,20 +146,21 @@ def pareto(
     Offers by ascending price, then descending accuracy; points without an
     accuracy or a price are left out.
   """
-  found = [
-    (curve.label, p.budget, p.accuracy.value, getattr(p, against).value)
-    for curve in curves
-    for p in curve.points
-  ]
-  found = sorted(
-    (f for f in found if f[2] is not None and f[3] is not None),
-    key=lambda f: (f[3], -f[2]),
-  )
+  found: list[Offer] = []
+  for curve in curves:
+    for point in curve.points:
+      accuracy, price = point.accuracy.value, getattr(point, against).value
+      if accuracy is not None and price is not None:
+        found.append(Offer(curve.label, point.budget, accuracy, price, False))
+  found.sort(key=lambda offer: (offer.price, -offer.accuracy))
   return tuple(
-    Offer(*f, dominated=any(_dominates(g, f) for g in found)) for f in found
+    dataclasses.replace(
+      offer, dominated=any(_dominates(other, offer) for other in found)
+    )
+    for offer in found
   )
 
 
-def _dominates(one: tuple, other: tuple) -> bool:
-  better = one[2] > other[2] or one[3] < other[3]
-  return better and one[2] >= other[2] and one[3] <= other[3]
+def _dominates(one: Offer, other: Offer) -> bool:
+  better = one.accuracy > other.accuracy or one.price < other.price
+  return better and one.accuracy >= other.accuracy and one.price <= other.price

@@ -190,9 +190,10 @@ def _ratio(numerator: float, denominator: float) -> float | None:
 
 
 def _spread(values: Sequence[float | None]) -> float | None:
-  if len(values) < 2 or None in values:
+  defined = [value for value in values if value is not None]
+  if len(values) < 2 or len(defined) < len(values):
     return None
-  return float(np.std(values, ddof=1))
+  return float(np.std(defined, ddof=1))
 
 
 def by_budget(measured: columns.Measured) -> dict[int, Cell]:
@@ -215,16 +216,29 @@ def average(cells: Sequence[Cell]) -> Cell:
   dominate a mean of ratios. Spreads over seeds are None.
   """
 
-  def combine(name: str) -> int | float | None:
+  def mean(name: str) -> float | None:
     values = [getattr(c, name) for c in cells]
-    if all(isinstance(value, int) for value in values):
-      return sum(values)
     defined = [value for value in values if value is not None]
     return sum(defined) / len(defined) if defined else None
 
-  pooled = {f.name: combine(f.name) for f in dataclasses.fields(Cell)}
-  pooled["tp"] = productivity(pooled["tool_correct"], pooled["searches_total"])
-  return Cell(**pooled | {"accuracy_spread": None, "tp_spread": None})
+  fields = [f.name for f in dataclasses.fields(Cell)]
+  means = [name for name in fields if name in measures.MEASURES]
+  tool_correct = sum(c.tool_correct for c in cells)
+  searches_total = sum(c.searches_total for c in cells)
+  return Cell(
+    **{name: mean(name) for name in means if name != "tp"},
+    n=sum(c.n for c in cells),
+    failed=sum(c.failed for c in cells),
+    truncated=sum(c.truncated for c in cells),
+    invalid=sum(c.invalid for c in cells),
+    violations=sum(c.violations for c in cells),
+    correct=sum(c.correct for c in cells),
+    tool_correct=tool_correct,
+    searches_total=searches_total,
+    accuracy_spread=None,
+    tp=productivity(tool_correct, searches_total),
+    tp_spread=None,
+  )
 
 
 def over_sets(

@@ -85,7 +85,7 @@ def pair(ours: metrics.Row, theirs: metrics.Row) -> Pairs:
   """
   left, right = ours.columns, theirs.columns
   cells = _codes([(c.budget, c.seed) for c in (left, right)])
-  common = np.intersect1d(*cells)
+  common = np.intersect1d(cells[0], cells[1])
   if not len(common):
     raise ValueError(
       f"{ours.label!r} and {theirs.label!r} have no budget and seed in common; "
@@ -143,7 +143,7 @@ def _join(
   left: columns.Columns, right: columns.Columns, keys: list[np.ndarray]
 ) -> Pairs:
   _, mine, others = np.intersect1d(
-    *keys, assume_unique=True, return_indices=True
+    keys[0], keys[1], assume_unique=True, return_indices=True
   )
   order = np.argsort(mine)
   left_out = len(left) + len(right) - 2 * len(mine)

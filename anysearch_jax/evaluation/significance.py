@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from anysearch_jax.evaluation import draws as draws_lib
 
@@ -117,7 +118,7 @@ def _all(questions: int) -> Iterator[np.ndarray]:
   yield 1.0 - 2.0 * bits
 
 
-def holm(p_values: Sequence[float]) -> np.ndarray:
+def holm(p_values: npt.ArrayLike) -> np.ndarray:
   """Returns Holm's adjustment, which controls the family-wise error rate.
 
   Args:
@@ -131,7 +132,7 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
   )
 
 
-def benjamini_hochberg(p_values: Sequence[float]) -> np.ndarray:
+def benjamini_hochberg(p_values: npt.ArrayLike) -> np.ndarray:
   """Returns Benjamini and Hochberg's adjustment: the false discovery rate.
 
   Args:
@@ -149,7 +150,7 @@ def benjamini_hochberg(p_values: Sequence[float]) -> np.ndarray:
 
 
 def _adjusted(
-  p_values: Sequence[float],
+  p_values: npt.ArrayLike,
   rule: Callable[[np.ndarray, int], np.ndarray],
 ) -> np.ndarray:
   p = np.asarray(p_values, dtype=np.float64)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from anysearch_jax.evaluation import comparison, metrics, pairing
+from anysearch_jax.evaluation import comparison, intervals, metrics, pairing
 
 _TIGHT = (1, 2, 3, 4)  # Budgets that must beat closed-book answers (B = 0).
 _AMPLE = 4  # From this budget on, no control may be better.
@@ -132,18 +132,14 @@ def _searches_what_it_lacks(
     "Searches what it does not know: P(search | known) is well below "
     "P(search | unknown), at most half of it."
   )
-  if (
-    not recalled
-    or recalled["gap"].estimate.value is None
-    or not recalled["unknown"].estimate.value
-  ):
+  known = recalled["known"].estimate.value if recalled else None
+  unknown = recalled["unknown"].estimate.value if recalled else None
+  if known is None or not unknown:
     return Verdict(
       claim,
       None,
       "Not judged: the questions do not tell which facts the model knows.",
     )
-  known = recalled["known"].estimate.value
-  unknown = recalled["unknown"].estimate.value
   low = recalled["gap"].estimate.above()
   text = (
     f"{known:.3f} when known, {unknown:.3f} when unknown; the interval of the "
@@ -182,12 +178,19 @@ def _needs_no_scaffold(
   held = [
     n for n in numbers if not n.estimate.above() and not n.estimate.below()
   ]
-  widest = max((n.estimate.high - n.estimate.low) / 2 for n in numbers)
+  widest = max(_half_width(n.estimate) for n in numbers)
   text = (
     f"the 95 % interval of the difference holds zero for {len(held)} of "
     f"{len(numbers)} rows; an effect under about {widest:.3f} would not show."
   )
   return _verdict(claim, len(held) == len(numbers), text, numbers)
+
+
+def _half_width(difference: intervals.Estimate) -> float:
+  """Returns half the width of an interval; 1, the largest, without one."""
+  if difference.low is None or difference.high is None:
+    return 1.0
+  return (difference.high - difference.low) / 2
 
 
 def _keeps_ample(

@@ -115,7 +115,9 @@ def _front_matter(base_model: str, licence: Mapping[str, str]) -> str:
     pipeline_tag="text-generation",
     tags=["anysearch", "search-agent", "reinforcement-learning", "grpo"],
     base_model=base_model if is_hub_name(base_model) else None,
-    **licence,
+    license=licence.get("license"),
+    license_name=licence.get("license_name"),
+    license_link=licence.get("license_link"),
   )
   return f"---\n{data.to_yaml()}\n---"
 
@@ -261,8 +263,9 @@ def _interval(
   def text(value: float) -> str:
     return f"{scale * value:.{digits}f}"
 
-  if estimate.value is None:
+  value, low, high = estimate
+  if value is None:
     return "-"
-  if estimate.low is None:
-    return text(estimate.value)
-  return f"{text(estimate.value)} [{text(estimate.low)}, {text(estimate.high)}]"
+  if low is None or high is None:
+    return text(value)
+  return f"{text(value)} [{text(low)}, {text(high)}]"

@@ -36,12 +36,12 @@ def main(
         continue
       cells = [table_rows.cells(part, ("accuracy",))[0] for part in parts]
       if len(sets) > 1:
-        average = None
+        mean = None
         if all(parts):
           at = row.table.where(row.table.budget == budget)
           found = metrics.over_sets(at, ("accuracy",), resamples=resamples)
-          average = tables.cell(found["accuracy"], len(at))
-        cells.append(average)
+          mean = tables.cell(found["accuracy"], len(at))
+        cells.append(mean)
       lines.append(
         tables.Line((str(budget), row.label), tuple(cells), row.index)
       )

@@ -67,9 +67,7 @@ def svg(rows: Sequence[metrics.Row], *, trained: int) -> str:
     )
     for measure, title, y_label in _PANELS
   ]
-  width, height = map(
-    float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', panels[0]).groups()
-  )
+  width, height = _size(panels[0])
   whole = len(panels) * width + (len(panels) - 1) * _GAP
   parts = [
     f'<svg xmlns="http://www.w3.org/2000/svg" '
@@ -92,6 +90,14 @@ def svg(rows: Sequence[metrics.Row], *, trained: int) -> str:
   for variable, color in _COLORS.items():
     text = text.replace(variable, color)
   return text
+
+
+def _size(panel: str) -> tuple[float, float]:
+  """Returns the width and height of a figure."""
+  found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', panel)
+  if found is None:
+    raise ValueError("Found a figure without a viewBox; expected one at 0 0.")
+  return float(found[1]), float(found[2])
 
 
 def _legend(labels: Sequence[str], middle: float) -> str:

@@ -12,6 +12,7 @@ import html
 import io
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
@@ -19,6 +20,9 @@ from matplotlib import figure, ticker
 from matplotlib.backends import backend_svg
 
 from anysearch_jax.evaluation import intervals
+
+if TYPE_CHECKING:
+  from matplotlib import typing as mpl_typing
 
 SERIES = 8  # Number of series colours in page.css; then other markers follow.
 BANDS = 8  # Number of colours of stacked bars in page.css.
@@ -34,7 +38,7 @@ _VARIABLES = {
   _SHADE: "var(--shade)",
 }
 
-_STYLE = {
+_STYLE: dict[mpl_typing.RcKeyType, Any] = {
   "svg.fonttype": "none",
   "font.size": 9,
   "text.color": _INK,
@@ -304,10 +308,10 @@ def history(
 
 def trailing_mean(values: Sequence[float], window: int) -> np.ndarray:
   """Returns means of the last `window` values, without those not finite."""
-  values = np.asarray(values, dtype=np.float64)
-  means = np.full(len(values), np.nan)
-  for stop in range(1, len(values) + 1):
-    recent = values[max(0, stop - window) : stop]
+  logged = np.asarray(values, dtype=np.float64)
+  means = np.full(len(logged), np.nan)
+  for stop in range(1, len(logged) + 1):
+    recent = logged[max(0, stop - window) : stop]
     recent = recent[np.isfinite(recent)]
     if len(recent):
       means[stop - 1] = recent.mean()
@@ -327,13 +331,15 @@ def _bars(estimates: Sequence[intervals.Estimate]) -> np.ndarray | None:
   """Returns error bar lengths `[2, P]`; an undefined interval has length 0."""
   if not any(e.low is not None for e in estimates):
     return None
-  bars = [
-    (0.0, 0.0)
-    if e.low is None
-    else (max(0.0, e.value - e.low), max(0.0, e.high - e.value))
-    for e in estimates
-  ]
-  return np.array(bars).T
+  return np.array([_bar(e) for e in estimates]).T
+
+
+def _bar(estimate: intervals.Estimate) -> tuple[float, float]:
+  """Returns the lengths below and above a value."""
+  value, low, high = estimate
+  if value is None or low is None or high is None:
+    return 0.0, 0.0
+  return max(0.0, value - low), max(0.0, high - value)
 
 
 def _mark_phases(axes, rollouts: Sequence[float], phase2: float | None) -> None:

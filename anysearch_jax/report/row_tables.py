@@ -36,7 +36,7 @@ def overview(
     if not table_rows.complete(row, rows, [budget]):
       return None
     point = points.get((row.label, budget))
-    return point and tables.cell(getattr(point, name))
+    return None if point is None else tables.cell(getattr(point, name))
 
   return tables.Table(
     "overview",
@@ -212,11 +212,10 @@ def curves(
 
   def spreads(dataset: str, label: str, budget: int) -> list[tables.Cell]:
     part = by_label[label].cells.get((dataset, budget))
-    found = None if part is None else metrics.cell(part)
-    return [
-      tables.Cell(found and found.accuracy_spread),
-      tables.Cell(found and found.tp_spread),
-    ]
+    if part is None:
+      return [tables.Cell(None), tables.Cell(None)]
+    found = metrics.cell(part)
+    return [tables.Cell(found.accuracy_spread), tables.Cell(found.tp_spread)]
 
   lines = [
     tables.Line(

@@ -100,10 +100,8 @@ def ranks(block: Sequence[Line], columns: Sequence[Column]) -> list[list[int]]:
   """
   places = [[0] * len(columns) for _ in block]
   for number, column in enumerate(columns):
-    values = [
-      None if line.cells[number] is None else line.cells[number].value
-      for line in block
-    ]
+    cells = [line.cells[number] for line in block]
+    values = [None if cell is None else cell.value for cell in cells]
     told = sorted({v for v in values if v is not None}, reverse=True)
     if not column.best or len(block) < 2 or len(told) < 2:
       continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -77,7 +77,8 @@ def choose(
   order = np.random.default_rng(seed).permutation(len(pool))
   pool = [pool[i] for i in order]
   chosen: list[Choice] = []
-  questions, budgets = collections.Counter(), collections.Counter()
+  questions: collections.Counter[Any] = collections.Counter()
+  budgets: collections.Counter[int] = collections.Counter()
 
   def pick(
     why: str, wanted: Callable[[episodes_lib.Episode], bool], number: int
@@ -98,7 +99,9 @@ def choose(
 
   def differs(episode: episodes_lib.Episode, *, ours: int) -> bool:
     other = rival.get(episodes_lib.key_of(episode))
-    return bool(other) and episode["em"] == ours and other["em"] == 1 - ours
+    if other is None:
+      return False
+    return episode["em"] == ours and other["em"] == 1 - ours
 
   if others:
     name = others[0].label

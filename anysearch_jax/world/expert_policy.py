@@ -16,7 +16,7 @@ import numpy as np
 from anysearch_jax import types
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.rollout import scripted
-from anysearch_jax.world import demonstrations, world_tokenizer
+from anysearch_jax.world import expert, world_tokenizer
 from anysearch_jax.world import world as world_lib
 
 _PROMPT = re.compile(r"(guide )?budget (\d+) question (.*? \?)")
@@ -30,7 +30,7 @@ _PASSAGE = re.compile(
 
 def make(
   world: world_lib.World,
-  config: demonstrations.ExpertConfig | None = None,
+  config: expert.ExpertConfig | None = None,
 ) -> tuple[scripted.ScriptedEngine, types.TextCodec]:
   """Returns the expert's engine, and the tokenizer of its world.
 
@@ -41,7 +41,7 @@ def make(
     world: its memory is the expert's.
     config: probabilities of decisions; None uses those of the demonstrations.
   """
-  config = config or demonstrations.ExpertConfig()
+  config = config or expert.ExpertConfig()
   codec = tokenizer_lib.Tokenizer(world_tokenizer.build_tokenizer(world))
 
   def say(request: types.GenerateRequest, context: str) -> str:
@@ -51,7 +51,7 @@ def make(
         f"Found the context {context[:80]!r}, expected the prompt of a "
         "question of the world (episode.prompts 'world')."
       )
-    turns = demonstrations.Expert(
+    turns = expert.Expert(
       types.Question("", prompt[3], ()),
       world=world,
       budget=int(prompt[2]),

@@ -17,12 +17,13 @@ import functools
 import itertools
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from anysearch_jax import types
+from anysearch_jax.world import relations as relations_lib
 
-KINDS = ("person", "city", "country", "company", "river")
 SPLITS = ("train", "dev", "held-out")
 
 # Padding words, which state no fact, and the words of a verdict's passage.
@@ -32,38 +33,14 @@ CONFIRMED = "confirmed"
 
 
 @dataclasses.dataclass(frozen=True)
-class Relation:
-  """A relation between two kinds of entity, with its two wordings."""
-
-  name: str
-  alternative: str
-  subject: str
-  object: str
-
-
-RELATIONS = (
-  Relation("birthplace", "born", "person", "city"),
-  Relation("employer", "works", "person", "company"),
-  Relation("mentor", "taught", "person", "person"),
-  Relation("country", "nation", "city", "country"),
-  Relation("river", "stream", "city", "river"),
-  Relation("mayor", "governs", "city", "person"),
-  Relation("headquarters", "based", "company", "city"),
-  Relation("founder", "founded", "company", "person"),
-  Relation("capital", "seat", "country", "city"),
-  Relation("mouth", "ends", "river", "city"),
-)
-RELATION = {relation.name: i for i, relation in enumerate(RELATIONS)}
-
-
-@dataclasses.dataclass(frozen=True)
 class WorldConfig:
   """The constants of the world; proportions are in [0, 1].
 
   Attributes:
     seed: equal configurations, seed included, give equal worlds.
-    entities: number of entities of each of `KINDS`.
-    known: for each of `RELATIONS`, the probability that a fact is parametric.
+    entities: number of entities of each of `relations.KINDS`.
+    known: for each of `relations.ALL`, the probability that a fact is
+      parametric.
     stale: share of the parametric facts that memory holds wrongly.
     alternative: share of a snapshot's facts in the alternative wording only.
     contradicted: share of the non-parametric facts that have a false twin, at
@@ -111,7 +88,8 @@ class World:
   """Entities, memory, snapshots and questions of one `WorldConfig`.
 
   Attributes:
-    entities: names, one word each, grouped by kind in the order of `KINDS`.
+    entities: names, one word each, grouped by kind in the order of
+      `relations.KINDS`.
     members: for each kind, its entities as a range of indices.
     known: bool `[E, R]`, the fact is parametric.
     memory: int `[E, R]`, the memorized values, -1 for facts not in memory.
@@ -125,7 +103,7 @@ class World:
     self.index = {name: i for i, name in enumerate(self.entities)}
     ends = itertools.accumulate(config.entities, initial=0)
     ranges = itertools.starmap(range, itertools.pairwise(ends))
-    self.members = dict(zip(KINDS, ranges, strict=True))
+    self.members = dict(zip(relations_lib.KINDS, ranges, strict=True))
     values = self._draw_values(rng)
     self.known = (values >= 0) & (rng.random(values.shape) < config.known)
     self.facts = np.where(self.known, values, -1)
@@ -136,12 +114,14 @@ class World:
 
   def recall(self, entity: str, relation: str) -> str | None:
     """Returns the memorized value of a fact, true or stale, or None."""
-    value = self.memory[self.index[entity], RELATION[relation]]
+    value = self.memory[self.index[entity], relations_lib.INDEX[relation]]
     return None if value < 0 else self.entities[value]
 
   def objects(self, relation: str) -> Sequence[str]:
     """Returns all entities of the kind that a relation leads to."""
-    members = self.members[RELATIONS[RELATION[relation]].object]
+    members = self.members[
+      relations_lib.ALL[relations_lib.INDEX[relation]].object
+    ]
     return self.entities[members.start : members.stop]
 
   @functools.cache  # noqa: B019 - a world lives as long as its process.
@@ -228,8 +208,8 @@ class World:
 
     A value is neither the fact's subject nor its value in one of `avoid`.
     """
-    values = np.full((len(self.entities), len(RELATIONS)), -1)
-    for r, relation in enumerate(RELATIONS):
+    values = np.full((len(self.entities), len(relations_lib.ALL)), -1)
+    for r, relation in enumerate(relations_lib.ALL):
       subjects = np.array(self.members[relation.subject])
       taken = [subjects, *(other[subjects, r] for other in avoid)]
       values[subjects, r] = _draw(
@@ -253,7 +233,7 @@ class World:
       return types.Passage(f"{snapshot.name}/{title}/{label}", title, text)
 
     for e, r in np.argwhere(snapshot.values >= 0).tolist():
-      relation, value = RELATIONS[r], names[snapshot.values[e, r]]
+      relation, value = relations_lib.ALL[r], names[snapshot.values[e, r]]
       alternative = snapshot.alternative[e, r]
       wording = relation.alternative if alternative else relation.name
       fact = passage(e, relation.name, wording, value, padding=2)
@@ -273,8 +253,8 @@ class World:
     """Returns a split's chains: relations `[n, hops]`, first entities `[n]`."""
     chains = [
       (sequence, entity)
-      for sequence in _sequences(hops)
-      for entity in self.members[RELATIONS[sequence[0]].subject]
+      for sequence in relations_lib.sequences(hops)
+      for entity in self.members[relations_lib.ALL[sequence[0]].subject]
       if self._split_of(entity, sequence) == split
     ]
     relations = np.array([sequence for sequence, _ in chains], int)
@@ -282,7 +262,7 @@ class World:
 
   def _split_of(self, entity: int, relations: Sequence[int]) -> str:
     """Returns the split of a chain, by a hash; it is the same everywhere."""
-    names = (RELATIONS[r].name for r in relations)
+    names = (relations_lib.ALL[r].name for r in relations)
     chain = " ".join([self.entities[entity], *names])
     ends = list(itertools.accumulate(self.config.chain_shares))
     place = zlib.crc32(chain.encode()) % ends[-1]
@@ -292,14 +272,14 @@ class World:
     self, split: str, index: int, relations: list[int], path: list[int]
   ) -> types.Question:
     snapshot = self.snapshot(index)
-    facts = [
+    facts: list[dict[str, Any]] = [
       {
         "entity": self.entities[e],
-        "relation": RELATIONS[r].name,
+        "relation": relations_lib.ALL[r].name,
         "value": self.entities[v],
         "known": bool(self.known[e, r]),
         "stale": bool(self.known[e, r] and self.memory[e, r] != v),
-        "alternative": RELATIONS[r].alternative,
+        "alternative": relations_lib.ALL[r].alternative,
         "misses": bool(snapshot.alternative[e, r]),
         "contradicted": bool(snapshot.twins[e, r] >= 0),
       }
@@ -335,7 +315,7 @@ def _names(rng: np.random.Generator, count: int) -> tuple[str, ...]:
   """Draws distinct pronounceable names; none is a relation, as "river" is."""
   parts = ("bdfgklmnprstvz", "aeiou", "bdfgklmnprstvz", "aeiou", "lnrs")
   every = ["".join(letters) for letters in itertools.product(*parts)]
-  names = [name for name in every if name not in RELATION]
+  names = [name for name in every if name not in relations_lib.INDEX]
   return tuple(rng.choice(names, count, replace=False).tolist())
 
 
@@ -347,19 +327,6 @@ def _draw(
   while (clash := (values[:, None] == avoid).any(1)).any():
     values[clash] = rng.integers(members.start, members.stop, clash.sum())
   return values
-
-
-def _sequences(hops: int) -> list[tuple[int, ...]]:
-  """Returns all sequences of distinct relations whose kinds chain."""
-  rows = [(r,) for r in range(len(RELATIONS))]
-  for _ in range(hops - 1):
-    rows = [
-      (*row, r)
-      for row in rows
-      for r in range(len(RELATIONS))
-      if r not in row and RELATIONS[row[-1]].object == RELATIONS[r].subject
-    ]
-  return rows
 
 
 def _shares(count: int, mix: Sequence[float]) -> list[int]:

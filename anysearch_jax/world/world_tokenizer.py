@@ -16,6 +16,7 @@ import transformers
 from tokenizers import models, pre_tokenizers
 
 from anysearch_jax.environment import prompts, protocol
+from anysearch_jax.world import relations as relations_lib
 from anysearch_jax.world import world as world_lib
 
 PAD, UNKNOWN = "<|pad|>", "<|unknown|>"
@@ -57,8 +58,8 @@ def vocabulary(world: world_lib.World) -> list[str]:
     *map(str, range(_LARGEST_NUMBER + 1)),
     *re.sub(r"\{\w+\}", " ", " ".join(texts)).split(),
     *THOUGHTS,
-    *(relation.name for relation in world_lib.RELATIONS),
-    *(relation.alternative for relation in world_lib.RELATIONS),
+    *(relation.name for relation in relations_lib.ALL),
+    *(relation.alternative for relation in relations_lib.ALL),
     *(world_lib.VERDICT, world_lib.CONFIRMED),
     *world_lib.PADS,
     *world.entities,

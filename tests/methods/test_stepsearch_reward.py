@@ -23,7 +23,12 @@ from anysearch_jax.data import gold_passages
 from anysearch_jax.environment import protocol
 from anysearch_jax.methods import observations, stepsearch_reward
 from anysearch_jax.policy import tokenizer
-from anysearch_jax.world import demonstrations, world_evidence, world_tokenizer
+from anysearch_jax.world import (
+  demonstrations,
+  expert,
+  world_evidence,
+  world_tokenizer,
+)
 from anysearch_jax.world import world as world_lib
 from retrieval import lexical
 
@@ -232,19 +237,18 @@ def test_similarities_equal_scikit_learn():
 def test_world_expert_reaches_the_maximum_gain():
   world = world_lib.World()
   questions = world_evidence.of_world(world, world.questions("train", 60, 0))
-  thorough = demonstrations.ExpertConfig(1, 1, 1, 1, 0, 0, 0)
-  setting = {
-    "world": world,
-    "retriever_search": lexical.LexicalRetriever(world.corpus).lookup,
-    "budget": 20,
-    "scaffold": False,
-    "codec": tokenizer.Tokenizer(world_tokenizer.build_tokenizer(world)),
-    "episode_config": config_lib.EpisodeConfig(prompts="world"),
-    "expert": thorough,
-    "rng": np.random.default_rng(0),
-  }
+  setting = demonstrations.Setting(
+    world,
+    lexical.LexicalRetriever(world.corpus).lookup,
+    tokenizer.Tokenizer(world_tokenizer.build_tokenizer(world)),
+    config_lib.EpisodeConfig(prompts="world"),
+    expert.ExpertConfig(1, 1, 1, 1, 0, 0, 0),
+  )
+  rng = np.random.default_rng(0)
   for question in questions:
-    played, _ = demonstrations.demonstrate(question, **setting)
+    played, _ = demonstrations.demonstrate(
+      question, setting, budget=20, scaffold=False, rng=rng
+    )
     assert stepsearch_reward.measure(played) == {"search_keys": 1}
     out = stepsearch_reward.steps(played, BARE)
     before = itertools.accumulate(

@@ -14,19 +14,22 @@ from anysearch_jax import types
 from anysearch_jax.environment import prompts, protocol
 from anysearch_jax.policy import tokenizer
 from anysearch_jax.world import demonstrations, world_tokenizer
+from anysearch_jax.world import expert as expert_lib
+from anysearch_jax.world import relations as relations_lib
 from anysearch_jax.world import world as world_lib
 from retrieval import lexical
 
 WORLD = world_lib.World()
 CODEC = tokenizer.Tokenizer(world_tokenizer.build_tokenizer(WORLD))
-SETTING = {
-  "retriever_search": lexical.LexicalRetriever(WORLD.corpus).lookup,
-  "codec": CODEC,
-  "episode_config": config_lib.EpisodeConfig(prompts="world"),
-}
-DEFAULT = demonstrations.ExpertConfig()
+SETTING = demonstrations.Setting(
+  WORLD,
+  lexical.LexicalRetriever(WORLD.corpus).lookup,
+  CODEC,
+  config_lib.EpisodeConfig(prompts="world"),
+)
+DEFAULT = expert_lib.ExpertConfig()
 # Searches for every fact, and again after a miss or a conflict.
-THOROUGH = demonstrations.ExpertConfig(
+THOROUGH = expert_lib.ExpertConfig(
   p_search_known=1,
   p_search_unknown=1,
   p_retry_on_miss=1,
@@ -35,22 +38,28 @@ THOROUGH = demonstrations.ExpertConfig(
   p_redundant=0,
   p_early_answer=0,
 )
-NEVER = demonstrations.ExpertConfig(0, 0, 0, 0, 0, 0, 0)
+NEVER = expert_lib.ExpertConfig(0, 0, 0, 0, 0, 0, 0)
 CELLS = [(b, scaffold) for b in (0, 1, 2, 5, 8) for scaffold in (False, True)]
 QUESTIONS = WORLD.questions("train", 60, 0)
 
 
 def play(
-  question, *, budget, scaffold=False, expert=DEFAULT, seed=0, **options
+  question,
+  *,
+  budget,
+  scaffold=False,
+  expert=DEFAULT,
+  codec=CODEC,
+  seed=0,
+  **options,
 ):
   return demonstrations.demonstrate(
     question,
-    world=WORLD,
+    dataclasses.replace(SETTING, expert=expert, codec=codec),
     budget=budget,
     scaffold=scaffold,
-    expert=expert,
     rng=np.random.default_rng(seed),
-    **SETTING | options,
+    **options,
   )
 
 
@@ -82,8 +91,8 @@ def met(trajectory: types.Trajectory) -> list[tuple[str, str]]:
 
   The pairs are (`found v`, `conflict` or `nothing`; the thought after it).
   """
-  wordings = {r.name: {r.name, r.alternative} for r in world_lib.RELATIONS}
-  wordings |= {r.alternative: wordings[r.name] for r in world_lib.RELATIONS}
+  wordings = {r.name: {r.name, r.alternative} for r in relations_lib.ALL}
+  wordings |= {r.alternative: wordings[r.name] for r in relations_lib.ALL}
   wordings["verdict"] = {"verdict"}
   said = []
   texts = [span.text for span in trajectory.spans]
@@ -284,7 +293,7 @@ def test_a_tokenizer_that_splits_words_is_refused():
 @pytest.mark.parametrize("scaffold", [False, True])
 def test_probes_are_at_the_positions_of_their_decisions(scaffold):
   probes = demonstrations.probe_sets(
-    WORLD, "dev", count=150, seed=0, scaffold=scaffold, **SETTING
+    SETTING, "dev", count=150, seed=0, scaffold=scaffold
   )
   assert set(probes.kinds.tolist()) == set(
     range(len(demonstrations.PROBE_KINDS))

@@ -11,6 +11,7 @@ import pytest
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 from anysearch_jax.policy import tokenizer
+from anysearch_jax.world import relations as relations_lib
 from anysearch_jax.world import world as world_lib
 from anysearch_jax.world import world_tokenizer
 from retrieval import lexical
@@ -25,7 +26,7 @@ def stated(corpus: str) -> dict[tuple[str, str], str]:
   """Returns the true facts, read from the passages alone."""
   names = {
     wording: relation.name
-    for relation in world_lib.RELATIONS
+    for relation in relations_lib.ALL
     for wording in (relation.name, relation.alternative)
   }
   facts = {}
@@ -75,7 +76,7 @@ def test_a_tenth_of_memory_is_stale():
   stale = WORLD.memory != WORLD.facts
   assert stale.sum() == round(0.1 * WORLD.known.sum())
   for e, r in np.argwhere(WORLD.known):
-    name = world_lib.RELATIONS[r].name
+    name = relations_lib.ALL[r].name
     value = WORLD.recall(WORLD.entities[e], name)
     assert value in WORLD.objects(name)
     assert value != WORLD.entities[e]
@@ -95,7 +96,7 @@ def test_twins_are_false_values_of_facts_outside_memory():
     for e, r in np.argwhere(contradicted):
       twin = snapshot.twins[e, r]
       assert twin not in (e, snapshot.values[e, r])
-      name = world_lib.RELATIONS[r].name
+      name = relations_lib.ALL[r].name
       assert WORLD.entities[twin] in WORLD.objects(name)
     first += snapshot.twin_first[contradicted].tolist()
   # The order of fact and twin does not reveal the true one.
@@ -128,7 +129,7 @@ def test_metadata_agrees_with_memory_and_passages():
       texts[passage.title].append(passage.text.split())
     needed = 0
     for fact in question.metadata["facts"]:
-      relation = world_lib.RELATIONS[world_lib.RELATION[fact["relation"]]]
+      relation = relations_lib.ALL[relations_lib.INDEX[fact["relation"]]]
       memory = WORLD.recall(fact["entity"], relation.name)
       about = texts[fact["entity"]]
       usual = [t for t in about if t[0] == relation.name]
@@ -208,7 +209,7 @@ def test_bm25_ranks_facts_then_fillers(index):
     settled = ["verdict"] * int(snapshot.twins[e].max() >= 0)
     assert labels(f"{name} verdict") == [*settled, *fillers][:3]
     for r in np.flatnonzero(snapshot.values[e] >= 0):
-      relation = world_lib.RELATIONS[r]
+      relation = relations_lib.ALL[r]
       hit = [relation.name]
       if snapshot.twins[e, r] >= 0:
         at = 0 if snapshot.twin_first[e, r] else 1

@@ -1,0 +1,193 @@
+"""A scripted expert of the generated world.
+
+It writes the turns of an episode, word by word. A thought is a sequence of
+clauses that end in `;`: the result of the search (`found v`, `nothing`,
+`conflict`), the fact needed next (`need e r`) and, without a search for it,
+`recall v` or `guess v`. With the scaffold a thought begins with two more:
+whether the information suffices, and how much budget is left (the paper's
+dual-factor analysis).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from anysearch_jax import types
+from anysearch_jax.world import relations as relations_lib
+from anysearch_jax.world import world as world_lib
+
+_AMPLE = 3  # From this remaining budget on, the scaffold calls it ample.
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertConfig:
+  """Probabilities of the expert's decisions, the same until no budget is left.
+
+  Attributes:
+    p_search_known, p_search_unknown: of searching for a fact that memory holds,
+      and for one that it does not.
+    p_retry_on_miss: of searching again in the alternative wording.
+    p_check_on_conflict: of searching for the verdict on two values.
+    p_over_budget: of searching without budget, at most once an episode.
+    p_redundant: of repeating a search that has found its value.
+    p_early_answer: of answering before the end of the chain, at every hop.
+  """
+
+  p_search_known: float = 0.3
+  p_search_unknown: float = 0.8
+  p_retry_on_miss: float = 0.75
+  p_check_on_conflict: float = 0.65
+  p_over_budget: float = 0.15
+  p_redundant: float = 0.02
+  p_early_answer: float = 0.02
+
+
+class Turn(NamedTuple):
+  """Words of a turn, and marks (index of a word, kind of its decision)."""
+
+  words: list[str]
+  marks: list[tuple[int, str]]
+
+
+_Turns = Generator[Turn, Sequence[types.Passage] | None, None]
+_Value = Generator[Turn, Sequence[types.Passage] | None, str]
+
+
+class Expert:
+  """Writes the turns of one episode."""
+
+  def __init__(
+    self,
+    question: types.Question,
+    *,
+    world: world_lib.World,
+    budget: int,
+    scaffold: bool,
+    config: ExpertConfig,
+    rng: np.random.Generator,
+  ):
+    self._chain = question.text.split()[:-1]
+    self._world = world
+    self._remaining = budget
+    self._scaffold = scaffold
+    self._config = config
+    self._rng = rng
+    self._over_budget = False
+
+  def turns(self) -> _Turns:
+    """Yields turns; send it a search's passages, or None if it was refused."""
+    entity, *relations = self._chain
+    self._open(sufficient=False)
+    for hop, relation in enumerate(relations, 1):
+      last = hop == len(relations)
+      entity = yield from self._resolve(entity, relation, last=last)
+      if self._chance(self._config.p_early_answer):
+        break
+    self._turn.words.extend(("</think>", "<answer>"))
+    self._write(entity, "answer")
+    self._turn.words.append("</answer>")
+    yield self._turn
+
+  def _resolve(self, entity: str, relation: str, *, last: bool) -> _Value:
+    """Finds, recalls or guesses one value."""
+    config, world = self._config, self._world
+    memory = world.recall(entity, relation)
+    alternative = relations_lib.ALL[relations_lib.INDEX[relation]].alternative
+    candidates = world.objects(relation)
+    known = memory is not None
+    chance = config.p_search_known if known else config.p_search_unknown
+    kind = f"recall_{'known' if known else 'unknown'}"
+    need, wording = relation, relation
+    while True:
+      self._clause("need", entity, (need, "relation"))
+      if not self._remaining:
+        kind = "choice"
+      if not self._searches(chance, known=known):
+        break
+      passages = yield from self._search(entity, wording, kind)
+      kind = "choice"
+      if passages is None:
+        self._open(sufficient=False)
+        chance = 0.0
+        continue
+      verdict = need == world_lib.VERDICT
+      wordings = (wording,) if verdict else (relation, alternative)
+      values = _values(passages, entity, wordings)
+      self._open(sufficient=last and len(values) == 1)
+      if len(values) == 1:
+        self._clause(("found", "found"), (values[0], "copy"))
+        if not (self._remaining and self._chance(config.p_redundant)):
+          return values[0]
+        chance = 1.0
+      elif values:
+        self._clause(("conflict", "conflict"))
+        candidates = values
+        need = wording = world_lib.VERDICT
+        chance = config.p_check_on_conflict
+      else:
+        self._clause(("nothing", "nothing"))
+        # After the alternative wording there is no other one to try.
+        chance = config.p_retry_on_miss if wording == relation else 0.0
+        wording = alternative
+    if memory is not None:
+      self._clause(("recall", kind), (memory, "memory"))
+      return memory
+    value = candidates[int(self._rng.integers(len(candidates)))]
+    self._clause(("guess", kind), value)
+    return value
+
+  def _searches(self, chance: float, *, known: bool) -> bool:
+    """Decides whether the expert searches for the fact that it needs."""
+    if self._remaining or not chance:
+      return self._chance(chance)
+    if known or self._over_budget:
+      return False
+    self._over_budget = self._chance(self._config.p_over_budget)
+    return self._over_budget
+
+  def _search(
+    self, entity: str, wording: str, kind: str
+  ) -> Generator[Turn, Sequence[types.Passage] | None, Sequence | None]:
+    """Ends the turn with a search; returns its passages, None if refused."""
+    self._write("</think>", kind)
+    self._turn.words.extend(("<search>", entity, wording, "</search>"))
+    passages = yield self._turn
+    self._remaining -= passages is not None
+    return passages
+
+  def _open(self, *, sufficient: bool) -> None:
+    self._turn = Turn(["<think>"], [])
+    if self._scaffold:
+      self._clause("sufficient" if sufficient else "missing")
+      ample = "ample" if self._remaining >= _AMPLE else "tight"
+      self._clause(ample if self._remaining else "empty")
+
+  def _clause(self, *words: str | tuple[str, str]) -> None:
+    """Writes a clause; a word that is a decision comes with its kind."""
+    for word in words:
+      self._write(*((word,) if isinstance(word, str) else word))
+    self._turn.words.append(";")
+
+  def _write(self, word: str, kind: str = "") -> None:
+    if kind:
+      self._turn.marks.append((len(self._turn.words), kind))
+    self._turn.words.append(word)
+
+  def _chance(self, p: float) -> bool:
+    return bool(self._rng.random() < p)
+
+
+def _values(
+  passages: Sequence[types.Passage], entity: str, wordings: Sequence[str]
+) -> list[str]:
+  """Returns the distinct values of `entity` in passages with these wordings."""
+  values: dict[str, None] = {}
+  for passage in passages:
+    wording, value, *_ = passage.text.split()
+    if passage.title == entity and wording in wordings:
+      values[value] = None
+  return list(values)
