@@ -56,12 +56,17 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Passage:
-  """One retrieved passage: `title` is its first line, unchanged."""
+  """One passage: `title` is its first line, unchanged, including any quotes."""
 
   id: str
   title: str
   text: str
   score: float = 0.0
+
+  @property
+  def contents(self) -> str:
+    """Title and text in Search-R1's form, which encoders also see."""
+    return f"{self.title}\n{self.text}"
 
 
 class Document(NamedTuple):

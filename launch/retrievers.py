@@ -24,18 +24,15 @@ _LOG_MODES = ("record", "replay", "strict")
 _WITHOUT_ADDRESS = ("", "world", "policy")
 
 
-class Named:
-  """A retriever with an identity, whose failures are `types.RetrievalError`.
-
-  The exception is a `MissError` of a log that must contain every answer: it is
-  passed on unchanged and ends the run.
+class IdentifiedRetriever:
+  """A retriever with an identity.
 
   Args:
-    retriever: the wrapped retriever, called by `search_many`.
+    retriever: the wrapped retriever.
     identity: JSON values; retrievers with equal values give equal answers.
   """
 
-  def __init__(self, retriever: Any, identity: Any):
+  def __init__(self, retriever: types.BatchRetriever, identity: Any):
     self._retriever = retriever
     canonical = json.dumps(identity, sort_keys=True).encode()
     self._identity = {
@@ -52,29 +49,13 @@ class Named:
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
     """Answers one query. Raises `types.RetrievalError` if that fails."""
-    (answer,) = await self.search_many([request])
-    if isinstance(answer, Exception):
-      raise answer
-    return answer
+    return await self._retriever.search(request)
 
   async def search_many(
     self, requests: Sequence[types.SearchRequest]
-  ) -> list[Sequence[types.Passage] | Exception]:
+  ) -> Sequence[Sequence[types.Passage] | Exception]:
     """Returns answers in request order; see `types.BatchRetriever`."""
-    from anysearch_jax.host.http import errors
-
-    def told(answer: Any) -> Any:
-      if isinstance(answer, errors.RetrievalError) and not isinstance(
-        answer, errors.MissError
-      ):
-        return types.RetrievalError(str(answer))
-      return answer
-
-    try:
-      answers = await self._retriever.search_many(requests)
-    except errors.RetrievalError as error:
-      raise told(error) from error
-    return [told(answer) for answer in answers]
+    return await self._retriever.search_many(requests)
 
 
 def validate(c: config_lib.RetrievalConfig) -> None:
@@ -268,17 +249,16 @@ def _real(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   offline = bool(c.log) and c.log_mode == "strict"
   retriever, identity = (None, None) if offline else _make(config, lexical)
   if c.log:
-    from anysearch_jax.host.http import errors
     from retrieval.recording import recorder
 
     try:
       retriever = recorder.Recorder(
         retriever, c.log, mode=c.log_mode, identity=identity
       )
-    except errors.RetrievalError as error:
+    except types.RetrievalError as error:
       raise ValueError(f"retrieval.log: {error}") from error
     identity = retriever.identity()
-  return Named(retriever, identity)
+  return IdentifiedRetriever(retriever, identity)
 
 
 def _make(config: config_lib.ExperimentConfig, lexical: Any) -> tuple[Any, Any]:
@@ -293,7 +273,6 @@ def _make(config: config_lib.ExperimentConfig, lexical: Any) -> tuple[Any, Any]:
     searching = opening.open_index(c.index, encoder=c.encoder or None)
     found = local.LocalRetriever(searching)
     return found, found.identity()
-  from anysearch_jax.host.http import errors
   from retrieval.clients import client, web
 
   try:
@@ -307,5 +286,5 @@ def _make(config: config_lib.ExperimentConfig, lexical: Any) -> tuple[Any, Any]:
         engine=c.engine,
       )
     return found, found.identity()
-  except errors.RetrievalError as error:
+  except types.RetrievalError as error:
     raise ValueError(f"retrieval: {error}") from error

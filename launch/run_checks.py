@@ -17,7 +17,6 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.data import evidence, prepared
 from anysearch_jax.host import run_lock
-from anysearch_jax.host.http import errors
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.rollout.sglang import server as sglang_server
@@ -284,7 +283,7 @@ def _asked(
     start = time.monotonic()
     try:
       found = asyncio.run(made.search(request))
-    except (types.RetrievalError, errors.RetrievalError) as error:
+    except (types.RetrievalError, answer_log.MissError) as error:
       yield checks.problem(str(error))
       return
     seconds.append(time.monotonic() - start)
@@ -313,7 +312,7 @@ def _log(c: config_lib.RetrievalConfig) -> checks.Finding:
     return checks.ok(f"log {c.log}: not there yet, the run makes it")
   try:
     opened = answer_log.AnswerLog(c.log, writable=False)
-  except errors.RetrievalError as error:
+  except types.RetrievalError as error:
     return checks.problem(f"log: {error}")
   try:
     return checks.ok(f"log {c.log}: {len(opened)} answers, readable")

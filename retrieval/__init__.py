@@ -1,4 +1,4 @@
-"""Passage retrieval; of `anysearch_jax` it imports only `host` and `policy`.
+"""Passage retrieval; of `anysearch_jax`: only `types`, `host` and `policy`.
 
 * `passages`: a corpus on disk, read by line offsets.
 * `lexical`: BM25 in memory, for the generated world.

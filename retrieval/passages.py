@@ -14,7 +14,6 @@ Row i is the i-th line that is kept. A prepared corpus is a folder:
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gzip
 import hashlib
 import json
@@ -28,6 +27,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from anysearch_jax import types
+
 _BLOCK = 1 << 22
 # Longer than any passage, so that a file without line ends is not read whole.
 _LONGEST_LINE = 1 << 24
@@ -36,21 +37,6 @@ _INFO, _OFFSETS, _LINES = "corpus.json", "offsets.npy", "passages.jsonl"
 
 class CorpusError(ValueError):
   """A corpus is missing, malformed, or not the expected one."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Passage:
-  """One passage; `title` is its first line, including any quotes."""
-
-  id: str
-  title: str
-  text: str
-  score: float = 0.0
-
-  @property
-  def contents(self) -> str:
-    """Title and text in Search-R1's form, which encoders also see."""
-    return f"{self.title}\n{self.text}"
 
 
 class Corpus:
@@ -103,7 +89,7 @@ class Corpus:
   def __len__(self) -> int:
     return len(self._offsets) - 1
 
-  def __getitem__(self, row: int) -> Passage:
+  def __getitem__(self, row: int) -> types.Passage:
     """Returns the passage of a row in [0, len).
 
     Raises:
@@ -274,7 +260,7 @@ def _lines(file: BinaryIO, source: pathlib.Path) -> Iterator[bytes]:
     ) from error
 
 
-def _parse(line: bytes) -> Passage:
+def _parse(line: bytes) -> types.Passage:
   """Parses the passage of a line.
 
   Raises:
@@ -303,7 +289,7 @@ def _parse(line: bytes) -> Passage:
       f"Found contents {contents[:60]!r}, expected a title, a line end and the "
       "text."
     )
-  return Passage(_whole(str(identifier)), title, text)
+  return types.Passage(_whole(str(identifier)), title, text)
 
 
 def _whole(text: str) -> str:

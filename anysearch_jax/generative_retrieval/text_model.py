@@ -18,7 +18,7 @@ import httpx2
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.host.http import calls, errors, redaction, wire
+from anysearch_jax.host.http import calls, redaction, wire
 
 # Offsets that keep the address of a second call distinct from all episodes'.
 _VARIANT = 1 << 40
@@ -186,10 +186,7 @@ class EndpointModel:
       "seed": int(uniform(address, turn, "reply") * 2**31),
     }
     self.counters["calls"] += 1
-    try:
-      text, usage = await self._caller.wait(self._ask(wire.body(asked)))
-    except errors.RetrievalError as error:
-      raise types.RetrievalError(str(error)) from error
+    text, usage = await self._caller.wait(self._ask(wire.body(asked)))
     self.counters["input_tokens"] += usage[0]
     self.counters["output_tokens"] += usage[1]
     return text
@@ -243,7 +240,7 @@ def _reply(
   """Returns the text of a completion, and the tokens of prompt and reply.
 
   Raises:
-    errors.RetrievalError: the answer has another shape.
+    types.RetrievalError: the answer has another shape.
   """
   value = wire.parse(data, url, redact)
   try:
@@ -251,7 +248,7 @@ def _reply(
   except (KeyError, IndexError, TypeError):
     text = None
   if not isinstance(text, str):
-    raise errors.RetrievalError(
+    raise types.RetrievalError(
       f"{url}: found {redact.quote(repr(value), 80)}, expected a text at "
       "choices[0].message.content."
     )

@@ -15,17 +15,14 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 
+from anysearch_jax import types
 from anysearch_jax.host.http import calls, errors, redaction, wire
-from retrieval import passages
 
-if TYPE_CHECKING:
-  from retrieval import lexical  # It imports JAX.
-
-Answer = tuple[passages.Passage, ...]
+Answer = tuple[types.Passage, ...]
 
 _ADVICE = "Is a retriever running there (launch.serve_retriever)?"
 # Statuses that concern the caller or the address, not a query.
@@ -98,7 +95,7 @@ class HttpRetriever:
     self.counters: Counter[str] = self._caller.counters
     self._answered: str | None = None
 
-  async def search(self, request: lexical.Request) -> Answer:
+  async def search(self, request: types.SearchRequest) -> Answer:
     """Returns at most `k` passages in the server's order; see `search_many`."""
     (answer,) = await self.search_many([request])
     if isinstance(answer, Exception):
@@ -106,7 +103,7 @@ class HttpRetriever:
     return answer
 
   async def search_many(
-    self, requests: Sequence[lexical.Request]
+    self, requests: Sequence[types.SearchRequest]
   ) -> list[Answer | Exception]:
     """Returns answers in the order of the requests, in one batch for each `k`.
 
@@ -144,7 +141,7 @@ class HttpRetriever:
     self._caller.close()
 
   async def _search(
-    self, requests: list[lexical.Request]
+    self, requests: list[types.SearchRequest]
   ) -> list[Answer | Exception]:
     until = self._caller.until()
     self.counters["queries"] += len(requests)
@@ -174,7 +171,7 @@ class HttpRetriever:
     answers: list[Answer | Exception] = []
     # (queries, whether this is the second try of a single query).
     parts, failed = [(queries, False)], 0
-    failure: errors.RetrievalError | None = None
+    failure: types.RetrievalError | None = None
     # Whether the server works; None: unknown, it has not answered yet.
     is_well: bool | None = None
     while parts:
@@ -183,7 +180,7 @@ class HttpRetriever:
         answers += await self._ask(part, k, until)
         is_well = True
         continue
-      except errors.RetrievalError as error:
+      except types.RetrievalError as error:
         failure = error
       if not _may_be_of_a_query(failure):
         answers += [failure] * len(part)
@@ -214,7 +211,7 @@ class HttpRetriever:
       return None
     try:
       await self._ask([self._answered], k, until)
-    except errors.RetrievalError:
+    except types.RetrievalError:
       return False
     return True
 
@@ -252,7 +249,7 @@ class HttpRetriever:
     def named(data: bytes) -> Any:
       try:
         value = wire.parse(data, url, self._caller.redact)
-      except errors.RetrievalError:
+      except types.RetrievalError:
         return unnamed
       named = isinstance(value, dict) and value.get("identity")
       return named or unnamed
@@ -267,7 +264,7 @@ class HttpRetriever:
       raise
 
 
-def _may_be_of_a_query(error: errors.RetrievalError) -> bool:
+def _may_be_of_a_query(error: types.RetrievalError) -> bool:
   """Returns whether a query, and not caller or server, may cause the error."""
   if isinstance(error, calls.RefusedError):
     return error.status not in _ABOUT_CALLERS
@@ -289,7 +286,7 @@ def _answers(
       "it a server of Search-R1's protocol?"
     )
 
-  def passage(item: Any) -> passages.Passage:
+  def passage(item: Any) -> types.Passage:
     document = item.get("document") if isinstance(item, dict) else None
     contents = document.get("contents") if isinstance(document, dict) else None
     if not isinstance(contents, str) or not _is_unicode(contents):
@@ -308,7 +305,7 @@ def _answers(
     elif not _is_unicode(str(identifier)):
       raise refuse(identifier, "an id of Unicode characters")
     title, _, text = contents.partition("\n")
-    return passages.Passage(str(identifier), title, text, float(score))
+    return types.Passage(str(identifier), title, text, float(score))
 
   value = wire.parse(data, url, redact)
   result = value.get("result") if isinstance(value, dict) else None

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from retrieval import passages
+from anysearch_jax import types
 from retrieval.index import search
 
-if TYPE_CHECKING:
-  from retrieval import lexical  # It imports JAX.
-
-Answer = tuple[passages.Passage, ...]
+Answer = tuple[types.Passage, ...]
 
 
 class LocalRetriever:
@@ -26,13 +22,13 @@ class LocalRetriever:
   def __init__(self, searching: search.PassageSearch, *, corpus: str = ""):
     self._searching, self._corpus = searching, corpus
 
-  async def search(self, request: lexical.Request) -> Answer:
+  async def search(self, request: types.SearchRequest) -> Answer:
     """Returns at most `k` passages, best first; see `search_many`."""
     (answer,) = await self.search_many([request])
     return answer
 
   async def search_many(
-    self, requests: Sequence[lexical.Request]
+    self, requests: Sequence[types.SearchRequest]
   ) -> list[Answer]:
     """Returns answers in the order of the requests, by one search for each `k`.
 

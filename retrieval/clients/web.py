@@ -14,17 +14,14 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 
+from anysearch_jax import types
 from anysearch_jax.host.http import calls, errors, redaction, wire
-from retrieval import passages
 
-if TYPE_CHECKING:
-  from retrieval import lexical  # It imports JAX.
-
-Answer = tuple[passages.Passage, ...]
+Answer = tuple[types.Passage, ...]
 Json = dict[str, Any]
 
 # Tags by which services highlight the query; other angle brackets are text.
@@ -35,7 +32,7 @@ _LINK = re.compile(r"https?://\S+")
 _LARGEST = 1 << 24
 
 
-class AccountError(errors.RetrievalError):
+class AccountError(types.RetrievalError):
   """The service refuses the key: it is invalid, over quota or over its rate."""
 
 
@@ -192,7 +189,7 @@ class WebRetriever:
     self.counters: Counter[str] = self._caller.counters
     self._suspects: set[str] = set()
 
-  async def search(self, request: lexical.Request) -> Answer:
+  async def search(self, request: types.SearchRequest) -> Answer:
     """Returns at most `k` passages, best first; their ids are URLs.
 
     Raises:
@@ -206,7 +203,7 @@ class WebRetriever:
     return answer
 
   async def search_many(
-    self, requests: Sequence[lexical.Request]
+    self, requests: Sequence[types.SearchRequest]
   ) -> list[Answer | Exception]:
     """Returns answers in request order, by one call each; see `search`."""
     for request in requests:
@@ -223,15 +220,15 @@ class WebRetriever:
     self._caller.close()
 
   async def _search(
-    self, requests: list[lexical.Request]
+    self, requests: list[types.SearchRequest]
   ) -> list[Answer | Exception]:
     until = self._caller.until()
     self.counters["queries"] += len(requests)
 
-    async def one(request: lexical.Request) -> Answer | Exception:
+    async def one(request: types.SearchRequest) -> Answer | Exception:
       try:
         return await self._ask(request.query, request.k, until)
-      except errors.RetrievalError as error:
+      except types.RetrievalError as error:
         return error
 
     return await asyncio.gather(*map(one, requests))
@@ -263,7 +260,7 @@ class WebRetriever:
       )
       self._suspects.clear()
       return answer
-    except errors.RetrievalError as error:
+    except types.RetrievalError as error:
       self._suspects.add(query)
       if not isinstance(error, calls.StatusError) or not _is_of_account(error):
         raise
@@ -321,7 +318,7 @@ def _passages(
       _clean(result.get(service.snippet)),
     )
     if isinstance(link, str) and _LINK.fullmatch(link) and title and text:
-      kept.append(passages.Passage(_clean_text(link), f'"{title}"', text))
+      kept.append(types.Passage(_clean_text(link), f'"{title}"', text))
   if found and not kept:
     raise errors.AnswerError(
       f"{url}: none of {len(found)} results has the texts {service.link!r}, "

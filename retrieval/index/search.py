@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from anysearch_jax import types
 from retrieval import passages
 from retrieval.encoder import encoder_settings
 
@@ -133,7 +134,7 @@ class PassageSearch:
 
   def search(
     self, queries: Sequence[str], k: int
-  ) -> list[tuple[passages.Passage, ...]]:
+  ) -> list[tuple[types.Passage, ...]]:
     """Returns at most `k` passages for each query, best first, with scores.
 
     Args:
@@ -149,7 +150,7 @@ class PassageSearch:
       return []
     return [
       tuple(
-        passages.Passage(p.id, p.title, p.text, float(score))
+        types.Passage(p.id, p.title, p.text, float(score))
         for p, score in zip(
           map(self._corpus.__getitem__, hits.rows.tolist()),
           hits.scores,

@@ -24,10 +24,9 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from anysearch_jax.host.http import errors
-from retrieval import passages
+from anysearch_jax import types
 
-Answer = tuple[passages.Passage, ...]
+Answer = tuple[types.Passage, ...]
 
 _APPLICATION, _VERSION = 0x416E5365, 1  # "AnSe".
 _SCHEMA = f"""
@@ -45,6 +44,10 @@ _SCHEMA = f"""
 """
 _BUSY_SECONDS = 60.0
 _HIT = struct.Struct("<32sd")
+
+
+class MissError(LookupError):
+  """A strict log has no answer. The run ends: it cannot be repeated from it."""
 
 
 class Key(NamedTuple):
@@ -72,7 +75,7 @@ class AnswerLog:
     self.path = pathlib.Path(path).absolute()
     if not self.path.exists():
       if not writable:
-        raise errors.RetrievalError(
+        raise types.RetrievalError(
           f"{self.path}: found no log of answers; record one first."
         )
       self._create()
@@ -103,7 +106,7 @@ class AnswerLog:
       raise self._unreadable(error) from error
     if found != [_APPLICATION, _VERSION]:
       self._db.close()
-      raise errors.RetrievalError(
+      raise types.RetrievalError(
         f"{self.path}: found a database with application id and version "
         f"{found}, expected a log of answers with {[_APPLICATION, _VERSION]}; "
         "name another file."
@@ -192,7 +195,7 @@ class AnswerLog:
       row = self._one("id, title, text", "passages", each)
       if row is None or _sha256(*row) != each:
         raise self._damaged(f"the answer to {key.query!r}")
-      answer.append(passages.Passage(*map(_text, row), score))
+      answer.append(types.Passage(*map(_text, row), score))
     return tuple(answer)
 
   def _one(self, columns: str, table: str, address: bytes) -> list | None:
@@ -244,20 +247,20 @@ class AnswerLog:
       except sqlite3.Error as error:
         raise self._unreadable(error) from error
 
-  def _damaged(self, what: str) -> errors.RetrievalError:
-    return errors.RetrievalError(
+  def _damaged(self, what: str) -> types.RetrievalError:
+    return types.RetrievalError(
       f"{self.path}: {what} is not as it was written; the file is damaged. "
       "Bring a copy of it back, or record again."
     )
 
-  def _unreadable(self, error: Exception) -> errors.RetrievalError:
-    return errors.RetrievalError(
+  def _unreadable(self, error: Exception) -> types.RetrievalError:
+    return types.RetrievalError(
       f"{self.path}: {error}. Expected a log of answers on a local disk with "
       "room on it; if it is damaged, bring a copy back or record again."
     )
 
 
-def _address(value: Key | passages.Passage) -> bytes:
+def _address(value: Key | types.Passage) -> bytes:
   if isinstance(value, Key):
     return _sha256(*(_blob(str(part)) for part in value))
   return _sha256(*(_blob(t) for t in (value.id, value.title, value.text)))

@@ -12,25 +12,20 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from anysearch_jax.host.http import errors
-from retrieval import passages
+from anysearch_jax import types
 from retrieval.recording import answer_log
 
-if TYPE_CHECKING:
-  from retrieval import lexical  # It imports JAX.
+Answer = tuple[types.Passage, ...]
 
-Answer = tuple[passages.Passage, ...]
-
-MODES = ("live", "record", "replay", "strict")
+MODES = ("record", "replay", "strict")
 
 
 class Recorder:
   """A retriever that combines another retriever with a log of answers.
 
   Modes:
-    live: asks the retriever; there is no log.
     record: always asks the retriever, and writes the answers. If the log
       already has other passages, `counters["conflicts"]` counts them, and the
       log's passages are returned.
@@ -42,8 +37,7 @@ class Recorder:
   and several processes may use one file; see `answer_log`.
 
   Args:
-    retriever: the wrapped retriever, called by `search_many` if it has this
-      method, otherwise by `search`.
+    retriever: the wrapped retriever; a strict recorder does not ask it.
     path: path of the log.
     mode: one of `MODES`.
     identity: JSON values; retrievers with equal values give equal answers. None
@@ -59,7 +53,7 @@ class Recorder:
 
   def __init__(
     self,
-    retriever: Any | None,
+    retriever: types.BatchRetriever | None,
     path: str | os.PathLike,
     *,
     mode: str,
@@ -69,19 +63,20 @@ class Recorder:
       raise ValueError(f"mode: found {mode!r}, expected one of {MODES}.")
     if retriever is None and mode != "strict":
       raise ValueError(f"Mode {mode!r} needs a retriever; 'strict' needs none.")
-    self._retriever, self._mode = retriever, mode
-    self._log = None
-    if mode != "live":
-      self._log = answer_log.AnswerLog(path, writable=mode != "strict")
-      if identity is None:
-        identity = self._only_identity()
+    self._retriever = None if mode == "strict" else retriever
+    self._mode = mode
+    self._log = answer_log.AnswerLog(path, writable=mode != "strict")
+    if identity is None:
+      identity = self._only_identity(is_wrapping=retriever is not None)
     self._identity = json.dumps(
       identity, sort_keys=True, separators=(",", ":"), allow_nan=False
     )
     self._counting = threading.Lock()
     self.counters: Counter[str] = Counter()
 
-  async def search(self, request: lexical.Request) -> Sequence[Any]:
+  async def search(
+    self, request: types.SearchRequest
+  ) -> Sequence[types.Passage]:
     """Answers one query; see `search_many`."""
     (answer,) = await self.search_many([request])
     if isinstance(answer, Exception):
@@ -89,47 +84,37 @@ class Recorder:
     return answer
 
   async def search_many(
-    self, requests: Sequence[lexical.Request]
-  ) -> list[Sequence[Any] | Exception]:
+    self, requests: Sequence[types.SearchRequest]
+  ) -> list[Sequence[types.Passage] | Exception]:
     """Returns answers in the order of the requests.
 
     The retriever gets all queries that it must answer in one call.
 
     Returns:
       For each request its passages, or the retriever's exception; in mode
-      strict an `errors.MissError` if the log has no answer.
+      strict an `answer_log.MissError` if the log has no answer.
 
     Raises:
       RetrievalError: the log cannot be read or written.
     """
-    if self._log is None:
-      return await self._ask(requests)
     keys = [
       answer_log.Key(r.query, r.k, r.corpus, self._identity) for r in requests
     ]
-    answers: list[Any] = [None] * len(keys)
+    held: list[Answer | None] = [None] * len(keys)
     if self._mode != "record":
-      answers = await asyncio.to_thread(self._log.read, keys)
-    missing = [i for i, answer in enumerate(answers) if answer is None]
+      held = await asyncio.to_thread(self._log.read, keys)
+    missing = [i for i, answer in enumerate(held) if answer is None]
     self._count(hits=len(keys) - len(missing), misses=len(missing))
-    if missing and self._mode == "strict":
+    if not missing:
+      others: Sequence[Answer | Exception] = ()
+    elif self._retriever is None:
       known = await asyncio.to_thread(self._log.identities)
-      for i in missing:
-        answers[i] = self._miss(keys[i], known)
-    elif missing:
-      found = await self._ask([requests[i] for i in missing])
-      for i, answer in zip(missing, found, strict=True):
-        answers[i] = answer
-      good = [i for i in missing if not isinstance(answers[i], Exception)]
-      held, new, others = await asyncio.to_thread(
-        self._log.write, [(keys[i], _plain(answers[i])) for i in good]
-      )
-      for i, answer in zip(good, held, strict=True):
-        answers[i] = answer
-      self._count(
-        failures=len(missing) - len(good), recorded=new, conflicts=others
-      )
-    return answers
+      others = [self._miss(keys[i], known) for i in missing]
+    else:
+      found = await _ask(self._retriever, [requests[i] for i in missing])
+      others = await self._recorded([keys[i] for i in missing], found)
+    filled = iter(others)
+    return [next(filled) if answer is None else answer for answer in held]
 
   def identity(self) -> Any:
     """Returns JSON values that identify the retriever that answers or did."""
@@ -137,45 +122,45 @@ class Recorder:
 
   def close(self) -> None:
     """Closes the log; the retriever stays open."""
-    if self._log is not None:
-      self._log.close()
+    self._log.close()
 
-  async def _ask(
-    self, requests: Sequence[lexical.Request]
-  ) -> Sequence[Sequence[Any] | Exception]:
-    many = getattr(self._retriever, "search_many", None)
-    if many is None:
-      return await asyncio.gather(
-        *map(self._retriever.search, requests), return_exceptions=True
-      )
-    try:
-      found = await many(requests)
-      if len(found) != len(requests):
-        raise errors.RetrievalError(
-          f"Found {len(found)} answers to {len(requests)} queries, expected "
-          "one for each."
-        )
-    # An error must not lose the answers that the log gave to other requests.
-    except Exception as error:
-      found = [error] * len(requests)
-    return found
+  async def _recorded(
+    self,
+    keys: Sequence[answer_log.Key],
+    found: Sequence[Sequence[types.Passage] | Exception],
+  ) -> list[Answer | Exception]:
+    """Writes the retriever's answers; returns those that the log has now."""
+    good = [
+      (key, _plain(answer))
+      for key, answer in zip(keys, found, strict=True)
+      if not isinstance(answer, Exception)
+    ]
+    held, new, others = await asyncio.to_thread(self._log.write, good)
+    self._count(failures=len(keys) - len(good), recorded=new, conflicts=others)
+    kept = iter(held)
+    return [
+      answer if isinstance(answer, Exception) else next(kept)
+      for answer in found
+    ]
 
-  def _miss(self, key: answer_log.Key, known: list[str]) -> errors.MissError:
+  def _miss(
+    self, key: answer_log.Key, known: list[str]
+  ) -> answer_log.MissError:
     others = [identity for identity in known if identity != key.identity]
     hint = (
       ""
       if key.identity in known
       else f" It holds answers of {', '.join(others) or 'nobody'} only."
     )
-    return errors.MissError(
+    return answer_log.MissError(
       f"{self._log.path}: found no answer to {key.query!r} with k={key.k}, "
       f"corpus {key.corpus!r}, identity {key.identity}.{hint} Record it in "
       "mode replay with the retriever."
     )
 
-  def _only_identity(self) -> Any:
+  def _only_identity(self, *, is_wrapping: bool) -> Any:
     known = self._log.identities()
-    if self._retriever is None and len(known) == 1:
+    if not is_wrapping and len(known) == 1:
       return json.loads(known[0])
     self._log.close()
     raise ValueError(
@@ -188,9 +173,25 @@ class Recorder:
       self.counters.update(more)
 
 
-def _plain(answer: Sequence[Any]) -> Answer:
-  """Converts the passages of any retriever to those that the log returns."""
+async def _ask(
+  retriever: types.BatchRetriever, requests: Sequence[types.SearchRequest]
+) -> Sequence[Sequence[types.Passage] | Exception]:
+  """Returns the retriever's answers, or for each request what it raised."""
+  try:
+    found = await retriever.search_many(requests)
+    if len(found) != len(requests):
+      raise types.RetrievalError(
+        f"Found {len(found)} answers to {len(requests)} queries, expected "
+        "one for each."
+      )
+  # An error must not lose the answers that the log gave to other requests.
+  except Exception as error:
+    return [error] * len(requests)
+  return found
+
+
+def _plain(answer: Sequence[types.Passage]) -> Answer:
+  """Returns passages as the log does: in a tuple, with scores of Python."""
   return tuple(
-    passages.Passage(p.id, p.title, p.text, float(getattr(p, "score", 0.0)))
-    for p in answer
+    types.Passage(p.id, p.title, p.text, float(p.score)) for p in answer
   )

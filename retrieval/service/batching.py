@@ -16,19 +16,18 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from anysearch_jax.host.http import errors
-from retrieval import passages
+from anysearch_jax import types
 
-Answer = Sequence[passages.Passage]
+Answer = Sequence[types.Passage]
 Search = Callable[[Sequence[str], int], Sequence[Answer]]
 _log = logging.getLogger(__name__)
 
 
-class SearchError(errors.RetrievalError):
+class SearchError(types.RetrievalError):
   """The search raised an error or returned an invalid answer."""
 
 
-class FullError(errors.RetrievalError):
+class FullError(types.RetrievalError):
   """The queue is full; try again after `seconds`."""
 
   def __init__(self, message: str, seconds: float):
@@ -36,7 +35,7 @@ class FullError(errors.RetrievalError):
     self.seconds = seconds
 
 
-class ClosedError(errors.RetrievalError):
+class ClosedError(types.RetrievalError):
   """The batcher is closed and answers nothing more."""
 
 

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import orjson
 import pydantic
 
-from retrieval import passages
+from anysearch_jax import types
 
-Found = Sequence[Sequence[passages.Passage]]
+Found = Sequence[Sequence[types.Passage]]
 _COUNT = pydantic.TypeAdapter(int | None)
 _FLAG = pydantic.TypeAdapter(bool | None)
 # Lone surrogates: valid in JSON, but not in UTF-8 or for most encoders.
@@ -57,7 +57,7 @@ class Asked(NamedTuple):
 Read = Callable[[Mapping[str, Any]], Asked]
 
 
-def document(passage: passages.Passage) -> dict[str, str]:
+def document(passage: types.Passage) -> dict[str, str]:
   """Returns a passage in wire format; as in Search-R1, without title quotes."""
   return {
     "id": passage.id,

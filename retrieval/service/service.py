@@ -27,7 +27,7 @@ import fastapi
 import prometheus_client
 from starlette import requests
 
-from retrieval import passages
+from anysearch_jax import types
 from retrieval.service import batching, dialects, service_metrics
 from retrieval.service import limits as limits_lib
 
@@ -44,7 +44,7 @@ class Search(Protocol):
 
   def search(
     self, queries: list[str], k: int
-  ) -> list[tuple[passages.Passage, ...]]: ...
+  ) -> list[tuple[types.Passage, ...]]: ...
 
 
 class _RefusedError(Exception):

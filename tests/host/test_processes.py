@@ -127,7 +127,7 @@ class _OddError(ValueError):
   [
     (OSError(28, "No space left", "a.txt"), OSError, "No space left: 'a.txt'"),
     (types.EngineError("gone"), types.EngineError, "gone"),
-    (errors.MissError("never asked"), errors.MissError, "never asked"),
+    (errors.AnswerError("not JSON"), errors.AnswerError, "not JSON"),
     # An error of a library arrives as its nearest built-in base.
     (json.JSONDecodeError("odd", "{", 0), ValueError, "JSONDecodeError: odd"),
     (_OddError(3, reason="x"), ValueError, "_OddError: x (3)"),

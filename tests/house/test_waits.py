@@ -133,9 +133,6 @@ _ENDED = {
     "retrieval/clients/client.py",
     "await asyncio.gather",
   ): "`Caller.ask` has one",
-  ("retrieval/recording/recorder.py", "await asyncio.gather"): (
-    "`driver.answer` has a deadline"
-  ),
   ("retrieval/service/service.py", "found.result()"): "asked only when done",
   ("retrieval/clients/web.py", "await asyncio.gather"): "`Caller.ask` has one",
 }

@@ -203,8 +203,8 @@ def test_a_log_is_read_and_never_made(tmp_path):
   assert finding.level == checks.PROBLEM
 
   class One:
-    async def search(self, request):
-      return ()
+    async def search_many(self, requests):
+      return [()] * len(requests)
 
   made = recorder.Recorder(One(), path, mode="record", identity="i")
   asyncio.run(made.search(fake_retriever.ask("q")))

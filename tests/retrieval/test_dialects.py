@@ -9,11 +9,11 @@ import orjson
 import pytest
 from hypothesis import strategies as st
 
-from retrieval import passages
+from anysearch_jax import types
 from retrieval.service import dialects
 
-LIMA = passages.Passage("7", '"Lima"', "Lima is the capital.\nOf Peru.", 0.5)
-CUSCO = passages.Passage("9", '"Cusco"', "Cusco was.", 0.25)
+LIMA = types.Passage("7", '"Lima"', "Lima is the capital.\nOf Peru.", 0.5)
+CUSCO = types.Passage("9", '"Cusco"', "Cusco was.", 0.25)
 LIMA_DOCUMENT = {
   "id": "7",
   "contents": '"Lima"\nLima is the capital.\nOf Peru.',

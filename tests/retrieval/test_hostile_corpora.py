@@ -13,7 +13,7 @@ import hypothesis
 import numpy as np
 import pytest
 
-from anysearch_jax.host.http import errors
+from anysearch_jax import types
 from retrieval import passages
 from retrieval.recording import answer_log
 
@@ -52,7 +52,7 @@ def passage_of(line):
   title, end, text = hostile.halved(contents).partition("\n")
   titled = end and title.strip().strip('"') and text.strip()
   return (
-    passages.Passage(hostile.halved(str(name)), title, text) if titled else None
+    types.Passage(hostile.halved(str(name)), title, text) if titled else None
   )
 
 
@@ -119,7 +119,7 @@ def logged(tape):
   """Draws a key and an answer of arbitrary texts."""
   key = answer_log.Key(tape.text(4), 3, tape.text(1), json.dumps(tape.text(1)))
   found = tape.some(
-    lambda: passages.Passage(tape.text(1), tape.text(2), tape.text(4), 0.5), 3
+    lambda: types.Passage(tape.text(1), tape.text(2), tape.text(4), 0.5), 3
   )
   return key, tuple(found)
 
@@ -148,7 +148,7 @@ def small(folder):
   path = folder / "small.sqlite"
   answers = {
     answer_log.Key(f"query {i}", 2, "", '"who"'): (
-      passages.Passage(str(i), "title", "text " * 40, 0.5),
+      types.Passage(str(i), "title", "text " * 40, 0.5),
     )
     for i in range(20)
   }
@@ -168,7 +168,7 @@ def test_a_damaged_log_gives_its_own_answers_or_none(folder, small, tape):
   path.write_bytes(tape.damage(data))
   try:
     log = answer_log.AnswerLog(path, writable=True)
-  except errors.RetrievalError as error:
+  except types.RetrievalError as error:
     assert str(path) in str(error)
     opened = pathlib.Path("/proc/self/fd").glob("*")
     assert str(path) not in map(os.path.realpath, opened)
@@ -178,7 +178,7 @@ def test_a_damaged_log_gives_its_own_answers_or_none(folder, small, tape):
       assert log.read([key]) in ([answer], [None])
     assert set(log.identities()) <= {'"who"'}
     assert len(log) <= len(answers)
-  except errors.RetrievalError as error:
+  except types.RetrievalError as error:
     assert str(path) in str(error)
   finally:
     log.close()

@@ -14,8 +14,7 @@ import orjson
 import pytest
 
 from anysearch_jax import types
-from anysearch_jax.host.http import errors, redaction, wire
-from retrieval import passages
+from anysearch_jax.host.http import redaction, wire
 from retrieval.clients import client
 from retrieval.service import dialects, limits, service
 
@@ -37,7 +36,7 @@ WORDS = ("queries", "query", "result", "error", "detail")
 
 
 def passage(tape):
-  return passages.Passage(tape.text(1), tape.text(3), tape.text(), 0.5)
+  return types.Passage(tape.text(1), tape.text(3), tape.text(), 0.5)
 
 
 def body(tape):
@@ -96,7 +95,7 @@ def test_any_answer_of_a_service_is_a_value_or_an_error(tape):
   data = tape.pick((data, data, tape.damage(data), tape.raw()))
   try:
     value = wire.parse(data, "http://x", REDACT)
-  except errors.RetrievalError as error:
+  except types.RetrievalError as error:
     assert "http://x: found" in str(error) and len(str(error)) < 700
   else:
     again = json.loads(data, parse_constant=lambda name: pytest.fail(name))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import math
-from typing import NamedTuple
 
 import hypothesis
 import pytest
@@ -13,11 +12,6 @@ from hypothesis import strategies as st
 
 from anysearch_jax import types
 from retrieval import lexical
-
-
-class Plain(NamedTuple):
-  title: str
-  text: str
 
 
 def passages(*texts: str) -> list[types.Passage]:
@@ -108,9 +102,6 @@ def test_passages_are_returned_unchanged_except_for_the_score():
   (found,) = retriever("kel: born tovi", "mar: seat").lookup("kel", 3)
   assert found == types.Passage("0", "kel", "born tovi", found.score)
   assert found.score > 0
-  plain = Plain("kel", "born tovi")
-  (found,) = lexical.LexicalRetriever({"": [plain]}).lookup("kel", 3)
-  assert found is plain
 
 
 def test_a_corpus_is_read_once_when_first_searched():

@@ -13,6 +13,7 @@ import pytest
 import retrieval_cases as cases
 from hypothesis import strategies as st
 
+from anysearch_jax import types
 from retrieval import passages
 
 
@@ -21,7 +22,7 @@ def test_a_row_is_the_passage_of_its_line(tmp_path, name):
   source = cases.write(tmp_path / name)
   corpus = passages.prepare(source, tmp_path / "prepared")
   assert len(corpus) == 20
-  assert corpus[7] == passages.Passage(
+  assert corpus[7] == types.Passage(
     "7", '"Title 7"', "Passage number n7 is about fire."
   )
   found = list(corpus.contents(0, 20))

@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.host.http import errors
 from anysearch_jax.rollout import searching
 from retrieval import lexical
-from retrieval.recording import recorder
+from retrieval.recording import answer_log, recorder
 
 
 @pytest.fixture
@@ -121,11 +120,6 @@ def test_an_episode_sees_the_same_bytes_without_retriever_or_corpus(path):
 def test_modes_ask_log_and_retriever_in_their_order(path):
   """The log first, the retriever first, or one of them only."""
   source = recorded.Source()
-  with recorded.recording(source, path, mode="live") as tested:
-    assert recorded.search(tested, recorded.ask("a")) == [
-      recorded.truth(recorded.ask("a"))
-    ]
-  assert not path.exists()
   for times in (1, 2):
     with recorded.recording(source, path) as tested:
       assert recorded.search(tested, recorded.ask("a")) == [
@@ -133,7 +127,7 @@ def test_modes_ask_log_and_retriever_in_their_order(path):
       ]
       assert tested.counters["recorded"] == (times == 1)
       assert tested.counters["conflicts"] == 0
-  assert source.calls == [["a"]] * 3
+  assert source.calls == [["a"]] * 2
   source.calls.clear()
   with recorded.recording(source, path, mode="replay") as tested:
     asked = [recorded.ask(query) for query in ("b", "a", "c", "a")]
@@ -158,7 +152,7 @@ def test_miss_names_the_query(path):
       tested, recorded.ask("a"), recorded.ask("Who is it?", 7, "wiki")
     )
     assert hit == recorded.truth(recorded.ask("a"))
-    with pytest.raises(errors.MissError) as caught:
+    with pytest.raises(answer_log.MissError) as caught:
       asyncio.run(tested.search(recorded.ask("Who is it?", 7, "wiki")))
     assert str(caught.value) == str(miss)
   for part in (
@@ -187,7 +181,7 @@ def test_every_part_of_the_key_counts(path, other):
     recorded.search(tested, recorded.ask("a"))
   with recorded.recording(None, path, mode="strict") as tested:
     (found,) = recorded.search(tested, other)
-    assert isinstance(found, errors.MissError)
+    assert isinstance(found, answer_log.MissError)
 
 
 def test_answers_of_another_identity_are_not_found_and_named(path):
@@ -234,11 +228,11 @@ def test_failures_are_answered_and_not_recorded(path):
       recorded.truth(recorded.ask("a")),
       recorded.truth(recorded.ask("b")),
     )
-    assert isinstance(bad, errors.RetrievalError)
+    assert isinstance(bad, types.RetrievalError)
     assert tested.counters["failures"] == 1
   with recorded.recording(None, path, mode="strict") as tested:
     (miss,) = recorded.search(tested, recorded.ask("bad"))
-    assert isinstance(miss, errors.MissError)
+    assert isinstance(miss, answer_log.MissError)
 
 
 def test_a_retriever_that_raises_leaves_the_logs_answers(path):
@@ -247,7 +241,7 @@ def test_a_retriever_that_raises_leaves_the_logs_answers(path):
 
   class Dead:
     async def search_many(self, requests):
-      raise errors.RetrievalError("It is down.")
+      raise types.RetrievalError("It is down.")
 
   class Short:
     async def search_many(self, requests):
@@ -260,25 +254,6 @@ def test_a_retriever_that_raises_leaves_the_logs_answers(path):
       )
       assert hit == recorded.truth(recorded.ask("a"))
       assert sentence in str(failed)
-
-
-def test_a_retriever_with_single_searches_is_recorded_too(path):
-  class One:
-    async def search(self, request):
-      if request.query == "bad":
-        raise errors.RetrievalError("No.")
-      return recorded.truth(request)
-
-  with recorded.recording(One(), path) as tested:
-    found = recorded.search(
-      tested, recorded.ask("a"), recorded.ask("bad"), recorded.ask("b")
-    )
-    assert isinstance(found[1], errors.RetrievalError)
-  with recorded.recording(None, path, mode="strict") as tested:
-    assert recorded.search(tested, recorded.ask("b"), recorded.ask("a")) == [
-      found[2],
-      found[0],
-    ]
 
 
 def test_the_first_answer_stays_and_another_is_counted(path):
@@ -341,7 +316,6 @@ def test_loops_and_threads_share_a_recorder(path):
   ("retriever", "mode", "sentence"),
   [
     (None, "record", "'record' needs a retriever; 'strict' needs none"),
-    (None, "live", "'live' needs a retriever"),
     (recorded.Source(), "rewrite", "found 'rewrite', expected one of"),
   ],
 )

@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from retrieval import passages
+from anysearch_jax import types
 from retrieval.service import batching
 
 
@@ -210,7 +210,7 @@ def test_rest_of_a_cancelled_request_is_not_searched():
     SystemExit(3),
     [],
     None,
-    [[passages.Passage("0", "t", "x", math.nan)]] * 3,
+    [[types.Passage("0", "t", "x", math.nan)]] * 3,
   ],
   ids=repr,
 )

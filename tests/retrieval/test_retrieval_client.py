@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from anysearch_jax import types
 from anysearch_jax.host.http import calls, errors
 from retrieval.clients import client
 from retrieval.service import limits, service
@@ -318,7 +319,7 @@ def test_identity_is_the_servers_or_its_address(connect, reply, expected):
 
 
 def test_a_server_out_of_reach_has_no_identity(connect):
-  with pytest.raises(errors.RetrievalError, match="tried 3 times"):
+  with pytest.raises(types.RetrievalError, match="tried 3 times"):
     connect(fake.broken).identity()
 
 

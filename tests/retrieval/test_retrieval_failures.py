@@ -13,7 +13,8 @@ import time
 import fake_retriever as fake
 import pytest
 
-from anysearch_jax.host.http import breaker, calls, errors, wire
+from anysearch_jax import types
+from anysearch_jax.host.http import breaker, calls, wire
 from retrieval.clients import client
 
 
@@ -125,7 +126,7 @@ def test_closing_fails_running_searches(connect):
     await asyncio.to_thread(retriever.close)
     return await waiting
 
-  with pytest.raises(errors.RetrievalError, match="was closed"):
+  with pytest.raises(types.RetrievalError, match="was closed"):
     asyncio.run(close())
   assert "was closed" in fake.failure(retriever)
 
@@ -190,7 +191,7 @@ def test_unreachable_server_is_named_with_advice():
   retriever.close()
 
 
-class FineError(errors.RetrievalError):
+class FineError(types.RetrievalError):
   pass
 
 
@@ -202,12 +203,12 @@ def step(tested, error=None):
         raise error
   except BaseException as met:
     if met is not error:
-      assert isinstance(met, errors.RetrievalError)
+      assert isinstance(met, types.RetrievalError)
       return False
   return True
 
 
-DOWN = errors.RetrievalError("It is down.")
+DOWN = types.RetrievalError("It is down.")
 
 
 def test_open_breaker_blocks_then_lets_one_call_through():

@@ -11,8 +11,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from anysearch_jax.host.http import calls, errors
-from retrieval import passages
+from anysearch_jax import types
+from anysearch_jax.host.http import calls
 from retrieval.clients import client
 
 
@@ -90,9 +90,9 @@ LIES = {
 def test_malformed_reply_is_refused_and_quoted(connect, name):
   content, sentence = LIES[name]
   first, second = replied(connect, content)
-  with pytest.raises(errors.RetrievalError, match=sentence):
+  with pytest.raises(types.RetrievalError, match=sentence):
     raise first
-  assert second == () or isinstance(second, errors.RetrievalError)
+  assert second == () or isinstance(second, types.RetrievalError)
 
 
 def test_a_wrong_hit_fails_its_own_query_only(connect):
@@ -199,12 +199,12 @@ def test_any_reply_yields_valid_passages_or_errors(repeats, reply):
   found = fake.search(retriever, fake.ask("a", 2), fake.ask("b", 2))
   assert len(found) == 2
   for answer in found:
-    if isinstance(answer, errors.RetrievalError):
+    if isinstance(answer, types.RetrievalError):
       continue
     assert isinstance(answer, tuple)
     assert len(answer) <= 2
     for passage in answer:
-      assert type(passage) is passages.Passage
+      assert type(passage) is types.Passage
       for text in (passage.id, passage.title, passage.text):
         assert isinstance(text, str)
         text.encode()

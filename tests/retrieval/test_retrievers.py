@@ -11,10 +11,10 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.host.http import errors
 from anysearch_jax.rollout import searching
 from launch import retrievers
 from retrieval.index import building, opening
+from retrieval.recording import answer_log
 from retrieval.service import limits as limits_lib
 from retrieval.service import service
 
@@ -72,7 +72,7 @@ def test_a_run_is_repeated_from_its_log_with_no_retriever(folder, tmp_path):
       (p.id, p.title, p.text, p.score) for p in theirs
     ]
   # Not a failed episode: this run cannot be had from this log.
-  assert isinstance(told[2], errors.MissError)
+  assert isinstance(told[2], answer_log.MissError)
   assert "never asked" in str(told[2])
   assert strict.identity() == recorded.identity()
 

@@ -16,8 +16,7 @@ import pytest
 from hypothesis import strategies as st
 
 from anysearch_jax import types
-from anysearch_jax.host.http import calls, errors
-from retrieval import passages
+from anysearch_jax.host.http import calls
 from retrieval.clients import web
 
 _DATA = pathlib.Path(__file__).parents[1] / "golden" / "web"
@@ -103,7 +102,7 @@ def test_an_exchange_is_asked_and_understood(connect, kind, exchange):
   if "passages" in exchange:
     found = asyncio.run(retriever.search(request))
     assert found == tuple(
-      passages.Passage(*texts) for texts in exchange["passages"]
+      types.Passage(*texts) for texts in exchange["passages"]
     )
     assert retriever.counters["cost"] == 0.005
   else:
@@ -133,7 +132,7 @@ def test_many_searches_are_a_call_each_and_fail_alone(connect, kind):
     len(exchange["passages"]),
     1,
   ]
-  assert isinstance(found[1], errors.RetrievalError)
+  assert isinstance(found[1], types.RetrievalError)
   assert "HTTP 500: Oops." in str(found[1])
   assert retriever.counters["queries"] == 3
   assert retriever.counters["requests"] == 4
@@ -161,7 +160,7 @@ def test_a_query_is_cut_to_what_brave_takes(connect):
 @pytest.mark.parametrize("kind", _KEYS)
 def test_half_a_surrogate_pair_does_not_stop_a_search(connect, kind):
   retriever = connect(kind, body({}))
-  with pytest.raises(errors.RetrievalError, match="expected a list at"):
+  with pytest.raises(types.RetrievalError, match="expected a list at"):
     asyncio.run(retriever.search(ask("a\ud83db")))
   sent = said(retriever.sent[0])
   assert (sent["body"] or sent["params"])["q"] == "ab"
@@ -183,7 +182,7 @@ def test_half_a_surrogate_pair_does_not_stop_a_search(connect, kind):
 )
 def test_reply_of_another_shape_is_an_error(connect, kind, reply, sentence):
   retriever = connect(kind, body(reply))
-  with pytest.raises(errors.RetrievalError, match=sentence):
+  with pytest.raises(types.RetrievalError, match=sentence):
     asyncio.run(retriever.search(ask("a")))
   # It was answered, so it is paid for.
   assert retriever.counters["cost"] == 0.005
@@ -196,7 +195,7 @@ def test_a_redirect_is_not_followed(connect):
     "brave",
     lambda request: httpx2.Response(302, headers={"location": inside}),
   )
-  with pytest.raises(errors.RetrievalError, match="HTTP 302"):
+  with pytest.raises(types.RetrievalError, match="HTTP 302"):
     asyncio.run(retriever.search(ask("a")))
   assert [request.url.host for request in retriever.sent] == [
     "api.search.brave.com"
@@ -296,7 +295,7 @@ def test_any_results_yield_valid_passages_or_errors(connect, results):
   (found,) = asyncio.run(retriever.search_many([ask("a", 2)]))
   retriever.close()
   if isinstance(found, Exception):
-    assert isinstance(found, errors.RetrievalError)
+    assert isinstance(found, types.RetrievalError)
     return
   assert len(found) <= 2
   for passage in found:
@@ -318,11 +317,11 @@ def test_query_that_breaks_the_service_blocks_no_other(connect):
   patience = calls.Patience(retries=0, failures=2, pause=0.001)
   retriever = connect("serper", handler, patience=patience)
   for _ in range(9):
-    with pytest.raises(errors.RetrievalError, match="HTTP 500: Oops."):
+    with pytest.raises(types.RetrievalError, match="HTTP 500: Oops."):
       asyncio.run(retriever.search(ask("broken")))
   assert asyncio.run(retriever.search(ask("a")))
   # Different ones are the service's fault.
   for i in range(3):
-    with pytest.raises(errors.RetrievalError) as caught:
+    with pytest.raises(types.RetrievalError) as caught:
       asyncio.run(retriever.search(ask(f"broken {i}")))
   assert "2 calls in a row failed" in str(caught.value)

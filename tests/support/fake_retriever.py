@@ -11,8 +11,7 @@ import httpx2
 import pytest
 
 from anysearch_jax import types
-from anysearch_jax.host.http import calls, errors
-from retrieval import passages
+from anysearch_jax.host.http import calls
 from retrieval.clients import client
 
 URL = "http://retriever.test:8000"
@@ -35,7 +34,7 @@ def hit(query, rank):
 def truth(request):
   """Returns the passages that the client must read from `search_r1`'s hits."""
   return tuple(
-    passages.Passage(
+    types.Passage(
       f"{request.query}/{rank}",
       f'"{request.query}"',
       f"Text {rank}\nof {request.query}.",
@@ -61,7 +60,7 @@ def search(retriever, *requests):
 
 def failure(retriever, request=None):
   """Returns the error message of a search that fails."""
-  with pytest.raises(errors.RetrievalError) as caught:
+  with pytest.raises(types.RetrievalError) as caught:
     asyncio.run(retriever.search(request or ask("q")))
   return str(caught.value)
 

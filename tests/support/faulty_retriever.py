@@ -146,7 +146,7 @@ def connect(url: str, corpus: str, *, batch: int, **patience):
   )
   try:
     yield searching.Searcher(
-      retrievers.Named(asking, url),
+      retrievers.IdentifiedRetriever(asking, url),
       config_lib.SearchConfig(batch=batch, concurrency=64),
     )
   finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from retrieval import passages
+from anysearch_jax import types
 
 
 class HeldSearch:
@@ -29,10 +29,10 @@ class HeldSearch:
   def __len__(self) -> int:
     return self._count
 
-  def found(self, query: str, k: int) -> list[passages.Passage]:
+  def found(self, query: str, k: int) -> list[types.Passage]:
     """Returns the passages for one query."""
     return [
-      passages.Passage(f"{i}", f'"Title {i}"', f"about {query}", 1 / (1 + i))
+      types.Passage(f"{i}", f'"Title {i}"', f"about {query}", 1 / (1 + i))
       for i in range(min(k, self._count))
     ]
 

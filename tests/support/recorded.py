@@ -8,8 +8,6 @@ import contextlib
 import numpy as np
 
 from anysearch_jax import types
-from anysearch_jax.host.http import errors
-from retrieval import passages
 from retrieval.recording import recorder
 
 WHO = {"kind": "test", "corpus": "abc"}
@@ -22,7 +20,7 @@ def ask(query, k=3, corpus=""):
 def truth(request, word="text"):
   """Returns the passages that `Source` finds, with float32 scores."""
   return tuple(
-    passages.Passage(
+    types.Passage(
       f"{request.corpus}/{request.query}/{rank}",
       f'"{request.query}"',
       f"{word} {rank}",
@@ -42,7 +40,7 @@ class Source:
     self.calls.append([request.query for request in requests])
     await asyncio.sleep(0)
     return [
-      errors.RetrievalError(f"No {request.query}.")
+      types.RetrievalError(f"No {request.query}.")
       if "bad" in request.query
       else truth(request, self.word)
       for request in requests

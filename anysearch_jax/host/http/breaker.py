@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-from anysearch_jax.host.http import errors
+from anysearch_jax import types
 
 
 class Breaker:
@@ -33,7 +33,7 @@ class Breaker:
     failures: int,
     cooldown: float,
     *,
-    unless: type[errors.RetrievalError],
+    unless: type[types.RetrievalError],
     clock: Callable[[], float] = time.monotonic,
   ):
     self._limit, self._cooldown = failures, cooldown
@@ -45,7 +45,7 @@ class Breaker:
 
   @contextlib.contextmanager
   def call(
-    self, unsure: tuple[type[errors.RetrievalError], ...] = ()
+    self, unsure: tuple[type[types.RetrievalError], ...] = ()
   ) -> Iterator[None]:
     """Wraps one call; a `RetrievalError` inside counts as a failure.
 
@@ -70,7 +70,7 @@ class Breaker:
       raise
     except unsure:
       raise
-    except errors.RetrievalError as error:
+    except types.RetrievalError as error:
       self.fail(error)
       raise
     else:
@@ -79,7 +79,7 @@ class Breaker:
       if is_probe:
         self._probing = False
 
-  def fail(self, error: errors.RetrievalError) -> None:
+  def fail(self, error: types.RetrievalError) -> None:
     """Counts a failed call."""
     self._failed += 1
     self._closed_until = self._clock() + self._cooldown
@@ -89,7 +89,7 @@ class Breaker:
     left = self._closed_until - self._clock()
     if left > 0 or self._probing:
       when = f"in {left:.3g} seconds" if left > 0 else "by the call under way"
-      raise errors.RetrievalError(
+      raise types.RetrievalError(
         f"{self._failed} calls in a row failed, so nothing is asked; it is "
         f"tried again {when}. The last met: {self._last}"
       )

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import httpx2
 
+from anysearch_jax import types
 from anysearch_jax.host.http import breaker as breaker_lib
 from anysearch_jax.host.http import errors, redaction, wire
 
@@ -34,7 +35,7 @@ _CLOSE_SECONDS = 5.0
 _LONGEST_MET = 300
 
 
-class StatusError(errors.RetrievalError):
+class StatusError(types.RetrievalError):
   """The service answered with another status than 200, stored in `status`."""
 
   def __init__(self, sentence: str, status: int):
@@ -154,7 +155,7 @@ class Caller:
     except asyncio.CancelledError:
       if asyncio.current_task().cancelling():
         raise
-      raise errors.RetrievalError("The retriever was closed.") from None
+      raise types.RetrievalError("The retriever was closed.") from None
 
   def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine of this caller from outside of any event loop."""
@@ -211,7 +212,7 @@ class Caller:
         await self._slots.acquire()
     except TimeoutError:
       self.counters["failures"] += 1
-      raise errors.RetrievalError(
+      raise types.RetrievalError(
         f"{url}: not asked {seconds}, because it was never its turn; calls at "
         f"a time: {self._patience.concurrency}."
       ) from None
@@ -222,10 +223,10 @@ class Caller:
           async with asyncio.timeout_at(until):
             return read(await self._try(method, url, until, request))
         except TimeoutError:
-          raise errors.RetrievalError(
+          raise types.RetrievalError(
             f"{url}: no whole answer {seconds}. {self._advice}"
           ) from None
-    except errors.RetrievalError as error:
+    except types.RetrievalError as error:
       if counted or not isinstance(error, errors.AnswerError):
         self.counters["failures"] += 1
       raise
@@ -233,7 +234,7 @@ class Caller:
       self.counters["seconds"] += time.perf_counter() - started
       self._slots.release()
 
-  def fail(self, error: errors.RetrievalError) -> None:
+  def fail(self, error: types.RetrievalError) -> None:
     """Counts an error that was not `counted` as a failure of the service."""
     self._breaker.fail(error)
 
@@ -256,7 +257,7 @@ class Caller:
       # Raised `from None`: the cause holds the request and so the key.
       except httpx2.HTTPError as error:
         met = self.redact.quote(str(error), _LONGEST_MET)
-        raise errors.RetrievalError(f"{url}: {met}") from None
+        raise types.RetrievalError(f"{url}: {met}") from None
       if status == 200:
         return self.redact.scrub(data)
       if status:
@@ -275,7 +276,7 @@ class Caller:
     sentence = f"{url}: tried {attempt + 1} times, the last met {met}"
     if status:
       raise (StatusError if status in BUSY else FailedError)(sentence, status)
-    raise errors.RetrievalError(f"{sentence.rstrip('.')}. {self._advice}")
+    raise types.RetrievalError(f"{sentence.rstrip('.')}. {self._advice}")
 
   async def _send(
     self, method: str, url: str, request: dict[str, Any]
@@ -295,7 +296,7 @@ class Caller:
   def _submit(self, coroutine: Coroutine[Any, Any, T]):
     if self._closed:
       coroutine.close()
-      raise errors.RetrievalError("The retriever was closed.")
+      raise types.RetrievalError("The retriever was closed.")
     return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
   async def _end(self) -> None:

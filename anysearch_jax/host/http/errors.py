@@ -1,13 +1,9 @@
-"""Errors of retrieval."""
+"""Errors of calls to services."""
+
+from __future__ import annotations
+
+from anysearch_jax import types
 
 
-class RetrievalError(Exception):
-  """There is no answer: the service is unreachable or its reply is invalid."""
-
-
-class AnswerError(RetrievalError):
+class AnswerError(types.RetrievalError):
   """The service replied, with an error or with something invalid."""
-
-
-class MissError(RetrievalError):
-  """A replay was asked for an answer that was not recorded."""
