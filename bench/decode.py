@@ -21,7 +21,7 @@ import time
 from absl import flags
 
 from launch import flags as launch_flags
-from launch import parts
+from launch import jax_setup
 
 _SHAPE = flags.DEFINE_string("shape", None, "config.json of the policy.")
 _ROWS = flags.DEFINE_integer("rows", 32, "Of a decode call.")
@@ -51,7 +51,7 @@ _SMALL = {
 
 def main(argv) -> None:
   del argv
-  parts.setup_jax(threads=_THREADS.value, cache="")
+  jax_setup.configure(threads=_THREADS.value, cache="")
   import contextlib
 
   import jax

@@ -17,7 +17,7 @@ import time
 from absl import flags
 
 from launch import flags as launch_flags
-from launch import parts
+from launch import jax_setup
 
 _VECTORS = flags.DEFINE_integer("vectors", 21_015_324, "How many.")
 _DIM = flags.DEFINE_integer("dim", 768, "Numbers of a vector.")
@@ -29,7 +29,7 @@ _CALLS = flags.DEFINE_integer("calls", 7, "Timed calls.")
 
 def main(argv) -> None:
   del argv
-  parts.setup_jax(threads=0, cache="")
+  jax_setup.configure(threads=0, cache="")
   import functools
 
   import jax

@@ -26,7 +26,7 @@ import numpy as np
 from absl import flags
 
 from launch import flags as launch_flags
-from launch import parts
+from launch import jax_setup
 
 _CASE = flags.DEFINE_enum(
   "case", "minilm", ["minilm", "e5-small", "bert-base"], "Shape of the model."
@@ -89,7 +89,7 @@ def main(argv) -> None:
   if _THREADS.value:
     cores = cores[: _THREADS.value]
     os.sched_setaffinity(0, cores)  # JAX takes its thread count from this.
-  parts.setup_jax(threads=0, cache=".jax_cache")
+  jax_setup.configure(threads=0, cache=".jax_cache")
   import torch
 
   from bench import random_encoders

@@ -40,7 +40,7 @@ from absl import flags
 
 from anysearch_jax import types
 from configs import quickstart
-from launch import evaluate, parts, policies
+from launch import evaluate, jax_setup, parts, policies
 from launch import flags as launch_flags
 
 _QUESTIONS = flags.DEFINE_integer("questions", 100, "Under each budget.")
@@ -151,7 +151,7 @@ def _children() -> float:
 
 def main(argv) -> None:
   del argv
-  parts.setup_jax(threads=_PROCESS.value, cache=".jax_cache")
+  jax_setup.configure(threads=_PROCESS.value, cache=".jax_cache")
   from anysearch_jax.evaluation import harness
   from anysearch_jax.rollout import searching
 

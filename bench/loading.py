@@ -164,9 +164,9 @@ def make(size: str, folder: str) -> dict:
 
 
 def ours(folder: str, dtype: str) -> dict:
-  from launch import parts
+  from launch import jax_setup
 
-  parts.setup_jax(threads=0, cache=".jax_cache")  # As every command does.
+  jax_setup.configure(threads=0, cache=".jax_cache")  # As every command does.
   import jax
   import jax.numpy as jnp
 
@@ -196,9 +196,9 @@ def theirs(folder: str, dtype: str) -> dict:
 
 
 def export(source: str, folder: str) -> dict:
-  from launch import parts
+  from launch import jax_setup
 
-  parts.setup_jax(threads=0, cache=".jax_cache")
+  jax_setup.configure(threads=0, cache=".jax_cache")
   import jax
   import jax.numpy as jnp
 
@@ -225,9 +225,9 @@ def their_export(source: str, folder: str) -> dict:
 
 def checkpoint(size: str, folder: str) -> dict:
   """Times a complete checkpoint, including its manifest and verification."""
-  from launch import parts
+  from launch import jax_setup
 
-  parts.setup_jax(threads=0, cache=".jax_cache")
+  jax_setup.configure(threads=0, cache=".jax_cache")
   import jax
   import jax.numpy as jnp
   import numpy as np

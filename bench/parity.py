@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from absl import flags
 
 from launch import flags as launch_flags
-from launch import parts
+from launch import jax_setup
 
 _HF = flags.DEFINE_string("hf", "", "Folder of a real model to compare.")
 _TOKENS = flags.DEFINE_integer("tokens", 288, "Length of the compared rows.")
@@ -40,7 +40,7 @@ _BOUNDS = ("1e-04", "", "5e-05", "", "5e-02", "", "", "3e-05")
 
 def main(argv) -> None:
   del argv
-  parts.setup_jax(threads=_THREADS.value, cache=".jax_cache")
+  jax_setup.configure(threads=_THREADS.value, cache=".jax_cache")
 
   rows = _real(_HF.value) if _HF.value else _random()
   _show("", _COLUMNS)

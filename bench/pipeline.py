@@ -25,7 +25,7 @@ from absl import flags
 
 from configs import quickstart
 from launch import flags as launch_flags
-from launch import parts
+from launch import jax_setup, parts
 
 _PAIRS = flags.DEFINE_integer("pairs", 3, "Rounds of measurements.")
 _ROLLOUTS = flags.DEFINE_integer(
@@ -39,7 +39,7 @@ _WAITS = ("time/trainer_idle", "time/sampler_idle")
 
 def run(level: int) -> dict[str, float]:
   """Runs once; returns the seconds and waiting times per rollout."""
-  parts.setup_jax(threads=1, cache=".jax_cache")
+  jax_setup.configure(threads=1, cache=".jax_cache")
   from anysearch_jax.policy import hf
   from anysearch_jax.training import loop
 

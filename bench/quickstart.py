@@ -18,7 +18,7 @@ from absl import flags
 
 from configs import quickstart
 from launch import flags as launch_flags
-from launch import parts
+from launch import jax_setup, parts
 
 _THREADS = flags.DEFINE_integer("threads", 1, "CPU threads of either side.")
 _PAIRS = flags.DEFINE_integer("pairs", 5, "Pairs of measurements.")
@@ -26,7 +26,7 @@ _PAIRS = flags.DEFINE_integer("pairs", 5, "Pairs of measurements.")
 
 def main(argv) -> None:
   del argv
-  parts.setup_jax(threads=_THREADS.value, cache=".jax_cache")
+  jax_setup.configure(threads=_THREADS.value, cache=".jax_cache")
   import jax
   import torch
 

@@ -27,7 +27,7 @@ from absl import flags
 from anysearch_jax import types
 from configs import quickstart
 from launch import flags as launch_flags
-from launch import parts
+from launch import jax_setup, parts
 
 _POLICY = flags.DEFINE_string(
   "policy", None, "Hugging Face folder; default: the quickstart's policy."
@@ -105,7 +105,7 @@ class TurnSynchronous:
 
 def main(argv) -> None:
   del argv
-  parts.setup_jax(threads=_THREADS.value, cache=".jax_cache")
+  jax_setup.configure(threads=_THREADS.value, cache=".jax_cache")
   import dataclasses
 
   from anysearch_jax import config as config_lib

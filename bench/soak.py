@@ -37,7 +37,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from configs import quickstart
 from launch import flags as launch_flags
-from launch import parts
+from launch import jax_setup, parts
 
 _ROLLOUTS = flags.DEFINE_integer("rollouts", 700, "Of each run.", 1)
 _QUESTIONS = flags.DEFINE_integer("questions", 400, "Of the evaluation.", 1)
@@ -171,7 +171,7 @@ def configuration() -> config_lib.ExperimentConfig:
 
 def train(folder: pathlib.Path, *, faulty: bool) -> None:
   """Trains or resumes a run until its end or until the process is killed."""
-  parts.setup_jax(threads=1, cache=".jax_cache")
+  jax_setup.configure(threads=1, cache=".jax_cache")
   from anysearch_jax.policy import hf
   from anysearch_jax.rollout import searching
   from anysearch_jax.rollout.jax_engine import engine as engine_lib

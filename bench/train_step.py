@@ -35,7 +35,7 @@ from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from launch import flags as launch_flags
-from launch import parts
+from launch import jax_setup
 
 _STEPS = flags.DEFINE_integer("steps", 5, "Timed steps (of each side).")
 _SHAPE = flags.DEFINE_string(
@@ -335,7 +335,7 @@ def main(argv) -> None:
   config = launch_flags.read_config() if named else small()
   if not named:
     config = launch_flags.override(config, flags.FLAGS.set_config)
-  parts.setup_jax(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
+  jax_setup.configure(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   if _SHAPE.value:
     out = alone(config, _SHAPE.value)
   else:

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import ast
 import difflib
-import importlib.util
 import os
-import pkgutil
+import pathlib
 import sys
-
-import launch
 
 _GUARD = 'if __name__ == "__main__":'
 
@@ -24,14 +21,11 @@ def commands() -> dict[str, str]:
   Sources are read and not imported, because some import JAX.
   """
   found = {}
-  for module in pkgutil.iter_modules(launch.__path__):
-    if module.name == "__main__":
-      continue
-    spec = importlib.util.find_spec(f"launch.{module.name}")
-    source = spec.loader.get_source(spec.name)
+  for file in sorted(pathlib.Path(__file__).parent.glob("[!_]*.py")):
+    source = file.read_text()
     if _GUARD in source:
       text = ast.get_docstring(ast.parse(source)) or ""
-      found[module.name] = text.partition("\n")[0]
+      found[file.stem] = text.partition("\n")[0]
   return found
 
 

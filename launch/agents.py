@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
-from launch import parts, policies, retrievers
+from launch import policies, retrievers
+
+if TYPE_CHECKING:
+  from launch import world_source
 
 
 @contextlib.contextmanager
@@ -17,7 +21,7 @@ def opened(
 ) -> Iterator[agent_lib.Agent]:
   """Yields an agent; leaving the context closes it.
 
-  Call `parts.setup_jax` before. Unless the configuration says how much room an
+  Call `jax_setup.configure` before. Unless the configuration says how much room an
   episode keeps for its answer, an eighth of what the policy may write is kept.
 
   Args:
@@ -57,15 +61,18 @@ def opened(
 _SHORTEST = types.Question("?", "?", ())
 
 
-def _source(config: config_lib.ExperimentConfig) -> parts.Source | None:
+def _source(
+  config: config_lib.ExperimentConfig,
+) -> world_source.WorldSource | None:
   """Returns the generated world; None if that is not what is asked about."""
   if config.data.source != "world":
     return None
-  source = parts.source(config)
-  return source if isinstance(source, parts.Source) else None
+  from launch import world_source
+
+  return world_source.make(config.data, config.retrieval.kind)
 
 
-def _examples(source: parts.Source | None) -> list[types.Question]:
+def _examples(source: world_source.WorldSource | None) -> list[types.Question]:
   """Returns the questions of the world's evaluation, the first of each text."""
   questions = source.evaluation_questions() if source else []
   first = {question.text: question for question in reversed(questions)}

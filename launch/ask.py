@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from absl import app, flags
 
 from anysearch_jax import types
-from launch import agents, parts, policies, transcript
+from launch import agents, jax_setup, policies, transcript
 from launch import evaluate as launch_evaluate
 from launch import flags as launch_flags
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> None:
   except ValueError as error:
     raise app.UsageError(str(error)) from error
   config, chosen = policies.read_flags(config)
-  parts.setup_jax(threads=f.threads, cache=f.cache)
+  jax_setup.configure(threads=f.threads, cache=f.cache)
   questions = [" ".join(argv[1:])] if len(argv) > 1 else []
   asking = sys.stdin.isatty() and not questions
   answered = True

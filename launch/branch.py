@@ -26,7 +26,7 @@ from anysearch_jax import types
 from anysearch_jax.config import values
 from anysearch_jax.host import json_files, run_lock
 from launch import flags as launch_flags
-from launch import parts, policies, progress, retrievers
+from launch import jax_setup, parts, policies, progress, retrievers
 
 
 def define_flags() -> None:
@@ -49,7 +49,7 @@ def define_flags() -> None:
 def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
-  parts.setup_jax(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
+  jax_setup.configure(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   try:
     print(branch())
   except (ValueError, types.EngineError) as error:

@@ -25,7 +25,7 @@ import time
 from absl import app, flags
 
 from launch import flags as launch_flags
-from launch import parts, progress
+from launch import jax_setup, progress
 
 
 def define_flags() -> None:
@@ -58,7 +58,7 @@ def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   f = flags.FLAGS
-  parts.setup_jax(threads=f.threads, cache=f.cache)
+  jax_setup.configure(threads=f.threads, cache=f.cache)
   from retrieval.index import building, opening
 
   settings = building.Settings(
@@ -79,8 +79,8 @@ def main(argv) -> None:
     line.tick(done)
 
   try:
-    size = pathlib.Path(f.corpus)
-    size = size.stat().st_size if size.is_file() else 0
+    corpus = pathlib.Path(f.corpus)
+    size = corpus.stat().st_size if corpus.is_file() else 0
     encoder = None
     if f.encoder:
       from retrieval.encoder import encoder as encoder_lib

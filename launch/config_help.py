@@ -49,7 +49,7 @@ def described(group: type) -> tuple[str, dict[str, str]]:
   fields = sorted((f.name for f in dataclasses.fields(group)), key=len)[::-1]
   # A name may be followed by its unit in brackets.
   name = rf"(?:{'|'.join(fields)})(?: \([^)]*\))?"
-  docstring = " ".join(inspect.getdoc(group).split())
+  docstring = " ".join((inspect.getdoc(group) or "").split())
   head, *rest = re.split(
     rf"(?:^|(?<=[.;)] ))({name}(?:,? (?:x )?{name})*): ", docstring
   )

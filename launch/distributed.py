@@ -26,6 +26,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from absl import app, flags
 
@@ -34,6 +35,14 @@ from launch import stopping
 # Seconds that JAX waits beyond our timeout: after its own timeout JAX ends the
 # process without naming what it waited for.
 _GRACE = 60
+
+
+class Address(NamedTuple):
+  """Where several processes meet, and which of them this is."""
+
+  coordinator: str
+  processes: int
+  process: int
 
 
 def define_flags() -> None:
@@ -62,9 +71,9 @@ def connect() -> None:
   """
   f = flags.FLAGS
   where = address(f.coordinator, f.processes, f.process, f.distributed)
-  if not where and not f.distributed:
+  if where is None and not f.distributed:
     return
-  import jax  # Imported late: `parts.setup_jax` has set its flags by now.
+  import jax  # Imported late: `jax_setup.configure` has set its flags by now.
 
   # JAX's preemption service would handle SIGTERM itself; see `Trainer.stop`.
   jax.config.update("jax_enable_preemption_service", False)
@@ -84,7 +93,12 @@ def connect() -> None:
   watch.start()
   try:
     jax.distributed.initialize(
-      **where, initialization_timeout=f.connect_timeout + _GRACE
+      coordinator_address=where and where.coordinator,
+      num_processes=where and where.processes,
+      process_id=where and where.process,
+      # The three values suffice, so JAX need not detect a cluster.
+      cluster_detection_method="deactivate" if where else None,
+      initialization_timeout=f.connect_timeout + _GRACE,
     )
   except (ValueError, RuntimeError) as error:
     sys.exit(
@@ -100,19 +114,17 @@ def address(
   processes: int | None,
   process: int | None,
   distributed: bool,
-) -> dict[str, object]:
-  """Returns the arguments of `jax.distributed.initialize` from the flags.
+) -> Address | None:
+  """Returns where the processes meet, from the flags.
 
-  The result is empty if JAX finds the other processes itself or if there are
-  none.
+  None if JAX finds the other processes itself or if there are none.
 
   Raises:
     app.UsageError: the flags are incomplete or contradict each other.
   """
-  plain = (coordinator, processes, process)
-  if plain == (None, None, None):
-    return {}
-  if None in plain or distributed:
+  if coordinator is None and processes is None and process is None:
+    return None
+  if coordinator is None or processes is None or process is None or distributed:
     found = f"found {coordinator}, {processes}, {process}"
     raise app.UsageError(
       f"--coordinator, --processes, --process: {found}"
@@ -128,13 +140,7 @@ def address(
     raise app.UsageError(
       f"--process: found {process}, expected 0 to {processes - 1}."
     )
-  return {
-    "coordinator_address": coordinator,
-    "num_processes": processes,
-    "process_id": process,
-    # The three values suffice, so JAX need not detect a cluster.
-    "cluster_detection_method": "deactivate",
-  }
+  return Address(coordinator, processes, process)
 
 
 @contextlib.contextmanager
@@ -165,10 +171,10 @@ def leaves_at_once() -> Iterator[None]:
     os._exit(code if isinstance(code, int) else 1)
 
 
-def _others(where: dict[str, object]) -> str:
-  if not where:
+def _others(where: Address | None) -> str:
+  if where is None:
     return "the cluster's other processes"
   return (
-    f"{where['num_processes']} processes at {where['coordinator_address']}, of "
-    f"which this is {where['process_id']}"
+    f"{where.processes} processes at {where.coordinator}, of which this is "
+    f"{where.process}"
   )

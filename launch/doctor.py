@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
-from launch import checks, machine_checks, parts
+from launch import checks, jax_setup, machine_checks
 from launch import flags as launch_flags
 
 
@@ -79,7 +79,7 @@ def examine(
     processes: number of processes like this one that will train.
     ask_web: whether to send a query to a web search engine.
     deadline: seconds that each check may take.
-    threads: CPU threads, as for `parts.setup_jax`.
+    threads: CPU threads, as for `jax_setup.configure`.
   """
 
   def look(name: str, check) -> list[checks.Finding]:
@@ -90,7 +90,7 @@ def examine(
 
   yield from look("python", machine_checks.python)
   yield from look("packages", machine_checks.packages)
-  setup = functools.partial(parts.setup_jax, threads=threads, cache="")
+  setup = functools.partial(jax_setup.configure, threads=threads, cache="")
 
   def devices() -> Iterator[checks.Finding]:
     setup()
@@ -121,15 +121,15 @@ def _of_run(
   from launch import policy_checks, run_checks
 
   yield from look("config", lambda: run_checks.configuration(config))
-  held = []
+  held: list[policy_checks.Described] = []
 
   def policy() -> checks.Finding:
-    held.extend(policy_checks.folder(config))
-    return checks.ok(held[2])
+    held.append(policy_checks.folder(config.policy))
+    return checks.ok(held[0].words)
 
   yield from look("policy", policy)
   if held:
-    a, codec, _ = held
+    a, codec, _ = held[0]
     yield from look("texts", lambda: policy_checks.texts(codec, config))
     yield from look("mesh", lambda: run_checks.mesh(a, config, processes))
     yield from look("memory", lambda: run_checks.memory(a, config))

@@ -30,7 +30,7 @@ from anysearch_jax import types
 from anysearch_jax.config import values as config_values
 from anysearch_jax.host import disk, run_lock
 from launch import flags as launch_flags
-from launch import parts, policies, progress, retrievers
+from launch import jax_setup, parts, policies, progress, retrievers
 
 _FIRST_SEED = 42
 _SUMMARY = "summary.json"
@@ -67,7 +67,7 @@ def main(argv) -> None:
     raise app.UsageError(str(error)) from error
   # The configuration saved beside the episodes must name the policy played.
   config, chosen = policies.read_flags(config)
-  parts.setup_jax(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
+  jax_setup.configure(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   from anysearch_jax.evaluation import harness, journal
   from anysearch_jax.rollout import searching
   from anysearch_jax.training import validation

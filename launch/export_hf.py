@@ -20,7 +20,7 @@ import sys
 from absl import app, flags
 
 from launch import flags as launch_flags
-from launch import parts
+from launch import jax_setup
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -54,7 +54,7 @@ def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   f = flags.FLAGS
-  parts.setup_jax(threads=f.threads, cache=f.cache)
+  jax_setup.configure(threads=f.threads, cache=f.cache)
   from anysearch_jax.export import hf_export
   from anysearch_jax.host import run_lock
   from anysearch_jax.training import checkpoint

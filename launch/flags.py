@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
-import importlib.util
+import importlib.machinery
 import inspect
 import io
 import os
@@ -22,6 +22,7 @@ import pathlib
 import signal
 import sys
 import traceback
+import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -63,7 +64,7 @@ def run(main: Callable[[Sequence[str]], Any], *, resumes: bool = False) -> None:
 
 
 def define_process() -> None:
-  """Defines `--threads` and `--cache`, for `parts.setup_jax`."""
+  """Defines `--threads` and `--cache`, for `jax_setup.configure`."""
   flags.DEFINE_integer(
     "threads", 0, "1: one CPU thread. XLA chooses for any other number.", 0
   )
@@ -159,10 +160,13 @@ def load_config(name: str) -> config_lib.ExperimentConfig:
     )
   if not path.endswith(".py"):
     raise ValueError(f"--config={path}: expected a Python file (.py).")
-  spec = importlib.util.spec_from_file_location("anysearch_config", path)
-  module = importlib.util.module_from_spec(spec)
+  loader = importlib.machinery.SourceFileLoader(
+    "anysearch_config", os.path.abspath(path)
+  )
+  module = types.ModuleType(loader.name)
+  module.__file__ = loader.path
   with _told(path):
-    spec.loader.exec_module(module)
+    loader.exec_module(module)
   if not hasattr(module, "get_config"):
     raise ValueError(
       f"--config={path}: no get_config() in it; see configs/ for the form."
@@ -300,7 +304,7 @@ def _print_config() -> None:
   try:
     config = override(
       load_config(name) if name else config_lib.ExperimentConfig(),
-      flags.FLAGS["set_config"].value,
+      flags.FLAGS["set_config"].value or (),
     )
   except ValueError as error:
     _refuse(error)

@@ -9,13 +9,12 @@ import dataclasses
 import pathlib
 import shlex
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
 
-from launch import progress, stopping
+from launch import children, stopping
 
 _POLL = 0.2  # Seconds between polls of the running processes.
 _SHOW = 5.0  # Seconds between progress lines of one process.
@@ -51,12 +50,10 @@ class Job:
 
 @dataclasses.dataclass
 class Running:
-  """A started job: its process, its log and when a line was last shown."""
+  """A started job, and when a line of it was last shown."""
 
   job: Job
-  process: subprocess.Popen
-  log: pathlib.Path
-  started: float
+  child: children.Child
   shown: float = 0.0
 
 
@@ -113,46 +110,32 @@ def _run(
           running.remove(each)
           done.add(each.job.name)
   finally:
-    for each in running:
-      each.process.terminate()
-    for each in running:
-      stopping.await_end(each.process, each.log, urged.is_set)
+    children.stop([each.child for each in running], urged=urged.is_set)
 
 
 def _start(job: Job, logs: pathlib.Path) -> Running:
   print(f"\n[{job.name}] starts:\n  {job.shown()}", flush=True)
   log = logs / f"{job.name.replace(' ', '-')}.log"
-  with log.open("w") as file:
-    process = subprocess.Popen(
-      [sys.executable, *job.command],
-      stdout=file,
-      stderr=subprocess.STDOUT,
-      stdin=subprocess.DEVNULL,
-      # In its own session, so that Ctrl-C reaches it only through this process.
-      start_new_session=True,
-    )
-  return Running(job, process, log, time.monotonic())
+  return Running(job, children.Child([sys.executable, *job.command], log))
 
 
 def _poll(each: Running) -> bool:
   """Prints progress; returns whether the job is done."""
-  code = each.process.poll()
-  now = time.monotonic()
+  code = each.child.code
   if code is None:
+    now = time.monotonic()
     if now - each.shown >= _SHOW:
       each.shown = now
-      lines = each.log.read_text(errors="replace").splitlines()
-      last = lines[-1] if lines else "setting up"
+      last = "".join(each.child.tail(1)) or "setting up"
       print(f"[{each.job.name}] {last}", flush=True)
     return False
-  text = each.log.read_text(errors="replace")
   if code == stopping.RESUME:
     stopping.say(f"[{each.job.name}] was stopped, and so are the others")
     raise stopping.StoppedError(code)
   if code:
-    sys.exit(f"[{each.job.name}] failed with code {code}:\n{text[-3000:]}")
-  took = progress.duration(now - each.started)
-  print(f"[{each.job.name}] done in {took}", flush=True)
+    end = each.child.text()[-3000:]
+    sys.exit(f"[{each.job.name}] failed with code {code}:\n{end}")
+  print(f"[{each.job.name}] done in {each.child.took}", flush=True)
   if each.job.shows:
-    print(text, flush=True)
+    print(each.child.text(), flush=True)
   return True

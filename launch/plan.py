@@ -102,7 +102,12 @@ def with_mesh(
         "as in fsdp=2,tensor=2."
       )
     sizes[name] = int(size)
-  mesh = dataclasses.replace(config.mesh, **sizes)
+  mesh = dataclasses.replace(
+    config.mesh,
+    data=sizes["data"],
+    fsdp=sizes["fsdp"],
+    tensor=sizes["tensor"],
+  )
   if _devices(mesh) != _devices(config.mesh):
     mesh = dataclasses.replace(mesh, trainer=(), rollout=())
   return dataclasses.replace(config, mesh=mesh)

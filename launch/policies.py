@@ -231,13 +231,14 @@ def player(
     yield harness.Player(*_scripted(chosen.name, source)(config, source))
     return
   from anysearch_jax.rollout import engines
+  from anysearch_jax.rollout.sglang import engine as sglang_engine
 
   policy = _policy(chosen, config)
   engine = engines.make(policy, config, seed=harness.ENGINE_SEED)
   try:
     yield harness.Player(engine, policy.tokenizer)
   finally:
-    if config.engine.kind == "sglang":
+    if isinstance(engine, sglang_engine.SglangEngine):
       engine.close()
 
 
@@ -262,13 +263,14 @@ def _policy(chosen: Chosen, config: config_lib.ExperimentConfig) -> Any:
 def _scripted(name: str, source: parts.Source | None) -> Callable[..., Any]:
   """Returns the function that makes an engine and its codec."""
   if name == "expert":
-    if not isinstance(source, parts.Source):
+    from anysearch_jax.world import expert_policy
+    from launch import world_source
+
+    if not isinstance(source, world_source.WorldSource):
       raise ValueError(
         "--scripted=expert: it knows the generated world only; expected "
         "data.source 'world'."
       )
-    from anysearch_jax.world import expert_policy
-
     return lambda config, source: expert_policy.make(source.world)
   module, _, function = name.partition(":")
   try:
@@ -284,14 +286,12 @@ def _scripted(name: str, source: parts.Source | None) -> Callable[..., Any]:
 
 def _run(name: str) -> tuple[pathlib.Path, int | None]:
   """Parses RUN[@N] into the run's folder and the rollout (None: newest)."""
-  folder, at, rollout = name.rpartition("@")
-  if not at:
-    folder, rollout = name, None
-  elif not rollout.isdigit():
+  folder, at, rollout = name.rpartition("@") if "@" in name else (name, "", "")
+  if at and not rollout.isdigit():
     raise ValueError(
       f"--checkpoint={name}: found {rollout!r} after @, expected the number of "
       "rollouts of a checkpoint."
     )
   run = pathlib.Path(folder)
   run = run.parent if run.name == "checkpoints" else run
-  return run, None if rollout is None else int(rollout)
+  return run, int(rollout) if at else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -18,9 +19,15 @@ _QUESTION = types.Question("doctor", "Which river flows through Paris?", ("",))
 _BEFORE_TAGS = ("a ", "a.", "a\n", "a", "?")
 
 
-def folder(
-  config: config_lib.ExperimentConfig,
-) -> tuple[architecture_lib.Architecture, tokenizer_lib.Tokenizer, str]:
+class Described(NamedTuple):
+  """A policy's folder, without its weights."""
+
+  architecture: architecture_lib.Architecture
+  tokenizer: tokenizer_lib.Tokenizer
+  words: str
+
+
+def folder(policy: str) -> Described:
   """Returns architecture, tokenizer and a description of a policy's folder.
 
   Of the weights only the headers are read.
@@ -28,23 +35,23 @@ def folder(
   Raises:
     ValueError: the folder cannot be used.
   """
-  if not config.policy:
+  if not policy:
     raise ValueError(
       "policy: found nothing, expected a Hugging Face folder "
       "(--config.policy=FOLDER)."
     )
-  a, codec = hf.describe(config.policy)
-  held = tensor_files.headers(config.policy)
+  a, codec = hf.describe(policy)
+  held = tensor_files.headers(policy)
   wanted = {name for row in table.base_rows(a) for name in row.names()}
   if missing := sorted(wanted - held.keys()):
     raise ValueError(
-      f"{config.policy}: lacks tensor {missing[0]!r} ({len(missing)} in all); "
+      f"{policy}: lacks tensor {missing[0]!r} ({len(missing)} in all); "
       "copy the folder again."
     )
-  return (
+  return Described(
     a,
     codec,
-    f"{config.policy}: {a.family}, {a.layers} layers of {a.d_model}, "
+    f"{policy}: {a.family}, {a.layers} layers of {a.d_model}, "
     f"{codec.vocab_size} tokens",
   )
 

@@ -130,7 +130,7 @@ def run(f: flags.FlagValues, *, on: hub.Hub | None = None) -> str:
   inputs = [parse_input(text) for text in f.input]
   if f.folder:
     inputs += find(pathlib.Path(f.folder), f.sets)
-  origin = {}
+  origin: dict[str, Any] = {}
   if f.hub:
     found, origin = fetch(f.hub, f.revision, f.sets, on or hub.HuggingFace())
     inputs += found

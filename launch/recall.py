@@ -17,7 +17,7 @@ import sys
 from absl import app, flags
 
 from launch import flags as launch_flags
-from launch import parts
+from launch import jax_setup
 
 
 def define_flags() -> None:
@@ -33,7 +33,7 @@ def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   f = flags.FLAGS
-  parts.setup_jax(threads=f.threads, cache=f.cache)
+  jax_setup.configure(threads=f.threads, cache=f.cache)
   from retrieval.index import fusion, opening, recall
 
   rows = []

@@ -21,20 +21,20 @@ import importlib.util
 import pathlib
 import re
 import shlex
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from absl import app, flags
 
 from configs import rehearsal
+from launch import children, progress, shipped
 from launch import flags as launch_flags
-from launch import progress, shipped
+
+T = TypeVar("T")
 
 _DEADLINE = 600.0  # Seconds that a command may take.
-_GRACE = 20.0  # Seconds between SIGTERM and SIGKILL.
 _POLL = 0.02
 _ADDRESS = re.compile(r"at (http://\S+)")
 # The commands that accept --threads and --cache.
@@ -193,83 +193,73 @@ class _Stage:
 
   def __call__(self, module: str, *arguments: str) -> None:
     """Runs a command of the project."""
-    self._finish(*self._start(module, ["-m", module, *arguments]))
+    self._finish(self._start(module, ["-m", module, *arguments]))
 
   def killed(self, module: str, *arguments: str, once: pathlib.Path) -> None:
     """Starts a command and kills it as soon as the path `once` exists."""
-    process, log = self._start(module, ["-m", module, *arguments])
-    with _ended(process):
-      _wait(process, log, once.exists)
-      process.send_signal(signal.SIGKILL)
+    child = self._start(module, ["-m", module, *arguments])
+    with _ended(child):
+      _wait(child, once.exists)
+      child.kill()
     print("  killed; the same command again:", flush=True)
 
   @contextlib.contextmanager
   def service(self, *arguments: str) -> Iterator[str]:
     """Runs a retriever on a free port and yields its address."""
     module = "launch.serve_retriever"
-    process, log = self._start(module, ["-m", module, *arguments, "--port=0"])
-    with _ended(process):
-      _wait(process, log, lambda: _ADDRESS.search(log.read_text()))
-      yield _ADDRESS.search(log.read_text())[1]
+    child = self._start(module, ["-m", module, *arguments, "--port=0"])
+    with _ended(child):
+      yield _wait(child, lambda: _ADDRESS.search(child.text()))[1]
 
   def reload(self, folder: pathlib.Path) -> None:
     """Loads the exported policy with transformers and continues a text."""
-    self._finish(*self._start("transformers", ["-c", _RELOAD, str(folder)]))
+    self._finish(self._start("transformers", ["-c", _RELOAD, str(folder)]))
 
-  def _start(
-    self, name: str, command: list[str]
-  ) -> tuple[subprocess.Popen, pathlib.Path]:
+  def _start(self, name: str, command: list[str]) -> children.Child:
     if name in _COMPUTING:
       command += self._process
     self._count += 1
     log = self._logs / f"{self._count:02}-{name}.log"
     print(f"\n{shlex.join(['python', *command])}", flush=True)
-    with log.open("w") as file:
-      process = subprocess.Popen(
-        [sys.executable, *command],
-        stdout=file,
-        stderr=subprocess.STDOUT,
-        # In its own session, so that Ctrl-C reaches it only through us.
-        start_new_session=True,
-      )
-    return process, log
+    return children.Child([sys.executable, *command], log)
 
-  def _finish(self, process: subprocess.Popen, log: pathlib.Path) -> None:
-    started = time.monotonic()
-    with _ended(process):
-      code = process.wait(_DEADLINE)
-    text = log.read_text(errors="replace")
-    if code:
-      raise RuntimeError(f"{log.stem} failed with {code}:\n{text[-3000:]}")
-    last = (text.splitlines() or [""])[-1]
-    print(f"  {time.monotonic() - started:.0f} s: {last}", flush=True)
+  def _finish(self, child: children.Child) -> None:
+    with _ended(child):
+      _wait(child, lambda: child.code is not None)
+    if child.code:
+      raise _failure(child, f"failed with {child.code}")
+    print(f"  {child.took}: {''.join(child.tail(1))}", flush=True)
 
 
 @contextlib.contextmanager
-def _ended(process: subprocess.Popen) -> Iterator[None]:
-  """Ends the process on exit, if it still runs."""
+def _ended(child: children.Child) -> Iterator[None]:
+  """Ends the child on exit, if it still runs."""
   try:
     yield
   finally:
-    if process.poll() is None:
-      process.terminate()
-      try:
-        process.wait(_GRACE)
-      except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(_GRACE)
+    children.stop([child])
 
 
-def _wait(
-  process: subprocess.Popen, log: pathlib.Path, there: Callable[[], object]
-) -> None:
-  """Waits until `there()` is true; raises if the process ends or hangs."""
+def _wait(child: children.Child, there: Callable[[], T | None]) -> T:
+  """Returns the first true result of `there`.
+
+  Raises:
+    RuntimeError: the child ended before, or it hangs.
+  """
   end = time.monotonic() + _DEADLINE
-  while not there():
-    if process.poll() is not None or time.monotonic() > end:
-      text = log.read_text(errors="replace")
-      raise RuntimeError(f"{log.stem} ended or hangs:\n{text[-3000:]}")
+  while True:
+    code = child.code  # Read first: what ends has written everything.
+    if found := there():
+      return found
+    if code is not None:
+      raise _failure(child, f"ended with {code}")
+    if time.monotonic() > end:
+      raise _failure(child, f"did not get on within {_DEADLINE:g} seconds")
     time.sleep(_POLL)
+
+
+def _failure(child: children.Child, what: str) -> RuntimeError:
+  return RuntimeError(f"{child.log.stem} {what}:\n{child.text()[-3000:]}")
 
 
 if __name__ == "__main__":

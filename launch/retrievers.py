@@ -192,6 +192,7 @@ def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   from anysearch_jax.generative_retrieval import simulation
   from anysearch_jax.world import world, world_retrieval
 
+  simulator: simulation.Simulator
   if config.retrieval.simulated == "world":
     simulator = world_retrieval.WorldSimulator(
       world.World(world.WorldConfig(seed=config.data.world_seed)),
@@ -217,6 +218,7 @@ def _refined(config: config_lib.ExperimentConfig, retriever: Any) -> Any:
   from anysearch_jax.methods import systems
   from anysearch_jax.world import world_retrieval
 
+  refiner: refining.Refiner
   if config.retrieval.refined == "world":
     refiner = world_retrieval.WorldRefiner()
   else:
@@ -271,10 +273,11 @@ def _make(config: config_lib.ExperimentConfig, lexical: Any) -> tuple[Any, Any]:
     from retrieval.index import opening
 
     searching = opening.open_index(c.index, encoder=c.encoder or None)
-    found = local.LocalRetriever(searching)
-    return found, found.identity()
+    of_index = local.LocalRetriever(searching)
+    return of_index, of_index.identity()
   from retrieval.clients import client, web
 
+  found: client.HttpRetriever | web.WebRetriever
   try:
     if c.kind == "http":
       found = client.HttpRetriever(c.url, token_variable=c.key_variable)

@@ -153,7 +153,7 @@ def score_group(
   size = len(verdicts)
   if not size:
     return []
-  extra = [{} for _ in verdicts]
+  extra: list[dict[str, float | None]] = [{} for _ in verdicts]
   if config.evaluation.scorer == "official":
     accepted = group.official_answers or group.golden_answers
     extra = [
@@ -167,7 +167,7 @@ def score_group(
   columns = np.zeros((4, padded), np.int32)
   columns[:, :size] = [
     [verdict.em for verdict in verdicts],
-    [verdict.format for verdict in verdicts],
+    [verdict.format or 0 for verdict in verdicts],
     [item.generated_tokens for item in group.trajectories],
     [item.searches for item in group.trajectories],
   ]

@@ -26,7 +26,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import uvicorn
@@ -34,7 +34,7 @@ from absl import app, flags
 
 from anysearch_jax.host.http import redaction
 from launch import flags as launch_flags
-from launch import parts, stopping
+from launch import jax_setup, stopping
 from retrieval.service import connections, service
 from retrieval.service import limits as limits_lib
 
@@ -72,14 +72,16 @@ class _Server(uvicorn.Server):
     # Printed only now, because signals are handled from here on.
     print(self._greeting, flush=True)
 
-  def capture_signals(self) -> contextlib.AbstractContextManager[None]:
+  @contextlib.contextmanager
+  def capture_signals(self) -> Iterator[None]:
     def end(number: int) -> None:
       self.should_exit = True
 
     def end_now(number: int) -> None:
       self.force_exit = True
 
-    return stopping.heard(end, end_now)
+    with stopping.heard(end, end_now):
+      yield
 
   async def shutdown(self, sockets=None) -> None:
     self._service.drain(self._grace)
@@ -124,7 +126,7 @@ def serve(
   )
   config = uvicorn.Config(
     made,
-    http=guard.protocol,
+    http=guard.protocol,  # type: ignore[arg-type]  # uvicorn only calls it.
     ws="none",
     backlog=_ACCEPTED,
     log_config=None,
@@ -230,7 +232,7 @@ def main(argv) -> None:
     token = _token(f.token_variable)
   except ValueError as error:
     raise app.UsageError(f"--{error}") from error
-  parts.setup_jax(threads=f.threads, cache=f.cache)
+  jax_setup.configure(threads=f.threads, cache=f.cache)
   from retrieval.index import opening
 
   try:

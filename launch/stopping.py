@@ -13,18 +13,19 @@ import contextlib
 import errno
 import io
 import os
-import pathlib
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import logging
+
+if TYPE_CHECKING:
+  from _typeshed import ReadableBuffer
 
 # Exit code of a stopped command that can resume: "temporary failure", 75.
 RESUME = os.EX_TEMPFAIL
@@ -37,7 +38,7 @@ _WORD = re.compile(r"stopping on \w+; it may take up to (\d+) s")
 # Seconds to wait for a process that does not say how long it needs, and seconds
 # added to what it says, because it exits by itself before that.
 _SILENT, _MARGIN = 600.0, 30.0
-_POLL = 0.1
+_JOIN = 0.1  # Seconds to wait for the listening thread to end.
 
 
 class StoppedError(SystemExit):
@@ -97,7 +98,7 @@ def heard(
     for number, before in handlers.items():
       signal.signal(number, before)
     telling.close()  # Ends the thread.
-    thread.join(_POLL)
+    thread.join(_JOIN)
     listening.close()
 
 
@@ -144,6 +145,8 @@ def saving(
     stop: asks the code inside to save and return; called on another thread.
     seconds: returns how long that may take; after it the process exits.
   """
+  allowed = 0.0
+  timer: threading.Timer | None = None
 
   def give_up() -> None:
     say(
@@ -161,7 +164,6 @@ def saving(
     timer.daemon = True
     timer.start()
 
-  allowed, timer = 0.0, None
   try:
     with heard(ask):
       yield
@@ -183,28 +185,6 @@ def patience(lines: Sequence[str]) -> float:
   """
   said = _WORD.findall("\n".join(lines))
   return (float(said[-1]) if said else _SILENT) + _MARGIN
-
-
-def await_end(
-  process: subprocess.Popen,
-  log: pathlib.Path,
-  urged: Callable[[], bool] = lambda: False,
-) -> None:
-  """Asks a process to stop, and kills it after the time that it announces.
-
-  Args:
-    process: a command of this project.
-    log: the file with its output.
-    urged: returns whether to kill it now.
-  """
-  if process.poll() is None:
-    process.terminate()
-  asked = time.monotonic()
-  while process.poll() is None:
-    lines = log.read_text(errors="replace").splitlines()[-50:]
-    if urged() or time.monotonic() - asked > patience(lines):
-      process.kill()
-    time.sleep(_POLL)
 
 
 def say(line: str) -> None:
@@ -245,14 +225,14 @@ class _Output(io.FileIO):
     super().__init__(descriptor, "wb", closefd=False)
     self._failed = False
 
-  def write(self, data: Any) -> int | None:
+  def write(self, data: ReadableBuffer, /) -> int:
     try:
       return super().write(data)
     except OSError as error:
       if not self._failed:
         self._failed = True
         self._fail(error)
-      return len(data)
+      return memoryview(data).nbytes
 
   def _fail(self, error: OSError) -> None:
     gone = error.errno in (errno.EPIPE, errno.EIO)

@@ -12,24 +12,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import pathlib
-import re
 import shlex
 import signal
 import socket
-import subprocess
 import threading
 import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 
-from launch import progress, stopping
+from launch import children, stopping
 
 _POLL = 0.1  # Seconds between polls of the processes.
 _PATIENCE = 15.0  # Seconds between lines of a service that is not ready.
-_LEFT_BEHIND = 10.0  # Seconds that killed processes may take to disappear.
 _TAIL = 20  # Lines of a log that are shown after a failure.
 
 
@@ -124,18 +120,17 @@ def run(
       code = None
     finally:
       for each in mains:
-        ended = each.process.poll() is not None
-        limit = (lambda: grace) if ended else each.patience
-        _stop(mains, urged, limit=limit, say=say)
-      _stop(serving, urged, limit=lambda: grace, say=say)
+        ended = each.child.code is not None
+        _stop(mains, urged, grace=grace if ended else None, say=say)
+      _stop(serving, urged, grace=grace, say=say)
     for each in mains if code is None else ():
-      code = each.code
-      each.say(f"ended with code {code} after {each.took}")
+      code = each.child.code
+      each.say(f"ended with code {code} after {each.child.took}")
     return stopping.RESUME if code is None else code
 
 
 class _Running:
-  """A started part: its process, its process group and its log."""
+  """A started part, with the lines that are printed of it."""
 
   def __init__(
     self,
@@ -146,50 +141,29 @@ class _Running:
     every: float,
   ):
     self.part = part
-    self.log = logs / f"{part.name}.log"
     self.ready = threading.Event()
     self._say = say
     self._every = every
     self._last = ""
-    self._asked: set[bool] = set()
-    self._started = self._shown = time.monotonic()
+    self._shown = time.monotonic()
     if part.health:
       _expect_silence(part)
-    self.say(f"starts; log: {self.log}")
-    with self.log.open("ab") as file:
-      file.write(f"$ {part.shown()}\n".encode())
-      file.flush()
-      # `tail` reads from here, so it skips the lines of earlier runs.
-      self._start = file.tell()
-      try:
-        self.process = subprocess.Popen(
-          part.command,
-          stdin=subprocess.DEVNULL,
-          stdout=file,
-          stderr=subprocess.STDOUT,
-          env=os.environ | part.env,
-          start_new_session=True,
-        )
-      except OSError as error:
-        raise PartError(f"[{part.name}] could not start: {error}.") from error
+    log = logs / f"{part.name}.log"
+    self.say(f"starts; log: {log}")
+    try:
+      self.child = children.Child(
+        part.command,
+        log,
+        env=part.env,
+        heading=f"$ {part.shown()}\n",
+        append=True,
+      )
+    except OSError as error:
+      raise PartError(f"[{part.name}] could not start: {error}.") from error
     if part.health:
       threading.Thread(target=self._await_health, daemon=True).start()
     else:
       self.ready.set()
-
-  @property
-  def took(self) -> str:
-    return progress.duration(time.monotonic() - self._started)
-
-  @property
-  def code(self) -> int | None:
-    """The exit code in a shell's convention; None while it runs."""
-    code = self.process.poll()
-    return code if code is None or code >= 0 else 128 - code
-
-  def patience(self) -> float:
-    """Returns the seconds that it says it needs to stop."""
-    return stopping.patience(self.tail(_TAIL))
 
   def say(self, what: str) -> None:
     self._say(f"[{self.part.name}] {what}")
@@ -199,24 +173,16 @@ class _Running:
     if not now and time.monotonic() - self._shown < self._every:
       return
     self._shown = time.monotonic()
-    last = "".join(self.tail(1))
+    last = "".join(self.child.tail(1))
     if last and last != self._last:
       self._last = last
       self.say(last[:200])
 
-  def tail(self, count: int) -> list[str]:
-    """Returns its last lines; a CR, as progress bars write it, ends a line."""
-    with self.log.open("rb") as file:
-      end = file.seek(0, os.SEEK_END)
-      file.seek(max(self._start, end - 400 * count - 4000))
-      text = file.read().decode(errors="replace")
-    lines = [line.rstrip() for line in re.split(r"[\r\n]+", text)]
-    return list(filter(None, lines))[-count:]
-
   def with_log(self, what: str) -> str:
     """Returns `what` with the end of the log."""
-    end = "".join(f"\n  {line}" for line in self.tail(_TAIL)) or " empty."
-    return f"{what}; the end of {self.log}:{end}"
+    lines = self.child.tail(_TAIL)
+    end = "".join(f"\n  {line}" for line in lines) or " empty."
+    return f"{what}; the end of {self.child.log}:{end}"
 
   def failure(self, what: str) -> PartError:
     return PartError(f"[{self.part.name}] {self.with_log(what)}")
@@ -225,45 +191,18 @@ class _Running:
     """Restarts the part after it ended, with one restart less."""
     left = self.part.restarts
     self.say(
-      f"ended with code {self.code} after {self.took}; it is started again, "
-      f"{left} of that left"
+      f"ended with code {self.child.code} after {self.child.took}; it is "
+      f"started again, {left} of that left"
     )
-    self.signal_all(signal.SIGKILL)  # Children may still hold its port or GPUs.
-    end = time.monotonic() + _LEFT_BEHIND
-    while self.alive() and time.monotonic() < end:
-      time.sleep(_POLL)
+    self.child.kill()  # Its children may still hold its port or GPUs.
     part = dataclasses.replace(self.part, restarts=left - 1)
-    return _Running(part, self.log.parent, say=self._say, every=self._every)
-
-  def ask_to_end(self) -> None:
-    """Sends SIGTERM once to the command and, after it ended, to its children.
-
-    The command comes first, because it may have its own way to end them.
-    """
-    ended = self.process.poll() is not None
-    if ended in self._asked:
-      return
-    self._asked.add(ended)
-    if ended:
-      self.signal_all(signal.SIGTERM)
-    else:
-      self.process.terminate()
-
-  def signal_all(self, number: int) -> None:
-    """Sends a signal to the command and to all processes of its group."""
-    # Check that the group exists: process-group ids can be reused.
-    if self.alive():
-      with contextlib.suppress(ProcessLookupError):
-        os.killpg(self.process.pid, number)
-
-  def alive(self) -> bool:
-    """Returns whether any process of its group runs."""
-    return self.process.poll() is None or _group_runs(self.process.pid)
+    logs = self.child.log.parent
+    return _Running(part, logs, say=self._say, every=self._every)
 
   def _await_health(self) -> None:
     # Ignore proxies of the environment: the service is on this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    while self.process.returncode is None:
+    while self.child.code is None:
       with contextlib.suppress(OSError, ValueError):
         opener.open(self.part.health, timeout=30).close()
         self.ready.set()
@@ -282,7 +221,7 @@ def _await_health(
     _check(services, asked)
     for each in list(waiting):
       if each.ready.is_set():
-        each.say(f"ready after {each.took}")
+        each.say(f"ready after {each.child.took}")
         waiting.remove(each)
       elif time.monotonic() > end:
         raise each.failure(
@@ -299,18 +238,22 @@ def _await_end(
 
   A service that is restarted meanwhile is replaced in the list.
   """
-  while (code := main.code) is None:
+  while (code := main.child.code) is None:
     for place, each in enumerate(services):
-      if each.code is not None and each.part.restarts and not asked.is_set():
+      if (
+        each.child.code is not None
+        and each.part.restarts
+        and not asked.is_set()
+      ):
         services[place] = each.again()
     _check(services, asked)
     main.show()
     time.sleep(_POLL)
   if code:
-    main.say(main.with_log(f"failed with code {code} after {main.took}"))
+    main.say(main.with_log(f"failed with code {code} after {main.child.took}"))
   else:
     main.show(now=True)
-    main.say(f"ended after {main.took}")
+    main.say(f"ended after {main.child.took}")
   return code
 
 
@@ -319,11 +262,11 @@ def _check(services: Sequence[_Running], asked: threading.Event) -> None:
   if asked.is_set():
     raise _SignalError
   for each in services:
-    code = each.process.poll()
+    code = each.child.code
     if code is not None:
       raise each.failure(
-        f"ended with code {code} after {each.took}, expected it to serve until "
-        "the end"
+        f"ended with code {code} after {each.child.took}, expected it to "
+        "serve until the end"
       )
 
 
@@ -331,7 +274,7 @@ def _stop(
   running: Sequence[_Running],
   urged: threading.Event,
   *,
-  limit: Callable[[], float],
+  grace: float | None,
   say: Callable[[str], None],
 ) -> None:
   """Stops all parts by SIGTERM, and by SIGKILL after the limit or when urged.
@@ -339,28 +282,26 @@ def _stop(
   Args:
     running: the parts to stop.
     urged: set when SIGKILL must be sent at once.
-    limit: returns the seconds that stopping may take, as known so far.
+    grace: seconds that stopping may take; None: as long as each says.
     say: is called with each line.
   """
-  began = time.monotonic()
-  while left := [each for each in running if each.alive()]:
-    if time.monotonic() - began > limit() or urged.is_set():
-      break
-    for each in left:
-      each.ask_to_end()
+
+  def show() -> None:
+    for each in running:
       each.show()
-    time.sleep(_POLL)
-  for each in left:
-    each.signal_all(signal.SIGKILL)
-  for each in left:
-    each.say("did not end by itself; killed")
-  end = time.monotonic() + _LEFT_BEHIND
-  while any(each.alive() for each in left):
-    if time.monotonic() > end:
-      names = ", ".join(each.part.name for each in left)
-      say(f"not even SIGKILL ended all of {names}; look for their processes")
-      return
-    time.sleep(_POLL)
+
+  killed = children.stop(
+    [each.child for each in running],
+    limit=children.Child.patience if grace is None else lambda _: grace,
+    urged=urged.is_set,
+    poll=show,
+  )
+  for each in running:
+    if each.child in killed:
+      each.say("did not end by itself; killed")
+  if left := [each for each in running if each.child.runs()]:
+    names = ", ".join(each.part.name for each in left)
+    say(f"not even SIGKILL ended all of {names}; look for their processes")
 
 
 def _expect_silence(part: Part) -> None:
@@ -376,20 +317,3 @@ def _expect_silence(part: Part) -> None:
       f"[{part.name}] found another process at {address.netloc}, expected a "
       "free port; stop that process or choose other ports."
     )
-
-
-def _group_runs(group: int) -> bool:
-  """Returns whether a process of the group runs; zombies do not count."""
-  try:
-    os.killpg(group, 0)
-  except ProcessLookupError:
-    return False
-  except PermissionError:
-    return True
-  stats = list(pathlib.Path("/proc").glob("[0-9]*/stat"))
-  for stat in stats:
-    with contextlib.suppress(OSError):
-      state, _, of = stat.read_text().rpartition(")")[2].split()[:3]
-      if int(of) == group and state not in "ZX":
-        return True
-  return not stats  # Without /proc, the existence of the group must suffice.

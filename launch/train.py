@@ -39,6 +39,7 @@ from anysearch_jax.config import values
 from anysearch_jax.host import disk
 from launch import (
   distributed,
+  jax_setup,
   parts,
   plan,
   policies,
@@ -101,7 +102,7 @@ def main(argv) -> None:
     raise app.UsageError(
       "--target goes with --dry_run; training takes the devices that there are."
     )
-  parts.setup_jax(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
+  jax_setup.configure(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   distributed.connect()
   with distributed.leaves_at_once(), contextlib.ExitStack() as held:
     _main(config, held)
@@ -236,7 +237,6 @@ def _begin(
   from anysearch_jax.data import dataset_iterator, evidence
   from anysearch_jax.methods import systems
   from anysearch_jax.training import placement, validation
-  from anysearch_jax.world import world_evidence
 
   retrievers.validate(config.retrieval)
   a, codec = policies.describe(config)
@@ -244,7 +244,10 @@ def _begin(
   source = parts.source(config)
   questions = source.questions(config.data.split, count, config.seed)
   if systems.get(config.method.name).steps is not None:
-    if isinstance(source, parts.Source):
+    from anysearch_jax.world import world_evidence
+    from launch import world_source
+
+    if isinstance(source, world_source.WorldSource):
       questions = world_evidence.of_world(source.world, questions)
     evidence.check(dataset_iterator.distinct(questions))
   validation.validate_prompts(config, questions, codec)

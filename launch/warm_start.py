@@ -16,7 +16,7 @@ from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from launch import flags as launch_flags
-from launch import parts, progress, shipped
+from launch import jax_setup, progress, shipped
 
 
 def define_flags() -> None:
@@ -30,7 +30,7 @@ def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   config = launch_flags.read_config()
-  parts.setup_jax(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
+  jax_setup.configure(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   import numpy as np
 
   from anysearch_jax.policy import architecture as architecture_lib
@@ -39,6 +39,7 @@ def main(argv) -> None:
   from anysearch_jax.training import validation
   from anysearch_jax.world import demonstrations as demonstrations_lib
   from anysearch_jax.world import warm_start, world_tokenizer
+  from launch import world_source
 
   w = config.warm_start
   folder = flags.FLAGS.output or config.policy
@@ -54,12 +55,7 @@ def main(argv) -> None:
   try:
     validation.validate_playing(config)
     warm_start.validate(w)
-    if config.data.source != "world":
-      raise ValueError(
-        f"found data.source {config.data.source!r}, expected 'world': "
-        "demonstrations are of the generated world."
-      )
-    source = parts.source(config)
+    source = world_source.make(config.data, config.retrieval.kind)
   except ValueError as error:
     sys.exit(f"launch.warm_start: {error}")
   codec = tokenizer_lib.Tokenizer(world_tokenizer.build_tokenizer(source.world))

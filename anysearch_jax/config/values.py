@@ -49,7 +49,7 @@ def from_dict(cls: type, values: Mapping[str, Any], *, path: str = "config"):
 
 def _typed(hint: Any, value: Any, path: str) -> Any:
   """Returns `value` converted to type `hint`; raises ValueError otherwise."""
-  if dataclasses.is_dataclass(hint):
+  if isinstance(hint, type) and dataclasses.is_dataclass(hint):
     if not isinstance(value, Mapping):
       raise ValueError(f"{path}: found {value!r}, expected a group of values.")
     return from_dict(hint, value, path=path)

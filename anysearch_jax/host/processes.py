@@ -52,18 +52,18 @@ def share(make: Callable[[], T]) -> list[T]:
   """
   if jax.process_count() == 1:
     return [make()]
-  error = None
+  own: Exception | None = None
   try:
     mine = _encoded(make())
-  except Exception as raised:  # Raised below, after the exchange.
-    error = raised
-    mine = _encoded(None, error)
+  except Exception as error:  # Raised below, after the exchange.
+    own = error
+    mine = _encoded(None, own)
   outcomes = [_decoded(content) for content in _gather(mine)]
-  for process, (_, told) in enumerate(outcomes):
-    if told is not None:
-      raised = error or _error(**told)
-      raised.add_note(f"Raised in process {process} of {len(outcomes)}.")
-      raise raised
+  for process, (_, described) in enumerate(outcomes):
+    if described is not None:
+      failure = own or _error(**described)
+      failure.add_note(f"Raised in process {process} of {len(outcomes)}.")
+      raise failure
   return [value for value, _ in outcomes]
 
 
@@ -73,7 +73,8 @@ def by_first(make: Callable[[], T]) -> T:
   All processes wait until the first one has finished. Errors are those of
   `share`.
   """
-  return share(lambda: make() if first() else None)[0]
+  made: list[T] = share(lambda: [make()] if first() else [])[0]
+  return made[0]
 
 
 def together(make: Callable[[], T]) -> T:
@@ -81,7 +82,7 @@ def together(make: Callable[[], T]) -> T:
 
   The result itself is not shared and may be any object.
   """
-  made = []
+  made: list[T] = []
   share(lambda: made.append(make()))
   return made[0]
 
@@ -94,6 +95,8 @@ def whole(x: jax.Array) -> jax.Array:
   """
   if x.is_fully_addressable:
     return x
+  if not isinstance(x.sharding, jax.sharding.NamedSharding):
+    raise TypeError(f"Found {x.sharding}, expected a sharding on a mesh.")
   everywhere = jax.sharding.NamedSharding(x.sharding.mesh, jax.P())
   return _copied(everywhere)(x).addressable_data(0)
 
@@ -166,9 +169,10 @@ def _error(
   for i, (module, name) in enumerate(classes):
     # Nothing is imported, so a message cannot load code; this process runs the
     # same program and has the module already.
-    found = getattr(sys.modules.get(module), name, None)
-    known = module.partition(".")[0] in _KNOWN and isinstance(found, type)
-    if not known or not issubclass(found, Exception):
+    found: object = getattr(sys.modules.get(module), name, None)
+    if module.partition(".")[0] not in _KNOWN:
+      continue
+    if not (isinstance(found, type) and issubclass(found, Exception)):
       continue
     given = [said] if i or arguments is None else arguments
     try:

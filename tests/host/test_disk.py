@@ -161,8 +161,8 @@ def test_metrics_on_a_full_disk_raise_and_do_not_hang(tmp_path):
 def test_an_unusable_compilation_cache_gives_a_warning(tmp_path):
   (tmp_path / "file").touch()
   code = (
-    "import jax, sys; from launch import parts\n"
-    "for cache in sys.argv[1:]: parts.setup_jax(threads=0, cache=cache)\n"
+    "import jax, sys; from launch import jax_setup\n"
+    "for cache in sys.argv[1:]: jax_setup.configure(threads=0, cache=cache)\n"
     "print(jax.config.jax_compilation_cache_dir)\n"
   )
   environment = dict(os.environ)

@@ -96,7 +96,7 @@ def test_a_policy_without_all_of_its_weights_is_refused(tmp_path):
   weights.write_bytes(weights.read_bytes()[:-100])
   config = dataclasses.replace(doctored.CONFIG, policy=str(tmp_path / "policy"))
   with pytest.raises(ValueError, match="not a whole safetensors file"):
-    policy_checks.folder(config)
+    policy_checks.folder(config.policy)
 
 
 # Who answers.

@@ -138,6 +138,7 @@ class Caller:
       trust_env=proxies and transport is None,
       transport=transport,
     )
+    # Counts of events, and the seconds, which are a fraction.
     self.counters: Counter[str] = Counter()
     self._closed = False
     self._loop = asyncio.new_event_loop()
@@ -153,7 +154,8 @@ class Caller:
     try:
       return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
-      if asyncio.current_task().cancelling():
+      task = asyncio.current_task()
+      if task is not None and task.cancelling():
         raise
       raise types.RetrievalError("The retriever was closed.") from None
 
@@ -231,7 +233,9 @@ class Caller:
         self.counters["failures"] += 1
       raise
     finally:
-      self.counters["seconds"] += time.perf_counter() - started
+      self.counters["seconds"] += (  # type: ignore[assignment]  # A float.
+        time.perf_counter() - started
+      )
       self._slots.release()
 
   def fail(self, error: types.RetrievalError) -> None:

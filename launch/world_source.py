@@ -1,0 +1,90 @@
+"""The generated world as the source of a command's questions and passages."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Sequence
+
+import numpy as np
+
+from anysearch_jax import types
+from anysearch_jax.config import experiment
+from anysearch_jax.world import world as world_lib
+from retrieval import lexical
+
+# The same for every evaluated policy, so that all see the same questions.
+_QUESTION_SEED = 2024
+# Smaller sets are the first questions of a shuffled pool of this size, so that
+# evaluations of different sizes can be paired.
+_POOL = {"train": 1000, "dev": 600, "held-out": 1000}
+
+
+class WorldSource(typing.NamedTuple):
+  """The generated world: its questions and its passages."""
+
+  world: world_lib.World
+  retriever: lexical.LexicalRetriever
+
+  def questions(
+    self, split: str, count: int, seed: int
+  ) -> Sequence[types.Question]:
+    """Returns the training stream: `count` questions of a split."""
+    return self.world.questions(split, count, seed)
+
+  def evaluation_questions(
+    self, datasets: Sequence[str] = (), each: int = 0, *, split: str = ""
+  ) -> list[types.Question]:
+    """Returns evaluation questions; a smaller set is a prefix of a larger one.
+
+    Args:
+      datasets: "world" or nothing, because the world is the only dataset.
+      each: number of questions; 0 returns 1000 (600 of "dev").
+      split: a split of the world; "" is "held-out".
+
+    Raises:
+      ValueError: a dataset or the split is unknown.
+    """
+    if others := set(datasets) - {"world"}:
+      raise ValueError(
+        f"Dataset {min(others)!r}: data.source 'world' has only 'world'; "
+        "prepared ones need data.source=prepared and data.path."
+      )
+    split = split or "held-out"
+    if split not in _POOL:
+      raise ValueError(f"Found split {split!r}; expected {', '.join(_POOL)}.")
+    pool = self.world.questions(split, max(each, _POOL[split]), _QUESTION_SEED)
+    order = np.random.Generator(np.random.PCG64(_QUESTION_SEED)).permutation(
+      len(pool)
+    )
+    return [pool[i] for i in order[: each or None]]
+
+
+def make(data: experiment.DataConfig, retriever: str) -> WorldSource:
+  """Returns the world that `data.source` "world" names.
+
+  Args:
+    data: names the world.
+    retriever: kind of the retriever, `retrieval.kind`.
+
+  Raises:
+    ValueError: another source, another retriever or a folder is named.
+  """
+  if data.source != "world":
+    raise ValueError(
+      f"data.source: found {data.source!r}, expected 'world', the generated "
+      "world."
+    )
+  if retriever != "lexical":
+    raise ValueError(
+      f"retrieval.kind: found {retriever!r} with data.source 'world', whose "
+      "questions are each of one of many small corpora that nothing else "
+      "holds; expected 'lexical', which searches them. Others answer "
+      "prepared questions (data.source=prepared, data.path=FOLDER)."
+    )
+  if data.path:
+    raise ValueError(
+      f"data.path: found {data.path!r} with data.source 'world', which reads "
+      "no folder; expected data.source=prepared, or no path."
+    )
+  world = world_lib.World(world_lib.WorldConfig(seed=data.world_seed))
+  return WorldSource(world, lexical.LexicalRetriever(world.corpus))
