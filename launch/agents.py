@@ -21,8 +21,9 @@ def opened(
 ) -> Iterator[agent_lib.Agent]:
   """Yields an agent; leaving the context closes it.
 
-  Call `jax_setup.configure` before. Unless the configuration says how much room an
-  episode keeps for its answer, an eighth of what the policy may write is kept.
+  Call `jax_setup.configure` before. Unless the configuration says how much room
+  an episode keeps for its answer, an eighth of what the policy may write is
+  kept.
 
   Args:
     config: environment, limits, retriever and engine.
