@@ -13,6 +13,7 @@ to restore. Needs 20 GB of memory and of disk.
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import resource
@@ -259,17 +260,23 @@ def checkpoint(size: str, folder: str) -> dict:
     1, state, curriculum.init(experiment.curriculum, 0), {}
   )
   jax.block_until_ready(state)
+  opened = functools.partial(
+    checkpoint_lib.Checkpoints,
+    folder,
+    config={},
+    keep=experiment.checkpoint,
+  )
   started = time.perf_counter()
-  with checkpoint_lib.Checkpoints(folder, config=experiment) as checkpoints:
+  with opened() as checkpoints:
     checkpoints.save(saved, 0.0)
     blocked = time.perf_counter() - started
   done = time.perf_counter() - started
   saved = saved._replace(state=shapes)
   del state
   started = time.perf_counter()
-  with checkpoint_lib.Checkpoints(folder, config=experiment) as checkpoints:
+  with opened() as checkpoints:
     checked = time.perf_counter() - started
-    jax.block_until_ready(checkpoints.restore(saved).state)
+    jax.block_until_ready(checkpoints.restore(saved.rollout, saved).state)
   restored = time.perf_counter() - started
   return {
     "bytes": sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes)),

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.generative_retrieval import text_model
-from anysearch_jax.methods import zerosearch_reward
+from anysearch_jax.methods import zerosearch
 from anysearch_jax.rollout import searching
 
 _PROMPT = """\
@@ -118,7 +118,7 @@ class SimulatedRetriever:
     drawn = text_model.uniform(
       context.address, context.turn, "noisy", self._seed
     )
-    return drawn < zerosearch_reward.noise(progress, self._config)
+    return drawn < zerosearch.noise(progress, self._config)
 
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
     """Returns JSON values that identify simulator and schedule, with a hash."""

@@ -13,7 +13,10 @@ from anysearch_jax.methods import method, outcomes
 def reward(
   o: outcomes.Outcomes, config: config_lib.ExperimentConfig
 ) -> dict[str, chex.Array]:
-  """Returns the terms and the total of `rewards.composite`."""
+  """Returns the terms and the total of `rewards.composite`.
+
+  It is also a valid `reward.function`, so it takes the whole configuration.
+  """
   found = rewards.composite(
     o.em,
     o.format,

@@ -2,18 +2,106 @@
 
 It is played in Search-R1's environment. The policy can answer half of IKEA's
 training questions without a search; the generated world has both kinds too.
+
+Deviations from the released code:
+- Only charged searches count; there, every `<search>` in the text counts, even
+  inside passages.
+- Only the model's text is checked for form, and only whole tags in wrong
+  brackets are malformed; there, a passage that contains "(research)" makes the
+  response malformed.
+- Training and evaluation are told apart by the caller; there, by a column of
+  the data.
 """
 
 from __future__ import annotations
 
-from anysearch_jax.methods import ikea_reward, method, search_r1
+import functools
+import re
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from anysearch_jax import types
+from anysearch_jax.config import methods as config_methods
+from anysearch_jax.environment import protocol
+from anysearch_jax.methods import method, search_r1
+from anysearch_jax.methods import outcomes as outcomes_lib
+
+_NAMES = "(?:think|search|answer)"
+# A tag with a round or square bracket on either side.
+_MISWRITTEN = re.compile(rf"[(\[]/?{_NAMES}[)\]>]|</?{_NAMES}[)\]]")
+
+
+def measure(trajectory: types.Trajectory) -> dict[str, float]:
+  """Returns `well_formed`: 1 if the model thought and acted in tags, else 0.
+
+  A response is malformed if it has no thought, if one of its turns neither
+  searches nor answers, or if a tag has a round or square bracket. A search
+  beyond the budget counts as an action.
+  """
+  turns = [
+    span.text for span in trajectory.spans if span.author == types.Author.MODEL
+  ]
+  thought = any(protocol.last_content(turn, "think") for turn in turns)
+  formed = thought and all(
+    _acts(turn) and not _MISWRITTEN.search(turn) for turn in turns
+  )
+  return {"well_formed": float(formed)}
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def reward(
+  outcomes: outcomes_lib.Outcomes, *, config: config_methods.IkeaConfig
+) -> dict[str, chex.Array]:
+  """Returns the knowledge-boundary reward.
+
+      malformed              bad_format
+      right answer           right + kb[searches]
+      wrong or no answer     searched_wrong after a search, else 0
+
+  `kb[searches]` is the last entry of `kb` if there are more searches.
+
+  Args:
+    outcomes: outcomes of groups; `measures` holds those of `measure`.
+    config: the constants.
+
+  Returns:
+    `em`, `well_formed`, `kb` (the bonus of a well-formed right answer, 0 for
+    the others) and `total`.
+  """
+  formed = outcomes.measures["well_formed"] != 0
+  right = formed & (outcomes.em != 0)
+  searches = jnp.where(outcomes.valid, outcomes.searches, 0)
+  gains = jnp.array(config.kb, float)
+  gain = gains[jnp.clip(searches, 0, len(config.kb) - 1)]
+  wrong = config.searched_wrong * (searches > 0)
+  scored = jnp.where(right, config.right + gain, wrong)
+  return outcomes_lib.parts(
+    outcomes.valid,
+    em=outcomes.em,
+    well_formed=formed,
+    kb=jnp.where(right, gain, 0),
+    total=jnp.where(formed, scored, config.bad_format),
+  )
+
+
+def _acts(turn: str) -> bool:
+  """Whether a turn has an action: an answer, or a search that is not empty."""
+  match protocol.last_action(turn):
+    case protocol.Action(protocol.ActionKind.SEARCH, query):
+      return bool(query)
+    case action:
+      return action is not None
+
 
 METHOD = method.Method(
   "ikea",
   "IKEA",
   environments=search_r1.ENVIRONMENTS,
-  reward=method.by_own_constants(ikea_reward.reward, "ikea"),
+  constants=lambda config: config.method.ikea,
+  reward=method.of_arrays(reward),
   train=method.fixed_budget,
   measures=("well_formed",),
-  measure=ikea_reward.measure,
+  measure=measure,
 )

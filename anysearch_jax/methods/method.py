@@ -2,13 +2,15 @@
 
 A `Method` holds what differs between systems: environments, reward and
 training settings. All systems share the driver, the engines, the train step
-and the evaluation.
+and the evaluation. A `TrainedMethod` is a method in one run: its functions have
+the constants of the run's configuration.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import chex
 import numpy as np
@@ -18,9 +20,8 @@ from anysearch_jax import types
 from anysearch_jax.environment import environment
 from anysearch_jax.methods import outcomes as outcomes_lib
 
-Reward = Callable[
-  [outcomes_lib.Outcomes, config_lib.ExperimentConfig], dict[str, chex.Array]
-]
+# (outcomes, constants) -> float32 arrays `[..., G]` by name.
+Reward = Callable[[outcomes_lib.Outcomes, Any], dict[str, chex.Array]]
 
 
 def _nothing(trajectory: types.Trajectory) -> dict[str, float]:
@@ -36,6 +37,8 @@ class Method:
     label: its name in tables.
     environments: its environments, by their value of `episode.prompts`; the
       first is for language models, the last for the generated world.
+    constants: returns the part of a configuration that `reward` and `steps`
+      get as their second argument; the default is all of it.
     reward: maps the outcomes of groups to float32 arrays `[..., G]` by name;
       `total` is the reward, the others are its terms. None if the system is
       not trained.
@@ -52,40 +55,54 @@ class Method:
   name: str
   label: str
   environments: Mapping[str, environment.Environment]
+  constants: Callable[[config_lib.ExperimentConfig], Any] = lambda whole: whole
   reward: Reward | None = None
   train: Callable[
     [config_lib.ExperimentConfig], config_lib.ExperimentConfig
   ] = lambda config: config
   measures: tuple[str, ...] = ()
   measure: Callable[[types.Trajectory], Mapping[str, float]] = _nothing
-  steps: (
-    Callable[[types.Trajectory, config_lib.ExperimentConfig], np.ndarray] | None
-  ) = None
+  steps: Callable[[types.Trajectory, Any], np.ndarray] | None = None
 
   @property
   def prompts(self) -> str:
     """The name of its environment for language models."""
-    return next(iter(self.environments))
+    return tuple(self.environments)[0]
 
   @property
   def world_prompts(self) -> str:
     """The name of its environment for the generated world."""
-    return next(reversed(self.environments))
+    return tuple(self.environments)[-1]
 
 
-def by_own_constants(
-  reward: Callable[..., dict[str, chex.Array]], name: str
-) -> Reward:
-  """Returns `reward` with its `config` read from `config.method.<name>`."""
+@dataclasses.dataclass(frozen=True)
+class TrainedMethod:
+  """A method as a run trains it; see `Method` for the attributes.
 
-  def of_config(
-    outcomes: outcomes_lib.Outcomes, config: config_lib.ExperimentConfig
+  environment: the one that the run plays.
+  reward, steps: without their second argument.
+  """
+
+  environment: environment.Environment
+  reward: Callable[[outcomes_lib.Outcomes], dict[str, chex.Array]]
+  measures: tuple[str, ...]
+  measure: Callable[[types.Trajectory], Mapping[str, float]]
+  steps: Callable[[types.Trajectory], np.ndarray] | None = None
+
+
+def of_arrays(reward: Callable[..., dict[str, chex.Array]]) -> Reward:
+  """Returns `reward(outcomes, config=constants)` of the numeric outcomes.
+
+  It makes a jitted function a `Reward`: JAX traces arrays of numbers only.
+  """
+
+  def traced(
+    outcomes: outcomes_lib.Outcomes, constants: Any
   ) -> dict[str, chex.Array]:
-    # JAX traces arrays of numbers only.
     arrays = outcomes._replace(answers=None, trajectories=None)
-    return reward(arrays, config=getattr(config.method, name))
+    return reward(arrays, config=constants)
 
-  return of_config
+  return traced
 
 
 def fixed_budget(

@@ -1,17 +1,106 @@
 """OTC-PO: a right answer is worth more if it took fewer searches.
 
+    r = alpha r_tool r_correct
+
 It is played in Search-R1's environment. The method itself has no budget; the
-comparison states one in the prompt.
+comparison states one in the prompt. The reward follows the paper's formulas
+(https://arxiv.org/abs/2504.14870); its code is not public. Only charged
+searches count. The paper leaves the constant `c` open; the default here is the
+maximum number of turns of Search-R1, on which OTC-PO is built.
 """
 
 from __future__ import annotations
 
-from anysearch_jax.methods import method, otc_reward, search_r1
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from anysearch_jax.config import methods as config_methods
+from anysearch_jax.methods import method, search_r1
+from anysearch_jax.methods import outcomes as outcomes_lib
+
+FORMS = ("grpo", "ppo")
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def reward(
+  outcomes: outcomes_lib.Outcomes, *, config: config_methods.OtcConfig
+) -> dict[str, chex.Array]:
+  """Returns alpha r_tool r_correct, where r_correct is the exact match.
+
+  Args:
+    outcomes: outcomes of groups.
+    config: the form of r_tool and its constants.
+
+  Returns:
+    `em`; `tool`, which is r_tool for right answers and 0 for the others;
+    `total`.
+
+  Raises:
+    ValueError: the form is unknown.
+  """
+  correct = outcomes.valid & (outcomes.em != 0)
+  m = jnp.where(correct, jnp.asarray(outcomes.searches, float), 0)
+  match config.form:
+    case "ppo":
+      tool = ppo_productivity(m, c=config.c)
+    case "grpo":
+      tool = grpo_productivity(m, correct, c=config.c)
+    case _:
+      raise ValueError(
+        f"Found form {config.form!r}; expected one of {', '.join(FORMS)}."
+      )
+  tool = jnp.where(correct, tool, 0)
+  return outcomes_lib.parts(
+    outcomes.valid, em=outcomes.em, tool=tool, total=config.alpha * tool
+  )
+
+
+def ppo_productivity(m: chex.Array, *, c: float) -> chex.Array:
+  """Returns r_tool = cos(m pi / (2 m + c)).
+
+  It is 1 without a search and approaches 0 as m grows.
+
+  Args:
+    m: number of searches, any shape.
+    c: smoothing constant, > 0.
+  """
+  return jnp.cos(m * jnp.pi / (2 * m + c))
+
+
+def grpo_productivity(
+  m: chex.Array, correct: chex.Array, *, c: float
+) -> chex.Array:
+  """Returns r_tool relative to n, the fewest searches of a right answer.
+
+      f = 2 n m / (m + n)
+      r_tool = sin(f pi / (2 n))         if n > 0: 1 at m = n, falls with m
+      r_tool = cos(m pi / (2 m + c))     if n = 0: 1 at m = 0, falls with m
+
+  n is the minimum over the right answers of a group.
+
+  Args:
+    m: `[..., G]` number of searches.
+    correct: bool `[..., G]`, valid and right.
+    c: smoothing constant, > 0.
+
+  Returns:
+    float32 `[..., G]`; meaningless where `correct` is False.
+  """
+  n = jnp.min(m, -1, keepdims=True, where=correct, initial=jnp.inf)
+  n = jnp.where(jnp.isinf(n), 0, n)
+  f = 2 * n * m / jnp.maximum(m + n, 1)
+  against_fewest = jnp.sin(f * jnp.pi / (2 * jnp.maximum(n, 1)))
+  return jnp.where(n > 0, against_fewest, ppo_productivity(m, c=c))
+
 
 METHOD = method.Method(
   "otc",
   "OTC-PO",
   environments=search_r1.ENVIRONMENTS,
-  reward=method.by_own_constants(otc_reward.reward, "otc"),
+  constants=lambda config: config.method.otc,
+  reward=method.of_arrays(reward),
   train=method.fixed_budget,
 )

@@ -75,12 +75,13 @@ def load(name: str) -> OwnReward:
   else:
     with _as_sentence(name):
       module = importlib.import_module(source)
-    if not getattr(module, "__file__", None):
+    file = getattr(module, "__file__", None)  # Built-in modules have none.
+    if not file:
       raise RewardError(
         f"reward.function: found {source!r}, a module without a file; expected "
         "one whose source can be hashed."
       )
-    path = pathlib.Path(module.__file__)
+    path = pathlib.Path(file)
     text = path.read_bytes()
   found = vars(module).get(function)
   if not callable(found):
@@ -92,11 +93,9 @@ def load(name: str) -> OwnReward:
 
 
 def reward(
-  name: str,
-) -> Callable[
-  [outcomes_lib.Outcomes, config_lib.ExperimentConfig], dict[str, chex.Array]
-]:
-  """Returns a user's function as a `method.Reward`.
+  name: str, config: config_lib.ExperimentConfig
+) -> Callable[[outcomes_lib.Outcomes], dict[str, chex.Array]]:
+  """Returns a user's function, called with the configuration of the run.
 
   Rewards are converted to float32, and to 0 where a trajectory is not valid.
   The returned function raises RewardError if the user's function raises or its
@@ -104,12 +103,11 @@ def reward(
 
   Args:
     name: as for `load`.
+    config: the second argument of the user's function.
   """
   own = load(name)
 
-  def checked(
-    outcomes: outcomes_lib.Outcomes, config: config_lib.ExperimentConfig
-  ) -> dict[str, chex.Array]:
+  def checked(outcomes: outcomes_lib.Outcomes) -> dict[str, chex.Array]:
     with _as_sentence(name, own.path):
       returned = own.function(jax.tree.map(_read_only, outcomes), config)
       if not isinstance(returned, Mapping):
@@ -217,12 +215,12 @@ class _FromText(importlib.machinery.SourceFileLoader):
 
 def _run(path: pathlib.Path, text: bytes) -> python_types.ModuleType:
   name = f"own_reward_{hashlib.sha256(text).hexdigest()[:16]}"
-  spec = importlib.util.spec_from_file_location(
-    name, path, loader=_FromText(name, path, text)
-  )
+  loader = _FromText(name, path, text)
+  spec = importlib.machinery.ModuleSpec(name, loader, origin=str(path))
+  spec.has_location = True  # `__file__` is the origin.
   module = importlib.util.module_from_spec(spec)
   sys.modules[name] = module  # Dataclasses look their module up there.
-  spec.loader.exec_module(module)
+  loader.exec_module(module)
   return module
 
 

@@ -11,13 +11,31 @@ Deviations from the released code, which has its own episode loop:
   shown and the episode ends.
 - A turn without an action does not use up the budget; an empty query is not an
   action.
+
+Deviations of its reward, which is exact match or a variant with a format
+reward:
+- The answer is the last one that the model wrote; there, prompt and response
+  together must hold two.
+- `scoring.check_format` decides what is well formed; there, only a Qwen chat
+  template can be, and an empty query counts as a search.
+- An answer is found in passages as whole words ("art" is not found in
+  "party"), and never in the model's own text.
 """
 # ruff: noqa: E501 - prompts are not wrapped: they are sent exactly as written.
 
 from __future__ import annotations
 
-from anysearch_jax.environment import environment, prompts
-from anysearch_jax.methods import method, search_r1_reward
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from anysearch_jax import types
+from anysearch_jax.config import methods as config_methods
+from anysearch_jax.environment import environment, prompts, scoring
+from anysearch_jax.methods import method, observations
+from anysearch_jax.methods import outcomes as outcomes_lib
 
 _PROMPT = """\
 Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get new information. After reasoning, if you find you lack some knowledge, you can call a search engine by <search> query </search> and it will return the top searched results between <information> and </information>. You can search at most {B} times. If you find no further external knowledge needed, you can directly provide the answer inside <answer> and </answer>, without detailed illustrations. For example, <answer> Beijing </answer>. Question: {Question}
@@ -42,12 +60,63 @@ ENVIRONMENTS = {
 }
 
 
+def measure(trajectory: types.Trajectory) -> dict[str, float]:
+  """Returns `gold_found`: 1 if a shown passage holds a gold answer, else 0."""
+  answers = map(scoring.normalize_answer, trajectory.question.golden_answers)
+  wanted = [f" {answer} " for answer in answers if answer]
+  texts = (
+    f" {scoring.normalize_answer(text)} "
+    for passages in observations.shown(trajectory)
+    for text in passages
+  )
+  found = any(answer in text for text in texts for answer in wanted)
+  return {"gold_found": float(found)}
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def reward(
+  outcomes: outcomes_lib.Outcomes, *, config: config_methods.SearchR1Config
+) -> dict[str, chex.Array]:
+  """Returns exact match or, with `config.format_variant`, this table:
+
+                      right           wrong                     no answer
+      well formed     1               structure (+ retrieval)   the same
+      malformed       1 - structure   final                     0
+
+  `retrieval` is added if `gold_found` is 1.
+
+  Args:
+    outcomes: outcomes of groups; for the variant, `measures` holds those of
+      `measure`.
+    config: the variant and its constants.
+
+  Returns:
+    `em` and `total`; for the variant also `format` and `gold_found`.
+  """
+  em = outcomes.em
+  if not config.format_variant:
+    return outcomes_lib.parts(outcomes.valid, em=em, total=em)
+  format_, found = outcomes.format, outcomes.measures["gold_found"]
+  right = 1 - config.structure * (1 - format_)
+  formed = config.structure + config.retrieval * found
+  malformed = config.final * outcomes.answered
+  wrong = jnp.where(format_ != 0, formed, malformed)
+  return outcomes_lib.parts(
+    outcomes.valid,
+    em=em,
+    format=format_,
+    gold_found=found,
+    total=jnp.where(em != 0, right, wrong),
+  )
+
+
 METHOD = method.Method(
   "search_r1",
   "Search-R1",
   environments=ENVIRONMENTS,
-  reward=method.by_own_constants(search_r1_reward.reward, "search_r1"),
+  constants=lambda config: config.method.search_r1,
+  reward=method.of_arrays(reward),
   train=method.fixed_budget,
   measures=("gold_found",),
-  measure=search_r1_reward.measure,
+  measure=measure,
 )

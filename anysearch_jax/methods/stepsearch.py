@@ -1,22 +1,45 @@
 """StepSearch: PPO with a reward for every search.
 
+    outcome   F1 + key_weight * search keys, on the last token; without an
+              answer it is `missing`, and no search is rewarded
+    step      step_scale * (gain - redundancy), on the search's last token
+
 The policy plans, searches, reads `<information>` and writes what it concludes
 in an `<observation>`. A warning follows the passages of the last search.
-Deviation from the released code: the warning comes after the last search of the
-budget; there, it comes shortly before a fixed number of turns.
+
+Deviations from the released code:
+- The warning comes after the last search of the budget; there, it comes shortly
+  before a fixed number of turns.
+- Step rewards are scaled by `step_scale`; there, an in-place addition makes it
+  1 + step_scale.
+- A key group keeps its best query; there, a later, worse query overwrites it,
+  and a query counts for one group only.
+- F1 is not rounded.
+- A passage is compared together with its title, is identified by its id (there,
+  by its text), and is redundant if an earlier search showed it.
+- Text after the answer cannot occur, because an answer ends its turn.
 """
 # ruff: noqa: E501 - prompts are not wrapped: they are sent exactly as written.
 
 from __future__ import annotations
 
+import collections
+import functools
+import re
 from collections.abc import Sequence
 
+import chex
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import environment, prompts, protocol
-from anysearch_jax.methods import method, stepsearch_reward
+from anysearch_jax.config import methods as config_methods
+from anysearch_jax.data import evidence
+from anysearch_jax.environment import environment, prompts, protocol, scoring
+from anysearch_jax.methods import method, observations
+from anysearch_jax.methods import outcomes as outcomes_lib
 
 _PROMPT = """\
 Answer the question below by a loop of plan, search, information and observation. Work in these steps and mark each one by its tags:
@@ -74,13 +97,6 @@ ENVIRONMENTS = {
 }
 
 
-def steps(
-  trajectory: types.Trajectory, config: config_lib.ExperimentConfig
-) -> np.ndarray:
-  """Returns `stepsearch_reward.steps` with this system's constants."""
-  return stepsearch_reward.steps(trajectory, config.method.stepsearch)
-
-
 def train(
   config: config_lib.ExperimentConfig,
 ) -> config_lib.ExperimentConfig:
@@ -88,13 +104,128 @@ def train(
   return method.ppo(method.fixed_budget(config))
 
 
+# The default `token_pattern` of scikit-learn's TfidfVectorizer.
+_WORD = re.compile(r"\b\w\w+\b")
+
+
+def measure(trajectory: types.Trajectory) -> dict[str, float]:
+  """Returns `search_keys`: how well the queries cover the question's steps.
+
+  This is the mean, over the question's key groups, of the best F1 between a
+  charged query and a key of the group; 0 without key groups.
+
+  Raises:
+    ValueError: the question has neither gold passages nor search keys.
+  """
+  _, keys = evidence.gold(trajectory.question)
+  best = [
+    max((scoring.f1(query, group) for query in trajectory.queries), default=0)
+    for group in keys
+  ]
+  return {"search_keys": sum(best) / max(len(best), 1)}
+
+
+def steps(
+  trajectory: types.Trajectory, config: config_methods.StepSearchConfig
+) -> np.ndarray:
+  """Returns the reward of each charged search.
+
+      gain        mean over gold passages of max(0, c_t - max_{s<t} c_s), where
+                  c_t is the largest TF-IDF cosine between the gold passage and
+                  a passage of search t
+      redundancy  share of the passages of search t that an earlier search
+                  showed
+
+  Args:
+    trajectory: a trajectory that did not fail.
+    config: the scale of the rewards.
+
+  Returns:
+    float32 `[searches]`; all 0 without an answer or without gold passages.
+
+  Raises:
+    ValueError: the question has neither gold passages nor search keys.
+  """
+  rewards = np.zeros(trajectory.searches, np.float32)
+  passages, _ = evidence.gold(trajectory.question)
+  if not passages or scoring.extract_answer(trajectory.spans) is None:
+    return rewards
+  best, seen = np.zeros(len(passages)), set()
+  shown = zip(observations.shown(trajectory), trajectory.documents)
+  for search, (texts, documents) in enumerate(shown):
+    cosines = [similarities(text, passages) for text in texts]
+    raised = np.max([best, *cosines], axis=0)
+    ids = [document.id for document in documents]
+    redundancy = np.mean([id_ in seen for id_ in ids]) if ids else 0
+    rewards[search] = config.step_scale * (np.mean(raised - best) - redundancy)
+    best = raised
+    seen.update(ids)
+  return rewards
+
+
+def similarities(text: str, others: Sequence[str]) -> np.ndarray:
+  """Returns the TF-IDF cosine similarity of `text` and each of `others`.
+
+  Words are SQuAD-normalised and have at least two characters. The inverse
+  document frequency is scikit-learn's smoothed one, over these texts only.
+
+  Args:
+    text: any text.
+    others: at least one text.
+
+  Returns:
+    float64 `[len(others)]` in [0, 1]; 0 without a common word.
+  """
+  counts = [_counts(each) for each in (text, *others)]
+  words = sorted(set().union(*counts))
+  table = np.array([[count[word] for word in words] for count in counts], float)
+  # idf = ln((1 + texts) / (1 + texts with the word)) + 1, scikit-learn's
+  # default: https://scikit-learn.org/stable/modules/feature_extraction.html
+  having = np.sum(table > 0, axis=0)
+  table *= np.log((1 + len(counts)) / (1 + having)) + 1
+  norms = np.linalg.norm(table, axis=1, keepdims=True)
+  table /= np.where(norms > 0, norms, 1)
+  return table[1:] @ table[0]
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def reward(
+  outcomes: outcomes_lib.Outcomes, *, config: config_methods.StepSearchConfig
+) -> dict[str, chex.Array]:
+  """Returns the reward of the outcome, without the step rewards of `steps`.
+
+  Args:
+    outcomes: outcomes of groups; `measures` holds those of `measure`.
+    config: the constants.
+
+  Returns:
+    `f1`, `search_keys` and `total`.
+  """
+  keys = outcomes.measures["search_keys"]
+  scored = outcomes.f1 + config.key_weight * keys
+  return outcomes_lib.parts(
+    outcomes.valid,
+    f1=outcomes.f1,
+    search_keys=keys,
+    total=jnp.where(outcomes.answered, scored, config.missing),
+  )
+
+
+# Cached because the samples of a group retrieve the same passages.
+@functools.lru_cache(maxsize=4096)
+def _counts(text: str) -> collections.Counter[str]:
+  """Returns the word counts of a text. Cached: do not modify the result."""
+  return collections.Counter(_WORD.findall(scoring.normalize_answer(text)))
+
+
 METHOD = method.Method(
   "stepsearch",
   "StepSearch",
   environments=ENVIRONMENTS,
-  reward=method.by_own_constants(stepsearch_reward.reward, "stepsearch"),
+  constants=lambda config: config.method.stepsearch,
+  reward=method.of_arrays(reward),
   train=train,
   measures=("search_keys",),
-  measure=stepsearch_reward.measure,
+  measure=measure,
   steps=steps,
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import environment as environment_lib
@@ -18,6 +20,9 @@ from anysearch_jax.methods import (
   stepsearch,
   zerosearch,
 )
+
+T = TypeVar("T")
+X = TypeVar("X")
 
 METHODS: dict[str, method.Method] = {
   each.name: each
@@ -69,18 +74,38 @@ def get(name: str) -> method.Method:
   return _named("method.name", METHODS, name)
 
 
-def trained(config: config_lib.ExperimentConfig) -> method.Method:
-  """Returns the system that is trained, with the reward that it is given.
+def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
+  """Returns the system that a run trains, with the run's constants.
+
+  It takes the whole configuration because a reward function of the user's gets
+  that.
 
   Raises:
-    ValueError: no system has this name, or `reward.function` cannot be loaded.
+    ValueError: no system has this name, the system is not trained, or
+      `reward.function` cannot be loaded.
   """
   system = get(config.method.name)
-  if not config.reward.function:
-    return system
-  return dataclasses.replace(
-    system, reward=own_reward.reward(config.reward.function)
+  if system.reward is None:
+    raise ValueError(
+      f"method.name: {system.name!r} is a system without training; evaluate a "
+      f"policy with episode.prompts={system.prompts} instead."
+    )
+  constants, steps = system.constants(config), system.steps
+  if config.reward.function:
+    reward = own_reward.reward(config.reward.function, config)
+  else:
+    reward = functools.partial(_call, system.reward, constants)
+  return method.TrainedMethod(
+    environment(config.episode.prompts),
+    reward,
+    system.measures,
+    system.measure,
+    None if steps is None else functools.partial(_call, steps, constants),
   )
+
+
+def _call(function: Callable[[X, Any], T], constants: Any, given: X) -> T:
+  return function(given, constants)
 
 
 def environment(name: str) -> environment_lib.Environment:
@@ -88,7 +113,7 @@ def environment(name: str) -> environment_lib.Environment:
   return _named("episode.prompts", ENVIRONMENTS, name)
 
 
-def _named(key: str, known: dict, name: str):
+def _named(key: str, known: Mapping[str, T], name: str) -> T:
   if name not in known:
     raise ValueError(
       f"config.{key}: found {name!r}, expected one of "

@@ -3,17 +3,26 @@
 The simulator (`retrieval.simulated`) knows the right answer and is asked for
 useful or noisy passages; the share of noisy ones grows. Prompt and tags are
 Search-R1's. A turn that neither searches nor answers uses up one of the B + 1
-turns. Evaluations use the real retriever. Deviations: those of Search-R1's
-loop, and passages are shown with their titles.
+turns. Evaluations use the real retriever.
+
+Deviations: those of Search-R1's loop, and passages are shown with their titles.
+From the released code of the reward: a missing answer scores 0 (there, it
+crashes the run), and exact match compares whole answers (there, substrings).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+
+import chex
+import jax
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.config import methods as config_methods
 from anysearch_jax.environment import prompts
-from anysearch_jax.methods import method, search_r1, zerosearch_reward
+from anysearch_jax.methods import method, search_r1
+from anysearch_jax.methods import outcomes as outcomes_lib
 
 # The released code's prompted simulator, served by vLLM or SGLang next to the
 # training.
@@ -45,10 +54,52 @@ def train(
   return dataclasses.replace(method.fixed_budget(config), retrieval=r)
 
 
+@functools.partial(jax.jit, static_argnames="config")
+def reward(
+  outcomes: outcomes_lib.Outcomes, *, config: config_methods.ZeroSearchConfig
+) -> dict[str, chex.Array]:
+  """Returns the answer's F1.
+
+  Args:
+    outcomes: outcomes of groups.
+    config: unused; every reward takes the constants of its system.
+
+  Returns:
+    `f1` and `total`, which are equal.
+  """
+  del config
+  return outcomes_lib.parts(outcomes.valid, f1=outcomes.f1, total=outcomes.f1)
+
+
+def noise(progress: float, config: config_methods.ZeroSearchConfig) -> float:
+  """Returns the probability that a search gets noisy passages.
+
+      p = p_s + (b^progress - 1) / (b - 1) * (p_e - p_s)
+
+  For b = 1 this is linear in `progress`.
+
+  Args:
+    progress: completed share of the training steps, in [0, 1].
+    config: `noise_start` (p_s), `noise_end` (p_e) and `noise_base` (b).
+
+  Raises:
+    ValueError: the progress is outside [0, 1].
+  """
+  if not 0 <= progress <= 1:
+    raise ValueError(
+      f"Found a progress of {progress}; expected steps done / steps in all, in "
+      "[0, 1]."
+    )
+  base = config.noise_base
+  risen = progress if base == 1 else (base**progress - 1) / (base - 1)
+  return config.noise_start + risen * (config.noise_end - config.noise_start)
+
+
 METHOD = method.Method(
   "zerosearch",
   "ZeroSearch",
   environments=ENVIRONMENTS,
-  reward=method.by_own_constants(zerosearch_reward.reward, "zerosearch"),
+  constants=lambda config: config.method.zerosearch,
+  reward=method.of_arrays(reward),
   train=train,
 )

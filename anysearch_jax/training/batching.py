@@ -12,7 +12,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -40,7 +40,11 @@ class Example:
   rewards: np.ndarray | None = None
 
 
-class Rows(NamedTuple):
+# Arrays on the host, on devices, or their shapes and dtypes.
+ArrayT = TypeVar("ArrayT", np.ndarray, jax.Array, jax.ShapeDtypeStruct)
+
+
+class Rows(NamedTuple, Generic[ArrayT]):
   """Micro-batches of one row length; all arrays but `used` are `[A, B, T]`.
 
   Index t is the prediction of `targets[t]` from `tokens[..t]`. The fields
@@ -51,23 +55,24 @@ class Rows(NamedTuple):
   last three fields are None.
   """
 
-  tokens: np.ndarray
-  targets: np.ndarray
-  positions: np.ndarray
-  segment_ids: np.ndarray
-  behaviour_logp: np.ndarray
-  old_logp: np.ndarray
-  advantage: np.ndarray
-  weight: np.ndarray
-  used: np.ndarray  # int32 [], number of micro-batches that hold tokens.
-  reward: np.ndarray | None = None
-  old_value: np.ndarray | None = None
-  returns: np.ndarray | None = None
+  tokens: ArrayT
+  targets: ArrayT
+  positions: ArrayT
+  segment_ids: ArrayT
+  behaviour_logp: ArrayT
+  old_logp: ArrayT
+  advantage: ArrayT
+  weight: ArrayT
+  used: ArrayT  # int32 [], number of micro-batches that hold tokens.
+  reward: ArrayT | None = None
+  old_value: ArrayT | None = None
+  returns: ArrayT | None = None
 
 
-TrainBatch = tuple[Rows, ...]
-
-_DTYPES = Rows(*[np.int32] * 4, *[np.float32] * 4, np.int32)
+# One `Rows` for each configured row length.
+HostBatch = tuple[Rows[np.ndarray], ...]
+TrainBatch = tuple[Rows[jax.Array], ...]
+AbstractBatch = tuple[Rows[jax.ShapeDtypeStruct], ...]
 
 
 class Place(NamedTuple):
@@ -96,15 +101,26 @@ def rows_per_micro_batch(
 
 def abstract(
   config: config_lib.BatchConfig, *, multiple: int = 1, rewards: bool = False
-) -> TrainBatch:
+) -> AbstractBatch:
   """Returns the shapes and dtypes of every batch that `pack` makes."""
 
-  def rows(length: int) -> Rows:
+  def rows(length: int) -> Rows[jax.ShapeDtypeStruct]:
     b = rows_per_micro_batch(length, config=config, multiple=multiple)
     shape = (config.max_micro_batches, b, length)
-    arrays = [jax.ShapeDtypeStruct(shape, dtype) for dtype in _DTYPES[:8]]
-    used = jax.ShapeDtypeStruct((), _DTYPES.used)
-    return Rows(*arrays, used, reward=arrays[-1] if rewards else None)
+    ids = jax.ShapeDtypeStruct(shape, np.int32)
+    values = jax.ShapeDtypeStruct(shape, np.float32)
+    return Rows(
+      tokens=ids,
+      targets=ids,
+      positions=ids,
+      segment_ids=ids,
+      behaviour_logp=values,
+      old_logp=values,
+      advantage=values,
+      weight=values,
+      used=jax.ShapeDtypeStruct((), np.int32),
+      reward=values if rewards else None,
+    )
 
   return tuple(rows(length) for length in config.row_lengths)
 
@@ -115,7 +131,7 @@ def pack(
   config: config_lib.BatchConfig,
   multiple: int = 1,
   rewards: bool = False,
-) -> TrainBatch:
+) -> HostBatch:
   """Packs sequences, one `Rows` for each configured row length.
 
   Args:
@@ -129,7 +145,7 @@ def pack(
     ValueError: a sequence is longer than every row, or needs more micro-batches
       than the configuration allows.
   """
-  batch = jax.tree.map(
+  batch: HostBatch = jax.tree.map(
     lambda x: np.zeros(x.shape, x.dtype),
     abstract(config, multiple=multiple, rewards=rewards),
   )
@@ -147,7 +163,7 @@ def pack(
     rows.old_logp[here] = sequence.logps[1:]
     rows.advantage[here] = sequence.advantage
     rows.weight[here] = sequence.weights[1:]
-    if rewards and sequence.rewards is not None:
+    if rows.reward is not None and sequence.rewards is not None:
       rows.reward[here] = sequence.rewards[1:]
     rows.used[()] = max(rows.used, a + 1)
   return batch

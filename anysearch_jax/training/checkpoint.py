@@ -42,7 +42,6 @@ from absl import logging
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import curriculum as curriculum_lib
-from anysearch_jax.config import values as config_values
 from anysearch_jax.host import disk, processes
 from anysearch_jax.policy import tensor_files
 from anysearch_jax.training import damaged, manifest, saving, train_step
@@ -118,7 +117,8 @@ class Checkpoints:
 
   Args:
     folder: of the checkpoints; created if it is missing.
-    config: the run's; `config.checkpoint` sets which checkpoints are kept.
+    config: the run's, as plain values; every checkpoint stores it.
+    keep: sets which checkpoints are kept.
     clock: returns the time in seconds.
 
   Raises:
@@ -129,7 +129,8 @@ class Checkpoints:
     self,
     folder: str | pathlib.Path,
     *,
-    config: config_lib.ExperimentConfig,
+    config: Mapping[str, Any],
+    keep: config_lib.CheckpointConfig,
     clock: Callable[[], float] = time.monotonic,
   ):
     self._clock, self._began = clock, 0.0
@@ -138,7 +139,7 @@ class Checkpoints:
     self._rollout = 0
     self._listed: manifest.Entries = {}
     processes.by_first(lambda: _tidy(self._folder))
-    keep, quality_of = config.checkpoint, operator.itemgetter("quality")
+    quality_of = operator.itemgetter("quality")
     policies = ocp.checkpoint_managers
     self._manager = ocp.CheckpointManager(
       self._folder,
@@ -182,38 +183,36 @@ class Checkpoints:
           # A copy, because Orbax serializes it later, in the background.
           progress=ocp.args.JsonSave(copy.deepcopy(saved.progress)),
           **_pending_items(saved.pending),
-          config=ocp.args.JsonSave(config_values.to_dict(self._config)),
+          config=ocp.args.JsonSave(self._config),
         ),
         # Otherwise Orbax skips a save that is not newer than the last one; with
         # `force` it raises for a checkpoint that exists.
         force=True,
       )
 
-  def restore(self, like: Saved) -> Saved | None:
-    """Restores the newest checkpoint; returns None without one.
+  def restore(self, rollout: int, like: Saved) -> Saved:
+    """Restores a checkpoint.
 
     Args:
+      rollout: number of the checkpoint.
       like: state and curriculum with the shapes, dtypes and shardings to
         restore to (arrays or `jax.ShapeDtypeStruct`); the rest is ignored.
 
     Raises:
       MismatchError: an array differs in name, shape or dtype.
     """
-    found = processes.by_first(lambda: rollouts(self._folder))
-    if not found:
-      return None
     trees = {
-      item: read(self._folder, found[-1], item, tree)
+      item: read(self._folder, rollout, item, tree)
       for item, tree in _trees(like).items()
     }
     return Saved(
-      found[-1],
+      rollout,
       train_step.TrainState(
         trees["params"], **trees["optimizer"], critic=trees.get("critic")
       ),
       trees["curriculum"],
-      read_json(self._folder, found[-1], "progress"),
-      _read_pending(self._folder / str(found[-1])),
+      read_json(self._folder, rollout, "progress"),
+      _read_pending(self._folder / str(rollout)),
     )
 
   def __enter__(self) -> Checkpoints:

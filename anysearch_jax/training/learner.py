@@ -52,28 +52,44 @@ class Learner:
       trained, tx, shardings, critic=jax.device_put(start, shardings.critic)
     )
     penalized = config.objective.kl_coefficient or config.critic.reward_kl
-    self._reference = (
+    self._reference = reference = (
       placed.frozen(policy.params) if a.lora or penalized else None
     )
-    self._base = placed.to_engine(self._reference) if a.lora else {}
-    how = {"temperature": config.sampling.temperature, "compute": compute}
+    # The frozen base under adapters, here and on the engine's devices.
+    self._base = reference if a.lora and reference else {}
+    self._engine_base = placed.to_engine(self._base) if self._base else {}
+    temperature = config.sampling.temperature
     one_step = config.curriculum.steps_per_rollout == 1
     # With several steps a rollout, a forward pass before the first one computes
     # the old log-probs. With a single step they equal those of the step itself.
     self._scores_first = config.objective.old_logp == "trainer" and not one_step
-    loss = train_step.grpo_loss(a, config.objective, on_policy=one_step, **how)
-    self._estimator = None
+    loss = train_step.grpo_loss(
+      a,
+      config.objective,
+      temperature=temperature,
+      compute=compute,
+      on_policy=one_step,
+    )
+    self._estimator: ppo.Estimator | None = None
     if critic is not None:
       loss = ppo.with_critic(loss, a, critic, compute=compute)
-      self._estimator = ppo.Estimator(a, critic, sharding=placed.rows, **how)
+      self._estimator = ppo.Estimator(
+        a,
+        critic,
+        temperature=temperature,
+        compute=compute,
+        sharding=placed.rows,
+      )
     self._step = train_step.make(loss, tx, shardings)
-    self._score = train_step.make_scorer(a, sharding=placed.rows, **how)
+    self._score = train_step.make_scorer(
+      a, temperature=temperature, compute=compute, sharding=placed.rows
+    )
 
   def params(self) -> decoder.Params:
     """Returns all current parameters of the policy, frozen base included."""
     if self.architecture.lora is None:
       return self.state.params
-    return lora.combine(self._reference, self.state.params)
+    return lora.combine(self._base, self.state.params)
 
   def published(self) -> decoder.Params:
     """Returns the parameters for the engine, on its devices.
@@ -88,7 +104,7 @@ class Learner:
         lambda x: jnp.copy(x) if id(x) in ours else x, trained
       )
     a = self.architecture
-    return lora.combine(self._base, trained) if a.lora else trained
+    return lora.combine(self._engine_base, trained) if a.lora else trained
 
   @property
   def steps_alone(self) -> bool:
@@ -98,16 +114,22 @@ class Learner:
     """
     return not self._scores_first and self._estimator is None
 
-  def abstract_state(self) -> train_step.TrainState:
-    """Returns the shapes, dtypes and shardings of the state."""
-    return jax.tree.map(
+  def release(self) -> train_step.TrainState[jax.ShapeDtypeStruct]:
+    """Frees the state and returns its shapes, dtypes and shardings.
+
+    The caller sets `state` again, to that of a checkpoint: there may be no
+    memory for two states.
+    """
+    like = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
       self.state,
     )
+    del self.state
+    return like
 
   def pack(
     self, scored: rewards_and_advantages.Experience
-  ) -> list[batching.TrainBatch]:
+  ) -> list[batching.HostBatch]:
     """Packs a rollout into one host batch for each optimizer step."""
     return rewards_and_advantages.batches(
       scored,
@@ -118,7 +140,7 @@ class Learner:
     )
 
   def steps(
-    self, packed: Sequence[batching.TrainBatch]
+    self, packed: Sequence[batching.HostBatch]
   ) -> Iterator[dict[str, float]]:
     """Takes the optimizer steps of a rollout and yields the metrics of each."""
     batches = [self.placement.batch(batch) for batch in packed]
@@ -131,7 +153,7 @@ class Learner:
       yield ppo.metrics(metrics.of_step(jax.device_get(values)))
 
   def speed(
-    self, packed: Sequence[batching.TrainBatch], seconds: float
+    self, packed: Sequence[batching.HostBatch], seconds: float
   ) -> dict[str, float]:
     """Returns metrics of speed, device memory and compiled programs.
 
@@ -139,7 +161,7 @@ class Learner:
       packed: the batches of a rollout.
       seconds: that training on them took.
     """
-    config, critic = self._config, self._estimator is not None
+    config, estimator = self._config, self._estimator
     forwards = (
       bool(config.objective.kl_coefficient)
       + bool(config.critic.reward_kl)
@@ -150,18 +172,21 @@ class Learner:
       **throughput.metrics(
         work,
         throughput.model_flops(
-          self.architecture, work, forwards=forwards, critic=critic
+          self.architecture,
+          work,
+          forwards=forwards,
+          critic=estimator is not None,
         ),
         seconds=seconds,
-        devices=self.placement.trainer.devices.flatten(),
+        devices=list(self.placement.trainer.devices.flat),
       ),
       **throughput.memory(jax.local_devices()),
-      "compile/train_step": self._step._cache_size(),
-      "compile/old_logp": self._score._cache_size(),
+      "compile/train_step": throughput.programs(self._step),
+      "compile/old_logp": throughput.programs(self._score),
       **(
-        {"compile/values": self._estimator.value._cache_size()}
-        if critic
-        else {}
+        {}
+        if estimator is None
+        else {"compile/values": throughput.programs(estimator.value)}
       ),
     }
 

@@ -60,7 +60,7 @@ def token_logprobs(
     c for c in range(min(compute.logprob_chunk, t), 0, -1) if t % c == 0
   )
   head = decoder.head(params)
-  parts = _Parts.of(head.shape, compute.layout)
+  parts = _Parts.of(head, compute.layout)
   how = _How(temperature, chunk, a.lora is None, parts, compute.layout)
   return _logprobs(how, hidden, head, targets)
 
@@ -78,12 +78,13 @@ class _Parts(NamedTuple):
   @classmethod
   def of(
     cls,
-    shape: tuple[int, int],
+    head: jax.Array,
     layout: sharding.Layout | None,
   ) -> _Parts:
     if layout is None:
       return cls()
-    vocab, model = layout.table(shape)
+    vocab_size, d_model = head.shape
+    vocab, model = layout.table((vocab_size, d_model))
     return cls(vocab, model, layout.rules["between"])
 
 

@@ -18,6 +18,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum
 from anysearch_jax.config import changes as config_changes
+from anysearch_jax.config import values as config_values
 from anysearch_jax.host import processes
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout import engines, searching
@@ -34,6 +35,7 @@ from anysearch_jax.training import (
   sampler,
   saving,
   staleness,
+  throughput,
   timeline,
   validation,
 )
@@ -204,7 +206,11 @@ class Trainer:
     with (
       contextlib.closing(self._engine),
       self._writer() as writer,
-      checkpoint.Checkpoints(self._checkpoints, config=config) as checkpoints,
+      checkpoint.Checkpoints(
+        self._checkpoints,
+        config=config_values.to_dict(config),
+        keep=config.checkpoint,
+      ) as checkpoints,
       self._timeline,
     ):
       resumed = resuming.resume(
@@ -320,8 +326,8 @@ class Trainer:
       **metrics.over_steps(steps, on_policy=not ages.any()),
       **staleness.metrics(ages),
       **self._learner.speed(packed, seconds["time/train"]),
-      "compile/prefill": kv_store.prefill._cache_size(),
-      "compile/decode": kv_store.decode._cache_size(),
+      "compile/prefill": throughput.programs(kv_store.prefill),
+      "compile/decode": throughput.programs(kv_store.decode),
       **{
         f"data/{name}": float(value)
         for name, value in resuming.position(
@@ -336,7 +342,7 @@ class Trainer:
   def _optimize(
     self,
     sampled: sampler.Sampled,
-    packed: Sequence[batching.TrainBatch],
+    packed: Sequence[batching.HostBatch],
     ahead: pipeline.Pipeline,
   ) -> list[dict[str, float]]:
     """Takes the optimizer steps of a rollout and returns their metrics."""

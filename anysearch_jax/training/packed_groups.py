@@ -21,17 +21,6 @@ _DTYPES = {
   "logps": np.float32,
   "versions": np.int32,
 }
-# Restores the fields that JSON does not; `_tuples` restores all others.
-_BACK = {
-  "address": lambda values: types.Address(*values),
-  "spans": lambda values: tuple(
-    types.Span(types.Author(author), text) for author, text in values
-  ),
-  "outcome": types.Outcome,
-  "documents": lambda values: tuple(
-    tuple(types.Document(*document) for document in found) for found in values
-  ),
-}
 _PLAIN = tuple(
   field.name
   for field in dataclasses.fields(types.Trajectory)
@@ -75,14 +64,34 @@ def unpack(
     packed: the result of `pack`, possibly after a round trip through JSON.
     question: returns the question at (rollout, index in the rollout).
   """
-  pieces = _pieces(packed)
+  tokens = _tokens_of_each(packed)
 
   def trajectory(values: dict[str, Any]) -> types.Trajectory:
     address = types.Address(*values["address"])
+    arrays = next(tokens)
     return types.Trajectory(
+      address=address,
       question=question(address.rollout, address.question),
-      **next(pieces),
-      **{name: _BACK.get(name, _tuples)(values[name]) for name in _PLAIN},
+      budget=values["budget"],
+      scaffold=values["scaffold"],
+      token_ids=arrays["token_ids"],
+      authors=arrays["authors"],
+      logps=arrays["logps"],
+      versions=arrays["versions"],
+      spans=tuple(
+        types.Span(types.Author(author), text)
+        for author, text in values["spans"]
+      ),
+      searches=values["searches"],
+      queries=tuple(values["queries"]),
+      violation=values["violation"],
+      outcome=types.Outcome(values["outcome"]),
+      reason=values["reason"],
+      documents=tuple(
+        tuple(types.Document(*document) for document in found)
+        for found in values["documents"]
+      ),
+      search_ends=tuple(values["search_ends"]),
     )
 
   def group(values: list[dict[str, Any]] | None) -> types.Group | None:
@@ -101,7 +110,7 @@ def _trajectory(t: types.Trajectory) -> dict[str, Any]:
   return values | {"tokens": len(t.token_ids)}
 
 
-def _pieces(packed: Packed) -> Iterator[dict[str, np.ndarray]]:
+def _tokens_of_each(packed: Packed) -> Iterator[dict[str, np.ndarray]]:
   """Yields the arrays of each trajectory in order."""
   arrays = {name: np.asarray(x) for name, x in packed.tokens.items()}
   start = 0
@@ -110,10 +119,3 @@ def _pieces(packed: Packed) -> Iterator[dict[str, np.ndarray]]:
       here = slice(start, start + values["tokens"])
       start = here.stop
       yield {name: x[here] for name, x in arrays.items()}
-
-
-def _tuples(value: Any) -> Any:
-  """Converts lists to tuples, also nested ones, as trajectories have them."""
-  if isinstance(value, list | tuple):
-    return tuple(map(_tuples, value))
-  return value

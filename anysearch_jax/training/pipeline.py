@@ -40,7 +40,7 @@ class _Ahead(NamedTuple):
 
   rollout: int
   version: int
-  sampled: concurrent.futures.Future
+  sampled: concurrent.futures.Future[sampler_lib.Sampled]
 
 
 class Pipeline:
@@ -76,6 +76,7 @@ class Pipeline:
     self._end, self._level = rollouts, level
     self._ahead: deque[_Ahead] = deque()
     for sampled in ready:
+      future: concurrent.futures.Future[sampler_lib.Sampled]
       future = concurrent.futures.Future()
       future.set_result(sampled)
       self._ahead.append(_Ahead(sampled.rollout, first - 1, future))
@@ -122,9 +123,10 @@ class Pipeline:
     Returns None if `stopping` is set before it is sampled; the rollout then
     stays in the queue.
     """
-    sampled = self._wait(self._ahead[0], stopping)
-    if sampled is not None:
-      self._ahead.popleft()
+    if not self._wait(self._ahead[0], stopping):
+      return None
+    sampled = self._ahead[0].sampled.result(timeout=0)
+    self._ahead.popleft()
     return sampled
 
   def sampled_before(self, version: int) -> list[sampler_lib.Sampled]:
@@ -137,7 +139,8 @@ class Pipeline:
     with contextlib.suppress(types.EngineError):
       for ahead in self._ahead:
         if ahead.version < version:
-          found.append(self._wait(ahead))
+          self._wait(ahead)
+          found.append(ahead.sampled.result(timeout=0))
     return found
 
   def check(self) -> None:
@@ -167,8 +170,8 @@ class Pipeline:
 
   def _wait(
     self, ahead: _Ahead, stopping: threading.Event | None = None
-  ) -> sampler_lib.Sampled | None:
-    """Waits for a rollout; returns None if `stopping` is set before it is done.
+  ) -> bool:
+    """Waits for a rollout; returns False if `stopping` is set before its end.
 
     Deadlines of turns and searches bound the wait. A warning is logged every
     `_TELL` seconds.
@@ -178,11 +181,11 @@ class Pipeline:
     with self._timeline.span(ahead.rollout, timeline_lib.TRAINER, "idle"):
       while not sampled.done():
         if stopping is not None and stopping.is_set():
-          return None
+          return False
         concurrent.futures.wait([sampled], timeout=_LOOK)
         if not self._thread.is_alive() and not sampled.done():
           raise RuntimeError(
-            f"Nobody samples rollout {ahead.rollout} any more."
+            f"The sampler's thread ended before rollout {ahead.rollout}."
           )
         if clock() - told >= _TELL:
           told = clock()
@@ -192,7 +195,7 @@ class Pipeline:
             ahead.rollout,
             told - start,
           )
-    return sampled.result(timeout=0)
+    return True
 
   def _work(self) -> None:
     while self._sample_one():

@@ -84,7 +84,7 @@ class Placement:
     )
     return params if self.a.lora else self._cast(params)
 
-  def batch(self, batch: batching.TrainBatch) -> batching.TrainBatch:
+  def batch(self, batch: batching.HostBatch) -> batching.TrainBatch:
     """Shards a host batch by rows; every process has all of it on the host."""
 
     def put(x: np.ndarray) -> jax.Array:

@@ -58,11 +58,13 @@ def metrics(values: dict[str, float]) -> dict[str, float]:
 
   Without a critic, `values` is returned unchanged.
   """
-  rest = dict(values)
-  sums = {n: rest.pop(f"value/{n}", None) for n in _SUMS}
-  if None in sums.values():
+  names = {f"value/{name}": name for name in _SUMS}
+  if not names.keys() <= values.keys():
     return values
-  explained = ppo.explained_variance(**sums)
+  explained = ppo.explained_variance(
+    **{argument: values[name] for name, argument in names.items()}
+  )
+  rest = {name: x for name, x in values.items() if name not in names}
   return rest | {"value/explained_variance": explained}
 
 
@@ -156,7 +158,7 @@ def _values(
   critic: decoder.Params,
   reference: decoder.Params | None,
   a: architecture_lib.Architecture,
-  rows: batching.Rows,
+  rows: batching.Rows[jax.Array],
   compute: decoder.Compute,
 ) -> jax.Array:
   return critic_lib.values(
@@ -171,13 +173,17 @@ def _values(
 
 
 def _estimated(
-  rows: batching.Rows,
+  rows: batching.Rows[jax.Array],
   value: jax.Array,
   reference_logp: jax.Array,
   config: config_lib.CriticConfig,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns advantage and return of each token."""
   reward = rows.reward
+  if reward is None:
+    raise ValueError(
+      "Found a batch without rewards; expected one of pack(..., rewards=True)."
+    )
   if config.reward_kl:
     reward -= config.reward_kl * (rows.behaviour_logp - reference_logp)
   return ppo.gae(

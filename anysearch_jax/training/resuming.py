@@ -122,20 +122,19 @@ def resume(
   found = processes.by_first(lambda: checkpoint.rollouts(folder))
   if not found:
     return Resumed(0, sampler.seen, [], [], [])
+  newest = found[-1]
   changes = config_changes.changes(
-    checkpoint.read_json(folder, found[-1], "config"), config
+    checkpoint.read_json(folder, newest, "config"), config
   )
   if refusal := config_changes.refusal(changes, allow=allow_changes):
-    raise checkpoint.MismatchError(f"{folder / str(found[-1])}: {refusal}")
+    raise checkpoint.MismatchError(f"{folder / str(newest)}: {refusal}")
   like = checkpoint.Saved(
     0,
-    learner.abstract_state(),
+    learner.release(),
     jax.device_get(sampler.seen.curriculum),
     {},
   )
-  # Free the initial state first: there may be no memory for two.
-  learner.state = None
-  saved = checkpoints.restore(like)
+  saved = checkpoints.restore(newest, like)
   expected = position(saved.rollout, config=config, questions=questions)
   if saved.progress["questions"] != expected:
     raise checkpoint.MismatchError(
@@ -144,7 +143,7 @@ def resume(
       "what the run began with, or name another folder."
     )
   learner.state = saved.state
-  counters = {
+  counters: dict[str, Counter[str]] = {
     group: Counter(saved.progress["counters"].get(group))
     for group in sampler.seen.counters
   }
@@ -157,7 +156,7 @@ def resume(
       f"Found {learning}.",
       stale_rollouts=len(saved.pending.values["rollouts"]),
     )
-    ready = []
+    ready: list[sampler_lib.Sampled] = []
   else:
     ready = sampler.take_up_all(saved.rollout, saved.pending)
   # Steps that were taken remain counted, even if their rollout is sampled

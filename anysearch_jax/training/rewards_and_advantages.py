@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,9 +14,13 @@ from anysearch_jax import types
 from anysearch_jax.algorithms import grpo
 from anysearch_jax.environment import records as records_lib
 from anysearch_jax.environment import scoring
+from anysearch_jax.methods import method as method_lib
 from anysearch_jax.methods import outcomes as outcomes_lib
-from anysearch_jax.methods import own_reward, systems
+from anysearch_jax.methods import own_reward
 from anysearch_jax.training import batching
+
+# A trajectory's question and its sample.
+Place = tuple[int, int]
 
 
 class Experience(NamedTuple):
@@ -33,12 +37,12 @@ class Experience(NamedTuple):
   """
 
   groups: list[types.Group | None]
-  verdicts: Mapping[tuple[int, int], scoring.Verdict]
+  verdicts: Mapping[Place, scoring.Verdict]
   budgets: np.ndarray
   valid: np.ndarray
   em: np.ndarray
   rewards: Mapping[str, np.ndarray]
-  steps: Mapping[tuple[int, int], np.ndarray]
+  steps: Mapping[Place, np.ndarray]
   advantages: np.ndarray | None
   reduction: str
 
@@ -47,77 +51,114 @@ def score(
   groups: Sequence[types.Group | None],
   budgets: np.ndarray,
   *,
-  config: config_lib.ExperimentConfig,
+  samples: int,
+  method: method_lib.TrainedMethod,
+  objective: config_lib.ObjectiveConfig,
 ) -> Experience:
   """Computes verdicts, rewards and advantages of a whole rollout.
 
   Args:
     groups: one for each question; None where it was dropped.
     budgets: int `[Q]`, the assigned budgets.
-    config: names the system (`method`) that defines the rewards and the
-      environment that was played, and sets how advantages are normalised.
+    samples: number of trajectories of a group.
+    method: defines the rewards and the environment that was played.
+    objective: sets how advantages are normalised.
   """
-  method = systems.trained(config)
-  env = systems.environment(config.episode.prompts)
-  shape = (len(groups), config.group)
-  valid, answered, violation = (np.zeros(shape, bool) for _ in "vav")
-  em, format_, generated, searches = (np.zeros(shape, np.int32) for _ in "efgs")
-  f1 = np.zeros(shape, np.float32)
-  measures = {name: np.zeros(shape, np.float32) for name in method.measures}
-  answers, trajectories = (np.full(shape, None, object) for _ in range(2))
-  verdicts, steps = {}, {}
-  for q, sampled in enumerate(groups):
-    for g, trajectory in enumerate(sampled.trajectories if sampled else ()):
-      if trajectory.failed:
-        continue
-      here = q, g
-      verdict = verdicts[here] = env.judge(trajectory)
-      valid[here] = True
-      answers[here], trajectories[here] = verdict.answer, trajectory
-      em[here], format_[here] = verdict.em, verdict.format or 0
-      f1[here] = scoring.f1(verdict.answer, trajectory.question.golden_answers)
-      answered[here] = verdict.answer is not None
-      violation[here] = trajectory.violation
-      generated[here] = trajectory.generated_tokens
-      searches[here] = trajectory.searches
-      for name, value in method.measure(trajectory).items():
-        measures[name][here] = value
-      if method.steps is not None:
-        steps[here] = method.steps(trajectory, config)
-  outcomes = outcomes_lib.Outcomes(
-    em=em,
-    f1=f1,
-    format=format_,
-    answered=answered,
-    generated_tokens=generated,
-    searches=searches,
-    violation=violation,
-    budget=budgets,
-    valid=valid,
-    measures=measures,
-    answers=answers,
-    trajectories=trajectories,
-  )
-  parts = method.reward(outcomes, config)
-  advantages = None
-  if not config.objective.has_critic:
-    advantages = grpo.advantages(
-      parts["total"],
-      valid,
-      epsilon=config.objective.advantage_epsilon,
-      normalize_std=config.objective.normalize_std,
-    )
-  parts, advantages = jax.device_get((parts, advantages))
-  return Experience(
-    list(groups),
+  trajectories = {
+    (q, g): trajectory
+    for q, group in enumerate(groups)
+    for g, trajectory in enumerate(group.trajectories if group else ())
+    if not trajectory.failed
+  }
+  verdicts = {
+    place: method.environment.judge(trajectory)
+    for place, trajectory in trajectories.items()
+  }
+  outcomes = _outcomes(
+    trajectories,
     verdicts,
+    {place: method.measure(t) for place, t in trajectories.items()},
     budgets,
-    valid,
-    em,
-    parts,
-    steps,
-    advantages,
-    config.objective.reduction,
+    samples=samples,
+    measures=method.measures,
+  )
+  rewards = method.reward(outcomes)
+  advantages = None
+  if not objective.has_critic:
+    advantages = grpo.advantages(
+      rewards["total"],
+      outcomes.valid,
+      epsilon=objective.advantage_epsilon,
+      normalize_std=objective.normalize_std,
+    )
+  rewards, advantages = jax.device_get((rewards, advantages))
+  return Experience(
+    groups=list(groups),
+    verdicts=verdicts,
+    budgets=budgets,
+    valid=np.asarray(outcomes.valid),
+    em=np.asarray(outcomes.em),
+    rewards=rewards,
+    steps=(
+      {}
+      if method.steps is None
+      else {place: method.steps(t) for place, t in trajectories.items()}
+    ),
+    advantages=advantages,
+    reduction=objective.reduction,
+  )
+
+
+def _outcomes(
+  trajectories: Mapping[Place, types.Trajectory],
+  verdicts: Mapping[Place, scoring.Verdict],
+  measured: Mapping[Place, Mapping[str, float]],
+  budgets: np.ndarray,
+  *,
+  samples: int,
+  measures: Sequence[str],
+) -> outcomes_lib.Outcomes:
+  """Returns what rewards see, arrays `[Q, samples]`.
+
+  Args:
+    trajectories: the valid ones.
+    verdicts, measured: of each of them.
+    budgets: int `[Q]`.
+    samples: number of trajectories of a group.
+    measures: the names that each of `measured` has.
+  """
+
+  def table(
+    dtype: type, value: Callable[[Place], Any], empty: Any = 0
+  ) -> np.ndarray:
+    array: np.ndarray = np.full((len(budgets), samples), empty, dtype)
+    for place in trajectories:
+      array[place] = value(place)
+    return array
+
+  return outcomes_lib.Outcomes(
+    em=table(np.int32, lambda p: verdicts[p].em),
+    f1=table(
+      np.float32,
+      lambda p: scoring.f1(
+        verdicts[p].answer, trajectories[p].question.golden_answers
+      ),
+    ),
+    format=table(np.int32, lambda p: verdicts[p].format or 0),
+    answered=table(bool, lambda p: verdicts[p].answer is not None),
+    generated_tokens=table(
+      np.int32, lambda p: trajectories[p].generated_tokens
+    ),
+    searches=table(np.int32, lambda p: trajectories[p].searches),
+    violation=table(bool, lambda p: trajectories[p].violation),
+    budget=budgets,
+    valid=table(bool, lambda p: True),
+    measures={
+      name: table(np.float32, lambda p: measured[p][name])  # noqa: B023
+      for name in measures
+    },
+    answers=table(object, lambda p: verdicts[p].answer, None),
+    trajectories=table(object, lambda p: trajectories[p], None),
   )
 
 
@@ -128,7 +169,7 @@ def batches(
   config: config_lib.BatchConfig,
   multiple: int = 1,
   rewards: bool = False,
-) -> list[batching.TrainBatch]:
+) -> list[batching.HostBatch]:
   """Splits a rollout into equal consecutive optimizer steps.
 
   Trajectories are in (question, sample) order; a group may straddle two steps.
@@ -190,7 +231,7 @@ def examples(
       token_rewards(
         trajectory,
         float(experience.rewards["total"][place]),
-        experience.steps.get(place, ()),
+        experience.steps.get(place),
       ),
     )
     for place, trajectory, weight in zip(members, trajectories, weights)
@@ -199,21 +240,23 @@ def examples(
 
 
 def token_rewards(
-  trajectory: types.Trajectory, total: float, steps: Sequence[float]
+  trajectory: types.Trajectory, total: float, steps: np.ndarray | None
 ) -> np.ndarray:
   """Returns the reward of each token of a trajectory.
 
   Args:
     trajectory: T tokens.
     total: reward of the last token that the model wrote.
-    steps: rewards of the tokens that end the turns of its charged searches.
+    steps: rewards of the tokens that end the turns of its charged searches;
+      None if searches have no rewards of their own.
 
   Returns:
     float32 `[T]`.
   """
   rewards = np.zeros(len(trajectory.token_ids), np.float32)
   rewards[np.flatnonzero(trajectory.authors == types.Author.MODEL)[-1:]] = total
-  rewards[list(trajectory.search_ends[: len(steps)])] += steps
+  if steps is not None:
+    rewards[list(trajectory.search_ends[: len(steps)])] += steps
   return rewards
 
 
@@ -226,7 +269,7 @@ def records(experience: Experience) -> list[dict[str, Any]]:
   has no scores.
   """
 
-  def worth(here: tuple[int, int]) -> dict[str, Any]:
+  def scores(here: Place) -> dict[str, Any]:
     if not experience.valid[here]:
       return {}
     parts = {k: float(v[here]) for k, v in experience.rewards.items()}
@@ -243,33 +286,42 @@ def records(experience: Experience) -> list[dict[str, Any]]:
 
   return [
     records_lib.group(
-      group, [worth((q, g)) for g in range(len(group.trajectories))]
+      group, [scores((q, g)) for g in range(len(group.trajectories))]
     )
     for q, group in enumerate(experience.groups)
     if group
   ]
 
 
-def reward_metrics(config: config_lib.ExperimentConfig) -> set[str]:
+def reward_metrics(
+  method: method_lib.TrainedMethod,
+  *,
+  samples: int,
+  max_budget: int,
+  traced: bool,
+) -> set[str]:
   """Returns the names of the reward metrics, those that begin with `reward/`.
 
-  Rewards are only traced for it; no episode is played. JAX may be unable to
-  trace a reward function of the user's, so that is called, once.
+  The reward is given artificial outcomes; no episode is played.
+
+  Args:
+    method: of the run.
+    samples: number of trajectories of a group.
+    max_budget: largest budget of the run.
+    traced: whether the reward is only traced; JAX may be unable to trace a
+      reward function of the user's, which is called instead.
 
   Raises:
     own_reward.RewardError: the user's function cannot be used.
   """
-  method = systems.trained(config)
   made_up = own_reward.trial(
-    group=config.group,
-    budget=config.curriculum.max_budget,
-    measures=method.measures,
+    group=samples, budget=max_budget, measures=method.measures
   )
-  if config.reward.function:
-    parts = set(method.reward(made_up, config))
+  if traced:
+    parts = set(jax.eval_shape(lambda: method.reward(made_up)))
   else:
-    parts = set(jax.eval_shape(lambda: method.reward(made_up, config)))
-  if systems.environment(config.episode.prompts).format is not None:
+    parts = set(method.reward(made_up))
+  if method.environment.format is not None:
     parts.add("format")
   if method.steps is not None:
     parts.add("steps")

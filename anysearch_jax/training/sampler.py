@@ -20,6 +20,7 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum as curriculum_lib
+from anysearch_jax.methods import systems
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder
 from anysearch_jax.rollout import searching
@@ -101,6 +102,7 @@ class Sampler:
       "codec": codec,
       "timeline": timeline,
     }
+    self._method = systems.trained(config)
     self._engine = engine
     self._fingerprint = fingerprint.Fingerprint(
       config,
@@ -255,7 +257,9 @@ class Sampler:
       scored = rewards_and_advantages.score(
         collected.groups,
         assignment.budgets[collected.places],
-        config=config,
+        samples=config.group,
+        method=self._method,
+        objective=config.objective,
       )
       seen = curriculum_lib.record(
         self.seen.curriculum,

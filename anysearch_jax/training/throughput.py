@@ -19,7 +19,7 @@ step and a forward pass, both without the head.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -57,7 +57,7 @@ class Work(NamedTuple):
   pairs: int
 
 
-def count(batches: Iterable[batching.TrainBatch]) -> Work:
+def count(batches: Iterable[batching.HostBatch]) -> Work:
   """Counts the work in batches that are still on the host."""
   tokens = positions = pairs = 0
   for rows in (rows for batch in batches for rows in batch):
@@ -128,10 +128,16 @@ def metrics(
 
 def memory(devices: Iterable[jax.Device]) -> dict[str, int]:
   """Returns the largest peak of bytes in use; empty if a device has none."""
-  peaks = [(d.memory_stats() or {}).get("peak_bytes_in_use") for d in devices]
-  if None in peaks:
+  name = "peak_bytes_in_use"
+  stats = [device.memory_stats() or {} for device in devices]
+  if any(name not in each for each in stats):
     return {}
-  return {"device/memory_peak_bytes": max(peaks)}
+  return {"device/memory_peak_bytes": max(each[name] for each in stats)}
+
+
+def programs(jitted: Callable) -> int:
+  """Returns the number of programs that a jitted function has compiled."""
+  return jitted._cache_size()  # type: ignore[attr-defined]  # Not in stubs.
 
 
 def _matrices(

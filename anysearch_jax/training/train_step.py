@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,15 +25,21 @@ from anysearch_jax.policy import parameters as weights
 from anysearch_jax.training import batching, logprobs
 
 # The trained parameters: the policy's, or a pair (policy's, critic's).
-Trained = decoder.Params | tuple[decoder.Params, decoder.Params]
-# (trained, reference, micro-batch) -> (loss, additive metrics).
+Both = tuple[decoder.Params, decoder.Params]
+Trained = decoder.Params | Both
+# (trained, reference, micro-batch) -> (loss, additive metrics). The type of
+# `trained` is that of the state: with a critic it is `Both`.
 LossFn = Callable[
-  [Trained, decoder.Params | None, batching.Rows],
+  [Any, decoder.Params | None, batching.Rows[jax.Array]],
   tuple[jax.Array, dict[str, jax.Array]],
 ]
+# The leaves of a state: its arrays, their shapes, or their shardings.
+LeafT = TypeVar(
+  "LeafT", jax.Array, jax.ShapeDtypeStruct, jax.sharding.NamedSharding
+)
 
 
-class TrainState(NamedTuple):
+class TrainState(NamedTuple, Generic[LeafT]):
   """The training state: float32 masters, optimizer state, steps taken.
 
   If the architecture has adapters, `params` holds only these, and `critic` only
@@ -42,25 +48,20 @@ class TrainState(NamedTuple):
 
   params: decoder.Params
   opt_state: optax.OptState
-  step: jax.Array
+  step: LeafT
   critic: decoder.Params | None = None
 
   @property
   def trained(self) -> Trained:
     return self.params if self.critic is None else (self.params, self.critic)
 
-  def after(self, trained: Trained, opt_state: optax.OptState) -> TrainState:
-    """Returns the state after one more step."""
-    params, critic = (trained, None) if self.critic is None else trained
-    return TrainState(params, opt_state, self.step + 1, critic)
 
-
-class PairState(NamedTuple):
+class PairState(NamedTuple, Generic[LeafT]):
   """Optimizer state of a `Pair`; `step` counts from 0."""
 
   policy: optax.OptState
   critic: optax.OptState
-  step: jax.Array
+  step: LeafT
 
 
 class Pair(NamedTuple):
@@ -74,15 +75,15 @@ class Pair(NamedTuple):
   critic: optax.GradientTransformation
   alone_steps: int = 0
 
-  def init(self, trained: Trained) -> PairState:
+  def init(self, trained: Both) -> PairState[jax.Array]:
     policy, critic = trained
     return PairState(
       self.policy.init(policy), self.critic.init(critic), jnp.int32(0)
     )
 
   def update(
-    self, grads: Trained, state: PairState, trained: Trained
-  ) -> tuple[Trained, PairState]:
+    self, grads: Both, state: PairState[jax.Array], trained: Both
+  ) -> tuple[Both, PairState[jax.Array]]:
     waits = state.step < self.alone_steps
     policy, of_policy = self.policy.update(grads[0], state.policy, trained[0])
     critic, of_critic = self.critic.update(grads[1], state.critic, trained[1])
@@ -149,7 +150,7 @@ def shardings(
   a: architecture_lib.Architecture,
   tx: optax.GradientTransformation | Pair,
   mesh: jax.sharding.Mesh,
-) -> TrainState:
+) -> TrainState[jax.sharding.NamedSharding]:
   """Returns the state's shardings; moments are sharded like their weights."""
   whole = jax.sharding.NamedSharding(mesh, jax.P())
 
@@ -165,7 +166,8 @@ def shardings(
     return params, opt_state
 
   if not isinstance(tx, Pair):
-    return TrainState(*of(table.trainable_rows(a), tx), whole)
+    params, opt_state = of(table.trainable_rows(a), tx)
+    return TrainState(params, opt_state, whole)
   params, of_policy = of(table.trainable_rows(a), tx.policy)
   critic, of_critic = of(table.critic_rows(a), tx.critic)
   moments = PairState(of_policy, of_critic, whole)
@@ -175,10 +177,10 @@ def shardings(
 def init(
   params: decoder.Params,
   tx: optax.GradientTransformation | Pair,
-  shardings: TrainState | None = None,
+  shardings: TrainState[jax.sharding.NamedSharding] | None = None,
   *,
   critic: decoder.Params | None = None,
-) -> TrainState:
+) -> TrainState[jax.Array]:
   """Returns the state before the first step.
 
   The parameters are copied, because the step donates the state's arrays.
@@ -188,8 +190,8 @@ def init(
     params, critic = jax.tree.map(
       lambda p: jnp.array(p, jnp.float32), (params, critic)
     )
-    state = TrainState(params, (), jnp.int32(0), critic)
-    return state._replace(opt_state=tx.init(state.trained))
+    trained = params if critic is None else (params, critic)
+    return TrainState(params, tx.init(trained), jnp.int32(0), critic)
 
   return jax.jit(start, out_shardings=shardings)(params, critic)
 
@@ -267,7 +269,7 @@ def cross_entropy_loss(
 def make(
   loss_fn: LossFn,
   tx: optax.GradientTransformation | Pair,
-  shardings: TrainState | None = None,
+  shardings: TrainState[jax.sharding.NamedSharding] | None = None,
 ) -> Callable:
   """Returns the jitted `step(state, reference, batch) -> (state, metrics)`.
 
@@ -295,7 +297,8 @@ def make(
         trained,
         has_aux=True,
       )
-      backward.with_refs(buffer)(jnp.ones_like(loss))
+      into = backward.with_refs  # type: ignore[attr-defined]  # Not in stubs.
+      into(buffer)(jnp.ones_like(loss))
       return {
         name: (jnp.maximum if name.endswith("_max") else jnp.add)(
           metrics[name], value
@@ -326,7 +329,9 @@ def make(
     # the weights.
     applied = finite & (sum(rows.used for rows in batch) > 0)
     updates, opt_state = tx.update(grads, state.opt_state, trained)
-    new = state.after(optax.apply_updates(trained, updates), opt_state)
+    updated = optax.apply_updates(trained, updates)
+    params, critic = (updated, None) if state.critic is None else updated
+    new = TrainState(params, opt_state, state.step + 1, critic)
     new = jax.tree.map(lambda n, o: jnp.where(applied, n, o), new, state)
     metrics |= dict(zip(("grad_norm", "value/grad_norm"), norms))
     return new, metrics | {"finite": finite.astype(jnp.float32)}
@@ -334,7 +339,9 @@ def make(
   return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
 
 
-def micro_batch(rows: batching.Rows, i: jax.Array | int) -> batching.Rows:
+def micro_batch(
+  rows: batching.Rows[jax.Array], i: jax.Array | int
+) -> batching.Rows[jax.Array]:
   """Returns the i-th micro-batch of `rows`; its arrays are `[B, T]`."""
   return rows._replace(
     **{
@@ -379,7 +386,7 @@ def make_scorer(
 
 
 def over_micro_batches(
-  f: Callable[[batching.Rows], jax.Array], batch: batching.TrainBatch
+  f: Callable[[batching.Rows[jax.Array]], jax.Array], batch: batching.TrainBatch
 ) -> tuple[jax.Array, ...]:
   """Applies `f`, which returns `[B, T]`, to every micro-batch of a batch.
 

@@ -9,7 +9,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum, grpo, rewards
 from anysearch_jax.config import ranges
-from anysearch_jax.methods import otc_reward, systems
+from anysearch_jax.methods import otc, systems
 from anysearch_jax.policy import decoder, lora
 from anysearch_jax.policy.attention import paged_attention, self_attention
 from anysearch_jax.rollout import episode
@@ -71,7 +71,7 @@ def validate(config: config_lib.ExperimentConfig) -> None:
 def _method(config: config_lib.ExperimentConfig) -> None:
   """Checks that the method can be trained as configured."""
   method = systems.get(config.method.name)
-  _one_of("method.otc.form", config.method.otc.form, otc_reward.FORMS)
+  _one_of("method.otc.form", config.method.otc.form, otc.FORMS)
   if method.reward is None:
     raise ValueError(
       f"method.name: {method.name!r} is a system without training; evaluate a "
@@ -95,7 +95,14 @@ def _best_metric(config: config_lib.ExperimentConfig) -> None:
   Calls the user's own reward function once, also if the name is not used.
   """
   if config.checkpoint.keep_best or config.reward.function:
-    known = sorted(rewards_and_advantages.reward_metrics(config))
+    known = sorted(
+      rewards_and_advantages.reward_metrics(
+        systems.trained(config),
+        samples=config.group,
+        max_budget=config.curriculum.max_budget,
+        traced=not config.reward.function,
+      )
+    )
   if config.checkpoint.keep_best:
     _one_of("checkpoint.best_metric", config.checkpoint.best_metric, known)
 

@@ -166,12 +166,22 @@ def test_reward_metric_names_are_known_before_a_rollout(method, world):
   played = types.Group(
     question, 4, False, (spoken.trajectory(question, ("x", None)),) * 2
   )
-  scored = rewards_and_advantages.score([played], np.array([4]), config=config)
+  trained = systems.trained(config)
+  scored = rewards_and_advantages.score(
+    [played],
+    np.array([4]),
+    samples=config.group,
+    method=trained,
+    objective=config.objective,
+  )
   names = {
     n for n in rewards_and_advantages.metrics(scored) if n.startswith("reward/")
   }
   assert {"reward/em", "reward/total"} <= names
-  assert rewards_and_advantages.reward_metrics(config) == names
+  found = rewards_and_advantages.reward_metrics(
+    trained, samples=2, max_budget=4, traced=True
+  )
+  assert found == names
 
 
 def test_an_unknown_best_metric_is_refused_before_a_rollout():

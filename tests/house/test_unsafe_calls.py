@@ -42,7 +42,7 @@ _ALLOWED = {
   ): "what --reward names",
   (
     "anysearch_jax/methods/own_reward.py",
-    "spec.loader.exec_module",
+    "loader.exec_module",
   ): "what --reward names",
   ("launch/policies.py", "importlib.import_module"): "what --scripted names",
 }

@@ -14,7 +14,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.generative_retrieval import simulation, text_model
-from anysearch_jax.methods import systems, zerosearch_reward
+from anysearch_jax.methods import systems, zerosearch
 from anysearch_jax.rollout import driver, searching
 from anysearch_jax.world import expert_policy, world_retrieval
 from anysearch_jax.world import world as world_lib
@@ -85,7 +85,7 @@ def test_share_of_noisy_searches_follows_the_schedule(rollout):
     for turn in range(4)
   ]
   # After the last rollout, the probability stays at its final value.
-  expected = zerosearch_reward.noise(min(rollout / 10, 1.0), NOISE)
+  expected = zerosearch.noise(min(rollout / 10, 1.0), NOISE)
   deviation = (expected * (1 - expected) / len(drawn)) ** 0.5
   share = sum(drawn) / len(drawn)
   assert abs(share - expected) <= 4 * deviation

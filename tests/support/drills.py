@@ -18,6 +18,7 @@ import small_run
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import scoring
+from anysearch_jax.methods import systems
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout import driver
 from anysearch_jax.training import (
@@ -197,7 +198,9 @@ class Drill:
           scored = rewards_and_advantages.score(
             [types.Group(group.question, group.budget, group.scaffold, valid)],
             np.asarray([group.budget], np.int32),
-            config=dataclasses.replace(c, group=len(valid)),
+            samples=len(valid),
+            method=systems.trained(c),
+            objective=c.objective,
           )
           found |= dict(
             zip(_places(q, group), zip(valid, scored.advantages[0]))

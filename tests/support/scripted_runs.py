@@ -131,7 +131,7 @@ class Learner:
   def published(self):
     return jax.tree.map(jnp.copy, self.state.params)
 
-  def abstract_state(self):
+  def release(self):
     return jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
       self.state,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 
 import jax
@@ -13,6 +12,7 @@ import pytest
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import curriculum
+from anysearch_jax.config import values
 from anysearch_jax.training import checkpoint, train_step
 
 CONFIG = config_lib.ExperimentConfig(
@@ -66,10 +66,11 @@ def bits(saved: checkpoint.Saved):
 
 
 def opened(folder, **keep) -> checkpoint.Checkpoints:
-  config = dataclasses.replace(
-    CONFIG, checkpoint=config_lib.CheckpointConfig(**keep)
+  return checkpoint.Checkpoints(
+    folder,
+    config=values.to_dict(CONFIG),
+    keep=config_lib.CheckpointConfig(**keep),
   )
-  return checkpoint.Checkpoints(folder, config=config)
 
 
 def write(folder, *rollouts: int) -> None:
@@ -80,8 +81,10 @@ def write(folder, *rollouts: int) -> None:
 
 
 def restore(folder) -> checkpoint.Saved | None:
+  """Restores the newest checkpoint; returns None without one."""
   with opened(folder) as checkpoints:
-    return checkpoints.restore(saved(0))
+    found = checkpoint.rollouts(folder)
+    return checkpoints.restore(found[-1], saved(0)) if found else None
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.methods import systems
 from anysearch_jax.policy import hf
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.training import learner, rewards_and_advantages
@@ -85,7 +86,9 @@ def _scored(parts, config):
   return rewards_and_advantages.score(
     groups,
     np.ones(4, np.int32),
-    config=config,
+    samples=config.group,
+    method=systems.trained(config),
+    objective=config.objective,
   )
 
 

@@ -157,7 +157,7 @@ def test_another_mesh_restores_the_same_bits(tmp_path, shape):
     curriculum=small.abstract(saved.curriculum, after),
   )
   with small.opened(tmp_path) as checkpoints:
-    restored = checkpoints.restore(like)
+    restored = checkpoints.restore(2, like)
   assert small.bits(restored) == small.bits(saved)
   ours, asked = jax.tree.leaves(restored[1:3]), jax.tree.leaves(like[1:3])
   assert [x.sharding for x in ours] == [x.sharding for x in asked]
@@ -178,4 +178,4 @@ def test_a_checkpoint_of_another_policy_is_refused(folder, change, sentence):
   like = like._replace(state=like.state._replace(params=params))
   with small.opened(folder) as checkpoints:
     with pytest.raises(ValueError, match=re.escape(sentence)):
-      checkpoints.restore(like)
+      checkpoints.restore(4, like)

@@ -78,7 +78,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(
   damage(folder / "4")
   broken = _files(folder / "4")
   with small.opened(folder) as checkpoints:
-    assert small.bits(checkpoints.restore(small.saved(0))) == small.bits(
+    assert small.bits(checkpoints.restore(2, small.saved(0))) == small.bits(
       small.saved(2)
     )
     [record] = [r for r in caplog.records if r.levelname == "WARNING"]

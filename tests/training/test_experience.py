@@ -9,6 +9,7 @@ import pytest
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.methods import systems
 from anysearch_jax.training import rewards_and_advantages, sampler
 
 PROMPT, MODEL, ENVIRONMENT = types.Author
@@ -65,11 +66,13 @@ def groups():
   ]
 
 
-def score(groups, objective_config=OBJECTIVE):
+def score(groups, objective_config=OBJECTIVE, **changes):
   return rewards_and_advantages.score(
     groups,
     np.array([2, 1, 2], np.int32),
-    config=config_lib.ExperimentConfig(group=2, objective=objective_config),
+    samples=2,
+    method=systems.trained(config_lib.ExperimentConfig(**changes)),
+    objective=objective_config,
   )
 
 
@@ -179,13 +182,10 @@ def test_rewards_are_recorded_with_their_trajectories(groups):
 
 
 def test_a_method_without_a_format_check_has_no_format_metric(groups):
-  config = config_lib.ExperimentConfig(
-    group=2,
+  scored = score(
+    groups,
     method=config_lib.MethodConfig(name="otc"),
     episode=config_lib.EpisodeConfig(prompts="bats_world"),
-  )
-  scored = rewards_and_advantages.score(
-    groups, np.array([2, 1, 2]), config=config
   )
   assert "reward/format" not in rewards_and_advantages.metrics(scored)
   assert "reward/format" in rewards_and_advantages.metrics(score(groups))

@@ -58,7 +58,10 @@ def test_the_size_of_a_state_is_that_of_its_arrays():
 def test_a_save_is_measured(tmp_path):
   ticks = itertools.count(0, 60)
   with checkpoint.Checkpoints(
-    tmp_path, config=small.CONFIG, clock=lambda: next(ticks)
+    tmp_path,
+    config={},
+    keep=small.CONFIG.checkpoint,
+    clock=lambda: next(ticks),
   ) as checkpoints:
     assert saving.read(tmp_path) is None
     checkpoints.save(small.saved(2), small.QUALITY)

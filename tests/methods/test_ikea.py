@@ -9,10 +9,10 @@ import spoken
 
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
-from anysearch_jax.methods import ikea_reward
+from anysearch_jax.methods import ikea
 
 CONFIG = config_methods.IkeaConfig()
-UNJITTED = ikea_reward.reward.__wrapped__
+UNJITTED = ikea.reward.__wrapped__
 QUESTION = types.Question("q", "which?", ("Tol",))
 FOUND = (spoken.passage("1", "Tol", "some (research) [answer] there"),)
 # Well formed, right, searches -> reward.
@@ -73,7 +73,7 @@ class RewardTest(chex.TestCase):
 
 
 def form(*turns):
-  return ikea_reward.measure(spoken.trajectory(QUESTION, *turns))["well_formed"]
+  return ikea.measure(spoken.trajectory(QUESTION, *turns))["well_formed"]
 
 
 THOUGHT = "<think>so (think of it)</think>"

@@ -21,7 +21,7 @@ from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.data import gold_passages
 from anysearch_jax.environment import protocol
-from anysearch_jax.methods import observations, stepsearch_reward
+from anysearch_jax.methods import observations, stepsearch
 from anysearch_jax.policy import tokenizer
 from anysearch_jax.world import (
   demonstrations,
@@ -35,7 +35,7 @@ from retrieval import lexical
 CONFIG = config_methods.StepSearchConfig()
 # Gain minus redundancy, with a scale of 1.
 BARE = dataclasses.replace(CONFIG, step_scale=1.0)
-UNJITTED = stepsearch_reward.reward.__wrapped__
+UNJITTED = stepsearch.reward.__wrapped__
 DATA = pathlib.Path(
   os.environ.get(
     "ANYSEARCH_DATA", pathlib.Path(__file__).parents[3] / "shared" / "data"
@@ -116,7 +116,7 @@ def test_gain_and_redundancy_by_hand():
   )
   gain = [(1 + alike) / 2, (1 - alike) / 2, 0, 0]
   redundancy = [0, 1 / 2, 0, 1]
-  out = stepsearch_reward.steps(played, CONFIG)
+  out = stepsearch.steps(played, CONFIG)
   np.testing.assert_allclose(
     out, 0.6 * (np.array(gain) - redundancy), atol=1e-6
   )
@@ -131,7 +131,7 @@ def test_passages_are_identified_by_id():
     search("z", dataclasses.replace(EMMA, id="3")),
     ANSWER,
   )
-  out = stepsearch_reward.steps(played, BARE)
+  out = stepsearch.steps(played, BARE)
   assert out[:2].tolist() == [0, 0]
   # The text is new, so there is a gain; the id is not, so it is redundant.
   assert out[2] == pytest.approx((1 + 0.3119) / 2 - 1, abs=1e-4)
@@ -139,12 +139,12 @@ def test_passages_are_identified_by_id():
 
 def test_step_rewards_are_zero_without_an_answer():
   turns = [search("x", EMMA), search("y", EMMA)]
-  assert stepsearch_reward.steps(
+  assert stepsearch.steps(
     spoken.trajectory(QUESTION, *turns), CONFIG
   ).tolist() == [0, 0]
   quoted = dataclasses.replace(EMMA, text="<answer>Steventon</answer>")
   turns = [search("x", quoted), ("<think>?</think>", "Say something.\n")]
-  assert stepsearch_reward.steps(
+  assert stepsearch.steps(
     spoken.trajectory(QUESTION, *turns), CONFIG
   ).tolist() == [0]
 
@@ -158,7 +158,7 @@ def test_over_budget_searches_have_no_step_reward():
     ("<search>y</search>", "No search is left.\n"),
     ANSWER,
   )
-  out = stepsearch_reward.steps(played, BARE)
+  out = stepsearch.steps(played, BARE)
   assert out.shape == (2,)
   assert out[0] == 0 < out[1]
 
@@ -176,14 +176,14 @@ def test_step_rewards_do_not_depend_on_passage_layout():
   other = spoken.trajectory(QUESTION, *turns, observation=marked)
   assert [len(texts) for texts in observations.shown(plain)] == [2, 1]
   np.testing.assert_array_equal(
-    stepsearch_reward.steps(plain, CONFIG),
-    stepsearch_reward.steps(other, CONFIG),
+    stepsearch.steps(plain, CONFIG),
+    stepsearch.steps(other, CONFIG),
   )
 
 
 def keys(*queries):
   played = spoken.trajectory(QUESTION, *(search(q) for q in queries), ANSWER)
-  return stepsearch_reward.measure(played)["search_keys"]
+  return stepsearch.measure(played)["search_keys"]
 
 
 def test_a_key_group_keeps_the_best_query():
@@ -217,7 +217,7 @@ def test_similarities_follow_the_definition():
   for _ in range(100):
     texts = [" ".join(rng.choice(words, rng.integers(0, 7))) for _ in range(4)]
     np.testing.assert_allclose(
-      stepsearch_reward.similarities(texts[0], texts[1:]),
+      stepsearch.similarities(texts[0], texts[1:]),
       [cosine(0, i, texts) for i in (1, 2, 3)],
       atol=1e-12,
     )
@@ -228,7 +228,7 @@ def test_similarities_equal_scikit_learn():
   plain = ["river tol in bath", "bath b 7 by river", "rivertol tol", ""]
   table = TfidfVectorizer().fit_transform(plain).toarray()
   np.testing.assert_allclose(
-    stepsearch_reward.similarities(texts[0], texts[1:]),
+    stepsearch.similarities(texts[0], texts[1:]),
     table[1:] @ table[0],
     atol=1e-12,
   )
@@ -249,8 +249,8 @@ def test_world_expert_reaches_the_maximum_gain():
     played, _ = demonstrations.demonstrate(
       question, setting, budget=20, scaffold=False, rng=rng
     )
-    assert stepsearch_reward.measure(played) == {"search_keys": 1}
-    out = stepsearch_reward.steps(played, BARE)
+    assert stepsearch.measure(played) == {"search_keys": 1}
+    out = stepsearch.steps(played, BARE)
     before = itertools.accumulate(
       ({d.id for d in found} for found in played.documents),
       set.union,
@@ -271,9 +271,9 @@ def test_question_without_evidence_is_rejected():
   bare = dataclasses.replace(QUESTION, metadata={})
   played = spoken.trajectory(bare, ANSWER)
   with pytest.raises(ValueError, match="questions without evidence"):
-    stepsearch_reward.steps(played, CONFIG)
+    stepsearch.steps(played, CONFIG)
   with pytest.raises(ValueError, match="questions without evidence"):
-    stepsearch_reward.measure(played)
+    stepsearch.measure(played)
 
 
 def test_real_passages_gain_on_their_own_hop():
@@ -309,7 +309,7 @@ def test_real_passages_gain_on_their_own_hop():
       *(search(p.title, p, others[0]) for p in gold),
       ("<answer>?</answer>", None),
     )
-    out = stepsearch_reward.steps(played, BARE)
+    out = stepsearch.steps(played, BARE)
     hops = len(gold)
     assert 0 < out[0] < 0.3
     gains = out + np.array([0] + [0.5] * hops)

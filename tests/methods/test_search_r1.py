@@ -10,11 +10,11 @@ from absl.testing import parameterized
 
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
-from anysearch_jax.methods import search_r1_reward
+from anysearch_jax.methods import search_r1
 
 PLAIN = config_methods.SearchR1Config()
 VARIANT = config_methods.SearchR1Config(format_variant=True, retrieval=0.1)
-UNJITTED = search_r1_reward.reward.__wrapped__
+UNJITTED = search_r1.reward.__wrapped__
 # Right, well formed, answered, found -> reward.
 TABLE = [
   (1, 1, 1, 0, 1.0),
@@ -55,8 +55,8 @@ class RewardTest(chex.TestCase):
   def test_failed_episode_has_zero_reward(self, c):
     told = spoken.drawn(np.random.default_rng(0), 200, 5, "gold_found")
     assert not told.valid.all()
-    out = search_r1_reward.reward(told, config=c)
-    spoiled = search_r1_reward.reward(spoken.spoiled(told), config=c)
+    out = search_r1.reward(told, config=c)
+    spoiled = search_r1.reward(spoken.spoiled(told), config=c)
     chex.assert_trees_all_equal(out, spoiled)
     for value in out.values():
       assert not np.asarray(value)[~told.valid].any()
@@ -81,7 +81,7 @@ def test_answer_is_found_as_whole_words_after_normalisation(
     ("<search>x</search>", (spoken.passage("1", "Rivers", text),)),
     ("<answer>?</answer>", None),
   )
-  assert search_r1_reward.measure(played) == {"gold_found": found}
+  assert search_r1.measure(played) == {"gold_found": found}
 
 
 def test_model_text_and_empty_results_are_not_passages():
@@ -92,7 +92,7 @@ def test_model_text_and_empty_results_are_not_passages():
     ("<information>Doc 1(Title: Tol) Tol</information>", "Tol, no?\n"),
     ("<answer>Tol</answer>", None),
   )
-  assert search_r1_reward.measure(played) == {"gold_found": 0}
+  assert search_r1.measure(played) == {"gold_found": 0}
 
 
 def test_title_is_part_of_a_passage():
@@ -102,4 +102,4 @@ def test_title_is_part_of_a_passage():
     ("<search>y</search>", (spoken.passage("2", '"Tol (river)"', "Long."),)),
     ("<answer>?</answer>", None),
   )
-  assert search_r1_reward.measure(played) == {"gold_found": 1}
+  assert search_r1.measure(played) == {"gold_found": 1}
