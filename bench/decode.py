@@ -94,33 +94,31 @@ def main(argv) -> None:
 
   params = kv_store.apart(fresh(), a=a)
   pages = kv_store.empty(
-    a, kv_memory.pages(engine, parts=1), engine.page, dtype, mesh=mesh
+    a, kv_memory.pages(engine, shards=1), engine.page, dtype, mesh=mesh
   )
   columns = kv_memory.pages_of(engine.max_context, engine)
   page_table = 1 + np.arange(rows * columns, dtype=np.int32).reshape(rows, -1)
-  how = {
-    "a": a,
-    "steps": steps,
-    "sampling": config_lib.SamplingConfig(),
-    "dtype": dtype,
-    "paged": kv_store.paged(engine, a, mesh, dtype=dtype),
-  }
+  model = kv_store.model(engine, a, mesh, dtype=dtype)
+  draws = kv_store.Draws(jnp.zeros(a.vocab_size, bool), jax.random.key(0))
 
   def call(context: int):
     nonlocal pages
     pages, decoded = kv_store.decode(
       params,
       pages,
-      page_table,
-      np.ones(rows, np.int32),
-      np.full(rows, context, np.int32),
-      np.full(rows, steps, np.int32),
+      kv_store.Turns(
+        page_table,
+        tokens=np.ones(rows, np.int32),
+        starts=np.full(rows, context, np.int32),
+        limits=np.full(rows, steps, np.int32),
+        addresses=np.zeros((rows, 5), np.uint32),
+        sampled=np.zeros(rows, np.int32),
+      ),
       np.int32(0),
-      np.zeros((rows, 5), np.uint32),
-      np.zeros(rows, np.int32),
-      np.zeros(a.vocab_size, bool),
-      jax.random.key(0),
-      **how,
+      draws,
+      model=model,
+      steps=steps,
+      sampling=config_lib.SamplingConfig(),
     )
     jax.block_until_ready(decoded)
 
@@ -153,7 +151,7 @@ def main(argv) -> None:
   out = {
     "device": jax.devices()[0].device_kind,
     "parameters": weights.count(table.rows(a)),
-    "attention": how["paged"].implementation,
+    "attention": model.paged.implementation,
     "rows": rows,
     "tokens in each row": middle,
     "first call, s": first,

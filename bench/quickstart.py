@@ -43,9 +43,7 @@ def main(argv) -> None:
   policy = hf.load(config.policy)
   questions = source.questions("dev", config.questions, 0)
   ours = engine_lib.JaxEngine(
-    policy.params,
-    policy.architecture,
-    policy.tokenizer,
+    policy,
     config=config.engine,
     sampling=config.sampling,
     seed=0,

@@ -127,9 +127,7 @@ def main(argv) -> None:
   questions = source.questions("dev", _QUESTIONS.value, 0)
   episodes = len(questions) * config.group
   ours = engine_lib.JaxEngine(
-    policy.params,
-    policy.architecture,
-    policy.tokenizer,
+    policy,
     config=shapes,
     sampling=config.sampling,
     seed=0,

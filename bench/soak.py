@@ -187,9 +187,7 @@ def train(folder: pathlib.Path, *, faulty: bool) -> None:
     retriever = FaultyRetriever(retriever, drawn)
     engine = MortalEngine(
       lambda params, version: engine_lib.JaxEngine(
-        params,
-        policy.architecture,
-        policy.tokenizer,
+        policy._replace(params=params),
         config=config.engine,
         sampling=config.sampling,
         seed=config.seed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -55,7 +55,7 @@ class _Engine(NamedTuple):
   params, store: abstract weights and KV cache.
   columns: pages of a row at full context.
   blocks: iterations of attention over them.
-  static: arguments that both programs are compiled for.
+  model: how they compute.
   """
 
   mesh: jax.sharding.Mesh
@@ -64,7 +64,7 @@ class _Engine(NamedTuple):
   store: paged_attention.Pools
   columns: int
   blocks: int
-  static: Mapping[str, Any]
+  model: kv_store.Model
 
   @property
   def kinds(self) -> dict[str, Any]:
@@ -257,15 +257,15 @@ def _engine(
 ) -> _Engine:
   """Returns the engine at its largest: all rows at full context."""
   a, mesh = placed.a, placed.rollout
-  paged = kv_store.paged(config, a, mesh, dtype=placed.dtype)
+  model = kv_store.model(config, a, mesh, dtype=placed.dtype)
   return _Engine(
     mesh=mesh,
     config=config,
     params=_engine_weights(placed, base_dtype),
     store=_cache(config, placed),
     columns=kv_memory.pages_of(config.max_context, config),
-    blocks=math.ceil(config.max_context / max(paged.block, config.page)),
-    static={"a": a, "dtype": placed.dtype, "paged": paged},
+    blocks=math.ceil(config.max_context / max(model.paged.block, config.page)),
+    model=model,
   )
 
 
@@ -289,12 +289,12 @@ def _cache(
   config: config_lib.EngineConfig, placed: placement.Placement
 ) -> paged_attention.Pools:
   """Returns the abstract KV cache."""
-  parts = placed.rollout.shape["data"]
+  shards = placed.rollout.shape["data"]
   store = jax.eval_shape(
     functools.partial(
       paged_attention.empty,
       placed.a,
-      kv_memory.pages(config, parts=parts) * parts,
+      kv_memory.pages(config, shards=shards) * shards,
       config.page,
       placed.dtype,
     )
@@ -314,12 +314,11 @@ def _prefill(e: _Engine) -> program.Program:
     (
       e.params,
       e.store,
-      e.rows(rows, e.columns),
-      e.rows(rows, chunk),
-      starts,
-      counts,
+      kv_store.Chunks(
+        e.rows(rows, e.columns), e.rows(rows, chunk), starts, counts
+      ),
     ),
-    e.static,
+    {"model": e.model},
     tokens=rows * chunk,
     trips=1,
     kinds=e.kinds,
@@ -330,25 +329,29 @@ def _prefill(e: _Engine) -> program.Program:
 
 def _decode(e: _Engine, sampling: config_lib.SamplingConfig) -> program.Program:
   rows, steps = e.config.lanes[-1], e.config.decode_steps
-  vocabulary = e.static["a"].vocab_size
-  tokens = starts = limits = indices = e.rows(rows)
+  tokens = starts = limits = sampled = e.rows(rows)
+  vocabulary = e.model.a.vocab_size
+  draws = jax.eval_shape(
+    lambda: kv_store.Draws(jnp.zeros(vocabulary, bool), jax.random.key(0))
+  )
   return program.Program(
     "decode",
     kv_store.decode,
     (
       e.params,
       e.store,
-      e.rows(rows, e.columns),
-      tokens,
-      starts,
-      limits,
+      kv_store.Turns(
+        e.rows(rows, e.columns),
+        tokens,
+        starts,
+        limits,
+        e.rows(rows, 5, dtype=jnp.uint32),
+        sampled,
+      ),
       jax.ShapeDtypeStruct((), jnp.int32),
-      e.rows(rows, 5, dtype=jnp.uint32),
-      indices,
-      jax.ShapeDtypeStruct((vocabulary,), jnp.bool_),
-      jax.eval_shape(lambda: jax.random.key(0)),
+      draws,
     ),
-    {**e.static, "steps": steps, "sampling": sampling},
+    {"model": e.model, "steps": steps, "sampling": sampling},
     tokens=rows * steps,
     trips=steps,
     kinds=e.kinds,

@@ -31,9 +31,7 @@ def make(
       policy, config=config.sglang, sampling=config.sampling, dtype=dtype
     )
   return engine.JaxEngine(
-    policy.params,
-    policy.architecture,
-    policy.tokenizer,
+    policy,
     config=config.engine,
     sampling=config.sampling,
     seed=seed,

@@ -144,8 +144,8 @@ def check_playing(
   """
   mesh = sharding.rollout_mesh(config.mesh, a)
   if config.engine.kind == "jax":
-    kv_memory.validate(config.engine, parts=mesh.shape["data"])
-    kv_store.paged(config.engine, a, mesh, dtype=config.compute_dtype)
+    kv_memory.validate(config.engine, shards=mesh.shape["data"])
+    kv_store.model(config.engine, a, mesh, dtype=config.compute_dtype)
 
 
 def training_mesh(

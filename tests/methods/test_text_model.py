@@ -71,9 +71,7 @@ def test_second_calls_do_not_deadlock_on_slots():
   parts = small_run.parts()
   policy, config = parts["policy"], small_run.CONFIG.engine
   engine = engine_lib.JaxEngine(
-    policy.params,
-    policy.architecture,
-    policy.tokenizer,
+    policy,
     config=dataclasses.replace(config, slots=2),
     sampling=config_lib.SamplingConfig(),
     seed=0,

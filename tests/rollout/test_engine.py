@@ -178,7 +178,7 @@ def test_prompts_with_a_common_prefix_are_spread_over_all_devices(params):
     rows = [engine._memory.get(types.Address(0, q, 0)) for q in range(20)]
     for question in range(20):
       engine.release(types.Address(0, question, 0))
-    return [sum(row.part == part for row in rows) for part in range(2)]
+    return [sum(row.shard == part for row in rows) for part in range(2)]
 
   # Each shard has room for ten whole contexts.
   assert asyncio.run(run()) == [10, 10]

@@ -16,8 +16,8 @@ def filled(pool, tokens):
   assert not found.filling
   pool.hold(found.pages)
   pages = found.pages + pool.take(-(-len(tokens) // SIZE) - len(found.pages))
-  pool.promise(tokens, pages)
-  pool.fulfil(pages)
+  pool.reserve(tokens, pages)
+  pool.mark_ready(pages)
   return pages
 
 
@@ -46,9 +46,9 @@ def test_partial_last_page_is_found_only_for_the_same_prompt():
 def test_lookup_reports_pages_that_are_being_filled():
   pool = page_pool.PagePool(10, SIZE)
   pages = pool.take(2)
-  pool.promise((1, 2, 3, 4), pages)
+  pool.reserve((1, 2, 3, 4), pages)
   assert pool.shared((1, 2, 3, 4)) == ([], None, True)
-  pool.fulfil(pages[:1])
+  pool.mark_ready(pages[:1])
   assert pool.shared((1, 2, 3, 4)) == (pages[:1], None, True)
   assert pool.shared((1, 2, 8, 8)) == (pages[:1], None, False)
   # After the row is dropped half-way, the unfilled page is forgotten.

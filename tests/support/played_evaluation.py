@@ -26,9 +26,7 @@ def jax_player(parts, config):
   policy = parts["policy"]
   return harness.Player(
     engine_lib.JaxEngine(
-      policy.params,
-      policy.architecture,
-      policy.tokenizer,
+      policy,
       config=config.engine,
       sampling=config.sampling,
       seed=harness.ENGINE_SEED,

@@ -13,7 +13,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder
+from anysearch_jax.policy import decoder, hf
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 
 # Stop texts occur as one piece, in parts, and in a piece that extends further.
@@ -75,9 +75,7 @@ def engine(
 ):
   """Returns an engine of `CONFIG` with `changes`."""
   return engine_lib.JaxEngine(
-    params,
-    architecture,
-    Tokenizer(),
+    hf.Policy(params, architecture, Tokenizer()),
     config=dataclasses.replace(CONFIG, **changes),
     sampling=sampling or config_lib.SamplingConfig(),
     seed=seed,

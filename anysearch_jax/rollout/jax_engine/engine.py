@@ -30,11 +30,14 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, sharding
-from anysearch_jax.policy import tokenizer as tokenizer_lib
+from anysearch_jax.policy import decoder, hf, sharding
 from anysearch_jax.rollout import stops
-from anysearch_jax.rollout.jax_engine import kv_device, kv_memory, page_pool
+from anysearch_jax.rollout.jax_engine import (
+  kv_device,
+  kv_memory,
+  kv_store,
+  page_pool,
+)
 from anysearch_jax.rollout.jax_engine import turn as turn_lib
 
 # An episode that was answered needs this many iterations of the event loop to
@@ -51,16 +54,14 @@ class JaxEngine:
   """`types.Engine` on the local devices.
 
   Args:
-    params: the policy's parameters.
-    architecture: the policy's sizes.
-    tokenizer: the policy's tokenizer.
+    policy: what is sampled.
     config: slots, pages and compiled shapes.
     sampling: how tokens are drawn, the same for all turns.
     seed: seed of all draws; `types.Address` is folded into it.
-    version: version of `params`, recorded with every token.
+    version: version of its parameters, recorded with every token.
     dtype: compute and cache type.
-    mesh: of `params`; kv heads are sharded over its `tensor` axis, rows and
-      pages over `data`. None means one device.
+    mesh: of its parameters; kv heads are sharded over its `tensor` axis, rows
+      and pages over `data`. None means one device.
     stop: texts that end a turn, those of the environment that is played.
 
   Attributes:
@@ -76,9 +77,7 @@ class JaxEngine:
 
   def __init__(
     self,
-    params: decoder.Params,
-    architecture: architecture_lib.Architecture,
-    tokenizer: tokenizer_lib.Tokenizer,
+    policy: hf.Policy,
     *,
     config: config_lib.EngineConfig,
     sampling: config_lib.SamplingConfig,
@@ -89,22 +88,21 @@ class JaxEngine:
     stop: tuple[str, ...] = protocol.STOPS,
   ):
     mesh = sharding.mesh() if mesh is None else mesh
-    self._parts = mesh.shape["data"]
-    kv_memory.validate(config, parts=self._parts)
-    self._a = architecture
-    self._tokenizer = tokenizer
+    self._shards = mesh.shape["data"]
+    kv_memory.validate(config, shards=self._shards)
+    self._tokenizer = policy.tokenizer
     self._config = config
     self._version = version
     self._stop = stop
     self._halts = stops.halting_tokens(
-      tokenizer.token_texts(),
+      policy.tokenizer.token_texts(),
       stop,
-      tokenizer.end_of_turn_ids,
-      vocab_size=architecture.vocab_size,
+      policy.tokenizer.end_of_turn_ids,
+      vocab_size=policy.architecture.vocab_size,
     )
     self._device = kv_device.KvDevice(
-      params,
-      architecture,
+      policy.params,
+      policy.architecture,
       halts=self._halts,
       config=config,
       sampling=sampling,
@@ -112,9 +110,9 @@ class JaxEngine:
       dtype=dtype,
       mesh=mesh,
     )
-    self._memory = kv_memory.KvMemory(config, parts=self._parts)
+    self._memory = kv_memory.KvMemory(config, shards=self._shards)
     self._queue: deque[turn_lib.Turn] = deque()
-    self._running: list[turn_lib.Turn] = []
+    self._running: list[turn_lib.Running] = []
     self._server: asyncio.Task | None = None
     self._news = asyncio.Event()
     self.counters: Counter[str] = Counter()
@@ -162,7 +160,7 @@ class JaxEngine:
         f"stop {request.stop!r}: this engine stops at {self._stop!r}."
       )
     request = turn_lib.bounded(request, self.max_context)
-    for turn in (*self._queue, *self._running):
+    for turn in self._turns():
       if turn.request.address == request.address:
         if not turn.future.done():
           raise RuntimeError(
@@ -171,7 +169,8 @@ class JaxEngine:
           )
         # Its waiter was cancelled, but a call may still write to its pages.
         self.release(request.address)
-    future = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[types.Generation] = loop.create_future()
     self._queue.append(turn_lib.Turn(request, future, list(request.token_ids)))
     self._news.set()
     if self._server is None or self._server.done():
@@ -181,7 +180,8 @@ class JaxEngine:
   def release(self, address: types.Address) -> None:
     """Forgets an episode's cache and its turn, if any."""
     self._queue = deque(t for t in self._queue if t.request.address != address)
-    self._running = [t for t in self._running if t.request.address != address]
+    stay = [r for r in self._running if r.turn.request.address != address]
+    self._running = stay
     self._memory.release(address)
     self._news.set()
 
@@ -189,6 +189,9 @@ class JaxEngine:
     """Scores a sequence on each data shard; see `types.ScoringEngine`."""
     found = self._device.score(np.asarray(token_ids, np.int32))
     return {f"part {i}": row.tolist() for i, row in enumerate(found)}
+
+  def _turns(self) -> list[turn_lib.Turn]:
+    return [*self._queue, *(running.turn for running in self._running)]
 
   async def _serve(self) -> None:
     """Schedules calls until no turn is left."""
@@ -219,7 +222,7 @@ class JaxEngine:
     except Exception as error:
       turn_lib.give_up(flight, following)
       # A bug or an out-of-memory error, not an outage: raise it in all waiters.
-      for turn in (*self._queue, *self._running):
+      for turn in self._turns():
         if not turn.future.done():
           turn.future.set_exception(error)
       self._queue.clear()
@@ -235,20 +238,23 @@ class JaxEngine:
     copies: deque[kv_memory.Row] = deque()
     for turn in self._queue:
       address = turn.request.address
-      turn.row = self._memory.get(address)
-      if turn.row is not None:
-        given_up = self._memory.resume(turn.row, turn.context)
+      row = self._memory.get(address)
+      if row is not None:
+        given_up = self._memory.resume(row, turn.context)
         self.counters["discarded_tokens"] += given_up
-        self.counters["reused_tokens"] += turn.row.cached
+        self.counters["reused_tokens"] += row.cached
       elif room and not self._memory.filling(turn.context):
         first = turn.request.turn == 0 and not turn.sampled
-        turn.row = self._memory.open(address, turn.context, prompt=first)
-        room = turn.row is not None
-        if room:
-          self.counters["shared_tokens"] += turn.row.cached
-          if turn.row.copied is not None:
-            copies.append(turn.row)
-      (waiting if turn.row is None else self._running).append(turn)
+        row = self._memory.open(address, turn.context, prompt=first)
+        room = row is not None
+        if row is not None:
+          self.counters["shared_tokens"] += row.cached
+          if row.copied is not None:
+            copies.append(row)
+      if row is None:
+        waiting.append(turn)
+      else:
+        self._running.append(turn_lib.Running(turn, row))
     self._queue = waiting
     while copies:
       self._copy(copies)
@@ -256,34 +262,38 @@ class JaxEngine:
   def _copy(self, rows: deque[kv_memory.Row]) -> None:
     """Makes one call that copies shared partial pages for the first rows."""
     call = kv_memory.Lanes(
-      self._config.prefill_lanes, self._config, parts=self._parts
+      self._config.prefill_lanes, self._config, shards=self._shards
     )
     sources, targets = np.full(
       (2, len(call.table)), page_pool.PADDING, np.int32
     )
     while rows and (lane := call.lane(rows[0])) is not None:
       row = rows.popleft()
+      assert row.copied is not None
       sources[lane], targets[lane] = row.copied, row.pages[row.own]
-      self._memory.fulfil(row)
+      self._memory.mark_ready(row)
     self._device.copy(sources, targets)
 
   def _fits(
-    self, turn: turn_lib.Turn, tokens: int, busy: Collection[kv_memory.Row]
+    self,
+    running: turn_lib.Running,
+    tokens: int,
+    busy: Collection[kv_memory.Row],
   ) -> bool:
     """Grows a turn's row to `tokens` tokens; returns whether it could."""
-    if self._memory.get(turn.request.address) is not turn.row:
+    if self._memory.get(running.turn.request.address) is not running.row:
       return False  # Its pages were preempted by an earlier turn in this loop.
-    gone = set(self._memory.grow(turn.row, tokens, busy))
+    gone = set(self._memory.grow(running.row, tokens, busy))
     if gone:
       self.counters["preemptions"] += len(gone)
       # Preempted turns return to the front of the queue and prefill again.
-      stay = [t for t in self._running if t.request.address not in gone]
-      self._queue.extendleft(t for t in self._running if t not in stay)
+      stay = [r for r in self._running if r.turn.request.address not in gone]
+      self._queue.extendleft(r.turn for r in self._running if r not in stay)
       self._running = stay
-    return self._memory.holds(turn.row, tokens)
+    return self._memory.holds(running.row, tokens)
 
   def _flying(self) -> set[kv_memory.Row]:
-    return {t.row for t in self._running if t.flying}
+    return {r.row for r in self._running if r.flying}
 
   def _prefill(self, *, full: bool) -> None:
     """Prefills turns while lanes of the next decode call would stay empty.
@@ -293,34 +303,34 @@ class JaxEngine:
     """
     most = self._config.lanes[-1]
     while True:
-      free = [t for t in self._running if not t.flying]
-      missing = [t for t in free if t.missing > 0]
+      free = [r for r in self._running if not r.flying]
+      missing = [r for r in free if r.missing > 0]
       if not missing or len(free) - len(missing) >= most:
         return
       if (full and len(free) < most) or not self._prefill_some(missing):
         return
       self._admit()
 
-  def _prefill_some(self, turns: Sequence[turn_lib.Turn]) -> bool:
+  def _prefill_some(self, turns: Sequence[turn_lib.Running]) -> bool:
     """Makes one prefill call with chunks of missing tokens, oldest turn first.
 
     Returns:
       False if no turn has room, because running decode calls hold the pages.
     """
     width, chunk = self._config.prefill_lanes, self._config.prefill_chunk
-    call = kv_memory.Lanes(width, self._config, parts=self._parts)
+    call = kv_memory.Lanes(width, self._config, shards=self._shards)
     tokens = np.zeros((width, chunk), np.int32)
     starts, counts = np.zeros((2, width), np.int32)
     busy = self._flying()
     rows: set[kv_memory.Row] = set()
-    for turn in turns:
-      row = turn.row
+    for running in turns:
+      row, context = running.row, running.turn.context
       if not call.room(row) or not self._fits(
-        turn, len(turn.context) - 1, busy | rows
+        running, len(context) - 1, busy | rows
       ):
         continue
-      while turn.missing > 0 and (lane := call.lane(row)) is not None:
-        ids = turn.context[row.cached : -1][:chunk]
+      while running.missing > 0 and (lane := call.lane(row)) is not None:
+        ids = context[row.cached : -1][:chunk]
         tokens[lane, : len(ids)] = ids
         starts[lane], counts[lane] = row.cached, len(ids)
         row.cached += len(ids)
@@ -329,9 +339,9 @@ class JaxEngine:
       return False
     self.counters["prefilled_tokens"] += int(counts.sum())
     self.counters["prefill_calls"] += 1
-    self._device.prefill(call.table, tokens, starts, counts)
+    self._device.prefill(kv_store.Chunks(call.table, tokens, starts, counts))
     for row in rows:
-      self._memory.fulfil(row)
+      self._memory.mark_ready(row)
     return True
 
   def _launch(self, *, full: bool) -> turn_lib.Flight | None:
@@ -340,48 +350,39 @@ class JaxEngine:
     Args:
       full: start a call only if it fills all lanes of the largest size.
     """
-    steps = self._config.decode_steps
-    ready = [t for t in self._running if t.missing == 0 and not t.flying]
-    if full and len(ready) < self._config.lanes[-1]:
-      return None
+    ready = [r for r in self._running if r.missing == 0 and not r.flying]
     sizes = self._config.lanes
+    if full and len(ready) < sizes[-1]:
+      return None
     width = next((n for n in sizes if n >= len(ready)), sizes[-1])
-    call = kv_memory.Lanes(width, self._config, parts=self._parts)
-    tokens, starts, limits, sampled = np.zeros((4, width), np.int32)
-    addresses = np.zeros((width, 5), np.uint32)
-    lanes: dict[int, turn_lib.Turn] = {}
-    busy = self._flying()
-    for turn in ready:
-      tokens_after = turn.row.cached + min(steps, turn.left)
-      if not call.room(turn.row) or not self._fits(turn, tokens_after, busy):
-        continue
-      lane = call.lane(turn.row)
-      lanes[lane] = turn
-      busy.add(turn.row)
-      tokens[lane], starts[lane] = turn.context[-1], turn.row.cached
-      limits[lane], sampled[lane] = turn.left, turn.sampled
-      address = turn.request.address
-      addresses[lane] = (
-        address.rollout,
-        address.question,
-        address.attempt,
-        address.sample,
-        turn.request.turn,
-      )
+    call = kv_memory.Lanes(width, self._config, shards=self._shards)
+    lanes = self._board(ready, call)
     if not lanes:
       return None
     decoded = self._device.decode(
-      call.table,
-      tokens,
-      starts,
-      limits,
-      addresses,
-      sampled,
+      turn_lib.rows(call.table, lanes),
       enough=len(lanes) - max(1, int(len(lanes) * _FINISHED)),
     )
-    for turn in lanes.values():
-      turn.flying = True
+    for running in lanes.values():
+      running.flying = True
     return turn_lib.Flight(width, lanes, asyncio.wrap_future(decoded))
+
+  def _board(
+    self, ready: Sequence[turn_lib.Running], call: kv_memory.Lanes
+  ) -> dict[int, turn_lib.Running]:
+    """Assigns the lanes of a decode call while there are lanes and pages."""
+    lanes: dict[int, turn_lib.Running] = {}
+    busy = self._flying()
+    for running in ready:
+      row, steps = running.row, self._config.decode_steps
+      tokens_after = row.cached + min(steps, running.turn.left)
+      if not call.room(row) or not self._fits(running, tokens_after, busy):
+        continue
+      lane = call.lane(row)
+      assert lane is not None  # There is room.
+      lanes[lane] = running
+      busy.add(row)
+    return lanes
 
   async def _land(self, flight: turn_lib.Flight) -> None:
     """Waits for a decode call and hands out its tokens."""
@@ -391,18 +392,18 @@ class JaxEngine:
     self.counters["lanes_used"] += int(decoded.counts.sum())
     self.counters["sampled_tokens"] += int(decoded.counts.sum())
     over = set()
-    for lane, turn in flight.lanes.items():
-      turn.flying = False
-      count = int(decoded.counts[lane])
+    for lane, running in flight.lanes.items():
+      running.flying = False
+      turn, count = running.turn, int(decoded.counts[lane])
       sampled = decoded.tokens[lane, :count].tolist()
       turn.context += sampled
       if turn.request.on_tokens is not None and not turn.future.done():
         turn.request.on_tokens(sampled)
       turn.logps += decoded.logps[lane, :count].tolist()
-      turn.row.cached += count
+      running.row.cached += count
       done = turn.ended(self._halts, self._tokenizer, self._version)
       if done is not None:
         over.add(id(turn))
         if not turn.future.done():
           turn.future.set_result(done)
-    self._running = [t for t in self._running if id(t) not in over]
+    self._running = [r for r in self._running if id(r.turn) not in over]

@@ -12,7 +12,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 # Long, because the first call compiles.
 _SCORING_SECONDS = 600.0
 
+T = TypeVar("T")
 _Call = tuple[concurrent.futures.Future, Callable[[], Any]]
 
 
@@ -62,23 +63,17 @@ class KvDevice:
     dtype: Any,
     mesh: jax.sharding.Mesh,
   ):
-    self._a = architecture
-    self._parts = mesh.shape["data"]
-    self._rows_stand = jax.sharding.NamedSharding(mesh, jax.P("data"))
+    self._config, self._sampling = config, sampling
+    self._shards = mesh.shape["data"]
+    self._by_rows = jax.sharding.NamedSharding(mesh, jax.P("data"))
     self._draws = jax.device_put(
-      (jnp.asarray(halts), jax.random.key(seed)),
+      kv_store.Draws(jnp.asarray(halts), jax.random.key(seed)),
       jax.sharding.NamedSharding(mesh, jax.P()),
     )
-    self._how = {
-      "a": architecture,
-      "dtype": jnp.dtype(dtype),
-      "paged": kv_store.paged(config, architecture, mesh, dtype=dtype),
-    }
-    self._page = config.page
-    self._draw = {"steps": config.decode_steps, "sampling": sampling}
+    self._model = kv_store.model(config, architecture, mesh, dtype=dtype)
     self._pages = kv_store.empty(
       architecture,
-      kv_memory.pages(config, parts=self._parts),
+      kv_memory.pages(config, shards=self._shards),
       config.page,
       dtype,
       mesh=mesh,
@@ -95,74 +90,64 @@ class KvDevice:
 
   def set_params(self, params: decoder.Params) -> None:
     """Sets the weights of later calls."""
-    self._params = kv_store.apart(params, a=self._a)
+    self._params = kv_store.apart(params, a=self._model.a)
 
   def copy(self, sources: np.ndarray, targets: np.ndarray) -> None:
     """See `kv_store.copy`."""
 
     def call() -> None:
-      self._pages = kv_store.copy(
-        self._pages, *self._put(sources, targets), parts=self._parts
-      )
+      moved = self._put((sources, targets))
+      self._pages = kv_store.copy(self._pages, *moved, shards=self._shards)
 
     self._submit(call)
 
-  def prefill(
-    self,
-    table: np.ndarray,
-    tokens: np.ndarray,
-    starts: np.ndarray,
-    counts: np.ndarray,
-  ) -> None:
+  def prefill(self, chunks: kv_store.Chunks[np.ndarray]) -> None:
     """See `kv_store.prefill`."""
     params = self._params
 
     def call() -> None:
-      rows = self._put(table, tokens, starts, counts)
-      self._pages = kv_store.prefill(params, self._pages, *rows, **self._how)
+      self._pages = kv_store.prefill(
+        params, self._pages, self._put(chunks), model=self._model
+      )
 
     self._submit(call)
 
   def decode(
-    self,
-    table: np.ndarray,
-    tokens: np.ndarray,
-    starts: np.ndarray,
-    limits: np.ndarray,
-    addresses: np.ndarray,
-    sampled: np.ndarray,
-    *,
-    enough: int,
+    self, turns: kv_store.Turns[np.ndarray], *, enough: int
   ) -> concurrent.futures.Future[kv_store.Decoded]:
     """See `kv_store.decode`; returns the sampled tokens as NumPy arrays."""
     params = self._params
 
     def call() -> kv_store.Decoded:
-      *rows, addressed, counted = self._put(
-        table, tokens, starts, limits, addresses, sampled
-      )
       self._pages, decoded = kv_store.decode(
         params,
         self._pages,
-        *rows,
+        self._put(turns),
         np.int32(enough),
-        addressed,
-        counted,
-        *self._draws,
-        **self._draw,
-        **self._how,
+        self._draws,
+        model=self._model,
+        steps=self._config.decode_steps,
+        sampling=self._sampling,
       )
       return jax.device_get(decoded)
 
     return self._submit(call)
 
-  def score(self, tokens: np.ndarray) -> concurrent.futures.Future[np.ndarray]:
-    """See `kv_store.score`."""
+  def score(self, tokens: np.ndarray) -> np.ndarray:
+    """See `kv_store.score`.
+
+    Raises:
+      types.EngineError: the device does not answer.
+    """
     params = self._params
 
     def call() -> np.ndarray:
       scores = kv_store.score(
-        params, tokens, size=self._page, parts=self._parts, **self._how
+        params,
+        tokens,
+        model=self._model,
+        size=self._config.page,
+        shards=self._shards,
       )
       return jax.device_get(scores)
 
@@ -177,14 +162,14 @@ class KvDevice:
   def drain(self, deadline: float = 60.0) -> None:
     """Waits at most `deadline` seconds until no call is running."""
     with contextlib.suppress(Exception):  # Already raised in its waiter.
-      self._submit(lambda: None).result(deadline)
+      self._submit(_nothing).result(deadline)
 
-  def _put(self, *arrays: np.ndarray) -> tuple[jax.Array, ...]:
+  def _put(self, rows: Any) -> Any:
     """Moves the rows of a call to the devices, sharded over `data`."""
-    return jax.device_put(arrays, self._rows_stand)
+    return jax.device_put(rows, self._by_rows)
 
-  def _submit(self, call: Callable[[], Any]) -> concurrent.futures.Future:
-    def run() -> Any:
+  def _submit(self, call: Callable[[], T]) -> concurrent.futures.Future[T]:
+    def run() -> T:
       if self._broken is not None:
         raise self._broken
       try:
@@ -193,7 +178,7 @@ class KvDevice:
         self._broken = error
         raise
 
-    future = concurrent.futures.Future()
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
     self._calls.put((future, run))
     return future
 
@@ -209,3 +194,7 @@ def _serve(calls: queue.SimpleQueue[_Call | None]) -> None:
     except BaseException as error:  # `future.result()` raises it.
       future.set_exception(error)
     del call, future, run
+
+
+def _nothing() -> None:
+  """A call that only waits for the ones before it."""

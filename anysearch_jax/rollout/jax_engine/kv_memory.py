@@ -1,7 +1,7 @@
 """The rows of the KV cache: which pages each episode holds, and preemption.
 
-The rows and pages of an engine are divided into data shards (called `part` in
-the code), one for each device along the mesh's `data` axis.
+The rows and pages of an engine are divided into data shards, one for each
+device along the mesh's `data` axis.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _AHEAD = 8
 class Row:
   """The KV cache of one episode.
 
-  part: the data shard that the row and its pages belong to.
+  shard: the data shard that the row and its pages belong to.
   pages: page numbers in order. cached: number of tokens stored in them. own:
   index of the first page that the row fills itself; earlier ones are shared.
   prompt: number of tokens that other rows may share. copied: page whose content
@@ -32,7 +32,7 @@ class Row:
   its first `cached` ones.
   """
 
-  part: int
+  shard: int
   pages: list[int]
   cached: int
   own: int
@@ -46,14 +46,14 @@ class KvMemory:
 
   Args:
     config: slots and pages.
-    parts: number of data shards; each has its own pages.
+    shards: number of data shards; each has its own pages.
   """
 
-  def __init__(self, config: config_lib.EngineConfig, *, parts: int = 1):
+  def __init__(self, config: config_lib.EngineConfig, *, shards: int = 1):
     self._config = config
     self._pools = [
-      page_pool.PagePool(pages(config, parts=parts), config.page)
-      for _ in range(parts)
+      page_pool.PagePool(pages(config, shards=shards), config.page)
+      for _ in range(shards)
     ]
     # In order of opening.
     self._rows: dict[types.Address, Row] = {}
@@ -86,45 +86,61 @@ class KvMemory:
     """
     known = context[:-1]
     found = [pool.shared(known) for pool in self._pools]
-    held = Counter(row.part for row in self._rows.values())
-    each = -(-self._config.slots // len(self._pools))
-    even = min(held[part] for part in range(len(self._pools))) + _AHEAD
     most = pages_of(len(context) + self._config.decode_steps, self._config)
-    # Prefer the shard with the longest shared prefix if the load is balanced,
-    # otherwise a less loaded shard. Ties go to the one with most free pages,
-    # then to the first one (`-part`, the last item of the largest tuple).
-    fits = [
-      (
-        held[part] < even,
-        len(shared.pages),
-        shared.last is not None,
-        pool.free,
-        -part,
-      )
-      for part, (shared, pool) in enumerate(zip(found, self._pools))
-      if pool.free >= most and held[part] < each
-    ]
-    if not fits:
+    shard = self._roomiest(found, most)
+    if shard is None:
       return None
-    part = -max(fits)[-1]
-    pool, shared = self._pools[part], found[part]
+    pool, shared = self._pools[shard], found[shard]
     pool.hold(shared.pages)
     own = len(shared.pages)
-    more = pages_of(len(known), self._config) - own
-    held = shared.pages + pool.take(more)
+    held = shared.pages + pool.take(pages_of(len(known), self._config) - own)
     if prompt:
-      pool.promise(known, held)
+      pool.reserve(known, held)
     row = Row(
-      part,
-      held,
-      own * self._config.page if shared.last is None else len(known),
-      own,
-      len(known) if prompt else 0,
-      shared.last,
-      context,
+      shard=shard,
+      pages=held,
+      cached=own * self._config.page if shared.last is None else len(known),
+      own=own,
+      prompt=len(known) if prompt else 0,
+      copied=shared.last,
+      context=context,
     )
     self._rows[address] = row
     return row
+
+  def _roomiest(
+    self, found: Sequence[page_pool.Shared], pages: int
+  ) -> int | None:
+    """Returns the data shard for a new row, or None if none has room.
+
+    If the load is balanced, the shard with the longest shared prefix, otherwise
+    a less loaded one. Ties go to the shard with most free pages, then to the
+    first one.
+
+    Args:
+      found: what each shard holds of the row's context.
+      pages: number of pages that the row may need at once.
+    """
+    rows = Counter(row.shard for row in self._rows.values())
+    shards = range(len(self._pools))
+    limit = -(-self._config.slots // len(shards))
+    balanced = min(rows[shard] for shard in shards) + _AHEAD
+
+    def preference(shard: int) -> tuple[bool, int, bool, int]:
+      shared = found[shard]
+      return (
+        rows[shard] < balanced,
+        len(shared.pages),
+        shared.last is not None,
+        self._pools[shard].free,
+      )
+
+    fits = [
+      shard
+      for shard in shards
+      if self._pools[shard].free >= pages and rows[shard] < limit
+    ]
+    return max(fits, key=preference, default=None)
 
   def resume(self, row: Row, context: Sequence[int]) -> int:
     """Keeps the cached prefix of an episode's new context and drops the rest.
@@ -145,7 +161,7 @@ class KvMemory:
     if same == known:
       return 0
     keep = same // self._config.page
-    self._pools[row.part].drop(row.pages[keep:])
+    self._pools[row.shard].drop(row.pages[keep:])
     del row.pages[keep:]
     row.cached = keep * self._config.page
     row.own, row.prompt = min(row.own, keep), 0
@@ -166,7 +182,7 @@ class KvMemory:
     Yields:
       The addresses of preempted episodes, which have no row any more.
     """
-    pool = self._pools[row.part]
+    pool = self._pools[row.shard]
     wanted = pages_of(tokens, self._config) - len(row.pages)
     if wanted > pool.free:
       yield from self._give_up(row, wanted, busy)
@@ -177,11 +193,11 @@ class KvMemory:
     self, row: Row, wanted: int, busy: Collection[Row]
   ) -> Iterator[types.Address]:
     """Preempts the youngest rows until `wanted` pages are free."""
-    pool = self._pools[row.part]
+    pool = self._pools[row.shard]
     for address, other in reversed(list(self._rows.items())):
       if pool.free >= wanted:
         break
-      if other.part == row.part and other is not row and other not in busy:
+      if other.shard == row.shard and other is not row and other not in busy:
         self.release(address)
         yield address
 
@@ -189,7 +205,7 @@ class KvMemory:
     """Returns whether a row has pages for `tokens` tokens."""
     return len(row.pages) >= pages_of(tokens, self._config)
 
-  def fulfil(self, row: Row) -> None:
+  def mark_ready(self, row: Row) -> None:
     """Lets other rows share the prompt pages that a row has filled so far.
 
     Device calls run in order, so a write that is only queued counts.
@@ -197,13 +213,13 @@ class KvMemory:
     end = row.cached // self._config.page
     if row.cached >= row.prompt:
       end = max(end, pages_of(row.prompt, self._config))
-    self._pools[row.part].fulfil(row.pages[row.own : end])
+    self._pools[row.shard].mark_ready(row.pages[row.own : end])
 
   def release(self, address: types.Address) -> None:
     """Forgets an episode; an unknown one is ignored."""
     row = self._rows.pop(address, None)
     if row is not None:
-      self._pools[row.part].drop(row.pages)
+      self._pools[row.shard].drop(row.pages)
 
   def forget_prompts(self) -> None:
     """Stops sharing what the pages hold, because the weights change."""
@@ -215,33 +231,34 @@ class Lanes:
   """The lanes of one call, divided evenly between the data shards.
 
   Args:
-    width: number of lanes, a multiple of `parts`.
+    width: number of lanes, a multiple of `shards`.
     config: slots and pages.
-    parts: number of data shards.
+    shards: number of data shards.
 
   Attributes:
     table: int `[width, M]`, the pages of each lane's row, padded with 0.
   """
 
   def __init__(
-    self, width: int, config: config_lib.EngineConfig, *, parts: int
+    self, width: int, config: config_lib.EngineConfig, *, shards: int
   ):
-    share = width // parts
+    share = width // shards
     self._free = [
-      deque(range(part * share, (part + 1) * share)) for part in range(parts)
+      deque(range(shard * share, (shard + 1) * share))
+      for shard in range(shards)
     ]
     columns = pages_of(config.max_context, config)
     self.table = np.full((width, columns), page_pool.PADDING, np.int32)
 
   def room(self, row: Row) -> bool:
     """Returns whether the row's shard has a free lane."""
-    return bool(self._free[row.part])
+    return bool(self._free[row.shard])
 
   def lane(self, row: Row) -> int | None:
     """Assigns a lane and enters the row's pages; None if all are taken."""
     if not self.room(row):
       return None
-    lane = self._free[row.part].popleft()
+    lane = self._free[row.shard].popleft()
     self.table[lane, : len(row.pages)] = row.pages
     return lane
 
@@ -259,20 +276,20 @@ def pages_of(tokens: int, config: config_lib.EngineConfig) -> int:
   return -(-min(tokens, config.max_context) // config.page)
 
 
-def pages(config: config_lib.EngineConfig, *, parts: int) -> int:
+def pages(config: config_lib.EngineConfig, *, shards: int) -> int:
   """Returns the number of pages of each shard, the padding page included."""
   if config.kv_tokens:
-    return -(-config.kv_tokens // (parts * config.page)) + 1
-  slots = -(-config.slots // parts)
+    return -(-config.kv_tokens // (shards * config.page)) + 1
+  slots = -(-config.slots // shards)
   return slots * pages_of(config.max_context, config) + 1
 
 
-def validate(config: config_lib.EngineConfig, *, parts: int = 1) -> None:
+def validate(config: config_lib.EngineConfig, *, shards: int = 1) -> None:
   """Raises ValueError for shapes that cannot work.
 
   Args:
     config: the engine's.
-    parts: number of data shards, the size of the mesh's `data` axis.
+    shards: number of data shards, the size of the mesh's `data` axis.
   """
   for name in (
     "slots",
@@ -292,15 +309,15 @@ def validate(config: config_lib.EngineConfig, *, parts: int = 1) -> None:
       f"engine.lanes: found {sizes}, expected numbers of rows, ascending."
     )
   for n in (*sizes, config.prefill_lanes):
-    if n % parts:
+    if n % shards:
       raise ValueError(
-        f"engine: found {n} lanes for {parts} parts of the devices that "
+        f"engine: found {n} lanes for {shards} parts of the devices that "
         "sample; expected a multiple."
       )
-  room = (pages(config, parts=parts) - 1) * config.page
+  room = (pages(config, shards=shards) - 1) * config.page
   if room < config.max_context:
     raise ValueError(
-      f"engine.kv_tokens: found {config.kv_tokens} in {parts} parts, which "
+      f"engine.kv_tokens: found {config.kv_tokens} in {shards} parts, which "
       f"hold {room} tokens each; expected room for a context of "
       f"{config.max_context} (engine.max_context)."
     )

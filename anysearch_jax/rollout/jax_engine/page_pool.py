@@ -64,7 +64,8 @@ class PagePool:
 
   def shared(self, tokens: Sequence[int]) -> Shared:
     """Finds pages that hold a prefix of `tokens`."""
-    pages, name = [], _START
+    pages: list[int] = []
+    name = _START
     for key_tokens in self._cut(tokens):
       known = self._known.get((name, key_tokens))
       if known is None:
@@ -93,8 +94,8 @@ class PagePool:
       pages.append(page)
     return pages
 
-  def promise(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
-    """Registers that `pages` will hold `tokens`; see `fulfil`."""
+  def reserve(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
+    """Registers that `pages` will hold `tokens`; see `mark_ready`."""
     name = _START
     for key_tokens, page in zip(self._cut(tokens), pages, strict=True):
       key = (name, key_tokens)
@@ -105,7 +106,7 @@ class PagePool:
         self._known[key] = self._by_page[page] = known
       name = known.name
 
-  def fulfil(self, pages: Sequence[int]) -> None:
+  def mark_ready(self, pages: Sequence[int]) -> None:
     """Marks promised pages as ready to be shared: their writes are queued."""
     for page in pages:
       if page in self._by_page:

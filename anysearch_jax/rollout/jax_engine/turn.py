@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -16,17 +17,11 @@ from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 
 @dataclasses.dataclass(eq=False)
 class Turn:
-  """A turn in progress; sampled tokens are appended to `context`.
-
-  row: the episode's KV cache, set when the turn is admitted. flying: whether a
-  running decode call contains the turn.
-  """
+  """A turn that waits or runs; sampled tokens are appended to `context`."""
 
   request: types.GenerateRequest
   future: asyncio.Future[types.Generation]
   context: list[int]
-  row: kv_memory.Row | None = None
-  flying: bool = False
   logps: list[float] = dataclasses.field(default_factory=list)
 
   @property
@@ -38,11 +33,6 @@ class Turn:
   def left(self) -> int:
     """Number of tokens that the turn may still sample."""
     return self.request.max_tokens - self.sampled
-
-  @property
-  def missing(self) -> int:
-    """Number of tokens to prefill; the last one is decode's first input."""
-    return len(self.context) - 1 - self.row.cached
 
   def ended(
     self, halts: np.ndarray, tokenizer: tokenizer_lib.Tokenizer, version: int
@@ -73,6 +63,23 @@ class Turn:
     )
 
 
+@dataclasses.dataclass(eq=False)
+class Running:
+  """A turn with its episode's KV cache.
+
+  flying: whether a decode call in progress contains the turn.
+  """
+
+  turn: Turn
+  row: kv_memory.Row
+  flying: bool = False
+
+  @property
+  def missing(self) -> int:
+    """Number of tokens to prefill; the last one is decode's first input."""
+    return len(self.turn.context) - 1 - self.row.cached
+
+
 def bounded(
   request: types.GenerateRequest, max_context: int
 ) -> types.GenerateRequest:
@@ -93,16 +100,44 @@ def bounded(
   return request
 
 
+def rows(
+  table: np.ndarray, lanes: Mapping[int, Running]
+) -> kv_store.Turns[np.ndarray]:
+  """Returns the rows of a decode call.
+
+  Args:
+    table: int `[R, M]`, pages of each lane.
+    lanes: the turns by lane; the other lanes are padding.
+  """
+  tokens, starts, limits, sampled = np.zeros((4, len(table)), np.int32)
+  addresses = np.zeros((len(table), 5), np.uint32)
+  for lane, running in lanes.items():
+    turn = running.turn
+    tokens[lane], starts[lane] = turn.context[-1], running.row.cached
+    limits[lane], sampled[lane] = turn.left, turn.sampled
+    address = turn.request.address
+    addresses[lane] = (
+      address.rollout,
+      address.question,
+      address.attempt,
+      address.sample,
+      turn.request.turn,
+    )
+  return kv_store.Turns(table, tokens, starts, limits, addresses, sampled)
+
+
 class Flight(NamedTuple):
-  """A running decode call, and the turns in its lanes."""
+  """A decode call in progress, and the turns in its lanes."""
 
   width: int
-  lanes: dict[int, Turn]
+  lanes: dict[int, Running]
   decoded: asyncio.Future[kv_store.Decoded]
 
 
 def give_up(*flights: Flight | None) -> None:
   """Cancels calls, or retrieves their errors so that asyncio logs none."""
   for flight in flights:
-    if flight is not None and not flight.decoded.cancel():
-      flight.decoded.cancelled() or flight.decoded.exception()
+    if flight is None or flight.decoded.cancel():
+      continue
+    if not flight.decoded.cancelled():
+      flight.decoded.exception()
