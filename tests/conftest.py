@@ -11,14 +11,16 @@ os.environ["XLA_FLAGS"] = (
   os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Half of the time is compiling, much of it the same programs in each test.
+# Half of the time is compiling, much of it the same programs in each test: all
+# workers and all commands that tests start share them.
 os.environ.setdefault(
   "JAX_COMPILATION_CACHE_DIR",
   os.path.join(os.path.dirname(__file__), "..", ".jax_cache", "tests"),
 )
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import functools
+import gc
 import pathlib
 
 import hypothesis
@@ -27,9 +29,14 @@ import pytest
 from anysearch_jax.policy import tensor_files
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 
-# Without a deadline, because a busy machine must not fail a test.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+# Without a deadline, because a busy machine must not fail a test. A test that
+# sets its number of examples keeps it.
+hypothesis.settings.register_profile(
+  "here",
+  deadline=None,
+  max_examples=100 if os.environ.get("ANYSEARCH_TEST_ALL") else 25,
+)
+hypothesis.settings.load_profile("here")
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _TOKENIZERS = pathlib.Path(
@@ -56,6 +63,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   """Sorts the files into the order in which workers take them."""
   places = {name: place for place, name in enumerate(_LONGEST)}
   items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+def pytest_collection_finish() -> None:
+  """Takes the imported modules out of what the garbage collector looks at."""
+  gc.collect()
+  gc.freeze()
 
 
 @pytest.fixture(scope="session")

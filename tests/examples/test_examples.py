@@ -93,6 +93,7 @@ def test_training_in_one_file_is_launch_train_to_the_bit(tmp_path, monkeypatch):
   jax.tree.map(np.testing.assert_array_equal, trained.params, exported.params)
 
 
+@pytest.mark.slow
 def test_training_example_trains_and_evaluates(tmp_path, capsys):
   output = tmp_path / "run"
   train_anysearch.main(["--rollouts=1", "--questions=2", f"--output={output}"])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import os
 import pathlib
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -29,13 +32,10 @@ TOKENIZERS = {"qwen2_5": "qwen2.5", "qwen3": "qwen3", "llama3_1": "llama3.1"}
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("family", "has_torch"),
-  [
-    ("qwen2_5", True),
-    pytest.param("qwen3", True, marks=pytest.mark.slow),
-    pytest.param("llama3_1", False, marks=pytest.mark.slow),
-  ],
+  [("qwen2_5", True), ("qwen3", True), ("llama3_1", False)],
 )
 def test_rehearsal_of_the_papers_run_succeeds(
   tokenizers_folder, tmp_path, family, has_torch
@@ -92,6 +92,13 @@ def test_rehearsal_of_the_papers_run_succeeds(
   assert list(csv.reader(next(root.glob("*.csv")).open()))
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def _logits(params, a, tokens):
+  positions = jnp.arange(tokens.shape[1])[None]
+  hidden = decoder.forward(params, a, tokens, positions, jnp.ones_like(tokens))
+  return decoder.logits(params, hidden)
+
+
 def test_rehearsal_policy_searches_and_answers(tokenizers_folder, tmp_path):
   folder = tokenizers_folder / "qwen3"
   shape = json_files.read(ROOT / rehearsal.FAMILIES["qwen3"][1])
@@ -100,15 +107,12 @@ def test_rehearsal_policy_searches_and_answers(tokenizers_folder, tmp_path):
   codec = tokenizer_lib.Tokenizer.from_folder(folder)
   tokens = codec.render("Who?")[1]
   rng = np.random.default_rng(0)
+  length = len(tokens) + 6
   for _ in range(6):
-    hidden = decoder.forward(
-      policy.params,
-      policy.architecture,
-      np.array([tokens]),
-      np.arange(len(tokens))[None],
-      np.ones((1, len(tokens)), np.int32),
-    )
-    logits = np.asarray(decoder.logits(policy.params, hidden))[0, -1]
+    padded = np.zeros((1, length), np.int32)
+    padded[0, : len(tokens)] = tokens
+    logits = _logits(policy.params, policy.architecture, padded)
+    logits = np.asarray(logits)[0, len(tokens) - 1]
     chances = np.exp(logits - logits.max())
     tokens.append(int(rng.choice(len(logits), p=chances / chances.sum())))
   text = codec.decode(tokens[-6:])

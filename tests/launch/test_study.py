@@ -126,6 +126,7 @@ def get_config():
 """
 
 
+@pytest.mark.slow
 def test_study_runs_resumes_and_reports_all_results(tmp_path):
   hf.save(tmp_path / "start", small_run.parts()["policy"])
   config = tmp_path / "small.py"

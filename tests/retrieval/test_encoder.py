@@ -65,7 +65,14 @@ def encoder(folder):
   return encoder_lib.Encoder.load(folder)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+  "name",
+  [
+    "e5-small-v2",
+    pytest.param("bert-base", marks=pytest.mark.slow),
+    pytest.param("all-MiniLM", marks=pytest.mark.slow),
+  ],
+)
 def test_vectors_are_those_of_torch_and_its_tokenizer(torch, tmp_path, name):
   import transformers
 

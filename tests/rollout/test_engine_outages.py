@@ -196,7 +196,9 @@ def served(server, tmp_path, monkeypatch):
   return make
 
 
-@pytest.mark.parametrize("fault", ["broken", "hangs"])
+@pytest.mark.parametrize(
+  "fault", ["broken", pytest.param("hangs", marks=pytest.mark.slow)]
+)
 def test_unanswered_turns_fail_their_episodes(fault, served, server):
   generate = server._generate
 
@@ -264,7 +266,9 @@ def test_server_lost_between_rollouts_is_named_in_the_error(served, server):
   assert len(drill.moved) == 2
 
 
-@pytest.mark.parametrize("level", [0, 1])
+@pytest.mark.parametrize(
+  "level", [pytest.param(0, marks=pytest.mark.slow), 1]
+)
 def test_a_server_that_is_killed_and_started_again_loses_nothing(
   level, served, server
 ):

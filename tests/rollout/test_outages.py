@@ -109,7 +109,16 @@ def test_expected_run_lost_a_sample_and_resampled_a_group(
   assert expected.metrics() != undisturbed.metrics()
 
 
-@pytest.mark.parametrize("fault", ["broken", "dies", "html", "hangs"])
+@pytest.mark.parametrize(
+  "fault",
+  [
+    "hangs",
+    *(
+      pytest.param(fault, marks=pytest.mark.slow)
+      for fault in ("broken", "dies", "html")
+    ),
+  ],
+)
 def test_http_faults_give_the_same_run_as_scripted_failures(
   fault, drill, server, victims, expected
 ):
@@ -144,7 +153,9 @@ def check_reasons(drill, victims, met):
       assert any(f"The search for {q!r} failed: " in t.reason for q in victims)
 
 
-@pytest.mark.parametrize("level", [0, 1])
+@pytest.mark.parametrize(
+  "level", [pytest.param(0, marks=pytest.mark.slow), 1]
+)
 def test_run_survives_half_of_the_answers_missing(level, drill, server):
   server.fault = "broken"
   server.hits = lambda query: zlib.crc32(query.encode()) % 2 == 0
@@ -171,7 +182,16 @@ def test_an_empty_answer_is_an_observation_and_no_failure(
   drill.check()
 
 
-@pytest.mark.parametrize("fault", ["refused", *faulty_retriever.FAULTS])
+@pytest.mark.parametrize(
+  "fault",
+  [
+    "refused",
+    *(
+      pytest.param(fault, marks=pytest.mark.slow)
+      for fault in faulty_retriever.FAULTS
+    ),
+  ],
+)
 def test_too_many_failed_searches_stop_the_run_with_the_cause(
   fault, parts, server, tmp_path
 ):

@@ -9,7 +9,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, hf
 from anysearch_jax.policy import tokenizer as tokenizer_lib
-from anysearch_jax.training import loop, validation
+from anysearch_jax.training import learner, loop, validation
 from anysearch_jax.world import world as world_lib
 from anysearch_jax.world import world_tokenizer
 from retrieval import lexical
@@ -75,6 +75,20 @@ def parts() -> dict[str, Any]:
   }
 
 
+_STEPS: dict[str, Any] = {}
+
+
+def share_programs(trainer: loop.Trainer, config) -> None:
+  """Gives a trainer the train step of an earlier run with the same settings.
+
+  Tracing a step again takes longer than a small run.
+  """
+  made = trainer._learner
+  if isinstance(made, learner.Learner):
+    key = repr((made.architecture, config))
+    made._step = _STEPS.setdefault(key, made._step)
+
+
 def train(folder: pathlib.Path, parts, config=CONFIG, *, rollouts=None):
   """Trains; stops after `rollouts` rollouts as if killed."""
 
@@ -88,6 +102,7 @@ def train(folder: pathlib.Path, parts, config=CONFIG, *, rollouts=None):
   folder.mkdir(exist_ok=True)
   validation.validate(config)
   trainer = loop.Trainer(config, folder=folder, **parts)
+  share_programs(trainer, config)
   try:
     trainer.run(on_event)
   except KilledError:

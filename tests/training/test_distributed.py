@@ -193,6 +193,7 @@ def test_two_processes_write_one_set_of_files(one, two):
     assert checkpoint.sound(two / "checkpoints", rollout) == rollout
 
 
+@pytest.mark.slow
 def test_two_processes_resume_to_the_same_bits(root, two):
   folder = shutil.copytree(two, root / "resumed")
   shutil.rmtree(folder / "checkpoints" / "2")
@@ -204,6 +205,7 @@ def test_two_processes_resume_to_the_same_bits(root, two):
   )
 
 
+@pytest.mark.slow
 def test_all_processes_stop_when_one_of_them_gets_a_signal(root):
   output = root / "stopped"
 
@@ -224,6 +226,7 @@ def test_all_processes_stop_when_one_of_them_gets_a_signal(root):
     assert f"saved checkpoint {saved}; the same command resumes" in log
 
 
+@pytest.mark.slow
 def test_processes_of_different_runs_all_stop_with_an_error(root):
   codes, logs = train(
     root,

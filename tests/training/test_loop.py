@@ -304,6 +304,7 @@ def test_a_checkpoint_holds_the_adapters_and_their_moments(adapted):
   assert all(2 in shape for shape in shapes if shape)
 
 
+@pytest.mark.slow
 def test_a_killed_run_of_adapters_resumes_to_the_same_bits(
   adapted, parts, tmp_path
 ):
@@ -338,6 +339,7 @@ def test_a_run_may_compute_in_bfloat16(parts, tmp_path):
     assert np.abs(adapter).min() > 0
 
 
+@pytest.mark.slow
 def test_a_bfloat16_base_keeps_its_dtype(parts, tmp_path):
   policy = parts["policy"]
   base = jax.tree.map(lambda p: jnp.asarray(p, jnp.bfloat16), policy.params)

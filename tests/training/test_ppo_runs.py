@@ -45,6 +45,7 @@ def test_ppo_learns_a_bandit(params):
   assert [speed[f"compile/{n}"] for n in ("train_step", "values")] == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_mesh_trains_as_one_device_does(params):
   """Compares the passes, estimates and steps of a rollout."""
   made = []

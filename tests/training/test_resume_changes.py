@@ -109,15 +109,20 @@ def test_on_start_gets_the_first_rollout_and_the_changes(
 @pytest.mark.parametrize(
   "changes",
   [
-    {"reward": config_lib.RewardConfig(alpha=0.1, length_limit=9)},
-    {"objective": config_lib.ObjectiveConfig(kl_coefficient=0.0)},
     {"objective": config_lib.ObjectiveConfig(old_logp="trainer")},
-    {
-      "optimizer": config_lib.OptimizerConfig(
-        b1=0.8, b2=0.9, eps=1e-6, weight_decay=0.0, max_grad_norm=9.0
+    *(
+      pytest.param(changes, marks=pytest.mark.slow)
+      for changes in (
+        {"reward": config_lib.RewardConfig(alpha=0.1, length_limit=9)},
+        {"objective": config_lib.ObjectiveConfig(kl_coefficient=0.0)},
+        {
+          "optimizer": config_lib.OptimizerConfig(
+            b1=0.8, b2=0.9, eps=1e-6, weight_decay=0.0, max_grad_norm=9.0
+          )
+        },
+        {"compute_dtype": "bfloat16"},
       )
-    },
-    {"compute_dtype": "bfloat16"},
+    ),
   ],
 )
 def test_the_real_learner_applies_a_change_of_learning(
@@ -129,6 +134,7 @@ def test_the_real_learner_applies_a_change_of_learning(
   assert len(runs.metrics(tmp_path)) == 4
 
 
+@pytest.mark.slow
 def test_a_run_resumes_with_another_engine(tmp_path):
   """The run samples in this process first, then with an SGLang server."""
   given = {

@@ -138,14 +138,15 @@ def slow(*values):
 
 
 # Every mesh, and every family on a mesh with and without a tensor axis. One
-# family on those two meshes protects most.
-BOTH = ("fsdp8", "data2-fsdp2-tensor2-sequence")
+# family on the mesh with all axes protects most.
+ALL = "data2-fsdp2-tensor2-sequence"
+BOTH = ("fsdp8", ALL)
 
 
 @pytest.mark.parametrize(
   ("case", "mesh"),
-  [("llama", mesh) for mesh in BOTH]
-  + [slow("llama", mesh) for mesh in MESHES if mesh not in BOTH]
+  [("llama", ALL)]
+  + [slow("llama", mesh) for mesh in MESHES if mesh != ALL]
   + [slow(case, mesh) for case in FAMILIES if case != "llama" for mesh in BOTH],
 )
 def test_a_mesh_gives_the_loss_and_gradients_of_one_device(case, mesh, capfd):
@@ -175,8 +176,7 @@ CASES = {
 @pytest.mark.parametrize(
   "name",
   [
-    name if name in ("odd-vocabulary", "tensor-above-kv-heads") else slow(name)
-    for name in CASES
+    name if name == "tensor-above-kv-heads" else slow(name) for name in CASES
   ],
 )
 def test_axes_that_do_not_divide_are_replicated(name, capfd):
@@ -189,6 +189,7 @@ def test_axes_that_do_not_divide_are_replicated(name, capfd):
   assert "full rematerialization" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", decoder.REMAT)
 def test_recomputation_changes_nothing(remat):
   (result,), _, _ = run(
@@ -218,6 +219,7 @@ def test_adapters_on_a_mesh_are_those_of_one_device():
   assert_same(cut, one)
 
 
+@pytest.mark.slow
 def test_a_step_without_a_kl_term_runs_without_a_reference_on_a_mesh():
   a, trained, _ = params_of("qwen2")
   objective = dataclasses.replace(OBJECTIVE, kl_coefficient=0.0)

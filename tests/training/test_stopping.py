@@ -54,6 +54,7 @@ def stop_after(steps, folder, parts, config):
   """Trains, and calls `stop` after a number of optimizer steps."""
   folder.mkdir(exist_ok=True)
   trainer = loop.Trainer(config, folder=folder, **parts)
+  small_run.share_programs(trainer, config)
   learn, taken = trainer._learner.steps, 0
 
   def counted(packed):
@@ -92,7 +93,13 @@ def same(ours, theirs):
 # Two steps a rollout, a checkpoint every second rollout: rollout 2 has a
 # checkpoint before the stop.
 @pytest.mark.parametrize(
-  ("level", "steps", "saved"), [(0, 1, 0), (0, 2, 1), (0, 5, 2), (1, 3, 1)]
+  ("level", "steps", "saved"),
+  [
+    pytest.param(0, 1, 0, marks=pytest.mark.slow),
+    pytest.param(0, 2, 1, marks=pytest.mark.slow),
+    (0, 5, 2),
+    (1, 3, 1),
+  ],
 )
 def test_a_stopped_run_ends_on_the_same_bits(
   whole, parts, tmp_path, level, steps, saved
@@ -138,7 +145,9 @@ def command(tmp_path, output, steps):
   return [sys.executable, "-m", "launch.train", *arguments]
 
 
-@pytest.mark.parametrize("how", ["SIGINT", "pipe"])
+@pytest.mark.parametrize(
+  "how", ["SIGINT", pytest.param("pipe", marks=pytest.mark.slow)]
+)
 def test_a_stopped_command_saves_and_reports_it(parts, tmp_path, how):
   hf.save(tmp_path / "start", parts["policy"])
   folder = tmp_path / "run"

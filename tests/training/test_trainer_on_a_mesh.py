@@ -128,11 +128,13 @@ def test_a_run_resumes_on_its_mesh_to_the_same_bits(apart, unfinished, parts):
   )
 
 
+@pytest.mark.slow
 def test_a_run_resumes_on_another_mesh(alone, unfinished, parts):
   train(unfinished, parts, FULL, TOGETHER)
   assert_same_run(unfinished, alone)
 
 
+@pytest.mark.slow
 def test_adapters_on_a_mesh_are_those_of_one_device(parts, tmp_path):
   folders = [tmp_path / "mesh", tmp_path / "alone"]
   for folder, mesh in zip(folders, (TOGETHER, config_lib.MeshConfig())):
