@@ -29,6 +29,8 @@ class Job:
     command: arguments of the interpreter.
     result: the file that exists once the job is done.
     after: names of the jobs that it needs.
+    once: a file of another job; while others run, this one starts only when
+      that file has content.
     again: whether to run it even if the result exists.
     shows: whether to print its output at the end.
     quiet: prefixes of arguments that are left out of the displayed command.
@@ -38,9 +40,16 @@ class Job:
   command: list[str]
   result: pathlib.Path
   after: tuple[str, ...] = ()
+  once: pathlib.Path | None = None
   again: bool = False
   shows: bool = False
   quiet: tuple[str, ...] = ()
+
+  def held(self) -> bool:
+    """Returns whether the file that it waits for is missing or empty."""
+    return self.once is not None and not (
+      self.once.is_file() and self.once.stat().st_size
+    )
 
   def shown(self) -> str:
     """Returns the command as a user would type it."""
@@ -96,10 +105,10 @@ def _run(
   running: list[Running] = []
   try:
     while waiting or running:
-      ready = [j for j in waiting if set(j.after) <= done]
-      for job in ready[: at_once - len(running)]:
-        waiting.remove(job)
-        running.append(_start(job, logs))
+      for job in [j for j in waiting if set(j.after) <= done]:
+        if len(running) < at_once and not (running and job.held()):
+          waiting.remove(job)
+          running.append(_start(job, logs))
       if not running:
         needed = {name for job in waiting for name in job.after} - done
         sys.exit(f"Nothing can run: {', '.join(sorted(needed))} is not there.")

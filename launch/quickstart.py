@@ -3,8 +3,9 @@
     python -m launch.quickstart            # `make quickstart`
     python -m launch.quickstart --full     # every budget, full n, 3 seeds
 
-Each command is printed when it starts, so that you can run it by hand. Two run
-at a time, each on one thread; their output goes to `<output>/logs/`. A stage
+Each command is printed when it starts, so that you can run it by hand. Three
+run at a time, each on one thread; their output goes to `<output>/logs/`. The
+first training compiles the programs of all; the others wait for them. A stage
 whose result exists is not run again, even if the code or the configuration has
 changed: remove the folder to start over.
 """
@@ -40,12 +41,18 @@ _LABELS = {
 def plan(root: pathlib.Path, *, full: bool) -> list[jobs_lib.Job]:
   """Returns the jobs in the order to start them: trainings first, report last.
 
+  The warm start's evaluation runs beside the first training. The other
+  trainings start when the first one has trained on a rollout: all programs are
+  then in the compilation cache.
+
   Args:
     root: folder of the quickstart.
     full: whether to run every budget, all questions and three seeds.
   """
   seeds = (42, 43, 44) if full else (42,)
-  trainings, evaluations = [], []
+  trainings: list[jobs_lib.Job] = []
+  evaluations: list[jobs_lib.Job] = []
+  compiled = root / f"{_ORDER[0]}-{seeds[0]}" / "metrics.jsonl"
   for seed in seeds:
     for method in _ORDER:
       config, overrides = _METHODS[method]
@@ -62,6 +69,7 @@ def plan(root: pathlib.Path, *, full: bool) -> list[jobs_lib.Job]:
           "--threads=1",
         ],
         folder / "policy" / "config.json",
+        once=compiled if trainings else None,
       )
       trainings.append(train)
       evaluations.append(
@@ -88,17 +96,15 @@ def plan(root: pathlib.Path, *, full: bool) -> list[jobs_lib.Job]:
             after=(train.name,),
           )
         )
-  evaluations.append(
-    _evaluation(
-      "evaluate warm start",
-      pathlib.Path("configs/quickstart_policy"),
-      root / "warm_start" / "evaluation" / "plain",
-      full=full,
-      few=True,
-      seeds=seeds,
-    )
+  warm_start = _evaluation(
+    "evaluate warm start",
+    pathlib.Path("configs/quickstart_policy"),
+    root / "warm_start" / "evaluation" / "plain",
+    full=full,
+    few=True,
+    seeds=seeds,
   )
-  jobs = trainings + evaluations
+  jobs = [trainings[0], warm_start, *trainings[1:], *evaluations]
   return [*jobs, _report(root, seeds, jobs)]
 
 
@@ -175,7 +181,7 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     "full", False, "Every budget, full n, three training seeds."
   )
-  flags.DEFINE_integer("jobs", 2, "Processes at a time.", lower_bound=1)
+  flags.DEFINE_integer("jobs", 3, "Processes at a time.", lower_bound=1)
 
 
 def main(argv) -> None:

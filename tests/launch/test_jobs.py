@@ -35,6 +35,23 @@ def test_jobs_run_after_what_they_need(tmp_path):
   assert all(job.result.exists() for job in some)
 
 
+def test_job_waits_for_a_file_while_others_run(tmp_path):
+  file = tmp_path / "programs"
+  fills = f"import time; time.sleep(.5); pathlib.Path({str(file)!r}).write_text"
+  there = f"assert pathlib.Path({str(file)!r}).read_text()"
+  some = [
+    _job(tmp_path, "a", f"{fills}('x')"),
+    _job(tmp_path, "b", there),
+    _job(tmp_path, "c", "pass"),
+  ]
+  some[1].once = file
+  jobs.run(some, tmp_path / "logs", at_once=3)
+  assert all(job.result.exists() for job in some)
+  # Nothing else can write it, so waiting would be in vain.
+  some[2].once, some[2].again = tmp_path / "never", True
+  jobs.run(some, tmp_path / "logs", at_once=3)
+
+
 def test_finished_job_is_not_run_again(tmp_path, capsys):
   some = [
     _job(tmp_path, "a", "sys.exit(3)"),
