@@ -266,9 +266,7 @@ def test_server_lost_between_rollouts_is_named_in_the_error(served, server):
   assert len(drill.moved) == 2
 
 
-@pytest.mark.parametrize(
-  "level", [pytest.param(0, marks=pytest.mark.slow), 1]
-)
+@pytest.mark.parametrize("level", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_server_that_is_killed_and_started_again_loses_nothing(
   level, served, server
 ):

@@ -153,9 +153,7 @@ def check_reasons(drill, victims, met):
       assert any(f"The search for {q!r} failed: " in t.reason for q in victims)
 
 
-@pytest.mark.parametrize(
-  "level", [pytest.param(0, marks=pytest.mark.slow), 1]
-)
+@pytest.mark.parametrize("level", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_run_survives_half_of_the_answers_missing(level, drill, server):
   server.fault = "broken"
   server.hits = lambda query: zlib.crc32(query.encode()) % 2 == 0

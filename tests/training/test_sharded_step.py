@@ -175,9 +175,7 @@ CASES = {
 
 @pytest.mark.parametrize(
   "name",
-  [
-    name if name == "tensor-above-kv-heads" else slow(name) for name in CASES
-  ],
+  [name if name == "tensor-above-kv-heads" else slow(name) for name in CASES],
 )
 def test_axes_that_do_not_divide_are_replicated(name, capfd):
   case, sizes, mesh = CASES[name]
