@@ -73,6 +73,8 @@ class _Encoder:
 class _Flat:
   """A `search.VectorIndex` that uses FAISS."""
 
+  type = "IndexFlatIP"
+
   def __init__(self, vectors: np.ndarray):
     import faiss
 
@@ -100,8 +102,9 @@ def _serve(name: str, folder: str) -> None:
   corpus = passages.Corpus(folder)
   index = search.PassageSearch(
     corpus,
-    _Flat(_unit(_normal(0, len(corpus), _DIM.value))),
-    encoder=_Encoder(_DIM.value),
+    search.EncodedIndex(
+      _Flat(_unit(_normal(0, len(corpus), _DIM.value))), _Encoder(_DIM.value)
+    ),
     identity={"kind": "bench"},
   )
   if name == "ours":

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import io
 import json
 import mmap
 import os
@@ -23,7 +24,7 @@ import pathlib
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -241,7 +242,7 @@ class _Offsets:
     self._parts.unlink()
 
 
-def _lines(file: BinaryIO, source: pathlib.Path) -> Iterator[bytes]:
+def _lines(file: io.BufferedIOBase, source: pathlib.Path) -> Iterator[bytes]:
   """Yields lines with their line ends, and blank lines, which are malformed."""
   number = 0
   try:

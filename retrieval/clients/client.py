@@ -199,10 +199,12 @@ class HttpRetriever:
       else:
         self.counters["failures"] += 1
         answers.append(failure)
-    if failed and not is_well and not isinstance(failure, calls.RefusedError):
-      self._caller.fail(failure)
     left = len(queries) - len(answers)
     self.counters["failures"] += left > 0
+    if failure is None:
+      return answers
+    if failed and not is_well and not isinstance(failure, calls.RefusedError):
+      self._caller.fail(failure)
     return answers + [failure] * left
 
   async def _answers_still(self, k: int, until: float) -> bool | None:
@@ -288,7 +290,8 @@ def _answers(
 
   def passage(item: Any) -> types.Passage:
     document = item.get("document") if isinstance(item, dict) else None
-    contents = document.get("contents") if isinstance(document, dict) else None
+    fields = document if isinstance(document, dict) else {}
+    contents = fields.get("contents")
     if not isinstance(contents, str) or not _is_unicode(contents):
       raise refuse(
         item, 'a hit such as {"document": {"contents": "..."}, "score": 1.0}'
@@ -297,7 +300,7 @@ def _answers(
     if not _is_finite(score):
       raise refuse(score, "a finite score")
     # Search-R1's BM25 server returns no ids.
-    identifier = document.get("id")
+    identifier = fields.get("id")
     if identifier is None:
       identifier = hashlib.sha256(contents.encode()).hexdigest()[:16]
     elif isinstance(identifier, bool) or not isinstance(identifier, str | int):
@@ -325,8 +328,9 @@ def _answers(
       return error
 
   answers = [answer(hits) for hits in result]
-  if all(isinstance(each, Exception) for each in answers):
-    raise answers[0]
+  refused = [each for each in answers if isinstance(each, Exception)]
+  if len(refused) == len(answers):
+    raise refused[0]
   return answers
 
 

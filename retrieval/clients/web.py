@@ -242,7 +242,8 @@ class WebRetriever:
     k = min(k, service.most)
 
     def read(data: bytes) -> Answer:
-      self.counters["cost"] += self._price
+      # The declared counts of a Counter are whole; these are dollars.
+      self.counters["cost"] += self._price  # type: ignore[assignment]
       redact = self._caller.redact
       reply = wire.parse(data, self._url, redact)
       found = _results(reply, service, self._url, redact)

@@ -99,7 +99,7 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     harmless=_HARMLESS,
     only=_ONLY,
   )
-  hf = _DEFAULTS | hf
+  hf = {**_DEFAULTS, **hf}
   for key in _SIZES:
     if type(hf.get(key)) is not int or hf[key] < 1:
       raise ValueError(
@@ -213,7 +213,7 @@ def load(
   # Unstack the layers once, because slicing inside the jitted call would copy
   # every weight in every call.
   stacks = params.pop(_LAYERS)
-  layers = {_layer(i): {} for i in range(a.layers)}
+  layers: Params = {_layer(i): {} for i in range(a.layers)}
   while stacks:
     key, stack = stacks.popitem()
     for i in range(a.layers):
@@ -298,7 +298,8 @@ def forward(
   Returns:
     `[B, T, D]`; values at padding are undefined.
   """
-  return Bert(a).apply({"params": params}, ids, lengths)
+  hidden = Bert(a).apply({"params": params}, ids, lengths)
+  return hidden  # type: ignore[return-value]  # Flax: no state is asked for.
 
 
 def _dot(x: jax.Array, w: jax.Array) -> jax.Array:

@@ -92,7 +92,7 @@ class Encoder:
   @classmethod
   def load(
     cls,
-    folder: str | pathlib.Path,
+    folder: str | os.PathLike,
     *,
     pooling: str | None = None,
     query_prefix: str | None = None,
@@ -168,7 +168,7 @@ class Encoder:
   def like(
     cls,
     identity: Mapping[str, Any],
-    folder: str | pathlib.Path | None = None,
+    folder: str | os.PathLike | None = None,
     **options: Any,
   ) -> Encoder:
     """Loads an encoder with the settings of another one.

@@ -77,15 +77,17 @@ def settle(
       f"{path}: do_lower_case is not supported; expected a tokenizer that does "
       "it. Set it to false if the model's does."
     )
-  prefixes = {"query_prefix": query_prefix, "passage_prefix": passage_prefix}
-  if None in prefixes.values():
+  if query_prefix is None or passage_prefix is None:
     said = _prompts(folder) or (_E5 if _is_e5(folder) else {})
-    for side, prefix in prefixes.items():
-      prefixes[side] = said.get(side, "") if prefix is None else prefix
+    if query_prefix is None:
+      query_prefix = said.get("query_prefix", "")
+    if passage_prefix is None:
+      passage_prefix = said.get("passage_prefix", "")
   return EncoderSettings(
     pooling=_pooling(folder) if pooling is None else pooling,
+    query_prefix=query_prefix,
+    passage_prefix=passage_prefix,
     max_tokens=max_tokens,
-    **prefixes,
   )
 
 

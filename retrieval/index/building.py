@@ -114,7 +114,7 @@ def build(
     _begin(folder, identity)
   if (folder / BUILT).is_file():
     return True
-  if settings.kind in ("faiss_flat", "jax_flat"):
+  if encoder is not None and settings.kind != "faiss_file":
     shards = shards_of(folder, identity)
     _encode(corpus, shards, encoder, process, processes, on_rows)
     if not all(map(shards.written, range(len(shards)))):

@@ -76,15 +76,15 @@ class FaissFlat:
   def __init__(self, folder: str | os.PathLike):
     folder = pathlib.Path(folder)
     self._full, self._half = _open(folder / _FULL), _open(folder / _HALF)
+    self.count, self.dim = self._full.ntotal, self._full.d
     kinds = faiss.IndexFlat, faiss.IndexScalarQuantizer
     for index, kind in zip((self._full, self._half), kinds, strict=True):
-      if not isinstance(index, kind) or index.ntotal != self._full.ntotal:
+      if not isinstance(index, kind) or index.ntotal != self.count:
         raise vectors_lib.DamagedError(
           f"{folder}: found a {type(index).__name__} of {index.ntotal} rows, "
-          f"expected a {kind.__name__} of {self._full.ntotal}; run "
+          f"expected a {kind.__name__} of {self.count}; run "
           "launch.build_index again."
         )
-    self.count, self.dim = self._full.ntotal, self._full.d
     # FAISS searches one query on one core, so the rows are divided into ranges
     # that threads scan in parallel.
     cores = max(1, min(faiss.omp_get_max_threads(), self.count))
@@ -94,9 +94,8 @@ class FaissFlat:
     ]
     self._threads = futures.ThreadPoolExecutor(cores)
     size = self.count * self.dim
-    self._rows = faiss.rev_swig_ptr(self._full.get_xb(), size).reshape(
-      self.count, self.dim
-    )
+    vectors = self._full.get_xb()  # type: ignore[attr-defined]  # IndexFlat's.
+    self._rows = faiss.rev_swig_ptr(vectors, size).reshape(self.count, self.dim)
 
   def search(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
     """See `search.VectorIndex`."""
@@ -110,7 +109,8 @@ class FaissFlat:
     query, wanted = vector[None], min(k + _MORE, self.count)
 
     def scan(selector: faiss.IDSelector) -> tuple[np.ndarray, np.ndarray]:
-      among = faiss.SearchParameters(sel=selector)
+      # FAISS replaces the constructor by one that takes keywords.
+      among = faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
       rough, rows = self._half.search(query, wanted, params=among)
       return rough[0], rows[0]
 

@@ -31,11 +31,11 @@ def fuse(found: Sequence[search.Hits], k: int) -> search.Hits:
     Hits with the sums as scores; equal sums by ascending row.
   """
   rows = np.concatenate([hits.rows for hits in found])
-  worth = np.concatenate(
+  shares = np.concatenate(
     [1 / (_CONSTANT + 1 + np.arange(len(hits.rows))) for hits in found]
   )
   each, place = np.unique(rows, return_inverse=True)
-  sums = np.bincount(place, weights=worth, minlength=len(each))
+  sums = np.bincount(place, weights=shares, minlength=len(each))
   order = np.argsort(-sums, kind="stable")[:k]
   return search.Hits(
     each[order].astype(np.int64), sums[order].astype(np.float32)

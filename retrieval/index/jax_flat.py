@@ -44,8 +44,9 @@ class JaxFlat:
     block: int = 32768,
   ):
     self.count, self.dim = shards.count, shards.dim
-    rounded = "" if shards.dtype == "float32" else f" ({shards.dtype})"
-    self.type = f"IndexFlatIP{rounded}"
+    # FAISS has no index of these answers for vectors that are stored rounded.
+    is_exact = shards.dtype == "float32"
+    self.type = "IndexFlatIP" if is_exact else f"JaxFlat ({shards.dtype})"
     for shard in range(len(shards)):
       shards.check(shard, read=False)
     if devices is None and jax.default_backend() != "cpu":
@@ -114,28 +115,25 @@ class _Held:
     mesh = jax.sharding.Mesh(np.asarray(devices), (_AXIS,))
     cut = jax.sharding.NamedSharding(mesh, jax.P(_AXIS))
 
-    def piece(kind: str, index: tuple[slice, ...]) -> np.ndarray:
-      """Returns a device's rows, read from the shards that contain them."""
+    def piece(array: int, index: tuple[slice, ...]) -> np.ndarray:
+      """Returns a device's rows of an array, from the shards that have them."""
       start, stop, _ = index[0].indices(parts * each)
-      made: np.ndarray | None = None
+      like = shards.rows(0).arrays()[array]
+      made = np.zeros((stop - start, *like.shape[1:]), like.dtype)
       for shard in range(len(shards)):
         first, end = shards.span(shard)
         low, high = max(start, first), min(stop, end)
-        rows = getattr(shards.rows(shard), kind)
-        if made is None:
-          made = np.zeros((stop - start, *rows.shape[1:]), rows.dtype)
         if low < high:
+          rows = shards.rows(shard).arrays()[array]
           made[low - start : high - start] = rows[low - first : high - first]
       return made
 
     total = parts * each
     self._values = jax.make_array_from_callback(
-      (total, shards.dim), cut, functools.partial(piece, "values")
+      (total, shards.dim), cut, functools.partial(piece, 0)
     )
     self._scales = (
-      jax.make_array_from_callback(
-        (total,), cut, functools.partial(piece, "scales")
-      )
+      jax.make_array_from_callback((total,), cut, functools.partial(piece, 1))
       if shards.dtype == "int8"
       else None
     )
@@ -192,7 +190,7 @@ def _merge(
   values: jax.Array,
   scales: jax.Array | None,
   first: jax.Array,
-  count: jax.Array,
+  count: jax.Array | int,
   *,
   k: int,
 ) -> tuple[jax.Array, jax.Array]:

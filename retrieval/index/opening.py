@@ -48,17 +48,24 @@ def open_index(
     )
   if verify:
     corpus.verify()
-  made, model = None, ""
-  if "encoder" in identity:
+  index: search.TextIndex
+  model = ""
+  if identity["kind"] == "bm25":
+    from retrieval.index import word_index
+
+    index = word_index.WordIndex(folder / "words")
+  else:
     made = _encoder(identity["encoder"], encoder)
     found = identity["encoder"].get("folder", "")
     if isinstance(encoder, str | os.PathLike):
       found = encoder
     model = found and encoder_settings.model_name(pathlib.Path(found))
+    index = search.EncodedIndex(
+      _vectors(folder, identity, devices=devices, verify=verify), made
+    )
   return search.PassageSearch(
     corpus,
-    _index(folder, identity, devices=devices, verify=verify),
-    encoder=made,
+    index,
     identity=building.without_paths(identity),
     model=model,
   )
@@ -99,18 +106,14 @@ def _encoder(
   return given
 
 
-def _index(
+def _vectors(
   folder: pathlib.Path,
   identity: dict[str, Any],
   *,
   devices: Sequence[Any] | None,
   verify: bool,
-) -> search.VectorIndex | search.TextIndex:
+) -> search.VectorIndex:
   kind = identity["kind"]
-  if kind == "bm25":
-    from retrieval.index import word_index
-
-    return word_index.WordIndex(folder / "words")
   if kind == "jax_flat":
     from retrieval.index import jax_flat
 

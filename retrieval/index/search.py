@@ -40,24 +40,29 @@ class VectorIndex(Protocol):
 
 
 class TextIndex(Protocol):
-  """Search by the words of a query."""
+  """Search by the text of a query."""
 
   count: int
   type: str
+  metric: str  # Name of the score, as the health check reports it.
 
   def search(self, queries: Sequence[str], k: int) -> list[Hits]:
     """Returns the best k rows for each query; thread-safe."""
     ...
 
 
-class Encoder(Protocol):
-  """Turns texts into unit vectors; thread-safe."""
+class QueryEncoder(Protocol):
+  """Turns queries into unit vectors; thread-safe."""
 
   dim: int
 
   def queries(self, texts: Sequence[str]) -> np.ndarray:
     """Returns the vectors of queries, float32 `[Q, dim]`."""
     ...
+
+
+class Encoder(QueryEncoder, Protocol):
+  """Turns queries and passages into unit vectors; thread-safe."""
 
   def passages(self, texts: Sequence[str]) -> np.ndarray:
     """Returns the vectors of passages, float32 `[Q, dim]`."""
@@ -68,26 +73,51 @@ class Encoder(Protocol):
     ...
 
 
+class EncodedIndex:
+  """A `TextIndex` that searches the vectors of queries.
+
+  Args:
+    index: the vectors of the passages.
+    encoder: encoder of queries.
+
+  Raises:
+    ValueError: index and encoder have vectors of other widths.
+  """
+
+  metric = "inner_product"
+
+  def __init__(self, index: VectorIndex, encoder: QueryEncoder):
+    if encoder.dim != index.dim:
+      raise ValueError(
+        f"The index holds vectors of {index.dim} numbers, the encoder makes "
+        f"{encoder.dim}; expected the encoder that the index was built with."
+      )
+    self._index, self._encoder = index, encoder
+    self.count, self.type = index.count, index.type
+
+  def search(self, queries: Sequence[str], k: int) -> list[Hits]:
+    """See `TextIndex`."""
+    return self._index.search(self._encoder.queries(queries), k)
+
+
 class PassageSearch:
   """Answers queries with passages; thread-safe.
 
   Args:
     corpus: the passages; row i of the index is row i of the corpus.
-    index: a `VectorIndex` with an encoder, or a `TextIndex` without one.
-    encoder: encoder of queries.
+    index: finds the rows.
     identity: JSON values; searches with equal values give equal answers.
-    model: name of the encoder.
+    model: name of the index's encoder; "" if it has none.
 
   Raises:
-    ValueError: corpus, index and encoder do not fit together.
+    ValueError: corpus and index do not fit together.
   """
 
   def __init__(
     self,
     corpus: passages.Corpus,
-    index: VectorIndex | TextIndex,
+    index: TextIndex,
     *,
-    encoder: Encoder | None = None,
     identity: dict[str, Any],
     model: str = "",
   ):
@@ -96,12 +126,7 @@ class PassageSearch:
         f"The index has {index.count} rows, the corpus {len(corpus)} passages; "
         "expected one row a passage, in the same order."
       )
-    if encoder is not None and encoder.dim != index.dim:
-      raise ValueError(
-        f"The index holds vectors of {index.dim} numbers, the encoder makes "
-        f"{encoder.dim}; expected the encoder that the index was built with."
-      )
-    self._corpus, self._index, self._encoder = corpus, index, encoder
+    self._corpus, self._index = corpus, index
     self.identity = identity
     self._model = model
 
@@ -121,13 +146,13 @@ class PassageSearch:
     inner product with `intfloat/e5-base-v2`. The backend has the name that they
     use, whether FAISS or JAX computes the answers.
     """
-    exact = self._index.type.startswith("IndexFlat")
-    is_canonical = exact and encoder_settings.is_e5_name(self._model)
+    is_exact = self._index.type.startswith("IndexFlat")
+    is_canonical = is_exact and encoder_settings.is_e5_name(self._model)
     return {
       "backend": "e5-faiss-flat" if is_canonical else self.identity["kind"],
       "model": self._model,
       "index_type": self._index.type,
-      "index_metric": "bm25" if self._encoder is None else "inner_product",
+      "index_metric": self._index.metric,
       "index_size": self._index.count,
       "corpus_size": len(self._corpus),
     }
@@ -162,5 +187,4 @@ class PassageSearch:
 
   def hits(self, queries: Sequence[str], k: int) -> list[Hits]:
     """Returns the rows and scores that `search` would return as passages."""
-    asked = queries if self._encoder is None else self._encoder.queries(queries)
-    return self._index.search(asked, k)
+    return self._index.search(queries, k)

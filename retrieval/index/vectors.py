@@ -33,6 +33,10 @@ class Rows(NamedTuple):
   values: np.ndarray
   scales: np.ndarray | None
 
+  def arrays(self) -> list[np.ndarray]:
+    """Returns the values and, of int8 rows, the scales."""
+    return [self.values] if self.scales is None else [self.values, self.scales]
+
   def floats(self) -> np.ndarray:
     """Returns the rows as float32 `[n, dim]`."""
     if self.scales is None:

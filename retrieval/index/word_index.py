@@ -33,7 +33,7 @@ class WordIndex:
     vectors.DamagedError: a file is missing or not as it was written.
   """
 
-  type = "BM25"
+  type, metric = "BM25", "bm25"
 
   def __init__(self, folder: str | os.PathLike):
     folder = pathlib.Path(folder)

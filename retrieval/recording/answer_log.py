@@ -195,7 +195,8 @@ class AnswerLog:
       row = self._one("id, title, text", "passages", each)
       if row is None or _sha256(*row) != each:
         raise self._damaged(f"the answer to {key.query!r}")
-      answer.append(types.Passage(*map(_text, row), score))
+      identifier, title, text = map(_text, row)
+      answer.append(types.Passage(identifier, title, text, score))
     return tuple(answer)
 
   def _one(self, columns: str, table: str, address: bytes) -> list | None:

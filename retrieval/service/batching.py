@@ -201,7 +201,9 @@ class Batcher:
 
   # The methods below run on the search thread.
 
-  def _answer(self, parts: Sequence[_Part]) -> list[list[Answer] | SearchError]:
+  def _answer(
+    self, parts: Sequence[_Part]
+  ) -> Sequence[list[Answer] | SearchError]:
     """Returns the answers of each part, or its error."""
     try:
       return self._search(parts)

@@ -65,7 +65,9 @@ class _Protocol(httptools_impl.HttpToolsProtocol):
     self._guard = guard
     self._deadline: asyncio.TimerHandle | None = None
 
-  def connection_made(self, transport: asyncio.Transport) -> None:
+  def connection_made(  # type: ignore[override]  # As uvicorn declares it.
+    self, transport: asyncio.Transport
+  ) -> None:
     super().connection_made(transport)
     guard = self._guard
     if len(self.connections) > guard.most:

@@ -20,7 +20,7 @@ import hmac
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import fastapi
@@ -43,8 +43,8 @@ class Search(Protocol):
   def __len__(self) -> int: ...
 
   def search(
-    self, queries: list[str], k: int
-  ) -> list[tuple[types.Passage, ...]]: ...
+    self, queries: Sequence[str], k: int
+  ) -> Sequence[Sequence[types.Passage]]: ...
 
 
 class _RefusedError(Exception):

@@ -56,7 +56,6 @@ def test_an_index_of_e5_passes_the_authors_health_check(tmp_path, kind):
   named = search.PassageSearch(
     index.corpus,
     index._index,
-    encoder=encoder,
     identity=index.identity,
     model="intfloat/e5-base-v2" if encoder else "",
   )
@@ -322,12 +321,12 @@ def test_missing_faiss_file_is_named(tmp_path):
 
 
 def test_mismatched_parts_are_refused(tmp_path):
-  index, encoder = make(tmp_path)
+  index, _ = make(tmp_path)
   other = passages.prepare(
     cases.write(tmp_path / "o.jsonl", 19), tmp_path / "o"
   )
   with pytest.raises(ValueError, match="20 rows, the corpus 19 passages"):
-    search.PassageSearch(other, index._index, encoder=encoder, identity={})
+    search.PassageSearch(other, index._index, identity={})
 
 
 def test_the_command_builds_and_says_what_is_wrong(tmp_path):
