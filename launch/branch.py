@@ -14,7 +14,6 @@ command is killed, running it again resumes where it stopped.
 from __future__ import annotations
 
 import hashlib
-import json
 import pathlib
 import sys
 import time
@@ -129,7 +128,7 @@ def branch() -> str:
         on_done=tick,
       )
   summary = branching.summary(journal.read(folder / branching.BRANCHES))
-  (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+  json_files.write(folder / "summary.json", summary)
   return "\n".join(
     "{kind}: worth {value} [{low}, {high}], {gained} gained, {lost} lost, "
     "{reached} of {ends} ends reached".format(

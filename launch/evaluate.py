@@ -28,7 +28,7 @@ from absl import app, flags
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import values as config_values
-from anysearch_jax.host import disk, run_lock
+from anysearch_jax.host import disk, json_files, run_lock
 from launch import flags as launch_flags
 from launch import jax_setup, parts, policies, progress, retrievers
 
@@ -130,9 +130,7 @@ def _play(
       on_done=lambda done, _: line.tick(done),
     )
   # Written last: this file marks the folder as finished.
-  beside = folder / f"{_SUMMARY}.writing"
-  beside.write_text(json.dumps(summary, indent=2) + "\n")
-  beside.rename(folder / _SUMMARY)
+  json_files.write(folder / _SUMMARY, summary)
   for cell in summary["cells"]:
     script = ""
     if "official_em" in cell:

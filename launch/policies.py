@@ -114,7 +114,6 @@ def describe(config: config_lib.ExperimentConfig) -> tuple[Any, Any]:
       be read.
   """
   from anysearch_jax.policy import hf
-  from anysearch_jax.rollout.sglang import server as sglang_server
 
   if not config.policy:
     raise ValueError(
@@ -122,6 +121,8 @@ def describe(config: config_lib.ExperimentConfig) -> tuple[Any, Any]:
       "(--config.policy=FOLDER)."
     )
   if config.engine.kind == "sglang":
+    from anysearch_jax.rollout.sglang import server as sglang_server
+
     sglang_server.read_key(config.sglang)
   return hf.describe(config.policy)
 
@@ -231,15 +232,13 @@ def player(
     yield harness.Player(*_scripted(chosen.name, source)(config, source))
     return
   from anysearch_jax.rollout import engines
-  from anysearch_jax.rollout.sglang import engine as sglang_engine
 
   policy = _policy(chosen, config)
   engine = engines.make(policy, config, seed=harness.ENGINE_SEED)
   try:
     yield harness.Player(engine, policy.tokenizer)
   finally:
-    if isinstance(engine, sglang_engine.SglangEngine):
-      engine.close()
+    engine.close()
 
 
 def _policy(chosen: Chosen, config: config_lib.ExperimentConfig) -> Any:

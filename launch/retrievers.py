@@ -100,24 +100,26 @@ def _validate_secrets(c: config_lib.RetrievalConfig) -> None:
   Raises:
     ValueError: a URL or a variable name is invalid; no key is shown.
   """
+  urls = {"url": c.url, "simulated": c.simulated, "refined": c.refined}
+  urls = {k: url for k, url in urls.items() if url.startswith("http")}
+  variables = {
+    "key_variable": c.key_variable,
+    "model.key_variable": c.model.key_variable,
+  }
+  variables = {k: name for k, name in variables.items() if name}
+  if not urls and not variables:
+    return
+  # Imported late: a run without a service needs no HTTP.
   from anysearch_jax.host.http import redaction
 
-  for field, url in (
-    ("url", c.url),
-    ("simulated", c.simulated),
-    ("refined", c.refined),
-  ):
-    if url.startswith("http") and not redaction.is_address(url):
+  for field, url in urls.items():
+    if not redaction.is_address(url):
       raise ValueError(
         f"retrieval.{field}: found {redaction.shown(url)}, expected an address "
         "such as http://127.0.0.1:8000."
       )
-  for field, variable in (
-    ("key_variable", c.key_variable),
-    ("model.key_variable", c.model.key_variable),
-  ):
-    if variable:
-      redaction.check_variable(variable, f"retrieval.{field}")
+  for field, variable in variables.items():
+    redaction.check_variable(variable, f"retrieval.{field}")
 
 
 def _validate_models(c: config_lib.RetrievalConfig) -> None:
@@ -247,23 +249,27 @@ def _real(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   c = config.retrieval
   if c.kind == "lexical" and not c.log:
     return lexical
+  retriever: types.BatchRetriever | None = None
+  identity = None
   # A strict log answers alone, so no retriever is opened.
-  offline = bool(c.log) and c.log_mode == "strict"
-  retriever, identity = (None, None) if offline else _make(config, lexical)
-  if c.log:
-    from retrieval.recording import recorder
+  if not c.log or c.log_mode != "strict":
+    retriever, identity = _make(config, lexical)
+    if not c.log:
+      return IdentifiedRetriever(retriever, identity)
+  from retrieval.recording import recorder
 
-    try:
-      retriever = recorder.Recorder(
-        retriever, c.log, mode=c.log_mode, identity=identity
-      )
-    except types.RetrievalError as error:
-      raise ValueError(f"retrieval.log: {error}") from error
-    identity = retriever.identity()
-  return IdentifiedRetriever(retriever, identity)
+  try:
+    recorded = recorder.Recorder(
+      retriever, c.log, mode=c.log_mode, identity=identity
+    )
+  except types.RetrievalError as error:
+    raise ValueError(f"retrieval.log: {error}") from error
+  return IdentifiedRetriever(recorded, recorded.identity())
 
 
-def _make(config: config_lib.ExperimentConfig, lexical: Any) -> tuple[Any, Any]:
+def _make(
+  config: config_lib.ExperimentConfig, lexical: Any
+) -> tuple[types.BatchRetriever, Any]:
   """Returns a retriever and its identity."""
   c = config.retrieval
   if c.kind == "lexical":

@@ -151,6 +151,6 @@ def _sources(
 
 def _write(path: pathlib.Path, values: Mapping[str, Any]) -> None:
   """Writes a JSON file, unless it already contains these values."""
-  text = json.dumps(values, indent=2) + "\n"
+  text = json_files.text(values)
   if not path.is_file() or path.read_text() != text:
     disk.write_whole(path, text)

@@ -50,7 +50,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 import pathlib
 import reprlib
 import sys
@@ -65,6 +64,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import grpo, rewards
 from anysearch_jax.environment import official_scoring, scoring
+from anysearch_jax.host import disk
 from launch import flags as launch_flags
 
 _AUTHORS = {
@@ -234,19 +234,18 @@ def score_file(
       "this scores by AnySearch's reward. What trajectories earned by a reward "
       "of your own is in the files of their training."
     )
-  partial = target.with_name(f".{target.name}.{os.getpid()}")
-  try:
-    with open(source, "rb") as lines, open(partial, "w") as output:
-      for number, line in enumerate(lines, 1):
-        try:
-          group = parse_group(line, scorer=config.evaluation.scorer)
-        except ValueError as error:
-          raise ValueError(f"{source}, line {number}: {error}") from None
-        scores = {"trajectories": score_group(group, config)}
-        output.write(json.dumps(scores, allow_nan=False) + "\n")
-    os.replace(partial, target)
-  finally:
-    partial.unlink(missing_ok=True)
+  with (
+    disk.replacing(target) as beside,
+    open(source, "rb") as lines,
+    open(beside, "w") as output,
+  ):
+    for number, line in enumerate(lines, 1):
+      try:
+        group = parse_group(line, scorer=config.evaluation.scorer)
+      except ValueError as error:
+        raise ValueError(f"{source}, line {number}: {error}") from None
+      scores = {"trajectories": score_group(group, config)}
+      output.write(json.dumps(scores, allow_nan=False) + "\n")
 
 
 def _trajectory(item: Any, where: str) -> RecordedTrajectory:

@@ -41,7 +41,6 @@ from launch import (
   distributed,
   jax_setup,
   parts,
-  plan,
   policies,
   progress,
   retrievers,
@@ -275,6 +274,7 @@ def dry_run(config: config_lib.ExperimentConfig, target: str | None) -> None:
     if target is None:
       return
     from anysearch_jax.planning import planner, rendering, targets
+    from launch import plan
 
     made = planner.make(
       config, plan.read_architecture(config.policy), targets.parse(target)

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from anysearch_jax import types
+from anysearch_jax.host import json_files
 
 _BLOCK = 1 << 22
 # Longer than any passage, so that a file without line ends is not read whole.
@@ -203,7 +204,7 @@ def prepare(
     "bytes": offsets.end,
     "sha256": digest.hexdigest(),
   }
-  _write_json(folder / _INFO, info)
+  json_files.write(folder / _INFO, info)
   return Corpus(folder)
 
 
@@ -301,10 +302,3 @@ def _whole(text: str) -> str:
     whole = text.encode("utf-16", "surrogatepass")
     return whole.decode("utf-16", "replace")
   return text
-
-
-def _write_json(path: pathlib.Path, values: dict[str, Any]) -> None:
-  """Writes a JSON file, complete or not at all."""
-  beside = path.with_suffix(".tmp")
-  beside.write_text(json.dumps(values, indent=2) + "\n")
-  beside.replace(path)

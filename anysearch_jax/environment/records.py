@@ -17,6 +17,7 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import official_scoring, scoring
+from anysearch_jax.host import disk
 
 
 def trajectory(t: types.Trajectory) -> dict[str, Any]:
@@ -159,8 +160,6 @@ def _runs(values: np.ndarray) -> list[list[int]]:
 
 def write(path: pathlib.Path, rows: Iterable[Mapping[str, Any]]) -> None:
   """Writes JSON lines atomically: to a temporary file, then renamed."""
-  beside = path.with_name(path.name + ".writing")
-  with beside.open("w") as file:
+  with disk.replacing(path) as beside, beside.open("w") as file:
     for row in rows:
       file.write(json.dumps(row) + "\n")
-  beside.rename(path)

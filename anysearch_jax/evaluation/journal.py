@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from anysearch_jax.host import json_files
+from anysearch_jax.host import disk, json_files
 
 Row = Mapping[str, Any]
 
@@ -85,12 +85,10 @@ class Journal:
       raise ValueError(
         f"{self._partial} lacks {missing} of {len(self._starts)} rows."
       )
-    beside = self._path.with_name(self._path.name + ".writing")
-    with beside.open("wb") as out:
+    with disk.replacing(self._path) as beside, beside.open("wb") as out:
       for start in self._starts.tolist():
         self._file.seek(start)
         out.write(self._file.readline())
-    beside.rename(self._path)
     self._partial.unlink()
 
   def _read(self) -> None:
@@ -156,11 +154,9 @@ def claim(folder: pathlib.Path, files: Mapping[str, Mapping[str, Any]]) -> None:
   folder.mkdir(parents=True, exist_ok=True)
   for name, values in files.items():
     path = folder / name
-    text = json.dumps(values, indent=2) + "\n"
+    text = json_files.text(values)
     if not path.is_file():
-      beside = path.with_name(path.name + ".writing")
-      beside.write_text(text)
-      beside.rename(path)
+      disk.write_whole(path, text)
     elif path.read_text() != text:
       found, expected = json_files.read(path), json.loads(text)
       raise ValueError(

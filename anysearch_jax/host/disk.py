@@ -13,6 +13,8 @@ from typing import Any
 
 from absl import logging as absl_logging
 
+# Of the name of a file that is being written.
+SUFFIX = ".writing"
 # Advice by the error's number.
 _HELP = {
   errno.ENOSPC: "Free some space",
@@ -72,19 +74,30 @@ def hide_tracebacks() -> None:
   sys.unraisablehook = show
 
 
-def write_whole(path: pathlib.Path, text: str) -> None:
-  """Writes a file atomically: to a temporary file, which is then renamed.
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Replaces a file atomically by the one that the `with` block writes.
+
+  Yields:
+    The path to write to. It is renamed to `path` when the block has ended, and
+    removed if the block fails; an existing file at `path` is then unchanged.
 
   Raises:
-    DiskError: see `writing`; an existing file at `path` is unchanged.
+    DiskError: see `writing`.
   """
-  beside = path.with_name(path.name + ".writing")
+  beside = path.with_name(path.name + SUFFIX)
   with writing(path):
     try:
-      beside.write_text(text)
+      yield beside
       beside.rename(path)
     finally:
       beside.unlink(missing_ok=True)
+
+
+def write_whole(path: pathlib.Path, text: str) -> None:
+  """Writes a file atomically, see `replacing`."""
+  with replacing(path) as beside:
+    beside.write_text(text)
 
 
 def _said(error: Exception, path: pathlib.Path) -> str:

@@ -1,10 +1,13 @@
-"""Reads JSON files, with errors that name the file."""
+"""Reads and writes JSON files, with errors that name the file."""
 
 from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any
+
+from anysearch_jax.host import disk
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
@@ -24,3 +27,17 @@ def read(path: pathlib.Path) -> dict[str, Any]:
       f"{path}: found {type(values).__name__}, expected a JSON object."
     )
   return values
+
+
+def text(values: Mapping[str, Any]) -> str:
+  """Returns the contents of the file that `write` writes."""
+  return json.dumps(values, indent=2) + "\n"
+
+
+def write(path: pathlib.Path, values: Mapping[str, Any]) -> None:
+  """Writes a JSON object atomically.
+
+  Raises:
+    disk.DiskError: the disk is full or broken; see `disk.replacing`.
+  """
+  disk.write_whole(path, text(values))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import hf, sharding
 from anysearch_jax.rollout.jax_engine import engine
-from anysearch_jax.rollout.sglang import engine as sglang
+
+if TYPE_CHECKING:
+  from anysearch_jax.rollout.sglang import engine as sglang_engine
 
 
 def make(
   policy: hf.Policy, config: config_lib.ExperimentConfig, *, seed: int
-) -> engine.JaxEngine | sglang.SglangEngine:
+) -> engine.JaxEngine | sglang_engine.SglangEngine:
   """Makes an engine that samples a policy, as policy version 0.
 
   Args:
@@ -27,7 +31,10 @@ def make(
   """
   dtype = jnp.dtype(config.compute_dtype)
   if config.engine.kind == "sglang":
-    return sglang.SglangEngine(
+    # Imported late: the in-process engine needs no HTTP.
+    from anysearch_jax.rollout.sglang import engine as sglang_engine
+
+    return sglang_engine.SglangEngine(
       policy, config=config.sglang, sampling=config.sampling, dtype=dtype
     )
   return engine.JaxEngine(

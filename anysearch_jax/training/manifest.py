@@ -13,8 +13,10 @@ import pathlib
 from collections.abc import Collection
 from typing import Any
 
+from anysearch_jax.host import disk
+
 NAME = "manifest.json"
-_WRITING = NAME + ".writing"
+_WRITING = NAME + disk.SUFFIX
 _THREADS = 4
 
 # Path in the folder -> {"bytes": size, "sha256": hexadecimal digest}.
@@ -40,9 +42,8 @@ def write(
   entries = dict(known or {})
   names = _names(folder) - entries.keys() - set(late)
   entries |= _entries(folder, names)
-  beside = folder / _WRITING
-  beside.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
-  beside.rename(folder / NAME)
+  text = json.dumps(entries, indent=1, sort_keys=True) + "\n"
+  disk.write_whole(folder / NAME, text)
   return entries
 
 

@@ -14,7 +14,6 @@ from anysearch_jax.policy import decoder, lora
 from anysearch_jax.policy.attention import paged_attention, self_attention
 from anysearch_jax.rollout import episode
 from anysearch_jax.rollout.jax_engine import kv_memory, sampling
-from anysearch_jax.rollout.sglang import server as sglang_server
 from anysearch_jax.training import batching, checkpoint, rewards_and_advantages
 
 
@@ -135,6 +134,9 @@ def validate_sampling(config: config_lib.ExperimentConfig) -> None:
   """
   _one_of("engine.kind", config.engine.kind, ("jax", "sglang"))
   if config.engine.kind == "sglang":
+    # Imported late: the in-process engine needs no HTTP.
+    from anysearch_jax.rollout.sglang import server as sglang_server
+
     sglang_server.validate(config.sglang)
     return
   kv_memory.validate(config.engine)

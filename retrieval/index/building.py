@@ -30,6 +30,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from anysearch_jax.host import json_files
 from retrieval import passages
 from retrieval.index import search, vectors
 
@@ -211,7 +212,7 @@ def _begin(folder: pathlib.Path, identity: dict[str, Any]) -> None:
   """Claims the folder for an index, or checks that it is for the same one."""
   begun = folder / _BEGUN
   if not begun.is_file():
-    _write_json(begun, identity)
+    json_files.write(begun, identity)
     return
   found = without_paths(json.loads(begun.read_text()))
   identity = without_paths(identity)
@@ -290,7 +291,7 @@ def _finish(
       count=shards.count,
       dim=shards.dim,
     )
-  _write_json(folder / BUILT, identity)
+  json_files.write(folder / BUILT, identity)
   if settings.kind == "faiss_flat":
     shutil.rmtree(folder / "vectors")
 
@@ -322,9 +323,3 @@ def _locked(file: TextIO) -> bool:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return True
   return False
-
-
-def _write_json(path: pathlib.Path, values: dict[str, Any]) -> None:
-  beside = path.with_suffix(".tmp")
-  beside.write_text(json.dumps(values, indent=2) + "\n")
-  beside.replace(path)

@@ -19,6 +19,8 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
+from anysearch_jax.host import json_files
+
 DTYPES = ("float32", "bfloat16", "int8")
 _BLOCK = 1 << 22
 
@@ -128,9 +130,7 @@ class Shards:
       "dtype": self.dtype,
       "sha256": {name: digest(self._folder / name) for name in names},
     }
-    path = self._info(shard)
-    path.with_suffix(".tmp").write_text(json.dumps(info, indent=2) + "\n")
-    path.with_suffix(".tmp").replace(path)
+    json_files.write(self._info(shard), info)
 
   def finished(self, shard: int) -> bool:
     """Reads a shard and returns whether it is as it was written."""
