@@ -89,7 +89,7 @@ def write(
       logging.warning(_UNKNOWN[key], start)
   text = card(
     run,
-    config,
+    config_values.to_dict(config),
     base_model=start_name,
     licence=terms,
     rollout=rollout,
@@ -210,7 +210,7 @@ def _check_targets(
 
 def card(
   run: str | pathlib.Path,
-  config: config_lib.ExperimentConfig,
+  config: Mapping[str, Any],
   *,
   base_model: str,
   licence: Mapping[str, str],
@@ -221,21 +221,27 @@ def card(
 
   It includes evaluations only after the last rollout, and only those whose
   provenance has the hash of the run's `policy/`.
+
+  Args:
+    run: the run's folder.
+    config: its configuration, as nested plain values.
+    base_model, licence, rollout, dtype: as for `model_card.Exported`.
   """
   run = pathlib.Path(run)
-  c = config.curriculum
-  last = rollout == c.total_steps // c.steps_per_rollout
-  return model_card.render(
-    config=config_values.to_dict(config),
+  c = config["curriculum"]
+  last = rollout == c["total_steps"] // c["steps_per_rollout"]
+  policy = model_card.Exported(
+    config=config,
     provenance=_json(run / "provenance.json"),
     base_model=base_model,
     licence=licence,
     rollout=rollout,
     dtype=dtype,
-    evaluated_dtype=config.checkpoint.export_dtype,
+    evaluated_dtype=config["checkpoint"]["export_dtype"],
     prompt=_json(run / "prompts.json").get("plain", ""),
     rows=_evaluations(run) if last else [],
   )
+  return model_card.render(policy)
 
 
 def hub_name(folder: str | pathlib.Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,31 +15,21 @@ from anysearch_jax.evaluation import (
   measures,
   metrics,
 )
+from anysearch_jax.export import settings_text
 from anysearch_jax.report import tables
 
-_METHOD = """\
-A search agent: it reasons, searches and answers, and each search costs one
-unit of a budget that the prompt tells. Trained by GRPO under a budget
-curriculum, the method of "One Policy, Any Budget: Internalizing Budget-Aware
-Search via Reinforcement Learning" (AnySearch)."""
+_LIMITS = (
+  "The policy learned with the retriever, corpus and budgets above. Others "
+  "are covered by what is measured here or not at all. It repeats what "
+  "passages say, right or wrong. The base model's licence applies."
+)
 
 
-def render(
-  *,
-  config: Mapping[str, Any],
-  provenance: Mapping[str, Any],
-  base_model: str,
-  licence: Mapping[str, str],
-  rollout: int,
-  dtype: str,
-  evaluated_dtype: str = "",
-  prompt: str = "",
-  rows: Sequence[metrics.Row] = (),
-  resamples: int = 10_000,
-) -> str:
-  """Returns the text of README.md, with the metadata block of the hub.
+@dataclasses.dataclass(frozen=True)
+class Exported:
+  """What the card says of an exported policy.
 
-  Args:
+  Attributes:
     config: the run's resolved configuration, as nested plain values.
     provenance: the run's records: `questions`, `retriever`, `reward`,
       `packages`, each a mapping, and `changes`, a list; each may be missing.
@@ -49,72 +40,109 @@ def render(
     evaluated_dtype: type of the evaluated weights, "" for the same.
     prompt: an example prompt, as the policy reads it.
     rows: evaluations of exactly this policy.
+  """
+
+  config: Mapping[str, Any]
+  provenance: Mapping[str, Any]
+  base_model: str
+  licence: Mapping[str, str]
+  rollout: int
+  dtype: str
+  evaluated_dtype: str = ""
+  prompt: str = ""
+  rows: Sequence[metrics.Row] = ()
+
+
+def render(policy: Exported, *, resamples: int = 10_000) -> str:
+  """Returns the text of README.md, with the metadata block of the hub.
+
+  Args:
+    policy: what the card says.
     resamples: number of bootstrap resamples for TP's intervals.
   """
+  return (
+    "\n\n".join(
+      [
+        _front_matter(policy),
+        f"# {tables.escaped(policy.config['name'])}",
+        settings_text.introduction(policy.config),
+        "## Training",
+        _training(policy),
+        *_prompt(policy.prompt),
+        "## Evaluation",
+        *_evaluations(policy, resamples),
+        "## Limits",
+        _LIMITS,
+      ]
+    )
+    + "\n"
+  )
+
+
+def _training(policy: Exported) -> str:
+  """Returns the table of how the policy was trained."""
+  config, noted = policy.config, policy.provenance
   c = config["curriculum"]
   rollouts = c["total_steps"] // c["steps_per_rollout"]
-  parts = [
-    _front_matter(base_model, licence),
-    f"# {tables.escaped(config['name'])}",
-    _METHOD,
-    "## Training",
-    _table(
-      ("", ""),
-      [
-        ("base model", base_model or "unknown"),
-        ("trained", _trained(config)),
-        ("rollouts", f"{rollout} of {rollouts}"),
+  return _table(
+    ("", ""),
+    [
+      ("base model", policy.base_model or "unknown"),
+      ("trained", settings_text.trained(config)),
+      ("rollouts", f"{policy.rollout} of {rollouts}"),
+      (
+        "a rollout",
+        f"{config['questions']} questions x {config['group']} samples, "
+        f"{c['steps_per_rollout']} optimizer steps",
+      ),
+      ("budgets", settings_text.budgets(c)),
+      ("scaffold", settings_text.scaffold(c)),
+      ("reward", settings_text.reward(config, noted.get("reward", {}))),
+      ("objective", settings_text.objective(config["objective"])),
+      ("optimizer", settings_text.optimizer(config["optimizer"])),
+      ("sampling", settings_text.sampling(config["sampling"])),
+      ("seed", str(config["seed"])),
+      ("questions", settings_text.values(noted.get("questions"))),
+      ("corpus and retriever", settings_text.values(noted.get("retriever"))),
+      ("packages", settings_text.values(noted.get("packages"))),
+      *(
         (
-          "a rollout",
-          f"{config['questions']} questions x {config['group']} samples, "
-          f"{c['steps_per_rollout']} optimizer steps",
-        ),
-        ("budgets", _budgets(c)),
-        ("scaffold", _scaffold(c)),
-        (
-          "reward",
-          _values(provenance.get("reward"))
-          if config["reward"].get("function")
-          else _reward(config["reward"]),
-        ),
-        ("objective", _objective(config["objective"])),
-        ("optimizer", _optimizer(config["optimizer"])),
-        ("sampling", _sampling(config["sampling"])),
-        ("seed", str(config["seed"])),
-        ("questions", _values(provenance.get("questions"))),
-        ("corpus and retriever", _values(provenance.get("retriever"))),
-        ("packages", _values(provenance.get("packages"))),
-        *(
-          (f"changed from rollout {change['rollout']} on", _changed(change))
-          for change in provenance.get("changes", ())
-        ),
-        ("weights", dtype),
-      ],
-    ),
-  ]
-  if prompt:
-    fence = "`" * (4 if "```" in prompt else 3)
-    parts += ["## Prompt", f"{fence}\n{prompt}\n{fence}"]
-  parts += ["## Evaluation", *(_evaluation(row, resamples) for row in rows)]
-  if rows and evaluated_dtype not in ("", dtype):
-    parts.append(f"Measured with the weights in {evaluated_dtype}.")
-  if not rows:
-    parts.append("This policy was not evaluated when it was exported.")
-  parts += [
-    "## Limits",
-    "The policy learned with the retriever, corpus and budgets above. Others "
-    "are covered by what is measured here or not at all. It repeats what "
-    "passages say, right or wrong. The base model's licence applies.",
-  ]
-  return "\n\n".join(parts) + "\n"
+          f"changed from rollout {change['rollout']} on",
+          settings_text.changed(change),
+        )
+        for change in noted.get("changes", ())
+      ),
+      ("weights", policy.dtype),
+    ],
+  )
 
 
-def _front_matter(base_model: str, licence: Mapping[str, str]) -> str:
+def _prompt(prompt: str) -> list[str]:
+  """Returns the section with an example prompt, if there is one."""
+  if not prompt:
+    return []
+  fence = "`" * (4 if "```" in prompt else 3)
+  return ["## Prompt", f"{fence}\n{prompt}\n{fence}"]
+
+
+def _evaluations(policy: Exported, resamples: int) -> list[str]:
+  """Returns the paragraphs of the section on evaluations."""
+  if not policy.rows:
+    return ["This policy was not evaluated when it was exported."]
+  parts = [_evaluation(row, resamples) for row in policy.rows]
+  if policy.evaluated_dtype not in ("", policy.dtype):
+    parts.append(f"Measured with the weights in {policy.evaluated_dtype}.")
+  return parts
+
+
+def _front_matter(policy: Exported) -> str:
+  licence = policy.licence
+  algorithm = settings_text.algorithm(policy.config["objective"]).lower()
   data = huggingface_hub.ModelCardData(
     library_name="transformers",
     pipeline_tag="text-generation",
-    tags=["anysearch", "search-agent", "reinforcement-learning", "grpo"],
-    base_model=base_model if is_hub_name(base_model) else None,
+    tags=["anysearch", "search-agent", "reinforcement-learning", algorithm],
+    base_model=policy.base_model if is_hub_name(policy.base_model) else None,
     license=licence.get("license"),
     license_name=licence.get("license_name"),
     license_link=licence.get("license_link"),
@@ -136,96 +164,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"| {' | '.join(map(tables.escaped, cells))} |"
 
   return "\n".join([line(head), "|" + "---|" * len(head), *map(line, rows)])
-
-
-def _changed(change: Mapping[str, Any]) -> str:
-  """Lists the settings that a resumed run changed."""
-  return ", ".join(
-    f"{path} {old} -> {new}" for path, (old, new) in change["settings"].items()
-  )
-
-
-def _values(values: Mapping[str, Any] | None) -> str:
-  if not values:
-    return "not recorded"
-  return ", ".join(f"{key} {value}" for key, value in values.items())
-
-
-def _trained(config: Mapping[str, Any]) -> str:
-  lora = config["lora"]
-  if not lora["rank"]:
-    return "every weight"
-  return (
-    f"LoRA, rank {lora['rank']}, alpha {lora['alpha']:g}, on "
-    f"{', '.join(lora['targets'])}; merged here"
-  )
-
-
-def _budgets(c: Mapping[str, Any]) -> str:
-  if c["fixed_budget"] >= 0:
-    return f"{c['fixed_budget']} throughout"
-  first = f"{c['max_budget']} down to 1 in the first {c['phase1_steps']} steps"
-  second = (
-    f"1 to {c['max_budget']} drawn adaptively (lambda {c['uniform_mix']:g}) in "
-    f"the other {c['total_steps'] - c['phase1_steps']}"
-  )
-  if not c["phase1_steps"]:
-    return second.replace("the other", "all")
-  if c["phase1_steps"] == c["total_steps"]:
-    return first.replace("the first", "all")
-  return f"{first}, {second}"
-
-
-def _scaffold(c: Mapping[str, Any]) -> str:
-  phases = [
-    name
-    for name, on in (
-      ("Phase I", c["phase1_scaffold"] and c["phase1_steps"]),
-      (
-        "Phase II",
-        c["phase2_scaffold"] and c["phase1_steps"] < c["total_steps"],
-      ),
-    )
-    if on
-  ]
-  return f"in {' and '.join(phases)}" if phases else "none"
-
-
-def _reward(r: Mapping[str, Any]) -> str:
-  gamma = {
-    "adaptive": f"adaptive, at most {r['gamma_max']:g}",
-    "fixed": f"{r['gamma_fixed']:g}",
-    "off": "off",
-  }[r["gamma_mode"]]
-  without = [
-    name
-    for name, on in (("R_abs", r["use_abs"]), ("R_rel", r["use_rel"]))
-    if not on
-  ]
-  return (
-    f"alpha {r['alpha']:g} EM, beta {r['beta']:g} format, delta "
-    f"{r['delta']:g} length, gamma (tool) {gamma}"
-    + (f", without {' and '.join(without)}" if without else "")
-  )
-
-
-def _objective(o: Mapping[str, Any]) -> str:
-  return (
-    f"GRPO, clip {o['clip_low']:g} / {o['clip_high']:g}, KL "
-    f"{o['kl_coefficient']:g} ({o['kl_estimator']})"
-  )
-
-
-def _optimizer(o: Mapping[str, Any]) -> str:
-  return (
-    f"AdamW, learning rate {o['learning_rate']:g}, betas {o['b1']:g} / "
-    f"{o['b2']:g}, weight decay {o['weight_decay']:g}, gradient norm at most "
-    f"{o['max_grad_norm'] or 'unbounded'}"
-  )
-
-
-def _sampling(s: Mapping[str, Any]) -> str:
-  return f"temperature {s['temperature']:g}"
 
 
 def _evaluation(row: metrics.Row, resamples: int) -> str:

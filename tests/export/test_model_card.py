@@ -12,24 +12,22 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.config import values as config_values
 from anysearch_jax.evaluation import columns, intervals, measures, metrics
 from anysearch_jax.export import model_card
+from anysearch_jax.methods import systems
 from anysearch_jax.report import tables
 
 CONFIG = config_lib.ExperimentConfig()
 
 
 def render(config=CONFIG, **values) -> str:
-  return model_card.render(
-    **{
-      "config": config_values.to_dict(config),
-      "provenance": {},
-      "base_model": "base",
-      "licence": {},
-      "rollout": 100,
-      "dtype": "bfloat16",
-      "resamples": 200,
-    }
-    | values
+  policy = model_card.Exported(
+    config=config_values.to_dict(config),
+    provenance={},
+    base_model="base",
+    licence={},
+    rollout=100,
+    dtype="bfloat16",
   )
+  return model_card.render(dataclasses.replace(policy, **values), resamples=200)
 
 
 def cell(card: str, name: str) -> str:
@@ -120,6 +118,74 @@ def test_the_papers_run_in_words(name, text):
 )
 def test_other_runs_in_words(group, values, name, text):
   assert cell(render(change(group, **values)), name) == text
+
+
+@pytest.mark.parametrize(
+  ("method", "constants", "text"),
+  [
+    ("search_r1", {}, "EM"),
+    (
+      "search_r1",
+      {"format_variant": True, "retrieval": 0.1},
+      "EM, 0.2 less in a malformed response; otherwise 0.2 for a well-formed "
+      "response, 0.1 more if a passage shown has an accepted answer, 0.1 for "
+      "an answer in a malformed one",
+    ),
+    ("otc", {"c": 8.0}, "alpha 1 EM x tool productivity (grpo form, c 8)"),
+    (
+      "ikea",
+      {},
+      "1 for a right answer plus 0.6, 0.4, 0.2, 0 after 0, 1, 2, ... searches; "
+      "0.05 for a wrong one after a search; -1 for a malformed response",
+    ),
+    ("zerosearch", {}, "F1"),
+    (
+      "stepsearch",
+      {},
+      "F1 + 0.618 search keys, -1 without an answer; for each search 0.6 (gain "
+      "- redundancy)",
+    ),
+  ],
+)
+def test_card_of_a_compared_system_describes_its_own_reward(
+  method, constants, text
+):
+  own = getattr(CONFIG.method, method)
+  config = change(
+    "method", name=method, **{method: dataclasses.replace(own, **constants)}
+  )
+  card = render(config)
+  assert cell(card, "reward") == text
+  label = systems.get(method).label
+  assert f"with the reward of {label}, which" in " ".join(card.split())
+
+
+def test_card_of_every_trained_system_describes_its_reward():
+  for name, system in systems.METHODS.items():
+    if system.reward is not None:
+      card = render(change("method", name=name))
+      assert cell(card, "reward") != f"the reward of {name}"
+
+
+def test_card_of_a_reward_function_shows_what_was_recorded_of_it():
+  card = render(
+    change("reward", function="mine:reward"),
+    provenance={"reward": {"function": "mine:reward", "sha256": "ab"}},
+  )
+  assert cell(card, "reward") == "function mine:reward, sha256 ab"
+  assert "with a reward function of its own" in " ".join(card.split())
+
+
+def test_card_of_a_run_with_a_critic_names_ppo():
+  card = render(change("objective", advantage="gae"))
+  assert cell(card, "objective").startswith("PPO, clip")
+  assert "- ppo\n" in card and "Trained by PPO" in " ".join(card.split())
+
+
+def test_card_of_a_fixed_budget_names_no_curriculum():
+  card = render(change("curriculum", fixed_budget=3))
+  assert "curriculum" not in card
+  assert "Trained by GRPO with a fixed budget" in " ".join(card.split())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,202 @@
+"""The settings of a training run in words, for the model card."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from anysearch_jax.methods import systems
+
+_WIDTH = 79  # Of the lines of a paragraph.
+_PAPER = (
+  '"One Policy, Any Budget: Internalizing Budget-Aware Search via '
+  'Reinforcement Learning" (AnySearch)'
+)
+
+
+def introduction(config: Mapping[str, Any]) -> str:
+  """Says what kind of policy this is and which method trained it."""
+  name = config["method"]["name"]
+  fixed = config["curriculum"]["fixed_budget"] >= 0
+  if config["reward"].get("function"):
+    whose = "with a reward function of its own"
+  elif name == "anysearch":
+    whose = f"{'with the reward' if fixed else 'the method'} of {_PAPER}"
+  else:
+    system = systems.METHODS.get(name)
+    label = name if system is None else system.label
+    whose = f"with the reward of {label}, which {_PAPER} is compared with"
+  return textwrap.fill(
+    "A search agent: it reasons, searches and answers, and each search costs "
+    "one unit of a budget that the prompt tells. Trained by "
+    f"{algorithm(config['objective'])} "
+    f"{'with a fixed budget' if fixed else 'under a budget curriculum'}, "
+    f"{whose}.",
+    _WIDTH,
+  )
+
+
+def changed(change: Mapping[str, Any]) -> str:
+  """Lists the settings that a resumed run changed."""
+  return ", ".join(
+    f"{path} {old} -> {new}" for path, (old, new) in change["settings"].items()
+  )
+
+
+def values(found: Mapping[str, Any] | None) -> str:
+  """Lists recorded values by name."""
+  if not found:
+    return "not recorded"
+  return ", ".join(f"{key} {value}" for key, value in found.items())
+
+
+def trained(config: Mapping[str, Any]) -> str:
+  lora = config["lora"]
+  if not lora["rank"]:
+    return "every weight"
+  return (
+    f"LoRA, rank {lora['rank']}, alpha {lora['alpha']:g}, on "
+    f"{', '.join(lora['targets'])}; merged here"
+  )
+
+
+def budgets(c: Mapping[str, Any]) -> str:
+  if c["fixed_budget"] >= 0:
+    return f"{c['fixed_budget']} throughout"
+  first = f"{c['max_budget']} down to 1 in the first {c['phase1_steps']} steps"
+  second = (
+    f"1 to {c['max_budget']} drawn adaptively (lambda {c['uniform_mix']:g}) in "
+    f"the other {c['total_steps'] - c['phase1_steps']}"
+  )
+  if not c["phase1_steps"]:
+    return second.replace("the other", "all")
+  if c["phase1_steps"] == c["total_steps"]:
+    return first.replace("the first", "all")
+  return f"{first}, {second}"
+
+
+def scaffold(c: Mapping[str, Any]) -> str:
+  phases = [
+    name
+    for name, on in (
+      ("Phase I", c["phase1_scaffold"] and c["phase1_steps"]),
+      (
+        "Phase II",
+        c["phase2_scaffold"] and c["phase1_steps"] < c["total_steps"],
+      ),
+    )
+    if on
+  ]
+  return f"in {' and '.join(phases)}" if phases else "none"
+
+
+def reward(config: Mapping[str, Any], recorded: Mapping[str, Any]) -> str:
+  """Describes the reward that the run trained with.
+
+  Args:
+    config: the run's configuration.
+    recorded: what the run noted of a reward function of the user's.
+  """
+  if config["reward"].get("function"):
+    return values(recorded)
+  name = config["method"]["name"]
+  describe = _REWARDS.get(name)
+  if describe is None:
+    return f"the reward of {name}"
+  own = config["reward"] if name == "anysearch" else config["method"][name]
+  return describe(own)
+
+
+def _anysearch(r: Mapping[str, Any]) -> str:
+  gamma = {
+    "adaptive": f"adaptive, at most {r['gamma_max']:g}",
+    "fixed": f"{r['gamma_fixed']:g}",
+    "off": "off",
+  }[r["gamma_mode"]]
+  without = [
+    name
+    for name, on in (("R_abs", r["use_abs"]), ("R_rel", r["use_rel"]))
+    if not on
+  ]
+  return (
+    f"alpha {r['alpha']:g} EM, beta {r['beta']:g} format, delta "
+    f"{r['delta']:g} length, gamma (tool) {gamma}"
+    + (f", without {' and '.join(without)}" if without else "")
+  )
+
+
+def _search_r1(r: Mapping[str, Any]) -> str:
+  if not r["format_variant"]:
+    return "EM"
+  found = (
+    f", {r['retrieval']:g} more if a passage shown has an accepted answer"
+    if r["retrieval"]
+    else ""
+  )
+  return (
+    f"EM, {r['structure']:g} less in a malformed response; otherwise "
+    f"{r['structure']:g} for a well-formed response{found}, {r['final']:g} for "
+    "an answer in a malformed one"
+  )
+
+
+def _stepsearch(r: Mapping[str, Any]) -> str:
+  return (
+    f"F1 + {r['key_weight']:g} search keys, {r['missing']:g} without an "
+    f"answer; for each search {r['step_scale']:g} (gain - redundancy)"
+  )
+
+
+def _zerosearch(r: Mapping[str, Any]) -> str:
+  return "F1"
+
+
+def _otc(r: Mapping[str, Any]) -> str:
+  return (
+    f"alpha {r['alpha']:g} EM x tool productivity ({r['form']} form, c "
+    f"{r['c']:g})"
+  )
+
+
+def _ikea(r: Mapping[str, Any]) -> str:
+  bonus = ", ".join(f"{value:g}" for value in r["kb"])
+  return (
+    f"{r['right']:g} for a right answer plus {bonus} after 0, 1, 2, ... "
+    f"searches; {r['searched_wrong']:g} for a wrong one after a search; "
+    f"{r['bad_format']:g} for a malformed response"
+  )
+
+
+_REWARDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+  "anysearch": _anysearch,
+  "search_r1": _search_r1,
+  "stepsearch": _stepsearch,
+  "zerosearch": _zerosearch,
+  "otc": _otc,
+  "ikea": _ikea,
+}
+
+
+def algorithm(o: Mapping[str, Any]) -> str:
+  """Returns the name of the training algorithm."""
+  return "PPO" if o["advantage"] == "gae" else "GRPO"
+
+
+def objective(o: Mapping[str, Any]) -> str:
+  return (
+    f"{algorithm(o)}, clip {o['clip_low']:g} / {o['clip_high']:g}, KL "
+    f"{o['kl_coefficient']:g} ({o['kl_estimator']})"
+  )
+
+
+def optimizer(o: Mapping[str, Any]) -> str:
+  return (
+    f"AdamW, learning rate {o['learning_rate']:g}, betas {o['b1']:g} / "
+    f"{o['b2']:g}, weight decay {o['weight_decay']:g}, gradient norm at most "
+    f"{o['max_grad_norm'] or 'unbounded'}"
+  )
+
+
+def sampling(s: Mapping[str, Any]) -> str:
+  return f"temperature {s['temperature']:g}"
