@@ -207,7 +207,10 @@ def main(argv) -> None:
         started = time.perf_counter(), time.process_time()
         summaries.append(
           harness.evaluate(
-            one,
+            one.evaluation,
+            harness.Playing(
+              one.episode, one.engine.slots, one.watch.quiet_seconds
+            ),
             player=player,
             questions=questions,
             retriever=retriever,

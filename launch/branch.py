@@ -117,14 +117,14 @@ def branch() -> str:
       policies.player(chosen, config, source) as player,
     ):
       branching.branch(
-        config,
+        harness.Playing(
+          config.episode, config.engine.slots, config.watch.quiet_seconds
+        ),
+        branching.Plan(f.episodes, f.samples, f.tries),
         evaluation=evaluation,
         player=player,
         retriever=searching.Searcher(retriever, config.search),
         folder=folder,
-        episodes=f.episodes,
-        samples=f.samples,
-        tries=f.tries,
         on_done=tick,
       )
   summary = branching.summary(journal.read(folder / branching.BRANCHES))

@@ -122,7 +122,10 @@ def _play(
   line = progress.Line(total, unit="episode", clock=time.monotonic)
   with policies.player(chosen, config, source) as player:
     summary = harness.evaluate(
-      config,
+      e,
+      harness.Playing(
+        config.episode, config.engine.slots, config.watch.quiet_seconds
+      ),
       player=player,
       questions=questions,
       retriever=retriever,

@@ -15,7 +15,7 @@ from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode_state
 
 
-class Cut(NamedTuple):
+class BranchPoint(NamedTuple):
   """A branch point of a stored episode.
 
   Attributes:
@@ -29,7 +29,7 @@ class Cut(NamedTuple):
   turn: int
 
 
-def of(row: journal.Row, env: environment_lib.Environment) -> list[Cut]:
+def of(row: journal.Row, env: environment_lib.Environment) -> list[BranchPoint]:
   """Returns the branch points of an episode; a failed one has none.
 
   Raises:
@@ -38,22 +38,22 @@ def of(row: journal.Row, env: environment_lib.Environment) -> list[Cut]:
   if env.verification is not None:
     raise ValueError(
       "episode.prompts: found an environment that verifies answers, whose "
-      "episodes are not taken up; expected one without (bats, not bats_verify)."
+      "episodes cannot branch; expected one without (bats, not bats_verify)."
     )
   if row["failed"]:
     return []
   turns = _turns(row, env)
   searched = [i for i, turn in enumerate(turns) if turn.charged]
-  found = [Cut("stop", n, turn) for n, turn in enumerate(searched)]
+  found = [BranchPoint("stop", n, turn) for n, turn in enumerate(searched)]
   used = row["searches"] + _lost(turns[:-1], env)
   if row["outcome"] == "answered" and used < row["budget"]:
-    found.append(Cut("continue", row["searches"], len(turns) - 1))
+    found.append(BranchPoint("continue", row["searches"], len(turns) - 1))
   return found
 
 
-def take_up(
+def restore(
   row: journal.Row,
-  cut: Cut,
+  point: BranchPoint,
   *,
   config: config_lib.EpisodeConfig,
   codec: types.TextCodec,
@@ -62,7 +62,7 @@ def take_up(
 
   Args:
     row: the stored episode.
-    cut: one of `of(row, env)`.
+    point: one of `of(row, env)`.
     config: configuration of its evaluation.
     codec: codec of the policy that played it.
 
@@ -75,17 +75,17 @@ def take_up(
   """
   chunks = _chunks(row, codec)
   models = [i for i, c in enumerate(chunks) if c.author is types.Author.MODEL]
-  end = models[cut.turn]
+  end = models[point.turn]
   if row["scaffold"]:
     end -= 1  # Drop the turn's budget line; `go_on` writes a new one.
   env = systems.environment(config.prompts)
-  before = _turns(row, env)[: cut.turn]
+  before = _turns(row, env)[: point.turn]
   ends = [
     sum(len(chunk.token_ids) for chunk in chunks[: place + 1]) - 1
     for place, turn in zip(models, before, strict=False)
     if turn.charged
   ]
-  used = cut.searches + _lost(before, env)
+  used = point.searches + _lost(before, env)
   return episode_state.Episode(
     types.Address(0, 0, 0),
     types.Question(
@@ -95,15 +95,15 @@ def take_up(
       row["corpus"],
       row["metadata"],
     ),
-    used if cut.kind == "stop" else row["budget"],
+    used if point.kind == "stop" else row["budget"],
     row["scaffold"],
     config,
     codec,
     chunks=tuple(chunks[:end]),
-    queries=tuple(row["queries"][: cut.searches]),
+    queries=tuple(row["queries"][: point.searches]),
     documents=tuple(
       tuple(types.Document(**d) for d in found)
-      for found in row["documents"][: cut.searches]
+      for found in row["documents"][: point.searches]
     ),
     search_ends=tuple(ends),
     bad_turns=sum(not turn.charged for turn in before),

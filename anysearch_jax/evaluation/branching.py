@@ -17,10 +17,10 @@ that search. The drawback: a policy that almost surely stops never searches;
 rule for a used-up budget applies, and a turn that still searches gets the
 environment's over-budget line. The prompt keeps the original budget in both.
 
-The value (`worth`) is paired: exact match with the search minus exact match
-without it, where one of the two is the stored episode. The value of a search
-includes everything that follows it. Every end has a random address, so it can
-be drawn again exactly.
+The value of a search, `worth` in the files, is paired: exact match with the
+search minus exact match without it, where one of the two is the stored episode.
+It includes everything that follows the search. Every end has a random address,
+so it can be drawn again exactly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import itertools
 import pathlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,16 +47,45 @@ KINDS = ("continue", "stop")
 BRANCHES = "branches.jsonl"
 
 
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """The ends to play.
+
+  Attributes:
+    episodes: number of episodes of each kind, chosen by hash; 0 takes all.
+    samples: number of ends for each branch point.
+    tries: maximum number of samples of a turn until it searches.
+  """
+
+  episodes: int
+  samples: int
+  tries: int
+
+
+class _End(NamedTuple):
+  """An end to play.
+
+  Attributes:
+    stored: the episode.
+    point: where it branches.
+    sample: number of the end at this point.
+    place: index of the end among all ends.
+  """
+
+  stored: journal.Row
+  point: branch_points.BranchPoint
+  sample: int
+  place: int
+
+
 def branch(
-  config: config_lib.ExperimentConfig,
+  playing: harness.Playing,
+  plan: Plan,
   *,
   evaluation: pathlib.Path,
   player: harness.Player,
   retriever: types.Retriever,
   folder: pathlib.Path,
-  episodes: int,
-  samples: int,
-  tries: int,
   on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
   """Plays counterfactual ends and writes `branches.jsonl`, one end a line.
@@ -65,14 +94,12 @@ def branch(
   failed ones are played again.
 
   Args:
-    config: configuration of the evaluation.
-    evaluation: folder of its episodes.
+    playing: how the episodes of the evaluation were played.
+    plan: the ends to play.
+    evaluation: folder of the episodes.
     player: the policy that played them.
     retriever: answers the searches.
     folder: an existing folder to write to.
-    episodes: number of episodes of each kind, chosen by hash; 0 takes all.
-    samples: number of ends for each branch point.
-    tries: maximum number of samples of a turn until it searches.
     on_done: called with (ends done, ends in total).
 
   Returns:
@@ -83,14 +110,14 @@ def branch(
       no branch point; or the environment verifies answers.
   """
   path = evaluation / harness.EPISODES
-  env = systems.environment(config.episode.prompts)
-  places = _places(path, env, episodes, samples)
+  env = systems.environment(playing.episode.prompts)
+  places = _places(path, env, plan)
   if not places:
     raise ValueError(
       f"{path}: no episode answered with budget left and none searched; "
-      "expected some to take up."
+      "expected one of either kind, because ends branch there."
     )
-  total = len(places) * samples
+  total = len(places) * plan.samples
 
   def place(row: journal.Row) -> int:
     return places[_key(row, row["kind"], row["cut"])] + row["sample"]
@@ -103,38 +130,35 @@ def branch(
   ) as rows:
     finished = itertools.count(len(rows) + 1)
 
-    def jobs() -> Iterator[tuple[journal.Row, branch_points.Cut, int, int]]:
-      for stored in journal.read(path):
-        for cut in branch_points.of(stored, env):
-          first = places.get(_key(stored, cut.kind, cut.searches))
-          if first is not None:
-            for sample in range(samples):
-              if first + sample not in rows:
-                yield stored, cut, sample, first + sample
-
-    async def play(
-      job: tuple[journal.Row, branch_points.Cut, int, int],
-    ) -> None:
-      stored, cut, sample, variant = job
-      tried, trajectory = await _end(
-        branch_points.take_up(
-          stored, cut, config=config.episode, codec=player.codec
-        ),
-        cut,
-        address=harness.address(
-          stored["question_id"], seed=stored["seed"], variant=variant
-        )._replace(sample=sample + 1),
-        player=player,
-        retriever=retriever,
-        tries=tries,
+    async def play(end: _End) -> None:
+      tries, trajectory = await _play(
+        end, playing.episode, player=player, retriever=retriever, plan=plan
       )
-      rows.add(_row(stored, cut, sample, tried, trajectory, config.episode))
+      rows.add(_row(end, tries, trajectory, playing.episode))
       on_done(next(finished), total)
 
+    ends = (
+      end for end in _ends(path, env, places, plan) if end.place not in rows
+    )
     searching.attach(retriever, player.engine, player.codec)
-    asyncio.run(harness.each(jobs(), play, at_once=config.engine.slots))
+    asyncio.run(harness.each(ends, play, at_once=playing.slots))
     rows.finish()
   return summary(journal.read(folder / BRANCHES))
+
+
+def _ends(
+  path: pathlib.Path,
+  env: environment_lib.Environment,
+  places: Mapping[tuple[Any, ...], int],
+  plan: Plan,
+) -> Iterator[_End]:
+  """Yields the planned ends in the order of the stored episodes."""
+  for stored in journal.read(path):
+    for point in branch_points.of(stored, env):
+      first = places.get(_key(stored, point.kind, point.searches))
+      if first is not None:
+        for sample in range(plan.samples):
+          yield _End(stored, point, sample, first + sample)
 
 
 def summary(rows: Iterator[journal.Row]) -> dict[str, Any]:
@@ -185,7 +209,7 @@ def summary(rows: Iterator[journal.Row]) -> dict[str, Any]:
 
 def _measured(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   counted = [row for row in rows if row["reached"] and not row["failed"]]
-  worths = np.array([row["worth"] for row in counted], float)
+  values = np.array([row["worth"] for row in counted], float)
   out = {
     "ends": len(rows),
     "failed": sum(row["failed"] for row in rows),
@@ -193,8 +217,8 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     "tries": sum(r["tries"] for r in counted) / len(counted)
     if counted
     else None,
-    "gained": int(np.sum(worths > 0)),
-    "lost": int(np.sum(worths < 0)),
+    "gained": int(np.sum(values > 0)),
+    "lost": int(np.sum(values < 0)),
     "questions": len({row["question"] for row in counted}),
     "worth": intervals.Estimate(None, None, None)._asdict(),
   }
@@ -203,66 +227,77 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
       [row["question"] for row in counted], return_inverse=True
     )
     sums = intervals.cluster_sums(
-      cluster, [worths, np.ones_like(worths)], clusters=len(names)
+      cluster, [values, np.ones_like(values)], clusters=len(names)
     )
-    (worth,) = intervals.bootstrap(
+    (value,) = intervals.bootstrap(
       sums, lambda totals: intervals.ratio(totals[:, :1], totals[:, 1:])
     )
-    out["worth"] = worth._asdict()
+    out["worth"] = value._asdict()
   return out
 
 
-async def _end(
-  state: episode_state.Episode,
-  cut: branch_points.Cut,
+async def _play(
+  end: _End,
+  config: config_lib.EpisodeConfig,
   *,
-  address: types.Address,
   player: harness.Player,
   retriever: types.Retriever,
-  tries: int,
+  plan: Plan,
 ) -> tuple[int, types.Trajectory | None]:
   """Plays one end.
 
   Returns:
     The number of tries, and the trajectory; None if no try searched.
   """
-  most = tries if cut.kind == "continue" else 1
-  parts = {"engine": player.engine, "retriever": retriever}
+  stored, point, sample, place = end
+  engine = player.engine
+  address = harness.address(
+    stored["question_id"], seed=stored["seed"], variant=place
+  )._replace(sample=sample + 1)
+  state = branch_points.restore(
+    stored, point, config=config, codec=player.codec
+  )
+  must_search = point.kind == "continue"
+  most = plan.tries if must_search else 1
   for attempt in range(most):
     here = address._replace(attempt=attempt)
     try:
       at, request = episode.go_on(dataclasses.replace(state, address=here))
-      if cut.kind == "continue" and isinstance(request, types.GenerateRequest):
-        event = await driver.answer(request, **parts, config=state.config)
+      if must_search and isinstance(request, types.GenerateRequest):
+        event = await driver.answer(
+          request, engine=engine, retriever=retriever, config=config
+        )
         at, request = episode.step(at, event)
         failed = isinstance(event, episode_state.Failure)
         if not failed and not isinstance(request, types.SearchRequest):
           continue
-      return attempt + 1, await driver.play(at, request, **parts)
+      trajectory = await driver.play(
+        at, request, engine=engine, retriever=retriever
+      )
+      return attempt + 1, trajectory
     finally:
-      player.engine.release(here)
+      engine.release(here)
   return most, None
 
 
 def _row(
-  stored: journal.Row,
-  cut: branch_points.Cut,
-  sample: int,
+  end: _End,
   tries: int,
-  end: types.Trajectory | None,
+  trajectory: types.Trajectory | None,
   config: config_lib.EpisodeConfig,
 ) -> dict[str, Any]:
   """Returns one end as plain values."""
+  stored, point, sample, _ = end
   row = {
     **{name: stored[name] for name in ("question_id", "budget", "seed")},
-    "kind": cut.kind,
-    "cut": cut.searches,
+    "kind": point.kind,
+    "cut": point.searches,
     "sample": sample,
     "dataset": stored["dataset"],
     "hops": stored["metadata"].get("hops"),
-    "budget_left": stored["budget"] - cut.searches,
+    "budget_left": stored["budget"] - point.searches,
     "tries": tries,
-    "reached": end is not None,
+    "reached": trajectory is not None,
     "stored_em": stored["em"],
     "stored_answer": stored["answer"],
     "stored_searches": stored["searches"],
@@ -273,36 +308,33 @@ def _row(
     "worth": None,
     "spans": [],
   }
-  if end is None:
+  if trajectory is None:
     return row
-  verdict = systems.environment(config.prompts).judge(end)
+  verdict = systems.environment(config.prompts).judge(trajectory)
   gain = verdict.em - stored["em"]
   return row | {
     "em": verdict.em,
     "answer": verdict.answer,
-    "searches": end.searches,
-    "outcome": end.outcome.value,
-    "worth": gain if cut.kind == "continue" else -gain,
+    "searches": trajectory.searches,
+    "outcome": trajectory.outcome.value,
+    "worth": gain if point.kind == "continue" else -gain,
     "spans": [
       {"author": span.author.name.lower(), "text": span.text}
-      for span in end.spans
+      for span in trajectory.spans
     ],
   }
 
 
 def _places(
-  path: pathlib.Path,
-  env: environment_lib.Environment,
-  episodes: int,
-  samples: int,
+  path: pathlib.Path, env: environment_lib.Environment, plan: Plan
 ) -> dict[tuple[Any, ...], int]:
   """Chooses episodes; returns the place of each branch point's first end."""
   found: dict[str, list[tuple[int, tuple[Any, ...]]]] = {k: [] for k in KINDS}
   for row in journal.read(path):
     by_kind: dict[str, list[tuple[Any, ...]]] = {}
-    for cut in branch_points.of(row, env):
-      key = _key(row, cut.kind, cut.searches)
-      by_kind.setdefault(cut.kind, []).append(key)
+    for point in branch_points.of(row, env):
+      key = _key(row, point.kind, point.searches)
+      by_kind.setdefault(point.kind, []).append(key)
     for kind, keys in by_kind.items():
       name = f"{row['question_id']}/{row['budget']}/{row['seed']}"
       found[kind].append((zlib.crc32(name.encode()), tuple(keys)))
@@ -310,12 +342,15 @@ def _places(
     key
     for chosen in found.values()
     for _, keys in (
-      heapq.nsmallest(episodes, chosen) if episodes else sorted(chosen)
+      heapq.nsmallest(plan.episodes, chosen)
+      if plan.episodes
+      else sorted(chosen)
     )
     for key in keys
   ]
-  return {key: i * samples for i, key in enumerate(keys)}
+  return {key: i * plan.samples for i, key in enumerate(keys)}
 
 
-def _key(row: journal.Row, kind: str, cut: int) -> tuple[Any, ...]:
-  return row["question_id"], row["budget"], row["seed"], kind, cut
+def _key(row: journal.Row, kind: str, searches: int) -> tuple[Any, ...]:
+  """Identifies a branch point by its episode, kind and searches before it."""
+  return row["question_id"], row["budget"], row["seed"], kind, searches

@@ -49,8 +49,23 @@ class Player(NamedTuple):
   codec: types.TextCodec
 
 
+class Playing(NamedTuple):
+  """How episodes are played.
+
+  Attributes:
+    episode: limits and prompts of an episode.
+    slots: number of episodes at a time.
+    quiet_seconds: seconds without progress until a warning.
+  """
+
+  episode: config_lib.EpisodeConfig
+  slots: int
+  quiet_seconds: float
+
+
 def evaluate(
-  config: config_lib.ExperimentConfig,
+  evaluation: config_lib.EvaluationConfig,
+  playing: Playing,
   *,
   player: Player,
   questions: Sequence[types.Question],
@@ -65,8 +80,8 @@ def evaluate(
   question. If the file already exists, nothing is played.
 
   Args:
-    config: `evaluation` holds budgets, seeds, scaffold, scorer and prices;
-      `episode` and `engine.slots` say how episodes are played.
+    evaluation: budgets, seeds, scaffold, scorer and prices.
+    playing: how episodes are played.
     player: the policy to evaluate.
     questions: the questions; their ids must differ.
     retriever: answers the searches.
@@ -79,68 +94,67 @@ def evaluate(
   Raises:
     ValueError: the evaluation is invalid, or the folder cannot be used.
   """
-  grid = _Grid(config.evaluation, questions)
+  grid = _Grid(evaluation, questions)
   started = time.monotonic()
   played = 0
   if not (folder / EPISODES).is_file():
-    played = _play(config, grid, player, retriever, folder, on_done)
+    with journal.Journal(
+      folder / EPISODES, len(grid), grid.place, again=lambda row: row["failed"]
+    ) as rows:
+      played = len(grid) - len(rows)
+      _play(evaluation, playing, grid, player, retriever, rows, on_done)
+      rows.finish()
   return {
     "episodes": len(grid),
     "played": played,
     "seconds": time.monotonic() - started,
-    "slots": config.engine.slots,
+    "slots": playing.slots,
     **savings(player.engine, retriever),
     "cells": cells(journal.read(folder / EPISODES)),
   }
 
 
 def _play(
-  config: config_lib.ExperimentConfig,
+  evaluation: config_lib.EvaluationConfig,
+  playing: Playing,
   grid: _Grid,
   player: Player,
   retriever: types.Retriever,
-  folder: pathlib.Path,
+  rows: journal.Journal,
   on_done: Callable[[int, int], None],
-) -> int:
-  """Plays the missing episodes and returns their number."""
-  e = config.evaluation
-  env = systems.environment(config.episode.prompts)
+) -> None:
+  """Plays the episodes that `rows` lacks and adds them."""
+  env = systems.environment(playing.episode.prompts)
+  finished = itertools.count(len(rows) + 1)
+  inflight = inflight_lib.InFlight(playing.quiet_seconds)
   searching.attach(retriever, player.engine, player.codec)
-  with journal.Journal(
-    folder / EPISODES, len(grid), grid.place, again=lambda row: row["failed"]
-  ) as rows:
-    before = len(rows)
-    finished = itertools.count(before + 1)
-    inflight = inflight_lib.InFlight(config.watch.quiet_seconds)
 
-    async def play(place: int) -> None:
-      seed, budget, question = grid.cell(place)
-      trajectory = await driver.run_episode(
-        question,
-        budget=budget,
-        scaffold=e.scaffold,
-        address=address(question.id, seed=seed, variant=place),
-        engine=player.engine,
-        retriever=retriever,
-        config=config.episode,
-        codec=player.codec,
-        inflight=inflight,
-      )
-      verdict = env.judge(trajectory)
-      row = records.episode(trajectory, verdict, seed=seed, prices=e)
-      if e.scorer == "official":
-        row |= official_scoring.of_question(question, verdict.answer)
-      rows.add(row)
-      on_done(next(finished), len(grid))
+  async def play(place: int) -> None:
+    seed, budget, question = grid.cell(place)
+    trajectory = await driver.run_episode(
+      question,
+      budget=budget,
+      scaffold=evaluation.scaffold,
+      address=address(question.id, seed=seed, variant=place),
+      engine=player.engine,
+      retriever=retriever,
+      config=playing.episode,
+      codec=player.codec,
+      inflight=inflight,
+    )
+    verdict = env.judge(trajectory)
+    row = records.episode(trajectory, verdict, seed=seed, prices=evaluation)
+    if evaluation.scorer == "official":
+      row |= official_scoring.of_question(question, verdict.answer)
+    rows.add(row)
+    on_done(next(finished), len(grid))
 
-    async def play_all() -> None:
-      left = (place for place in grid.order() if place not in rows)
-      with inflight.watched():
-        await each(left, play, at_once=config.engine.slots)
+  async def play_all() -> None:
+    left = (place for place in grid.order() if place not in rows)
+    with inflight.watched():
+      await each(left, play, at_once=playing.slots)
 
-    asyncio.run(play_all())
-    rows.finish()
-  return len(grid) - before
+  asyncio.run(play_all())
 
 
 def address(question_id: str, *, seed: int, variant: int) -> types.Address:

@@ -9,7 +9,7 @@ import json
 import pytest
 import scripted
 import small_run
-from played_evaluation import configured, jax_player, play, rows_of
+from played_evaluation import configured, jax_player, play, playing, rows_of
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -50,12 +50,12 @@ def branch(evaluation, folder, script, config, **settings):
   folder.mkdir()
   engine = scripted.Engine(script)
   summary = branching.branch(
-    config,
+    playing(config),
+    branching.Plan(**{"episodes": 0, "samples": 2, "tries": 4} | settings),
     evaluation=evaluation,
     player=harness.Player(engine, scripted.CODEC),
     retriever=RETRIEVER,
     folder=folder,
-    **{"episodes": 0, "samples": 2, "tries": 4} | settings,
   )
   return summary, rows_of((folder / "branches.jsonl").read_bytes()), engine
 
@@ -142,10 +142,10 @@ def test_value_of_denied_search_counts_lost_answers(tmp_path, scaffold):
 def test_budget_line_at_branch_point_has_remaining_budget(tmp_path):
   config = configured(budgets=(3,), seeds=(1,), scaffold=True)
   (stored,) = evaluated(tmp_path / "e", searcher, config, QUESTIONS[:1])
-  cut = branch_points.of(stored, PAPER)[1]
-  assert cut == branch_points.Cut("stop", 1, 1)
-  state = branch_points.take_up(
-    stored, cut, config=config.episode, codec=scripted.CODEC
+  point = branch_points.of(stored, PAPER)[1]
+  assert point == branch_points.BranchPoint("stop", 1, 1)
+  state = branch_points.restore(
+    stored, point, config=config.episode, codec=scripted.CODEC
   )
   assert (state.budget, state.used, state.turns, state.bad_turns) == (
     1,
@@ -167,10 +167,10 @@ def test_episode_branches_after_bad_turns(tmp_path):
   config = configured(budgets=(0, 1), seeds=(1,))
   bad, good = evaluated(tmp_path / "e", script, config, QUESTIONS[:1])
   assert bad["violation"] and branch_points.of(bad, PAPER) == []
-  assert [cut.kind for cut in branch_points.of(good, PAPER)] == ["stop"]
-  state = branch_points.take_up(
+  assert [point.kind for point in branch_points.of(good, PAPER)] == ["stop"]
+  state = branch_points.restore(
     bad,
-    branch_points.Cut("continue", 0, 1),
+    branch_points.BranchPoint("continue", 0, 1),
     config=config.episode,
     codec=scripted.CODEC,
   )
@@ -191,14 +191,12 @@ def test_finished_ends_are_not_played_again(tmp_path):
   partial.write_text("\n".join(lines[5:20]) + '\n{"kind": "cont')
   engine = scripted.Engine(hesitant)
   again = branching.branch(
-    config,
+    playing(config),
+    branching.Plan(episodes=0, samples=2, tries=4),
     evaluation=tmp_path / "e",
     player=harness.Player(engine, scripted.CODEC),
     retriever=RETRIEVER,
     folder=partial.parent,
-    episodes=0,
-    samples=2,
-    tries=4,
   )
   assert again == whole
   assert (partial.parent / "branches.jsonl").read_text().splitlines() == lines
@@ -239,14 +237,12 @@ def test_engine_ends_are_reproducible(tmp_path):
   for name in ("a", "b"):
     (tmp_path / name).mkdir()
     branching.branch(
-      config,
+      playing(config),
+      branching.Plan(episodes=0, samples=2, tries=3),
       evaluation=tmp_path,
       player=player(),
       retriever=source["retriever"],
       folder=tmp_path / name,
-      episodes=0,
-      samples=2,
-      tries=3,
     )
     found.append((tmp_path / name / "branches.jsonl").read_bytes())
   assert found[0] == found[1]
@@ -266,14 +262,16 @@ def cell(row):
 def test_rows_that_cannot_branch_are_rejected(tmp_path):
   config = configured(budgets=(1,), seeds=(1,))
   (row,) = evaluated(tmp_path / "e", hesitant, config, QUESTIONS[:1])
-  (cut,) = branch_points.of(row, PAPER)
+  (point,) = branch_points.of(row, PAPER)
   how = {"config": config.episode, "codec": scripted.CODEC}
   with pytest.raises(ValueError, match="stored without its tokens"):
-    branch_points.take_up({k: row[k] for k in row if k != "tokens"}, cut, **how)
+    branch_points.restore(
+      {k: row[k] for k in row if k != "tokens"}, point, **how
+    )
   (searched,) = evaluated(tmp_path / "s", searcher, config, QUESTIONS[:1])
   searched["spans"][1]["text"] += " more"
   with pytest.raises(ValueError, match="other tokens than its text"):
-    branch_points.take_up(searched, branch_points.of(searched, PAPER)[0], **how)
+    branch_points.restore(searched, branch_points.of(searched, PAPER)[0], **how)
 
 
 TURNS = {
@@ -316,12 +314,16 @@ def test_restored_state_equals_the_original_in_every_environment(name):
     with pytest.raises(ValueError, match="that verifies answers"):
       branch_points.of(row, env)
     return
-  found = [cut for cut in branch_points.of(row, env) if cut.kind == "stop"]
-  assert [stood[cut.turn].used for cut in found] == list(range(played.searches))
+  found = [
+    point for point in branch_points.of(row, env) if point.kind == "stop"
+  ]
+  assert [stood[point.turn].used for point in found] == list(
+    range(played.searches)
+  )
   for turn, before in stood.items():
-    taken = branch_points.take_up(
+    taken = branch_points.restore(
       row,
-      branch_points.Cut("continue", before.used, turn),
+      branch_points.BranchPoint("continue", before.used, turn),
       config=config,
       codec=scripted.CODEC,
     )
@@ -329,9 +331,9 @@ def test_restored_state_equals_the_original_in_every_environment(name):
       assert getattr(taken, field) == getattr(before, field), (turn, field)
     for field in ("bad_turns", "violation", "tokens", "turns"):
       assert getattr(taken, field) == getattr(before, field), (turn, field)
-    if turn in [cut.turn for cut in found]:
-      (cut,) = [cut for cut in found if cut.turn == turn]
-      stopped = branch_points.take_up(
-        row, cut, config=config, codec=scripted.CODEC
+    if turn in [point.turn for point in found]:
+      (point,) = [point for point in found if point.turn == turn]
+      stopped = branch_points.restore(
+        row, point, config=config, codec=scripted.CODEC
       )
-      assert stopped.left == 0 and stopped.used == cut.searches
+      assert stopped.left == 0 and stopped.used == point.searches

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import fake_sglang
+import played_evaluation
 import pytest
 import scripted
 import sglang_engines
@@ -65,7 +66,8 @@ def rows(chosen, config, folder, questions=None):
   folder.mkdir()
   with policies.player(chosen, config, source) as player:
     harness.evaluate(
-      config,
+      config.evaluation,
+      played_evaluation.playing(config),
       player=player,
       questions=questions or source.evaluation_questions(each=3),
       retriever=source.retriever,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
+import played_evaluation
 import pytest
 import scripted
 import small_run
@@ -250,7 +251,8 @@ def test_evaluation_uses_the_policys_engine_for_the_second_call(tmp_path):
     )
     folder.mkdir()
     played = harness.evaluate(
-      config,
+      config.evaluation,
+      played_evaluation.playing(config),
       player=player,
       questions=world.questions("held-out", 60, 0),
       retriever=searching.Searcher(retriever, SEARCH),

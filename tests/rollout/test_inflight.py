@@ -8,6 +8,7 @@ import dataclasses
 import logging
 
 import fake_retriever
+import played_evaluation
 import pytest
 import scripted
 import small_run
@@ -284,7 +285,8 @@ def test_evaluation_warns_when_nothing_moves(stuck, tmp_path):
     WATCHED, evaluation=config_lib.EvaluationConfig(budgets=(1,), seeds=(7,))
   )
   summary = harness.evaluate(
-    config,
+    config.evaluation,
+    played_evaluation.playing(config),
     player=harness.Player(stuck, scripted.CODEC),
     questions=[QUESTION],
     retriever=stuck,

@@ -35,10 +35,17 @@ def jax_player(parts, config):
   )
 
 
+def playing(config):
+  return harness.Playing(
+    config.episode, config.engine.slots, config.watch.quiet_seconds
+  )
+
+
 def play(config, player, questions, retriever, folder, **settings):
   folder.mkdir(exist_ok=True)
   summary = harness.evaluate(
-    config,
+    config.evaluation,
+    playing(config),
     player=player,
     questions=questions,
     retriever=retriever,
