@@ -87,7 +87,7 @@ def main(argv) -> None:
       policies.identity(chosen), retriever, questions, flags.FLAGS.split
     )
     made = {"config.json": config_values.to_dict(config)}
-    with disk.writing(folder):
+    with disk.translate_errors(folder):
       journal.claim(folder, made | {"provenance.json": played})
       if not (folder / _SUMMARY).is_file():
         with run_lock.hold(folder / run_lock.NAME):

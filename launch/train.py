@@ -28,7 +28,8 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from absl import app, flags
 
@@ -48,6 +49,9 @@ from launch import (
   stopping,
 )
 from launch import flags as launch_flags
+
+if TYPE_CHECKING:
+  from anysearch_jax.training import loop
 
 # Metrics in the progress line of a rollout; some systems have no format.
 _SHOWN = {
@@ -110,92 +114,30 @@ def main(argv) -> None:
 def _main(
   config: config_lib.ExperimentConfig, held: contextlib.ExitStack
 ) -> None:
-  from anysearch_jax.host import processes, run_lock
+  """Trains, and exits with a sentence if that fails."""
+  from anysearch_jax.host import processes
   from anysearch_jax.methods import own_reward
-  from anysearch_jax.policy import hf, lora
-  from anysearch_jax.rollout import searching
-  from anysearch_jax.training import (
-    checkpoint,
-    collection,
-    health,
-    loop,
-    placement,
-    validation,
-  )
+  from anysearch_jax.training import checkpoint, health
 
+  folder = launch_flags.run_folder(config, flags.FLAGS.output)
   try:
-    validation.validate(config)
-    c = config.curriculum
-    rollouts = c.total_steps // c.steps_per_rollout
-    folder = launch_flags.run_folder(config, flags.FLAGS.output)
-    questions, retriever, provenance = processes.together(
-      lambda: _begin(config, rollouts * collection.questions(config))
-    )
-    agree(config, provenance)
-
-    allow = flags.FLAGS.allow_changes
-
-    def begin() -> None:
-      held.enter_context(run_lock.hold(folder / run_lock.NAME))
-      run_history.begin(folder, config, provenance, allow=allow)
-
-    with disk.writing(folder):
-      processes.by_first(begin)
-    trainer = loop.Trainer(
-      config,
-      policy=hf.load(
-        config.policy,
-        mesh=placement.training_mesh(config.mesh),
-        dtype=lora.base_dtype(config.lora),
-      ),
-      questions=questions,
-      retriever=searching.Searcher(
-        retriever,
-        config.search,
-        identity=provenance["retriever"]["sha256"],
-      ),
-      folder=folder,
-      trace=flags.FLAGS.timeline,
-      allow_changes=allow,
-    )
+    trainer, provenance = _trainer(config, folder, held)
   except disk.DiskError as error:
     sys.exit(_goes_on(error, folder))
   except (ValueError, types.EngineError) as error:
     sys.exit(f"launch.train: {error}")
-  line = progress.Line(rollouts, unit="rollout", clock=time.monotonic)
-
-  def tick(event: loop.Event) -> None:
-    if processes.first():
-      shown = " ".join(
-        f"{name} {event.values[metric]:.2f}"
-        for name, metric in _SHOWN.items()
-        if metric in event.values
-      )
-      line.tick(event.rollout + 1, f"phase {event.values['phase']} {shown}")
-
-  def started(rollout: int, changes: Sequence[config_changes.Change]) -> None:
-    changed = processes.by_first(
-      lambda: [
-        f"{change} ({change.kind})"
-        for change in run_history.resumed(
-          folder, config, provenance, rollout=rollout, changes=changes
-        )
-      ]
-    )
-    if changed and processes.first():
-      stopping.say(f"changed from rollout {rollout} on: {', '.join(changed)}")
-
-  stopped = False
+  grace = flags.FLAGS.grace
   try:
-    grace = flags.FLAGS.grace
     with (
-      disk.writing(folder),
+      disk.translate_errors(folder),
       stopping.saving(
         trainer.stop,
         trainer.stop_seconds if grace is None else lambda: grace,
       ),
     ):
-      stopped = not trainer.run(tick, started)
+      finished = trainer.run(
+        _progress(_rollouts(config)), _noting(folder, config, provenance)
+      )
   except (
     checkpoint.DamagedError,
     checkpoint.MismatchError,
@@ -208,12 +150,109 @@ def _main(
     sys.exit(f"launch.train: {error}")
   except disk.DiskError as error:
     sys.exit(_goes_on(error, folder))
-  if stopped:
+  if not finished:
     saved = checkpoint.rollouts(folder / "checkpoints")[-1]
     stopping.say(f"saved checkpoint {saved}; the same command resumes from it")
     sys.exit(stopping.RESUME)
-  if processes.first():
+  if processes.is_main():
     print(f"trained policy: {folder / 'policy'}")
+
+
+def _trainer(
+  config: config_lib.ExperimentConfig,
+  folder: pathlib.Path,
+  held: contextlib.ExitStack,
+) -> tuple[loop.Trainer, dict]:
+  """Returns the trainer and the provenance of a run, whose folder it creates.
+
+  Args:
+    config: the resolved configuration.
+    folder: folder of the run.
+    held: keeps the lock of the folder.
+
+  Raises:
+    ValueError: the run cannot begin or resume as it is configured.
+    disk.DiskError: the folder cannot be written to.
+    types.EngineError: the SGLang servers cannot be used.
+  """
+  from anysearch_jax.host import processes, run_lock
+  from anysearch_jax.policy import hf, lora
+  from anysearch_jax.rollout import searching
+  from anysearch_jax.training import collection, loop, placement, validation
+
+  validation.validate(config)
+  count = _rollouts(config) * collection.questions(config)
+  questions, retriever, provenance = processes.barrier_call(
+    lambda: _begin(config, count)
+  )
+  agree(config, provenance)
+  allow = flags.FLAGS.allow_changes
+
+  def begin() -> None:
+    held.enter_context(run_lock.hold(folder / run_lock.NAME))
+    run_history.begin(folder, config, provenance, allow=allow)
+
+  with disk.translate_errors(folder):
+    processes.on_main(begin)
+  trainer = loop.Trainer(
+    config,
+    policy=hf.load(
+      config.policy,
+      mesh=placement.training_mesh(config.mesh),
+      dtype=lora.base_dtype(config.lora),
+    ),
+    questions=questions,
+    retriever=searching.Searcher(
+      retriever, config.search, identity=provenance["retriever"]["sha256"]
+    ),
+    folder=folder,
+    trace=flags.FLAGS.timeline,
+    allow_changes=allow,
+  )
+  return trainer, provenance
+
+
+def _rollouts(config: config_lib.ExperimentConfig) -> int:
+  return config.curriculum.total_steps // config.curriculum.steps_per_rollout
+
+
+def _progress(rollouts: int) -> Callable[[loop.Event], None]:
+  """Returns a function that prints a line for each rollout."""
+  from anysearch_jax.host import processes
+
+  line = progress.Line(rollouts, unit="rollout", clock=time.monotonic)
+
+  def tick(event: loop.Event) -> None:
+    if processes.is_main():
+      shown = " ".join(
+        f"{name} {event.values[metric]:.2f}"
+        for name, metric in _SHOWN.items()
+        if metric in event.values
+      )
+      line.tick(event.rollout + 1, f"phase {event.values['phase']} {shown}")
+
+  return tick
+
+
+def _noting(
+  folder: pathlib.Path, config: config_lib.ExperimentConfig, provenance: dict
+) -> Callable[[int, Sequence[config_changes.Change]], None]:
+  """Returns a function that notes in the run folder what a start changed."""
+  from anysearch_jax.host import processes
+
+  def started(rollout: int, changes: Sequence[config_changes.Change]) -> None:
+    changed = processes.on_main(
+      lambda: [
+        f"{change} ({change.kind})"
+        for change in run_history.resumed(
+          folder, config, provenance, rollout=rollout, changes=changes
+        )
+      ]
+    )
+    if changed and processes.is_main():
+      stopping.say(f"changed from rollout {rollout} on: {', '.join(changed)}")
+
+  return started
 
 
 def _goes_on(error: disk.DiskError, folder: pathlib.Path) -> str:
@@ -310,7 +349,7 @@ def agree(config: config_lib.ExperimentConfig, provenance: dict) -> None:
   from anysearch_jax.host import processes
 
   mine = {"config": values.to_dict(config), **provenance}
-  first, *others = processes.share(lambda: dict(values.leaves(mine)))
+  first, *others = processes.all_gather(lambda: dict(values.leaves(mine)))
   for process, other in enumerate(others, start=1):
     for name in first | other:
       if first.get(name) != other.get(name):

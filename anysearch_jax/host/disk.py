@@ -30,7 +30,7 @@ class DiskError(OSError):
 
 
 @contextlib.contextmanager
-def writing(path: str | pathlib.Path) -> Iterator[None]:
+def translate_errors(path: str | pathlib.Path) -> Iterator[None]:
   """Raises a `DiskError` that names the path in place of any disk error.
 
   Libraries wrap such errors in classes of their own, so causes, contexts and
@@ -53,7 +53,7 @@ def writing(path: str | pathlib.Path) -> Iterator[None]:
 
 
 def hide_tracebacks() -> None:
-  """Hides tracebacks of disk errors; the sentence of `writing` remains.
+  """Hides tracebacks of disk errors, whose sentences remain.
 
   Orbax's threads log every disk error with its traceback, some of them after
   the command has ended. Threads of tensorstore print one more for every write
@@ -83,10 +83,10 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     removed if the block fails; an existing file at `path` is then unchanged.
 
   Raises:
-    DiskError: see `writing`.
+    DiskError: see `translate_errors`.
   """
   beside = path.with_name(path.name + SUFFIX)
-  with writing(path):
+  with translate_errors(path):
     try:
       yield beside
       beside.rename(path)
@@ -134,7 +134,8 @@ def _all(error: BaseException | None) -> Iterator[BaseException]:
       continue
     seen.add(id(each))
     yield each
-    waiting += getattr(each, "exceptions", ())
+    if isinstance(each, BaseExceptionGroup):
+      waiting += each.exceptions
     waiting += [each.__cause__, each.__context__]
 
 

@@ -33,12 +33,12 @@ _ARRAY = "\0array"
 _KNOWN = ("builtins", "anysearch_jax", "retrieval")
 
 
-def first() -> bool:
+def is_main() -> bool:
   """Returns whether this process is the one that writes files and prints."""
   return jax.process_index() == 0
 
 
-def share(make: Callable[[], T]) -> list[T]:
+def all_gather(make: Callable[[], T]) -> list[T]:
   """Returns the results of `make` in all processes (an all-gather).
 
   Args:
@@ -67,27 +67,27 @@ def share(make: Callable[[], T]) -> list[T]:
   return [value for value, _ in outcomes]
 
 
-def by_first(make: Callable[[], T]) -> T:
+def on_main(make: Callable[[], T]) -> T:
   """Calls `make` in the first process and returns its result in all processes.
 
   All processes wait until the first one has finished. Errors are those of
-  `share`.
+  `all_gather`.
   """
-  made: list[T] = share(lambda: [make()] if first() else [])[0]
+  made: list[T] = all_gather(lambda: [make()] if is_main() else [])[0]
   return made[0]
 
 
-def together(make: Callable[[], T]) -> T:
+def barrier_call(make: Callable[[], T]) -> T:
   """Returns this process's result of `make` once all processes have succeeded.
 
   The result itself is not shared and may be any object.
   """
   made: list[T] = []
-  share(lambda: made.append(make()))
+  all_gather(lambda: made.append(make()))
   return made[0]
 
 
-def whole(x: jax.Array) -> jax.Array:
+def to_replicated(x: jax.Array) -> jax.Array:
   """Returns an array that is complete on this process's devices.
 
   A fully addressable array is returned as it is; any other one is replicated,

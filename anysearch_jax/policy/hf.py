@@ -150,7 +150,7 @@ def save(
   """
   a = policy.architecture
   with _appears_once(folder) as beside:
-    if processes.first():
+    if processes.is_main():
       save_files(beside, policy, dtype=dtype)
       for name, text in (texts or {}).items():
         (beside / name).write_text(text)
@@ -215,7 +215,7 @@ def save_adapter(
       table.adapter_rows(a),
       name="adapter_model.safetensors",
     )
-    if not processes.first():
+    if not processes.is_main():
       return
     _write_json(
       beside / "adapter_config.json",
@@ -275,7 +275,7 @@ def _appears_once(
   folder: str | pathlib.Path,
 ) -> contextlib.AbstractContextManager[pathlib.Path]:
   """Returns `appears_whole` in the first process, `folder` in all others."""
-  if processes.first():
+  if processes.is_main():
     return appears_whole(folder)
   return contextlib.nullcontext(pathlib.Path(folder))
 

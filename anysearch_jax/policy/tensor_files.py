@@ -180,7 +180,7 @@ def save(
     file = f"{stem}-{i:05d}-of-{count:05d}.safetensors" if count > 1 else name
     _write(folder / file, shard, layer_of, dtype)
     index |= {key: file for key, _, _ in shard}
-  if count > 1 and processes.first():
+  if count > 1 and processes.is_main():
     text = json.dumps(
       {"metadata": {"total_size": total}, "weight_map": index}, indent=2
     )
@@ -211,7 +211,7 @@ def _write(
   text = json.dumps(header, separators=(",", ":")).encode()
   text += b" " * (-len(text) % 8)
   # Other processes take part in gathering each tensor and discard it.
-  written = path if processes.first() else os.devnull
+  written = path if processes.is_main() else os.devnull
   with open(written, "wb") as file, futures.ThreadPoolExecutor(1) as pool:
     writing = pool.submit(file.write, len(text).to_bytes(8, "little") + text)
     for _, row, layer in entries:
@@ -312,7 +312,7 @@ def _to_host(
   # Rounding on the device halves the bytes that cross to the host.
   ours = layer_of(row, layer).astype(dtype)
   if isinstance(ours, jax.Array):
-    ours = processes.whole(ours)
+    ours = processes.to_replicated(ours)
   return np.ascontiguousarray(row.to_file(np.asarray(ours)))
 
 

@@ -138,7 +138,7 @@ class Checkpoints:
     self._config = config
     self._rollout = 0
     self._listed: manifest.Entries = {}
-    processes.by_first(lambda: _tidy(self._folder))
+    processes.on_main(lambda: _tidy(self._folder))
     quality_of = operator.itemgetter("quality")
     policies = ocp.checkpoint_managers
     self._manager = ocp.CheckpointManager(
@@ -169,9 +169,9 @@ class Checkpoints:
     """
     self._finish()
     self._rollout, self._began = saved.rollout, self._clock()
-    if processes.first():
+    if processes.is_main():
       damaged.make_room(self._folder, saving.size(saved.state))
-    with disk.writing(self._folder / str(saved.rollout)):
+    with disk.translate_errors(self._folder / str(saved.rollout)):
       self._manager.save(
         saved.rollout,
         metrics={"quality": quality},
@@ -237,7 +237,7 @@ class Checkpoints:
 
   def _finish(self) -> None:
     """Waits for the save in progress and lists the files its rename added."""
-    with disk.writing(folder := self._folder / str(self._rollout)):
+    with disk.translate_errors(folder := self._folder / str(self._rollout)):
       self._manager.wait_until_finished()
       if self._listed:
         manifest.write(folder, self._listed)

@@ -136,7 +136,7 @@ def collect(
     }
     return values, packed_groups.pack(played.groups)
 
-  shares = processes.share(play)
+  shares = processes.all_gather(play)
   found = {
     group.trajectories[0].address.question: group
     for _, packed in shares

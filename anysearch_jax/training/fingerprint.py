@@ -109,7 +109,7 @@ class Fingerprint:
       }
 
     # Processes exchange their gaps, so that all of them raise the same error.
-    shares = processes.share(gaps)
+    shares = processes.all_gather(gaps)
     found = [
       (mean, largest, part)
       for share in shares

@@ -121,7 +121,7 @@ class Trainer:
     self._folder = run_folder.RunFolder(folder)
     self._learner = learner.Learner(config, policy)
     self._timeline = timeline.Timeline(
-      clock, folder / "timeline.json" if trace and processes.first() else None
+      clock, folder / "timeline.json" if trace and processes.is_main() else None
     )
     self._watch = watch_lib.Watch(config)
     self._stopping = threading.Event()
@@ -257,12 +257,12 @@ class Trainer:
             writer.write(values["step"], values, steps)
           # Clocks differ between processes, so the first one decides when to
           # save and what to keep.
-          quality = processes.by_first(
+          quality = processes.on_main(
             lambda values=values: checkpoint.quality(
               values, config=config.checkpoint
             )
           )
-          late, *_ = processes.share(self._pace.rollout)
+          late, *_ = processes.all_gather(self._pace.rollout)
           done = rollout + 1
           if due := done % config.save_every == 0 or done == rollouts:
             self._record(f"rollout-{rollout:05d}", scored)
@@ -286,7 +286,7 @@ class Trainer:
 
   def _writer(self) -> contextlib.AbstractContextManager:
     """Returns the metrics writer; the context is None except on process 0."""
-    if processes.first():
+    if processes.is_main():
       return metrics.Writer(self._folder.path)
     return contextlib.nullcontext()
 
@@ -304,7 +304,7 @@ class Trainer:
       _StoppedError: `stop` was called.
     """
     level = self._config.pipeline.async_level
-    if any(processes.share(self._stopping.is_set)):
+    if any(processes.all_gather(self._stopping.is_set)):
       raise _StoppedError
     ahead.fill(rollout, self._learner.published)
     sampled = ahead.take(self._stopping if self._stoppable else None)

@@ -30,7 +30,7 @@ class Writer:
     self._rollouts = folder / "metrics.jsonl"
     self._steps = folder / "steps.jsonl"
     self._board_folder = folder / "tensorboard"
-    with disk.writing(self._board_folder):
+    with disk.translate_errors(self._board_folder):
       self._board_folder.mkdir(parents=True, exist_ok=True)
       # Not a SummaryWriter: a full disk ends its thread, and later calls hang.
       self._board = event_file_writer.EventsWriter(
@@ -54,9 +54,9 @@ class Writer:
       (self._steps, numbered),
       (self._rollouts, [values]),
     ):
-      with disk.writing(path), path.open("a") as file:
+      with disk.translate_errors(path), path.open("a") as file:
         file.writelines(json.dumps(_plain(r)) + "\n" for r in records)
-    with disk.writing(self._board_folder):
+    with disk.translate_errors(self._board_folder):
       self._show(step, values)
 
   def keep_before(self, rollout: int) -> None:
@@ -90,7 +90,7 @@ class Writer:
     return self
 
   def __exit__(self, *unused) -> None:
-    with disk.writing(self._board_folder):
+    with disk.translate_errors(self._board_folder):
       self._board.close()
 
 

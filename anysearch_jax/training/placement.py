@@ -211,4 +211,4 @@ def _moved(x: jax.Array, wanted: jax.sharding.NamedSharding) -> jax.Array:
   """Returns `x` with the sharding `wanted`, which may be on other devices."""
   if x.sharding.is_equivalent_to(wanted, x.ndim):
     return x
-  return jax.device_put(processes.whole(x), wanted)
+  return jax.device_put(processes.to_replicated(x), wanted)

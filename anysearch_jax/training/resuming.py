@@ -119,7 +119,7 @@ def resume(
     checkpoint.MismatchError: the checkpoint belongs to another run, or settings
       differ that may not.
   """
-  found = processes.by_first(lambda: checkpoint.rollouts(folder))
+  found = processes.on_main(lambda: checkpoint.rollouts(folder))
   if not found:
     return Resumed(0, sampler.seen, [], [], [])
   newest = found[-1]

@@ -47,16 +47,16 @@ class RunFolder:
           hf.save_files(beside, policy)
       self._write_prompts(policy, question, config)
 
-    with disk.writing(self.path):
-      processes.by_first(write)
+    with disk.translate_errors(self.path):
+      processes.on_main(write)
 
   def record(
     self, name: str, groups: Iterable[Mapping[str, Any]]
   ) -> pathlib.Path:
     """Writes groups of trajectories, one a line; returns the file's path."""
     path = self.path / "trajectories" / f"{name}.jsonl"
-    if processes.first():
-      with disk.writing(path):
+    if processes.is_main():
+      with disk.translate_errors(path):
         records.write(path, groups)
     return path
 
@@ -65,12 +65,12 @@ class RunFolder:
   ) -> None:
     """Writes `policy/`, and `adapter/` of adapters; all processes call it."""
     policy = policy._replace(source=self.path / "source")
-    with disk.writing(self.path / "policy"):
+    with disk.translate_errors(self.path / "policy"):
       hf.save(
         self.path / "policy", policy, dtype=config.checkpoint.export_dtype
       )
     if policy.architecture.lora is not None:
-      with disk.writing(self.path / "adapter"):
+      with disk.translate_errors(self.path / "adapter"):
         hf.save_adapter(self.path / "adapter", policy, base=config.policy)
 
   def _write_prompts(

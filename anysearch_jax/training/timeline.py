@@ -52,7 +52,7 @@ class Timeline:
     self._began = clock()
     self._written = 0
     if path is not None:
-      with disk.writing(path):
+      with disk.translate_errors(path):
         path.write_bytes(b"[\n" + _joined(_names()) + _CLOSE)
 
   def add(
@@ -99,7 +99,7 @@ class Timeline:
     if self._path is None or not spans:
       return
     events = [e for span in spans for e in self._events(rollout, span)]
-    with disk.writing(self._path), self._path.open("r+b") as file:
+    with disk.translate_errors(self._path), self._path.open("r+b") as file:
       file.seek(-len(_CLOSE), 2)
       file.write(b",\n" + _joined(events) + _CLOSE)
 

@@ -19,10 +19,10 @@ from anysearch_jax.training import placement
 
 
 def test_a_lone_process_calls_through():
-  assert processes.first()
-  assert processes.share(lambda: 3) == [3]
-  assert processes.by_first(lambda: 3) == processes.together(lambda: 3) == 3
-  for call in (processes.share, processes.by_first, processes.together):
+  assert processes.is_main()
+  assert processes.all_gather(lambda: 3) == [3]
+  assert processes.on_main(lambda: 3) == processes.barrier_call(lambda: 3) == 3
+  for call in (processes.all_gather, processes.on_main, processes.barrier_call):
     with pytest.raises(ZeroDivisionError):
       call(lambda: 1 / 0)
 
@@ -45,11 +45,11 @@ def other(monkeypatch):
 
 def test_values_of_each_process_reach_all(other):
   other(5)
-  assert processes.share(lambda: 3) == [3, 5]
+  assert processes.all_gather(lambda: 3) == [3, 5]
   other(None)
-  assert processes.by_first(lambda: "mine") == "mine"
+  assert processes.on_main(lambda: "mine") == "mine"
   other(None)
-  never_sent = processes.together(lambda: lambda: 3)
+  never_sent = processes.barrier_call(lambda: lambda: 3)
   assert never_sent() == 3
 
 
@@ -70,7 +70,7 @@ def test_values_of_each_process_reach_all(other):
 )
 def test_plain_values_arrive_unchanged(other, value):
   other(value)
-  mine, theirs = processes.share(lambda: value)
+  mine, theirs = processes.all_gather(lambda: value)
   assert mine == theirs == value
   assert json.dumps(theirs) == json.dumps(value)
 
@@ -83,7 +83,7 @@ def test_arrays_arrive_bit_for_bit(other, dtype, shape):
   rng = np.random.default_rng(0)
   array = np.asarray(rng.integers(0, 2, shape)).astype(dtype)
   other(0)
-  mine, _ = processes.share(lambda: {"x": [array, {"y": array.T}]})
+  mine, _ = processes.all_gather(lambda: {"x": [array, {"y": array.T}]})
   (x, inner) = mine["x"]
   for found, expected in ((x, array), (inner["y"], array.T)):
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
@@ -97,12 +97,12 @@ def test_arrays_arrive_bit_for_bit(other, dtype, shape):
 def test_values_that_would_need_pickling_are_refused(other, value):
   other(5)
   with pytest.raises(TypeError, match="nothing else is shared") as caught:
-    processes.share(lambda: [value])
+    processes.all_gather(lambda: [value])
   assert caught.value.__notes__ == ["Raised in process 0 of 2."]
 
 
 @pytest.mark.parametrize(
-  "call", [processes.share, processes.by_first, processes.together]
+  "call", [processes.all_gather, processes.on_main, processes.barrier_call]
 )
 def test_an_error_in_one_process_is_raised_in_all(other, call):
   other(error=ValueError("no such policy"))
@@ -138,7 +138,7 @@ class _OddError(ValueError):
 def test_an_error_arrives_with_its_class_and_message(other, error, kind, words):
   other(error=error)
   with pytest.raises(kind, match=re.escape(words)) as caught:
-    processes.share(lambda: 3)
+    processes.all_gather(lambda: 3)
   if isinstance(error, OSError):
     assert caught.value.errno == 28
 
@@ -150,7 +150,7 @@ def test_a_received_error_cannot_name_anything_but_an_error_class():
     [["builtins", "exec"]],
     [["builtins", "print"]],
     [["builtins", "SystemExit"]],
-    [["anysearch_jax.host.processes", "share"]],
+    [["anysearch_jax.host.processes", "all_gather"]],
     [["anysearch_jax.nowhere", "Error"]],
     [["this", "Error"]],
   ):
@@ -168,10 +168,10 @@ def test_the_failing_process_raises_its_original_error(other):
 
   other(5)
   with pytest.raises(LocalError):
-    processes.share(fail)
+    processes.all_gather(fail)
   other(error=LocalError("a full disk"))
   with pytest.raises(RuntimeError, match="LocalError: a full disk"):
-    processes.share(lambda: 3)
+    processes.all_gather(lambda: 3)
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 16, 100])

@@ -219,14 +219,14 @@ def _led_to(error, cause):
 )
 def test_disk_errors_are_recognised_in_every_form(error, help_, tmp_path):
   with pytest.raises(disk.DiskError) as caught:
-    with disk.writing(tmp_path / "no" / "file"):
+    with disk.translate_errors(tmp_path / "no" / "file"):
       raise error
   said = str(caught.value)
   assert said.startswith(f"{tmp_path / 'no' / 'file'} could not be written: ")
   assert f"{help_} and start the same command again." in said
   assert caught.value.__cause__ is error
   # Nested contexts keep the error of the inner one.
-  with pytest.raises(disk.DiskError) as outer, disk.writing(tmp_path):
+  with pytest.raises(disk.DiskError) as outer, disk.translate_errors(tmp_path):
     raise caught.value
   assert outer.value is caught.value
 
@@ -235,7 +235,7 @@ def test_disk_errors_are_recognised_in_every_form(error, help_, tmp_path):
   "error", [KeyError("a"), FileNotFoundError(errno.ENOENT, "x"), OSError("x")]
 )
 def test_other_errors_are_not_translated(error, tmp_path):
-  with pytest.raises(type(error)) as caught, disk.writing(tmp_path):
+  with pytest.raises(type(error)) as caught, disk.translate_errors(tmp_path):
     raise error
   assert caught.value is error
 

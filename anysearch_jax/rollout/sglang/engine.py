@@ -83,7 +83,7 @@ class SglangEngine:
     self._dtype = dtype
     self.counters: Counter[str] = Counter()
     self._client, self._servers = sglang_server.connect(config, self.counters)
-    self._run = processes.by_first(sglang_weights.new_run)
+    self._run = processes.on_main(sglang_weights.new_run)
     self._serial = itertools.count()
     # Names and versions of all weights, in order. The last one may still be
     # loading; those before `_current` are no longer served.
@@ -142,16 +142,14 @@ class SglangEngine:
     )
     try:
       try:
-        if processes.first():
+        if processes.is_main():
           sglang_weights.remove(self._folder)
-        with disk.writing(path):
+        with disk.translate_errors(path):
           hf.save(path, self._policy._replace(params=params), dtype=self._dtype)
-        processes.by_first(
-          lambda: self._background.run(self._fleet.hand_over())
-        )
+        processes.on_main(lambda: self._background.run(self._fleet.hand_over()))
       finally:
         self._background.run(self._fleet.release())
-      processes.by_first(lambda: self._background.run(self._fleet.any_up()))
+      processes.on_main(lambda: self._background.run(self._fleet.any_up()))
     except BaseException:
       self._handed.pop()
       self._drop(self._fleet.present(before))
@@ -237,7 +235,7 @@ class SglangEngine:
           raise scores
       return out
 
-    scores = processes.by_first(found)
+    scores = processes.on_main(found)
     self.counters["unscored"] += len(self._servers) - len(scores)
     return scores
 
@@ -250,7 +248,7 @@ class SglangEngine:
 
   def _drop(self, weights: health.Weights | None) -> None:
     """Removes these weights' folder, and its parent if it is then empty."""
-    if weights is not None and processes.first():
+    if weights is not None and processes.is_main():
       sglang_weights.remove(weights.path)
       with contextlib.suppress(OSError):
         self._folder.rmdir()
