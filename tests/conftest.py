@@ -59,16 +59,27 @@ _LONGEST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-  """Sorts the files into the order in which workers take them."""
+  """Sorts the files into the order in which workers take them.
+
+  Chex's variants without jit become slow tests: they compile every operation.
+  """
   places = {name: place for place, name in enumerate(_LONGEST)}
   items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+  for item in items:
+    if item.name.endswith("__without_jit"):
+      item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:
-  """Takes the imported modules out of what the garbage collector looks at."""
+  """Keeps the garbage collector away from the imported modules.
+
+  A pass over all objects takes a second, and tracing causes many.
+  """
   gc.collect()
   gc.freeze()
+  gc.set_threshold(10_000, 20, 20)
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from bench import widened
 from configs import quickstart
 
 
+@pytest.mark.slow
 def test_width_changes_no_logit():
   small = hf.load(quickstart.get_config().policy)
   large = widened.widened(small, 3)

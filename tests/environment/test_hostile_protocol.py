@@ -140,7 +140,14 @@ def test_a_megabyte_of_text_is_read_in_linear_time(text):
   growth.assert_linear(read, text)
 
 
-@pytest.mark.parametrize("piece", ["<|", "\u202e", "</answer>", " ", "{B}"])
+@pytest.mark.parametrize(
+  "piece",
+  [
+    "<|",
+    "</answer>",
+    *(pytest.param(x, marks=pytest.mark.slow) for x in ("\u202e", " ", "{B}")),
+  ],
+)
 def test_a_megabyte_is_encoded_without_a_special_token(real_tokenizer, piece):
   text = protocol.observation(
     [types.Passage("1", "t", piece * (2**20 // len(piece)))],
