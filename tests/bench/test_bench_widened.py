@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from anysearch_jax.policy import decoder, hf
 from bench import widened
