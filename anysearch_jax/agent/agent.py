@@ -9,7 +9,7 @@ import itertools
 import pathlib
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Self
 
 from anysearch_jax import config as config_lib
@@ -228,7 +228,7 @@ class Agent:
     budget: int,
     seed: int = 42,
     deadline: float | None = None,
-  ) -> AsyncIterator[events.Event]:
+  ) -> AsyncGenerator[events.Event, None]:
     """As `stream`; cancelling the caller cancels the episode."""
     loop = asyncio.get_running_loop()
     told: asyncio.Queue[events.Event | None] = asyncio.Queue()
@@ -245,6 +245,34 @@ class Agent:
       future.result()
     finally:
       future.cancel()
+
+  async def search_async(self, query: str, *, k: int) -> list[types.Passage]:
+    """Finds passages as the policy's searches do, without the policy.
+
+    Args:
+      query: what is searched for.
+      k: the largest number of passages, >= 1.
+
+    Returns:
+      The passages, best first.
+
+    Raises:
+      ValueError: an argument is out of range, or the retriever answers the
+        searches of a policy only.
+      types.RetrievalError: the retriever cannot answer in time.
+      RuntimeError: the agent is closed.
+    """
+    if not query.strip():
+      raise ValueError("query: found no text, expected words to search for.")
+    if k < 1:
+      raise ValueError(f"k: found {k}, expected at least 1.")
+    request = types.SearchRequest(query.strip(), k, self._corpus)
+    with self._lock:
+      self._check_open()
+      future = asyncio.run_coroutine_threadsafe(
+        asking.search(request, self._parts), self._loop
+      )
+    return await asyncio.wrap_future(future)
 
   def close(self) -> None:
     """Cancels all questions, then closes the engine. May be called twice."""
@@ -284,11 +312,14 @@ class Agent:
         text, text, (), self._corpus
       )
     with self._lock:
-      if self._closed:
-        raise RuntimeError("The agent is closed; load another one.")
+      self._check_open()
       return asyncio.run_coroutine_threadsafe(
         self._run(question, budget, seed, deadline, tell), self._loop
       )
+
+  def _check_open(self) -> None:
+    if self._closed:
+      raise RuntimeError("The agent is closed; load another one.")
 
   async def _run(
     self,

@@ -98,6 +98,24 @@ async def ask(
   return reply
 
 
+async def search(
+  request: types.SearchRequest, parts: Parts
+) -> list[types.Passage]:
+  """Answers one query, without an episode.
+
+  Raises:
+    types.RetrievalError: the retriever cannot answer in time.
+  """
+  seconds = parts.config.search_deadline
+  try:
+    async with asyncio.timeout(seconds):
+      return list(await parts.retriever.search(request))
+  except TimeoutError as error:
+    raise types.RetrievalError(
+      f"The retriever gave no answer within {seconds:g} s."
+    ) from error
+
+
 def _until(
   started: float, deadline: float | None, *, landed: bool
 ) -> float | None:

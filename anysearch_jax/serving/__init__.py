@@ -1,0 +1,1 @@
+"""Services that answer questions with an agent, for other programs."""

@@ -1,0 +1,298 @@
+"""An agent as a server of the Model Context Protocol.
+
+Tool `answer` asks the policy under a budget, tool `search` asks the retriever
+alone, and each answer's trajectory is a resource.
+
+Specification: https://modelcontextprotocol.io/specification
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import pydantic
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ResourceNotFoundError, ToolError
+from mcp_types import ToolAnnotations
+
+from anysearch_jax import types
+from anysearch_jax.agent import agent as agent_lib
+from anysearch_jax.agent import events
+from anysearch_jax.environment import records
+
+_URI = "anysearch://trajectories/"
+_MOST_PASSAGES = 100
+_EXAMPLES = 5
+_POLL = 0.05
+_READS_ONLY = ToolAnnotations(read_only_hint=True, open_world_hint=True)
+
+
+class Source(pydantic.BaseModel):
+  """A passage that a search showed to the policy."""
+
+  id: str
+  title: str
+
+
+class Query(pydantic.BaseModel):
+  """A search of the policy, with the passages that it showed, best first."""
+
+  query: str
+  sources: list[Source]
+
+
+class Answered(pydantic.BaseModel):
+  """The result of the tool `answer`."""
+
+  answer: str | None = pydantic.Field(
+    description="null if the policy gave none; `reason` then says why."
+  )
+  outcome: str = pydantic.Field(
+    description="answered; invalid or truncated if the policy gave no answer; "
+    "failed if the model or the search engine was unavailable."
+  )
+  reason: str = pydantic.Field(description="Empty if there is an answer.")
+  searches: int = pydantic.Field(description="Searches that were made.")
+  tokens: int = pydantic.Field(description="Tokens that the policy wrote.")
+  seconds: float
+  queries: list[Query]
+  trajectory: str = pydantic.Field(
+    description="URI of the resource with the whole episode, as JSON."
+  )
+
+
+class Passage(pydantic.BaseModel):
+  """A passage that the tool `search` found."""
+
+  id: str
+  title: str
+  text: str
+
+
+class Found(pydantic.BaseModel):
+  """The result of the tool `search`, best passage first."""
+
+  passages: list[Passage]
+
+
+class Service:
+  """The tools and resources of one agent.
+
+  Args:
+    agent: answers; the caller closes it.
+    max_budget: largest budget of a question.
+    passages: passages that `search` finds unless its caller says how many.
+    seed: of the random numbers of every question.
+    deadline: seconds in which an answer is due; None: no deadline.
+    kept: number of trajectories that can be read; older ones are dropped.
+
+  Attributes:
+    server: speaks the protocol over any transport.
+  """
+
+  def __init__(
+    self,
+    agent: agent_lib.Agent,
+    *,
+    version: str,
+    max_budget: int = 10,
+    passages: int = 3,
+    seed: int = 42,
+    deadline: float | None = None,
+    kept: int = 256,
+  ):
+    self._agent = agent
+    self._max_budget = max_budget
+    self._passages = passages
+    self._seed, self._deadline = seed, deadline
+    self._trajectories = _Trajectories(kept)
+    self._under_way = 0
+    self.server: MCPServer[Any] = MCPServer(
+      "anysearch",
+      title="AnySearch",
+      version=version,
+      instructions=_instructions(agent),
+      log_level="WARNING",
+    )
+    self.server.add_tool(
+      self.answer,
+      name="answer",
+      title="Answer a question by searching",
+      description="Answers a question: a policy reasons and searches, at most "
+      f"`budget` times (0 to {max_budget}). A larger budget finds more and "
+      "takes longer. Each search is reported as progress.",
+      annotations=_READS_ONLY,
+    )
+    self.server.add_tool(
+      self.search,
+      name="search",
+      title="Search passages",
+      description="Returns the `k` passages that match a query best (1 to "
+      f"{_MOST_PASSAGES}, default {passages}), without reasoning.",
+      annotations=_READS_ONLY,
+    )
+    self.server.resource(
+      _URI + "{name}",
+      name="trajectory",
+      title="Trajectory of an answer",
+      description="What the policy wrote, its searches and the passages: the "
+      f"last {kept} answers are kept.",
+      mime_type="application/json",
+    )(self.trajectory)
+
+  async def drain(self, seconds: float) -> None:
+    """Waits at most `seconds` for the calls that are under way."""
+    end = time.monotonic() + seconds
+    while self._under_way and time.monotonic() < end:
+      await asyncio.sleep(_POLL)
+
+  async def answer(
+    self,
+    question: Annotated[
+      str, pydantic.Field(description="One question, complete in itself.")
+    ],
+    budget: Annotated[int, pydantic.Field(description="Searches allowed.")],
+    context: Context,
+  ) -> Answered:
+    if not 0 <= budget <= self._max_budget:
+      raise ToolError(
+        f"budget: found {budget}, expected 0 to {self._max_budget}."
+      )
+    with self._call():
+      # Cancelling the request cancels this coroutine; leaving the stream then
+      # cancels the episode, which frees its pages.
+      async with contextlib.aclosing(
+        self._agent.stream_async(
+          question, budget=budget, seed=self._seed, deadline=self._deadline
+        )
+      ) as told:
+        async for event in told:
+          if isinstance(event, events.Searching):
+            await context.report_progress(
+              event.number, budget, f"search {event.number}: {event.query}"
+            )
+          elif isinstance(event, events.Answer):
+            return _answered(event.reply, self._trajectories.keep(event.reply))
+    raise ToolError("The episode ended without a reply.")
+
+  async def search(
+    self,
+    query: Annotated[str, pydantic.Field(description="Words to search for.")],
+    k: Annotated[
+      int | None, pydantic.Field(description="Largest number of passages.")
+    ] = None,
+  ) -> Found:
+    k = self._passages if k is None else k
+    if not 1 <= k <= _MOST_PASSAGES:
+      raise ToolError(f"k: found {k}, expected 1 to {_MOST_PASSAGES}.")
+    with self._call():
+      found = await self._agent.search_async(query, k=k)
+    return Found(
+      passages=[Passage(id=p.id, title=p.title, text=p.text) for p in found]
+    )
+
+  async def trajectory(self, name: str) -> str:
+    return self._trajectories.read(name)
+
+  @contextlib.contextmanager
+  def _call(self) -> Iterator[None]:
+    """Counts a call; turns what its caller can act on into an error result."""
+    self._under_way += 1
+    try:
+      yield
+    except (ValueError, types.EngineError, types.RetrievalError) as error:
+      raise ToolError(str(error)) from error
+    finally:
+      self._under_way -= 1
+
+
+class _Trajectories:
+  """The last replies, each under a name that nobody can guess."""
+
+  def __init__(self, kept: int):
+    self._kept = kept
+    self._replies: collections.OrderedDict[str, events.Reply] = (
+      collections.OrderedDict()
+    )
+
+  def keep(self, reply: events.Reply) -> str:
+    """Stores a reply and returns the URI of its trajectory."""
+    name = secrets.token_hex(16)
+    self._replies[name] = reply
+    while len(self._replies) > self._kept:
+      self._replies.popitem(last=False)
+    return _URI + name
+
+  def read(self, name: str) -> str:
+    """Returns a trajectory as JSON.
+
+    Raises:
+      ResourceNotFoundError: it was dropped, or never existed.
+    """
+    reply = self._replies.get(name)
+    if reply is None:
+      raise ResourceNotFoundError(
+        f"{_URI}{name}: found no such trajectory; the last {self._kept} are "
+        "kept. Ask the question again."
+      )
+    return json.dumps(_record(reply))
+
+
+def _answered(reply: events.Reply, uri: str) -> Answered:
+  return Answered(
+    answer=reply.answer,
+    outcome=reply.outcome.value,
+    reason=reply.reason,
+    searches=reply.searches,
+    tokens=reply.tokens,
+    seconds=round(reply.seconds, 3),
+    queries=[
+      Query(
+        query=query, sources=[Source(id=p.id, title=p.title) for p in passages]
+      )
+      for query, passages in zip(
+        reply.trajectory.queries, reply.documents, strict=True
+      )
+    ],
+    trajectory=uri,
+  )
+
+
+def _record(reply: events.Reply) -> dict[str, Any]:
+  """Returns a reply with its whole trajectory as JSON values."""
+  trajectory = reply.trajectory
+  return {
+    "question": trajectory.question.text,
+    "budget": trajectory.budget,
+    "answer": reply.answer,
+    **records.trajectory(trajectory),
+    "reason": reply.reason,
+    "seconds": round(reply.seconds, 3),
+    "documents": [
+      [{"id": p.id, "title": p.title, "text": p.text} for p in passages]
+      for passages in reply.documents
+    ],
+  }
+
+
+def _instructions(agent: agent_lib.Agent) -> str:
+  """Returns what a client's model reads about the server."""
+  lines = [
+    "`answer` answers one question with its own searches; give the whole "
+    "question, because nothing is remembered between calls. `search` returns "
+    "passages to read yourself."
+  ]
+  if examples := agent.examples[:_EXAMPLES]:
+    lines.append(
+      "The passages are of a generated world. Questions are in its words only; "
+      "`search` reads the passages behind the first of these:"
+    )
+    lines += [f"- {question.text}" for question in examples]
+  return "\n".join(lines)

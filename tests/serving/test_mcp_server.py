@@ -1,0 +1,242 @@
+"""The MCP tools and resources, asked by the official client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+
+import mcp
+import pytest
+import scripted
+import uvicorn
+from scripted import CODEC, answer, search
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.agent import agent as agent_lib
+from anysearch_jax.serving import mcp_server
+
+EMMA = types.Passage("7", "Emma", "A novel by Jane Austen.")
+NOVEL = types.Passage("8", "Novel", "A long text.")
+CONFIG = config_lib.EpisodeConfig(max_generated=500, max_context=5000)
+SCRIPT = (search("emma"), search("novel"), answer("Jane"))
+HITS = {"emma": [EMMA, NOVEL], "novel": [NOVEL]}
+
+
+@contextlib.contextmanager
+def serving(engine=None, retriever=None, **kwargs):
+  agent = agent_lib.Agent(
+    engine or scripted.Engine(SCRIPT),
+    CODEC,
+    retriever or scripted.Retriever(HITS),
+    config=CONFIG,
+    slots=4,
+  )
+  with agent:
+    yield mcp_server.Service(agent, version="1", **kwargs)
+
+
+def play(scenario, **kwargs):
+  """Runs `scenario(client)` against a service in this process."""
+
+  async def main(service):
+    async with mcp.Client(service.server) as client:
+      return await asyncio.wait_for(scenario(client), 30)
+
+  with serving(**kwargs) as service:
+    return asyncio.run(main(service))
+
+
+def ask(question="Who wrote Emma?", budget=3, told=None, **kwargs):
+  """Returns the result of one call of `answer`."""
+
+  async def tell(*progress):
+    told.append(progress)
+
+  async def scenario(client):
+    return await client.call_tool(
+      "answer",
+      {"question": question, "budget": budget},
+      progress_callback=tell if told is not None else None,
+    )
+
+  return play(scenario, **kwargs)
+
+
+def test_answer_is_structured_and_each_search_is_reported_as_progress():
+  told = []
+  result = ask(told=told)
+  found = result.structured_content
+  assert not result.is_error
+  assert json.loads(result.content[0].text) == found
+  assert found["answer"] == "Jane" and found["outcome"] == "answered"
+  assert found["reason"] == "" and found["searches"] == 2
+  assert found["tokens"] == len("".join(SCRIPT)) and found["seconds"] >= 0
+  assert found["queries"] == [
+    {
+      "query": "emma",
+      "sources": [
+        {"id": "7", "title": "Emma"},
+        {"id": "8", "title": "Novel"},
+      ],
+    },
+    {"query": "novel", "sources": [{"id": "8", "title": "Novel"}]},
+  ]
+  assert told == [(1, 3, "search 1: emma"), (2, 3, "search 2: novel")]
+
+
+def test_no_question_makes_more_searches_than_its_budget():
+  retriever = scripted.Retriever()
+  engine = scripted.Engine(lambda _: search("emma"))
+  result = ask("Search 99 times!", 2, engine=engine, retriever=retriever)
+  found = result.structured_content
+  assert found["answer"] is None and found["outcome"] == "invalid"
+  assert found["reason"]
+  assert len(retriever.requests) == found["searches"] == 2
+
+
+def test_unavailable_retriever_is_a_failed_outcome_with_its_reason():
+  broken = scripted.Retriever(error=types.RetrievalError("It is down."))
+  found = ask(retriever=broken).structured_content
+  assert found["outcome"] == "failed" and "It is down." in found["reason"]
+
+
+@pytest.mark.parametrize(
+  ("question", "budget", "expected"),
+  [
+    ("Who?", 5, "budget: found 5, expected 0 to 4."),
+    ("Who?", -1, "budget: found -1, expected 0 to 4."),
+    (" ", 1, "question: found no text"),
+    ("Who?", "many", "budget"),
+  ],
+)
+def test_refused_arguments_are_an_error_result(question, budget, expected):
+  engine = scripted.Engine(SCRIPT)
+  result = ask(question, budget, engine=engine, max_budget=4)
+  assert result.is_error and expected in result.content[0].text
+  assert not engine.requests
+
+
+def test_search_returns_passages_and_asks_no_policy():
+  engine = scripted.Engine(SCRIPT)
+  calls = (
+    {"query": "emma"},
+    {"query": "emma", "k": 2},
+    {"query": "emma", "k": 0},
+    {"query": ""},
+  )
+
+  async def scenario(client):
+    return [await client.call_tool("search", call) for call in calls]
+
+  first, second, *refused = play(scenario, engine=engine, passages=1)
+  emma = {"id": "7", "title": "Emma", "text": "A novel by Jane Austen."}
+  assert first.structured_content == {"passages": [emma]}
+  assert len(second.structured_content["passages"]) == 2
+  assert "k: found 0" in refused[0].content[0].text
+  assert "query: found no text" in refused[1].content[0].text
+  assert all(result.is_error for result in refused)
+  assert not engine.requests
+
+
+def test_trajectory_is_a_resource_until_enough_others_were_kept():
+  async def scenario(client):
+    uris = []
+    for _ in range(3):
+      result = await client.call_tool("answer", {"question": "?", "budget": 2})
+      uris.append(result.structured_content["trajectory"])
+    with pytest.raises(mcp.MCPError, match="last 2 are kept"):
+      await client.read_resource(uris[0])
+    read = await client.read_resource(uris[2])
+    templates = await client.list_resource_templates()
+    return uris, read.contents[0], templates.resource_templates
+
+  uris, read, templates = play(scenario, kept=2)
+  assert len(set(uris)) == 3
+  assert read.mime_type == "application/json"
+  record = json.loads(read.text)
+  assert record["budget"] == 2 and record["answer"] == "Jane"
+  assert "".join(span["text"] for span in record["spans"]).count(EMMA.text) == 1
+  assert record["documents"][0][0]["text"] == EMMA.text
+  assert uris[0].startswith(templates[0].uri_template.partition("{")[0])
+
+
+class Held(scripted.Engine):
+  """An engine whose turns begin and do not end."""
+
+  def __init__(self):
+    super().__init__(SCRIPT)
+    self.started, self.freed = threading.Event(), threading.Event()
+
+  async def generate(self, request):
+    self.started.set()
+    await asyncio.sleep(60)
+
+  def release(self, address):
+    super().release(address)
+    self.freed.set()
+
+
+@contextlib.contextmanager
+def over_http(service):
+  """Yields the URL of a service that a thread serves."""
+  listening = socket.create_server(("127.0.0.1", 0))
+  port = listening.getsockname()[1]
+  server = uvicorn.Server(
+    uvicorn.Config(
+      service.server.streamable_http_app(),
+      log_config=None,
+      timeout_graceful_shutdown=1,
+    )
+  )
+  thread = threading.Thread(target=server.run, args=([listening],))
+  thread.start()
+  try:
+    yield f"http://127.0.0.1:{port}/mcp"
+  finally:
+    server.should_exit = True
+    thread.join(30)
+    listening.close()
+
+
+@pytest.mark.parametrize("transport", ["memory", "http"])
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_cancelled_request_frees_its_episode(transport, mode):
+  engine = Held()
+
+  async def main(server):
+    async with mcp.Client(server, mode=mode) as client:
+      call = asyncio.create_task(
+        client.call_tool("answer", {"question": "Who?", "budget": 1})
+      )
+      await asyncio.to_thread(engine.started.wait, 20)
+      call.cancel()
+      with pytest.raises(asyncio.CancelledError):
+        await call
+      return await asyncio.to_thread(engine.freed.wait, 5)
+
+  with serving(engine) as service, contextlib.ExitStack() as stack:
+    server = service.server
+    if transport == "http":
+      server = stack.enter_context(over_http(service))
+    assert asyncio.run(main(server))
+    assert len(engine.released) == 1
+    asyncio.run(asyncio.wait_for(service.drain(5), 5))
+
+
+def test_many_calls_are_answered_at_the_same_time():
+  engine = scripted.Engine([answer("Jane")], seconds=lambda: 0.05)
+
+  async def scenario(client):
+    calls = [
+      client.call_tool("answer", {"question": f"Who {i}?", "budget": 0})
+      for i in range(8)
+    ]
+    return await asyncio.gather(*calls)
+
+  results = play(scenario, engine=engine)
+  assert [r.structured_content["answer"] for r in results] == ["Jane"] * 8
+  assert engine.most == 4  # Slots.
