@@ -3,10 +3,11 @@ r"""Writes the report of one or more runs: one page, its numbers, its tables.
     python -m launch.report runs/a runs/b --output=runs/report/report.html
 
 An argument is the folder of a run that contains `evaluation/<name>/`, the
-folder of one evaluation, or `label=folder`. Folders of several seeds joined by
-`+` make one row. The first row is the system under test. report.json, tables.md
-and a CSV file for each table are written beside the page, so give it its own
-folder. The default is `report/` inside the run of the first row.
+folder of one evaluation, or `label=folder`. A run without an evaluation adds
+its training curves only. Folders of several seeds joined by `+` make one row.
+The first row is the system under test. report.json, tables.md and a CSV file
+for each table are written beside the page, so give it its own folder. The
+default is `report/` inside the run of the first row.
 
 The page needs no network and runs no script but its own, which its content
 security policy enforces. It prints in landscape; a table of more than 60 lines
@@ -112,13 +113,14 @@ def main(argv: Sequence[str]) -> None:
         # Evaluations of one run are several rows and one training.
         if source.run is not None and source.run not in runs.values():
           runs[source.label] = source.run
-    if not sources:
+    if not sources and not runs:
       raise ValueError(
         "Found no row; name the folder of a run or of an evaluation."
       )
-    output = pathlib.Path(
-      _OUTPUT.value or loading.home(sources[0]) / "report" / "report.html"
-    )
+    home = loading.home(sources[0]) if sources else next(iter(runs.values()))
+    output = pathlib.Path(_OUTPUT.value or home / "report" / "report.html")
+    waiting = [source for source in sources if not source.folders]
+    sources = [source for source in sources if source.folders]
     rows = [report.load_row(s.label, *s.folders) for s in sources]
     training = [report.load_training(*named) for named in runs.items()]
     if _FIGURE.value:
@@ -139,15 +141,23 @@ def main(argv: Sequence[str]) -> None:
         training,
         samples=samples,
         groups=parse_tables(_TABLES.value),
-        worth={s.label: loading.load_worth(*s.folders) for s in sources},
+        search_values={
+          s.label: loading.load_search_value(*s.folders) for s in sources
+        },
         prices=parse_prices(_PRICES.value),
         title=_TITLE.value,
         notes=_NOTES.value,
       )
   except ValueError as error:
     raise app.UsageError(str(error)) from error
-  print(report.summary_table(data))
-  print(f"\n{output}")
+  for source in waiting:
+    print(
+      f"{source.label} has no evaluation yet; the page shows its training. "
+      f"{loading.how_to_evaluate(loading.home(source))}"
+    )
+  if rows:
+    print(report.summary_table(data) + "\n")
+  print(output)
 
 
 def _draw(
@@ -156,6 +166,11 @@ def _draw(
   training: Sequence[metrics.Training],
 ) -> None:
   """Writes the picture that `--figure` asks for."""
+  if not rows:
+    raise ValueError(
+      "--figure: found no evaluation; expected one, because the picture shows "
+      "accuracy at each budget. Run launch.evaluate first."
+    )
   trained = report.trained_budget(rows[0].label, training)
   text = picture.svg(rows, trained=trained)
   with _writing(output):

@@ -37,7 +37,7 @@ def build(
   training: Sequence[metrics.Training] = (),
   *,
   groups: Mapping[str, str] | None = None,
-  worth: Mapping[str, Mapping[str, Any]] | None = None,
+  search_values: Mapping[str, Mapping[str, Any]] | None = None,
   prices: costs.Prices | None = None,
   notes: str = "",
   resamples: int = 10_000,
@@ -45,23 +45,73 @@ def build(
   """Measures everything that the page and `report.json` show.
 
   Args:
-    rows: the first is the system under test.
+    rows: the first is the system under test; empty if nothing was evaluated
+      yet, then the report is of the training runs only.
     controls: labels of the rows that it is compared with.
     training: the training runs of the rows.
     groups: by label, the table of ablations that shows the row; see
       `rows.measure`.
-    worth: by label, the value of one more search, see `loading.load_worth`.
+    search_values: by label, the value of one more search, see
+      `loading.load_search_value`.
     prices: prices for costs; None keeps the costs recorded in the episodes.
     notes: how the report was made, plain text.
     resamples: number of resamples of every bootstrap.
 
   Raises:
-    ValueError: there is no row, a label occurs twice, a control or a label of
-      `groups` is not a row, or rows were measured on different questions.
+    ValueError: there is neither a row nor a training run, a label occurs twice,
+      a control or a label of `groups` is not a row, or rows were measured on
+      different questions.
   """
+  groups = groups or {}
+  _check(rows, controls, training, groups)
+  if prices:
+    rows = [
+      dataclasses.replace(row, table=costs.priced(row.columns, prices))
+      for row in rows
+    ]
+  compared = _compare(rows, resamples)
+  system = (rows[0] if rows else training[0]).label
+  measured = study.measure(
+    rows,
+    training,
+    {label: table for label, (_, table) in compared.items()},
+    groups=groups,
+    search_values=search_values or {},
+    trained=trained_budget(system, training),
+    resamples=resamples,
+  )
+  data = {
+    "system": system,
+    "controls": list(controls),
+    "trained_budget": measured.trained,
+    **_coverage(rows),
+    "datasets": list(measured.by_dataset),
+    **_judged(rows, controls, compared, measured, resamples),
+    "left_out": [
+      {"with": label, "failed": pairs.failed, "unpaired": pairs.unpaired}
+      for label, (pairs, _) in compared.items()
+      if pairs.failed or pairs.unpaired
+    ],
+    "training": [_training_data(run, measured) for run in training],
+    "configuration": configuration_differences(training),
+    "tables": {t.name: tables_lib.to_json(t) for t in measured.tables},
+    "notes": notes,
+  }
+  return Report(data, measured)
+
+
+def _check(
+  rows: Sequence[metrics.Row],
+  controls: Sequence[str],
+  training: Sequence[metrics.Training],
+  groups: Mapping[str, str],
+) -> None:
+  """Checks that labels are unique, and that the others name rows."""
   labels = [row.label for row in rows]
-  if not rows:
-    raise ValueError("Found no row; name at least the system under test.")
+  if not rows and not training:
+    raise ValueError(
+      "Found no row and no training run; name at least the system under test."
+    )
   if len(set(labels)) < len(labels):
     raise ValueError(f"Found two rows of one label in {labels}; rename one.")
   for label in controls:
@@ -70,47 +120,58 @@ def build(
         f"Control {label!r} is none of the rows after the first; expected "
         f"one of {labels[1:]}."
       )
-  for label in groups or ():
+  for label, title in groups.items():
     if label not in labels:
       raise ValueError(
-        f"Table {groups[label]!r} names {label!r}, which is none of the rows; "
+        f"Table {title!r} names {label!r}, which is none of the rows; "
         f"expected one of {labels}."
       )
-  if prices:
-    rows = [
-      dataclasses.replace(row, table=costs.priced(row.columns, prices))
-      for row in rows
-    ]
-  system = rows[0]
-  compared = {}
+
+
+def _compare(
+  rows: Sequence[metrics.Row], resamples: int
+) -> dict[str, verdicts.Compared]:
+  """Compares the first row with each of the others, by their labels."""
+  compared: dict[str, verdicts.Compared] = {}
   for row in rows[1:]:
-    pairs = comparison.pair(system, row)
-    compared[row.label] = (
-      pairs,
-      comparison.compare(pairs, resamples=resamples),
-    )
+    pairs = comparison.pair(rows[0], row)
+    table = comparison.compare(pairs, resamples=resamples)
+    compared[row.label] = pairs, table
+  return compared
+
+
+def _coverage(rows: Sequence[metrics.Row]) -> dict[str, Any]:
+  """Returns the system's questions and seeds, and the budgets of all rows."""
+  budgets = {b for row in rows for b in metrics.budgets(row.columns)}
+  system = rows[0].columns if rows else None
+  return {
+    "questions": 0 if system is None else len(set(system.question.tolist())),
+    "seeds": [] if system is None else sorted(set(system.seed.tolist())),
+    "budgets": sorted(budgets),
+  }
+
+
+def _judged(
+  rows: Sequence[metrics.Row],
+  controls: Sequence[str],
+  compared: Mapping[str, verdicts.Compared],
+  measured: study.Study,
+  resamples: int,
+) -> dict[str, Any]:
+  """Returns the rows and the verdicts on the first of them."""
+  if not rows:
+    return {"rows": [], "verdicts": []}
   recalled = {
     row.label: comparison.knowledge(row, resamples=resamples) for row in rows
   }
-  measured = study.measure(
+  found = verdicts.verdicts(
     rows,
-    training,
-    {label: table for label, (_, table) in compared.items()},
-    groups=groups or {},
-    worth=worth or {},
-    trained=trained_budget(system.label, training),
+    controls,
+    compared=compared,
+    recalled=recalled[rows[0].label],
     resamples=resamples,
   )
-  data = {
-    "system": system.label,
-    "controls": list(controls),
-    "trained_budget": measured.trained,
-    "questions": len(set(system.columns.question.tolist())),
-    "seeds": sorted({int(s) for s in system.columns.seed}),
-    "budgets": sorted(
-      {b for row in rows for b in metrics.budgets(row.columns)}
-    ),
-    "datasets": list(measured.by_dataset),
+  return {
     "rows": [
       study.row_data(row, curve, measured)
       | {
@@ -123,35 +184,23 @@ def build(
     ],
     "verdicts": [
       dataclasses.asdict(verdict) | {"numbers": _numbers(verdict.numbers)}
-      for verdict in verdicts.verdicts(
-        rows,
-        controls,
-        compared=compared,
-        recalled=recalled[system.label],
-        resamples=resamples,
-      )
+      for verdict in found
     ],
-    "left_out": [
-      {"with": label, "failed": pairs.failed, "unpaired": pairs.unpaired}
-      for label, (pairs, _) in compared.items()
-      if pairs.failed or pairs.unpaired
-    ],
-    "training": [
-      {
-        "label": run.label,
-        "index": measured.index[run.label],
-        "rollouts": len(run.records),
-        "rollout_minutes": _total(run, "time/rollout") / 60,
-        "train_minutes": _total(run, "time/train") / 60,
-        "failed": int(_total(run, "rollout/failed")),
-      }
-      for run in training
-    ],
-    "configuration": configuration_differences(training),
-    "tables": {t.name: tables_lib.to_json(t) for t in measured.tables},
-    "notes": notes,
   }
-  return Report(data, measured)
+
+
+def _training_data(
+  run: metrics.Training, measured: study.Study
+) -> dict[str, Any]:
+  """Returns the length of a training run."""
+  return {
+    "label": run.label,
+    "index": measured.index[run.label],
+    "rollouts": len(run.records),
+    "rollout_minutes": _total(run, "time/rollout") / 60,
+    "train_minutes": _total(run, "time/train") / 60,
+    "failed": int(_total(run, "rollout/failed")),
+  }
 
 
 def _numbers(numbers: Sequence[comparison.Number]) -> list[dict[str, Any]]:
@@ -228,12 +277,12 @@ def write(
   report = build(rows, controls, training, **options)
   given = {sample.label: sample for sample in samples}
   shown = [
-    given.pop(row.label, None) or trajectories.Sample(row.label, row.episodes)
+    given.get(row.label) or trajectories.Sample(row.label, row.episodes)
     for row in rows
   ]
-  html = page.render(
-    report.data, report.study, shown, list(given.values()), title=title
-  )
+  labels = {row.label for row in rows}
+  others = [sample for sample in samples if sample.label not in labels]
+  html = page.render(report.data, report.study, shown, others, title=title)
   output.parent.mkdir(parents=True, exist_ok=True)
   # A model may emit an unpaired surrogate, which UTF-8 cannot encode.
   output.write_bytes(html.encode("utf-8", "replace"))

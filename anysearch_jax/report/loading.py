@@ -27,6 +27,7 @@ class Source:
   Attributes:
     label: name of the row.
     folders: evaluations of one method; several are runs with different seeds.
+      Empty if the run has no evaluation yet.
     run: the first folder's training run; None if it is not in one.
   """
 
@@ -43,9 +44,12 @@ def sources(item: str) -> list[Source]:
       `evaluation/<name>/` inside. Evaluations with equal labels form one row.
 
   Raises:
-    ValueError: a folder does not exist or has no evaluation.
+    ValueError: a folder does not exist, or is neither an evaluation nor a run;
+      or only some of the folders have an evaluation.
   """
   label, paths = named(item)
+  if all(_lacks_evaluation(path) for path in paths):
+    return [Source(label or paths[0].resolve().name, (), paths[0])]
   found: dict[str, list[pathlib.Path]] = {}
   for path in paths:
     for folder in evaluations(path):
@@ -101,6 +105,15 @@ def _folders(text: str) -> tuple[pathlib.Path, ...] | None:
   return None
 
 
+def _lacks_evaluation(folder: pathlib.Path) -> bool:
+  """Whether a folder is a training run without an evaluation."""
+  return (
+    (folder / "metrics.jsonl").is_file()
+    and not (folder / EPISODES).is_file()
+    and not any((folder / "evaluation").glob(f"*/{EPISODES}"))
+  )
+
+
 def evaluations(folder: pathlib.Path) -> list[pathlib.Path]:
   """Returns the folder if it is an evaluation, otherwise the run's evaluations.
 
@@ -114,12 +127,12 @@ def evaluations(folder: pathlib.Path) -> list[pathlib.Path]:
     raise ValueError(
       f"{folder}: found neither {EPISODES} nor evaluation/*/{EPISODES}; "
       "expected the folder of a finished evaluation or of a run that has one. "
-      f"{_remedy(folder)}"
+      f"{how_to_evaluate(folder)}"
     )
   return [path.parent for path in inside]
 
 
-def _remedy(folder: pathlib.Path) -> str:
+def how_to_evaluate(folder: pathlib.Path) -> str:
   """Says how a folder gets an evaluation, also while its training runs."""
   saved = folder / "checkpoints"
   if not any(path.name.isdecimal() for path in saved.glob("*")):
@@ -141,6 +154,8 @@ def _label(given: str, path: pathlib.Path, folder: pathlib.Path) -> str:
 
 def home(source: Source) -> pathlib.Path:
   """Returns the folder for a row's report: its run, or its evaluation."""
+  if source.run is not None:
+    return source.run
   return _run_of(source.folders[0]) or source.folders[0]
 
 
@@ -190,7 +205,7 @@ def decoder(folder: pathlib.Path) -> trajectories.Decoder | None:
   return None
 
 
-def load_worth(*folders: pathlib.Path) -> Mapping[str, Any]:
+def load_search_value(*folders: pathlib.Path) -> Mapping[str, Any]:
   """Reads the result of `launch.branch` from the first folder that has one.
 
   Returns:

@@ -67,7 +67,9 @@ def render(
     long=_LONG,
     choices=trajectories.choose(
       samples, data["controls"], trained=data["trained_budget"]
-    ),
+    )
+    if samples
+    else [],
     browser=markupsafe.Markup(browser.script(browsed)),
     policy=security_policy(style=style, script=script),
     style=markupsafe.Markup(style),

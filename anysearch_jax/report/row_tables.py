@@ -323,7 +323,7 @@ _AXES = {
 }
 
 
-def worth(
+def search_values(
   found: Mapping[str, Mapping[str, Any]], index: Mapping[str, int]
 ) -> tables.Table:
   """Tabulates the value of one more search, measured by `branching`.

@@ -80,7 +80,7 @@ def measure(
   compared: Mapping[str, Sequence[comparison.Comparison]],
   *,
   groups: Mapping[str, str],
-  worth: Mapping[str, Mapping[str, Any]],
+  search_values: Mapping[str, Mapping[str, Any]],
   trained: int,
   resamples: int = 10_000,
 ) -> Study:
@@ -92,14 +92,64 @@ def measure(
     compared: by label, the comparison of the system with each other row.
     groups: by label, the ablation that the row belongs to: a key of `GROUPS`,
       or any name. If empty, all rows are one group.
-    worth: by label, the value of one more search, see `loading.load_worth`.
+    search_values: by label, the value of one more search, see
+      `loading.load_search_value`.
     trained: the largest budget of the system's training.
     resamples: number of resamples of every bootstrap.
   """
   labels = [row.label for row in rows]
   together = _groups(labels, groups)
   index = _colours(labels, together, [run.label for run in training])
-  shown = {row.label: shown_lib.show(row, index[row.label]) for row in rows}
+  shown = [shown_lib.show(row, index[row.label]) for row in rows]
+  curves, by_dataset = _curves(rows, shown, trained, resamples)
+  means = {
+    row.label: metrics.over_sets(row.columns, MEANS, resamples=resamples)
+    for row, of_row in zip(rows, shown, strict=True)
+    if shown_lib.complete(of_row, shown)
+  }
+  found = Study(
+    trained=trained,
+    index=index,
+    groups=dict(together.values()),
+    curves=curves,
+    by_dataset=by_dataset,
+    use={row.label: metrics.budget_use(row.columns) for row in rows},
+    means=means,
+    lacks={row.label: shown_lib.lacks(row, shown) for row in shown},
+    hops={row.label: _by_hops(row) for row in shown if row.label in means},
+    training=training,
+    tables=(),
+  )
+  by_label = {row.label: row for row in shown}
+  tables = [
+    row_tables.overview(shown, curves, means),
+    paper_tables.main(shown, resamples=resamples),
+    row_tables.scorers(shown, resamples=resamples),
+    paper_tables.efficiency(shown),
+    *(
+      paper_tables.ablation(name, title, [by_label[label] for label in members])
+      for name, (title, members) in together.items()
+    ),
+    paper_tables.tokens(shown),
+    row_tables.formats(shown),
+    row_tables.hops(shown),
+    row_tables.budget_use(found.use, index),
+    paper_tables.early_stopping("".join(labels[:1]), compared, index),
+    *_pairwise(rows, together, resamples),
+    paper_tables.sampling(training),
+    *_over_budgets(found, shown),
+    row_tables.search_values(search_values, index),
+  ]
+  return dataclasses.replace(found, tables=tables)
+
+
+def _curves(
+  rows: Sequence[metrics.Row],
+  shown: Sequence[shown_lib.Shown],
+  trained: int,
+  resamples: int,
+) -> tuple[list[curves_lib.Curve], dict[str, list[curves_lib.Curve]]]:
+  """Returns the curves of all rows, over all their datasets and by dataset."""
 
   def curve(label: str, part: columns.Measured) -> curves_lib.Curve:
     return curves_lib.curve(label, part, trained=trained, resamples=resamples)
@@ -114,69 +164,41 @@ def measure(
       for label, found in sets.items()
       if dataset in found
     ]
-    for dataset in shown_lib.datasets(list(shown.values()))
+    for dataset in shown_lib.datasets(shown)
   }
-  everything = list(shown.values())
+  return curves, by_dataset
+
+
+def _by_hops(row: shown_lib.Shown) -> dict[int, intervals.Estimate]:
+  """Returns the accuracy by hops over all B >= 1."""
+  asked = row.table.where(row.table.budget >= 1)
+  return {
+    hops: measures.estimates(part, ("accuracy",))["accuracy"]
+    for hops, part in columns.by_hops(asked).items()
+  }
+
+
+def _over_budgets(
+  study: Study, shown: Sequence[shown_lib.Shown]
+) -> list[tables_lib.Table]:
+  """Returns the tables of curves, of their areas and of the Pareto front."""
+  by_label = {row.label: row for row in shown}
   # Averages over datasets are comparable only if they cover the same datasets.
   alike = [
     curve
-    for curve in curves
+    for curve in study.curves
     if all(
-      shown_lib.complete(shown[curve.label], everything, [point.budget])
+      shown_lib.complete(by_label[curve.label], shown, [point.budget])
       for point in curve.points
     )
   ]
-  average = {"average": alike} if len(by_dataset) > 1 else {}
-  every = by_dataset | average
-  means = {
-    row.label: metrics.over_sets(row.columns, MEANS, resamples=resamples)
-    for row in rows
-    if shown_lib.complete(shown[row.label], everything)
-  }
-  use = {row.label: metrics.budget_use(row.columns) for row in rows}
-  tables = [
-    row_tables.overview(everything, curves, means),
-    paper_tables.main(everything, resamples=resamples),
-    row_tables.scorers(everything, resamples=resamples),
-    paper_tables.efficiency(everything),
-    *(
-      paper_tables.ablation(name, title, [shown[label] for label in members])
-      for name, (title, members) in together.items()
-    ),
-    paper_tables.tokens(everything),
-    row_tables.formats(everything),
-    row_tables.hops(everything),
-    row_tables.budget_use(use, index),
-    paper_tables.early_stopping(labels[0], compared, index),
-    *_pairwise(rows, together, resamples),
-    paper_tables.sampling(training),
-    row_tables.curves(everything, every),
-    row_tables.areas(everything, every),
-    row_tables.pareto(offers(alike), index),
-    row_tables.worth(worth, index),
+  average = {"average": alike} if len(study.by_dataset) > 1 else {}
+  every = {**study.by_dataset, **average}
+  return [
+    row_tables.curves(shown, every),
+    row_tables.areas(shown, every),
+    row_tables.pareto(offers(alike), study.index),
   ]
-  return Study(
-    trained=trained,
-    index=index,
-    groups=dict(together.values()),
-    curves=curves,
-    by_dataset=by_dataset,
-    use=use,
-    means=means,
-    lacks={row.label: shown_lib.lacks(row, everything) for row in everything},
-    hops={
-      row.label: {
-        hops: measures.estimates(part, ("accuracy",))["accuracy"]
-        for hops, part in columns.by_hops(
-          row.table.where(row.table.budget >= 1)
-        ).items()
-      }
-      for row in everything
-      if row.label in means
-    },
-    training=training,
-    tables=tables,
-  )
 
 
 def offers(
@@ -231,6 +253,8 @@ def _groups(
   labels: Sequence[str], groups: Mapping[str, str]
 ) -> dict[str, tuple[str, list[str]]]:
   """Returns file name -> (title, labels), with the system first in each."""
+  if not labels:
+    return {}
   members: dict[str, list[str]] = {}
   for label in labels[1:] if groups else ():
     members.setdefault(groups.get(label, "other"), [labels[0]]).append(label)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 
 import pytest
 import study
@@ -65,19 +66,49 @@ def test_repeated_seed_is_rejected(tmp_path):
     loading.load_row(source.label, *source.folders)
 
 
-def test_folder_without_evaluation_is_rejected(tmp_path):
-  _run(tmp_path / "run")
-  with pytest.raises(ValueError, match="found neither episodes.jsonl nor eval"):
-    loading.sources(str(tmp_path / "run"))
+def test_folder_that_is_neither_evaluation_nor_run_is_rejected(tmp_path):
+  (tmp_path / "empty").mkdir()
+  with pytest.raises(ValueError, match="episodes.jsonl"):
+    loading.sources(str(tmp_path / "empty"))
 
 
-def test_run_in_training_is_rejected_with_the_command_that_evaluates_it(
-  tmp_path,
-):
+def test_row_of_which_one_run_is_not_evaluated_is_rejected(tmp_path):
+  runs = [_run(tmp_path / "a", "plain"), _run(tmp_path / "b")]
+  with pytest.raises(ValueError, match=f"{runs[1]}: .*launch.evaluate"):
+    loading.sources(f"A={runs[0]}+{runs[1]}")
+
+
+def test_run_without_evaluation_is_reported_by_its_training(tmp_path, capsys):
   run = _run(tmp_path / "run")
   (run / "checkpoints" / "40").mkdir(parents=True)
-  with pytest.raises(ValueError, match=f"--checkpoint={run} --output={run}/"):
-    loading.sources(str(run))
+  assert loading.sources(str(run)) == [loading.Source("run", (), run)]
+  _command(str(run))
+  assert f"--checkpoint={run} --output={run}/" in capsys.readouterr().out
+  data = json.loads((run / "report" / "report.json").read_text("utf-8"))
+  assert data["rows"] == data["budgets"] == data["verdicts"] == []
+  assert (data["system"], data["trained_budget"]) == ("run", 5)
+  assert data["training"][0]["rollouts"] == 12
+  page = (run / "report" / "report.html").read_text("utf-8")
+  assert 'id="training"' in page and 'id="results"' not in page
+  assert "reward term: exact match" in page
+  assert "run</b> was not evaluated yet" in page
+  assert (run / "report" / "sampling.csv").is_file()
+  for link in re.findall(r'<a href="#(\w+)"', page):
+    assert f'<section id="{link}">' in page
+
+
+def test_run_without_evaluation_adds_its_training_to_a_report(tmp_path):
+  runs = [_run(tmp_path / "a", "plain", label="a"), _run(tmp_path / "b")]
+  _command(*map(str, runs))
+  data = json.loads((runs[0] / "report" / "report.json").read_text("utf-8"))
+  assert [row["label"] for row in data["rows"]] == ["a"]
+  assert [run["label"] for run in data["training"]] == ["a", "b"]
+
+
+def test_figure_without_an_evaluation_is_rejected(tmp_path):
+  run = _run(tmp_path / "run")
+  with pytest.raises(app.UsageError, match="--figure: found no evaluation"):
+    _command(str(run), figure=str(tmp_path / "x.svg"))
 
 
 def test_the_tokenizer_is_that_of_the_policy_that_played(tmp_path):
@@ -107,8 +138,8 @@ def test_search_value_is_read_from_the_evaluation(tmp_path):
   path = tmp_path / "b" / "branches" / "summary.json"
   path.write_text(json.dumps({"stop": {"ends": 1}}))
   folders = tmp_path / "a", tmp_path / "b"
-  assert loading.load_worth(*folders) == {"stop": {"ends": 1}}
-  assert loading.load_worth(folders[0]) == {}
+  assert loading.load_search_value(*folders) == {"stop": {"ends": 1}}
+  assert loading.load_search_value(folders[0]) == {}
 
 
 def test_training_groups_come_with_reward_and_advantage(tmp_path):

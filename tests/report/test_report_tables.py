@@ -382,12 +382,12 @@ def _ends(worth, low, high, reached, **by):
 def test_search_value_is_shown_if_measured(rows):
   part = _ends(None, None, None, 0)
   summary = {"stop": _ends(0.25, 0.1, 0.4, 8, by_hops={"2": part})}
-  data = report.build(rows[:1], worth={"A": summary}, resamples=20).data
+  data = report.build(rows[:1], search_values={"A": summary}, resamples=20).data
   whole, of_two = data["tables"]["worth"]["lines"]
   assert whole["keys"] == ("A", "searched, against no search", "all")
   assert whole["cells"][0] == {"value": 0.25, "low": 0.1, "high": 0.4, "n": 8}
   assert whole["cells"][3]["value"] == 1.0  # 8 of 8 ends that did not fail.
   assert of_two["keys"][2] == "hops 2"
   assert of_two["cells"][0]["value"] is None
-  unasked = report.build(rows[:1], worth={"A": {}}, resamples=20).data
+  unasked = report.build(rows[:1], search_values={"A": {}}, resamples=20).data
   assert unasked["tables"]["worth"]["lines"] == ()
