@@ -15,6 +15,7 @@ from typing import Self
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import asking, events
+from anysearch_jax.agent import limits as limits_lib
 from anysearch_jax.evaluation import harness
 from anysearch_jax.rollout import searching
 
@@ -62,6 +63,7 @@ class Agent:
     if slots < 1:
       raise ValueError(f"slots: found {slots}, expected at least 1.")
     searching.attach(retriever, engine, codec)
+    self.slots = slots
     self._parts = asking.Parts(engine, codec, retriever, config, scaffold)
     self._known = {question.text: question for question in known}
     self._corpus = corpus
@@ -126,6 +128,7 @@ class Agent:
     budget: int,
     seed: int = 42,
     deadline: float | None = None,
+    max_tokens: int | None = None,
   ) -> events.Reply:
     """Answers a question.
 
@@ -138,6 +141,8 @@ class Agent:
         those of `launch.evaluate` for equal ids.
       deadline: seconds in which the reply is due. The policy is asked for its
         answer after three quarters of them.
+      max_tokens: limit on the tokens that the policy writes, if it is lower than
+        the configuration's.
 
     Returns:
       The reply. If an engine or a retriever fails, it has no answer and says
@@ -147,7 +152,9 @@ class Agent:
       ValueError: an argument is out of range.
       RuntimeError: the agent is closed.
     """
-    future = self._submit(question, budget, seed, deadline, _nothing)
+    future = self._submit(
+      question, limits_lib.Limits(budget, seed, deadline, max_tokens), _nothing
+    )
     try:
       return future.result()
     finally:
@@ -160,10 +167,15 @@ class Agent:
     budget: int,
     seed: int = 42,
     deadline: float | None = None,
+    max_tokens: int | None = None,
   ) -> events.Reply:
     """As `ask`; cancelling the caller cancels the episode."""
     return await asyncio.wrap_future(
-      self._submit(question, budget, seed, deadline, _nothing)
+      self._submit(
+        question,
+        limits_lib.Limits(budget, seed, deadline, max_tokens),
+        _nothing,
+      )
     )
 
   def ask_many(
@@ -173,6 +185,7 @@ class Agent:
     budgets: Sequence[int],
     seed: int = 42,
     deadline: float | None = None,
+    max_tokens: int | None = None,
   ) -> list[list[events.Reply]]:
     """Answers every question under every budget, all at once.
 
@@ -188,7 +201,11 @@ class Agent:
         futures.append([])
         for budget in budgets:
           futures[-1].append(
-            self._submit(question, budget, seed, deadline, _nothing)
+            self._submit(
+              question,
+              limits_lib.Limits(budget, seed, deadline, max_tokens),
+              _nothing,
+            )
           )
       return [[future.result() for future in row] for row in futures]
     finally:
@@ -202,13 +219,16 @@ class Agent:
     budget: int,
     seed: int = 42,
     deadline: float | None = None,
+    max_tokens: int | None = None,
   ) -> Iterator[events.Event]:
     """Yields the events of a question as they happen; arguments as for `ask`.
 
     The last event is an `Answer`. Closing the iterator cancels the episode.
     """
     told: queue.SimpleQueue[events.Event | None] = queue.SimpleQueue()
-    future = self._submit(question, budget, seed, deadline, told.put)
+    future = self._submit(
+      question, limits_lib.Limits(budget, seed, deadline, max_tokens), told.put
+    )
     future.add_done_callback(lambda _: told.put(None))
 
     def listen() -> Iterator[events.Event]:
@@ -228,6 +248,7 @@ class Agent:
     budget: int,
     seed: int = 42,
     deadline: float | None = None,
+    max_tokens: int | None = None,
   ) -> AsyncGenerator[events.Event, None]:
     """As `stream`; cancelling the caller cancels the episode."""
     loop = asyncio.get_running_loop()
@@ -237,7 +258,9 @@ class Agent:
       with contextlib.suppress(RuntimeError):  # The caller's loop is closed.
         loop.call_soon_threadsafe(told.put_nowait, event)
 
-    future = self._submit(question, budget, seed, deadline, tell)
+    future = self._submit(
+      question, limits_lib.Limits(budget, seed, deadline, max_tokens), tell
+    )
     future.add_done_callback(lambda _: tell(None))
     try:
       while (event := await told.get()) is not None:
@@ -299,13 +322,12 @@ class Agent:
   def _submit(
     self,
     question: str | types.Question,
-    budget: int,
-    seed: int,
-    deadline: float | None,
+    limits: limits_lib.Limits,
     tell: Callable[[events.Event], None],
   ) -> concurrent.futures.Future[events.Reply]:
     """Starts an episode on the private event loop."""
-    _check(question, budget, seed, deadline)
+    limits.check()
+    limits_lib.check_question(question)
     if isinstance(question, str):
       text = question.strip()
       question = self._known.get(text) or types.Question(
@@ -314,7 +336,7 @@ class Agent:
     with self._lock:
       self._check_open()
       return asyncio.run_coroutine_threadsafe(
-        self._run(question, budget, seed, deadline, tell), self._loop
+        self._run(question, limits, tell), self._loop
       )
 
   def _check_open(self) -> None:
@@ -324,9 +346,7 @@ class Agent:
   async def _run(
     self,
     question: types.Question,
-    budget: int,
-    seed: int,
-    deadline: float | None,
+    limits: limits_lib.Limits,
     tell: Callable[[events.Event], None],
   ) -> events.Reply:
     """Waits for a place and plays the episode."""
@@ -334,13 +354,13 @@ class Agent:
     async with self._places:
       return await asking.ask(
         question,
-        self._parts,
-        budget=budget,
+        limits.applied(self._parts),
+        budget=limits.budget,
         address=harness.address(
-          question.id, seed=seed, variant=next(self._numbers)
+          question.id, seed=limits.seed, variant=next(self._numbers)
         ),
         started=started,
-        deadline=deadline,
+        deadline=limits.deadline,
         tell=tell,
       )
 
@@ -355,24 +375,3 @@ async def _cancel_all() -> None:
   for task in tasks:
     task.cancel()
   await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _check(
-  question: str | types.Question,
-  budget: int,
-  seed: int,
-  deadline: float | None,
-) -> None:
-  """Raises ValueError for arguments that are out of range."""
-  text = question if isinstance(question, str) else question.text
-  if not text.strip():
-    raise ValueError("question: found no text, expected a question.")
-  for name, value in (("budget", budget), ("seed", seed)):
-    if isinstance(value, bool) or not isinstance(value, int):
-      raise ValueError(f"{name}: found {value!r}, expected a whole number.")
-    if not 0 <= value < 2**32:
-      raise ValueError(f"{name}: found {value}, expected 0 to 2^32 - 1.")
-  if deadline is not None and not 0 < deadline < float("inf"):
-    raise ValueError(
-      f"deadline: found {deadline}, expected seconds above 0, or None."
-    )

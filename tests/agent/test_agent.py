@@ -235,6 +235,7 @@ def test_deadline_ends_a_policy_that_never_answers():
     ("budget", True),
     ("seed", -1),
     ("deadline", 0),
+    ("max_tokens", 0),
     ("deadline", float("inf")),
   ],
 )
@@ -274,3 +275,17 @@ def test_room_for_the_answer_is_the_configurations():
 
   with make(script, config=limits) as agent:
     assert agent.ask("Who?", budget=1).answer == "Jane"
+
+
+def test_tokens_are_limited_by_the_caller_and_leave_room_for_the_answer():
+  limits = dataclasses.replace(CONFIG, answer_room=100)
+  line = prompts.PROMPTS["paper"].over_budget
+
+  def script(request):
+    landed = CODEC.decode(request.token_ids).endswith(line)
+    return answer("J") if landed else "x" * 999
+
+  most = 2 * len(answer("J")) + 2 * len(line)
+  with make(script, config=limits) as agent:
+    reply = agent.ask("Who?", budget=1, max_tokens=most)
+  assert reply.answer == "J" and reply.tokens <= most

@@ -1,0 +1,54 @@
+"""What a caller allows a question to cost."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from anysearch_jax import types
+from anysearch_jax.agent import asking
+
+
+class Limits(NamedTuple):
+  """What a question may cost; see `agent.Agent.ask`."""
+
+  budget: int
+  seed: int
+  deadline: float | None
+  max_tokens: int | None
+
+  def check(self) -> None:
+    """Raises ValueError for a value that is out of range."""
+    whole = [("budget", self.budget, 0), ("seed", self.seed, 0)]
+    if self.max_tokens is not None:
+      whole.append(("max_tokens", self.max_tokens, 1))
+    for name, value, least in whole:
+      if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name}: found {value!r}, expected a whole number.")
+      if not least <= value < 2**32:
+        raise ValueError(
+          f"{name}: found {value}, expected {least} to 2^32 - 1."
+        )
+    if self.deadline is not None and not 0 < self.deadline < float("inf"):
+      raise ValueError(
+        f"deadline: found {self.deadline}, expected seconds above 0, or None."
+      )
+
+  def applied(self, parts: asking.Parts) -> asking.Parts:
+    """Returns the parts with the limit of tokens.
+
+    The room for the answer shrinks with it, to a half at most.
+    """
+    config, most = parts.config, self.max_tokens
+    if most is None or most >= config.max_generated:
+      return parts
+    room = min(config.answer_room, most // 2)
+    config = dataclasses.replace(config, max_generated=most, answer_room=room)
+    return dataclasses.replace(parts, config=config)
+
+
+def check_question(question: str | types.Question) -> None:
+  """Raises ValueError for a question without a text."""
+  text = question if isinstance(question, str) else question.text
+  if not text.strip():
+    raise ValueError("question: found no text, expected a question.")
