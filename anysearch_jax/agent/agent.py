@@ -141,8 +141,8 @@ class Agent:
         those of `launch.evaluate` for equal ids.
       deadline: seconds in which the reply is due. The policy is asked for its
         answer after three quarters of them.
-      max_tokens: limit on the tokens that the policy writes, if it is lower than
-        the configuration's.
+      max_tokens: limit on the tokens that the policy writes, if it is lower
+        than the configuration's.
 
     Returns:
       The reply. If an engine or a retriever fails, it has no answer and says
@@ -151,6 +151,7 @@ class Agent:
     Raises:
       ValueError: an argument is out of range.
       RuntimeError: the agent is closed.
+      limits.BusyError: no place was free before the deadline.
     """
     future = self._submit(
       question, limits_lib.Limits(budget, seed, deadline, max_tokens), _nothing
@@ -351,7 +352,15 @@ class Agent:
   ) -> events.Reply:
     """Waits for a place and plays the episode."""
     started = self._loop.time()
-    async with self._places:
+    try:
+      async with asyncio.timeout(limits.deadline):
+        await self._places.acquire()
+    except TimeoutError as error:
+      raise limits_lib.BusyError(
+        f"All {self.slots} places were taken for the {limits.deadline:g} "
+        "seconds of the question's deadline; ask later."
+      ) from error
+    try:
       return await asking.ask(
         question,
         limits.applied(self._parts),
@@ -363,6 +372,8 @@ class Agent:
         deadline=limits.deadline,
         tell=tell,
       )
+    finally:
+      self._places.release()
 
 
 def _nothing(event: events.Event) -> None:

@@ -9,6 +9,10 @@ from anysearch_jax import types
 from anysearch_jax.agent import asking
 
 
+class BusyError(RuntimeError):
+  """A question got no place before its deadline."""
+
+
 class Limits(NamedTuple):
   """What a question may cost; see `agent.Agent.ask`."""
 

@@ -15,7 +15,7 @@ from scripted import CODEC, answer, search
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
-from anysearch_jax.agent import events
+from anysearch_jax.agent import events, limits
 from anysearch_jax.environment import prompts
 
 EMMA = types.Passage("7", '"Emma"', "A novel by Jane Austen.")
@@ -266,19 +266,19 @@ def test_slots_are_checked():
 
 
 def test_room_for_the_answer_is_the_configurations():
-  limits = dataclasses.replace(CONFIG, max_generated=150, answer_room=40)
+  episode = dataclasses.replace(CONFIG, max_generated=150, answer_room=40)
 
   def script(request):
     line = prompts.PROMPTS["paper"].over_budget
     landed = CODEC.decode(request.token_ids).endswith(line)
     return answer("Jane") if landed else "x" * 999
 
-  with make(script, config=limits) as agent:
+  with make(script, config=episode) as agent:
     assert agent.ask("Who?", budget=1).answer == "Jane"
 
 
 def test_tokens_are_limited_by_the_caller_and_leave_room_for_the_answer():
-  limits = dataclasses.replace(CONFIG, answer_room=100)
+  episode = dataclasses.replace(CONFIG, answer_room=100)
   line = prompts.PROMPTS["paper"].over_budget
 
   def script(request):
@@ -286,6 +286,18 @@ def test_tokens_are_limited_by_the_caller_and_leave_room_for_the_answer():
     return answer("J") if landed else "x" * 999
 
   most = 2 * len(answer("J")) + 2 * len(line)
-  with make(script, config=limits) as agent:
+  with make(script, config=episode) as agent:
     reply = agent.ask("Who?", budget=1, max_tokens=most)
   assert reply.answer == "J" and reply.tokens <= most
+
+
+def test_question_without_a_place_before_its_deadline_is_refused():
+  engine = Held()
+  with make(engine=engine, slots=1) as agent:
+    first = agent.stream("Who?", budget=1)
+    engine.started.wait(10)
+    with pytest.raises(limits.BusyError, match="1 places"):
+      agent.ask("Who?", budget=1, deadline=0.05)
+    engine.go.set()
+    assert list(first)[-1].text == "Jane"
+    assert agent.ask("Who?", budget=1, deadline=60).answer == "Jane"

@@ -1,0 +1,301 @@
+"""Reads the fields that OpenAI's two APIs share, and refuses the others.
+
+A field is honoured, or has no effect here, or is refused by its name: a client
+must not believe that something holds which does not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from anysearch_jax.serving import errors
+
+# At this length a text is certainly no question.
+_CHARACTERS = 200_000
+# Fields without an effect on an answer.
+_HARMLESS = frozenset(
+  "user metadata store service_tier safety_identifier prompt_cache_key "
+  "prompt_cache_retention parallel_tool_calls verbosity".split()
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+  """What a service offers.
+
+  Attributes:
+    model: the policy's name.
+    budget: searches of a request that does not say.
+    max_budget: the most searches that a request may ask for.
+    max_tokens: tokens that the policy may write.
+    seconds: the longest deadline, and that of a request that does not say.
+    temperature, top_p: of the sampling, the same for all requests.
+    choices: the most answers to one request.
+  """
+
+  model: str
+  budget: int = 3
+  max_budget: int = 10
+  max_tokens: int = 4096
+  seconds: float = 120.0
+  temperature: float = 1.0
+  top_p: float = 1.0
+  choices: int = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+  """A request that was read.
+
+  question: the text that the policy gets, earlier turns included.
+  model: as the request names it.
+  choices: number of answers; answer `i` has the seed `seed + i`.
+  """
+
+  question: str
+  model: str
+  budget: int
+  max_tokens: int
+  seed: int
+  deadline: float
+  stream: bool
+  choices: int = 1
+
+
+class Body:
+  """The JSON object of a request, whose fields are taken one by one.
+
+  Raises:
+    errors.RequestError: by every method, for a value that cannot be honoured.
+  """
+
+  def __init__(self, values: Any):
+    if not isinstance(values, Mapping):
+      raise errors.RequestError(
+        400, "Found a body that is no JSON object, expected one."
+      )
+    self._left = {k: v for k, v in values.items() if v is not None}
+
+  def take(self, name: str) -> Any:
+    """Returns a field, None if it is absent, and marks it as read."""
+    return self._left.pop(name, None)
+
+  def flag(self, name: str) -> bool:
+    """Returns a truth value; absent is False."""
+    found = self.take(name)
+    if found not in (None, True, False):
+      raise errors.refuse(name, found, "true or false")
+    return bool(found)
+
+  def number(self, name: str, *, least: int, most: int) -> int | None:
+    """Returns a whole number, None if it is absent."""
+    found = self.take(name)
+    if found is None:
+      return None
+    whole = isinstance(found, int) and not isinstance(found, bool)
+    if not whole or not least <= found <= most:
+      raise errors.refuse(name, found, f"a whole number from {least} to {most}")
+    return found
+
+  def same(self, name: str, *served: Any) -> None:
+    """Accepts a field only with one of the values that hold anyway."""
+    found = self.take(name)
+    if found is not None and found not in served:
+      values = " or ".join(repr(value) for value in served) or "no such field"
+      raise errors.refuse(name, found, f"{values}; this service has no other")
+
+  def end(self) -> None:
+    """Refuses the fields that nothing has read."""
+    for name, found in self._left.items():
+      if name not in _HARMLESS:
+        raise errors.RequestError(
+          400,
+          f"{name}: found {str(found)[:80]!r}, expected no such field: this "
+          "service does not know or does not offer it.",
+          param=name,
+          code="unsupported_parameter",
+        )
+
+
+def asked(
+  body: Body,
+  served: Served,
+  *,
+  question: str,
+  tokens: Sequence[str],
+  choices: bool = False,
+) -> Asked:
+  """Reads the fields that both APIs have, and ends the body.
+
+  Args:
+    body: whose other fields have been taken.
+    served: what may be asked.
+    question: from the API's own fields.
+    tokens: the API's names for the limit of tokens; at most one may be given.
+    choices: whether the API has `n`.
+  """
+  if not question.strip():
+    raise errors.RequestError(
+      400, "Found no question, expected a text.", code="no_question"
+    )
+  if len(question) > _CHARACTERS:
+    raise errors.RequestError(
+      400,
+      f"Found a question of {len(question)} characters, expected at most "
+      f"{_CHARACTERS}.",
+      code="context_length_exceeded",
+    )
+  model, named = _model(body, served)
+  stream = body.flag("stream")
+  body.same("temperature", served.temperature)
+  body.same("top_p", served.top_p)
+  for name in ("top_k", "stop", "logit_bias", "top_logprobs"):
+    body.same(name)
+  for name in ("presence_penalty", "frequency_penalty"):
+    body.same(name, 0)
+  body.same("logprobs", False)
+  limits = [
+    n
+    for name in tokens
+    if (n := body.number(name, least=1, most=2**31)) is not None
+  ]
+  n = (body.number("n", least=1, most=served.choices) or 1) if choices else 1
+  result = Asked(
+    question=question,
+    model=model,
+    budget=_budget(body, served, named),
+    max_tokens=min([served.max_tokens, *limits]),
+    seed=_or(body.number("seed", least=0, most=2**32 - 1 - n), 42),
+    deadline=_deadline(body, served),
+    stream=stream,
+    choices=n,
+  )
+  body.end()
+  return result
+
+
+def _model(body: Body, served: Served) -> tuple[str, int | None]:
+  """Returns the model's name and the budget that it carries, as in name@3."""
+  model = body.take("model")
+  if model is None:
+    return served.model, None
+  name, at, budget = str(model).partition("@")
+  if name not in (served.model, "anysearch"):
+    raise errors.RequestError(
+      404,
+      f"model: found {str(model)[:80]!r}, expected {served.model!r} (or "
+      f"'{served.model}@3' for a budget of 3).",
+      param="model",
+      code="model_not_found",
+    )
+  if not at:
+    return str(model), None
+  if not budget.isascii() or not budget.isdecimal() or len(budget) > 9:
+    raise errors.refuse("model", model, "a number of searches after @")
+  return str(model), int(budget)
+
+
+def _budget(body: Body, served: Served, named: int | None) -> int:
+  """Returns the searches that a request allows."""
+  given = {"model": named}
+  for name in ("max_tool_calls", "search_budget"):
+    given[name] = body.number(name, least=0, most=2**31)
+  found = {name: n for name, n in given.items() if n is not None}
+  if len(set(found.values())) > 1:
+    said = ", ".join(f"{name} {n}" for name, n in found.items())
+    raise errors.RequestError(
+      400, f"Found different budgets ({said}), expected one.", param=min(found)
+    )
+  choice = body.take("tool_choice")
+  if choice not in (None, "auto", "none"):
+    raise errors.refuse("tool_choice", choice, "'auto' or 'none'")
+  if choice == "none":
+    return 0
+  for name, budget in found.items():
+    if budget > served.max_budget:
+      raise errors.refuse(name, budget, f"at most {served.max_budget} searches")
+    return budget
+  return min(served.budget, served.max_budget)
+
+
+def _deadline(body: Body, served: Served) -> float:
+  found = body.take("deadline")
+  if found is None:
+    return served.seconds
+  number = isinstance(found, int | float) and not isinstance(found, bool)
+  if not number or not math.isfinite(found) or found <= 0:
+    raise errors.refuse("deadline", found, "seconds above 0")
+  return min(float(found), served.seconds)
+
+
+def _or(value: int | None, default: int) -> int:
+  return default if value is None else value
+
+
+def tools(body: Body, known: Collection[str]) -> None:
+  """Accepts tools only if they search; the policy has no others."""
+  found = body.take("tools")
+  if found is None:
+    return
+  if not isinstance(found, list):
+    raise errors.refuse("tools", found, "a list")
+  for tool in found:
+    kind = tool.get("type") if isinstance(tool, Mapping) else tool
+    if kind not in known:
+      expected = ", ".join(sorted(known)) or "no tools"
+      raise errors.refuse(
+        "tools",
+        kind,
+        f"{expected}: this policy searches and has no other tool",
+      )
+
+
+def conversation(turns: Sequence[tuple[str, str]]) -> str:
+  """Returns the question that the policy gets for a conversation.
+
+  The policy was trained for single questions. A single user message is passed
+  on as it is. Otherwise the earlier messages come first, one after the other,
+  as `role: text`, and the last message after `question:`.
+
+  Args:
+    turns: role and text of each message; the last one is the user's.
+  """
+  if not turns:
+    raise errors.RequestError(
+      400, "Found no message, expected a question.", code="no_question"
+    )
+  role, last = turns[-1]
+  if role != "user":
+    raise errors.RequestError(
+      400,
+      f"Found {role!r} as the role of the last message, expected 'user': the "
+      "question that is to be answered.",
+    )
+  if len(turns) == 1:
+    return last
+  earlier = (f"{role}: {text}" for role, text in turns[:-1])
+  return "\n".join([*earlier, f"question: {last}"])
+
+
+def text_of(content: Any, param: str, kinds: Collection[str]) -> str:
+  """Returns the text of a message's content.
+
+  Args:
+    content: a text, or a list of parts with `type` and `text`.
+    param: the field's name, for errors.
+    kinds: the types of parts that hold text.
+  """
+  if isinstance(content, str):
+    return content
+  if not isinstance(content, list):
+    raise errors.refuse(param, content, "a text or a list of texts")
+  texts = []
+  for part in content:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind not in kinds or not isinstance(part.get("text"), str):
+      raise errors.refuse(param, part, f"texts of type {' or '.join(kinds)}")
+    texts.append(part["text"])
+  return "\n".join(texts)

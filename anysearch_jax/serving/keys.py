@@ -1,0 +1,282 @@
+"""Keys of clients, and what each may cost.
+
+A file lists the keys by their SHA-256, so that reading it gives no access:
+
+    {"alice": {"sha256": "...", "requests": 4, "searches_a_day": 1000,
+               "tokens_a_day": 1000000, "max_budget": 5}}
+
+What a key used today is kept in an SQLite file beside it and outlives restarts.
+A request is charged its whole budget and token limit when it is admitted, and
+what it did not use is given back at its end: no timing lets a key exceed its
+day. A process that is killed gives nothing back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import hashlib
+import hmac
+import json
+import os
+import pathlib
+import re
+import secrets
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from anysearch_jax.host import disk
+from anysearch_jax.serving import errors
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_PREFIX = "sk-anysearch-"
+_TABLE = (
+  "CREATE TABLE IF NOT EXISTS used (key TEXT, day TEXT, searches INTEGER, "
+  "tokens INTEGER, PRIMARY KEY (key, day))"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+  """A client's key.
+
+  Attributes:
+    name: of the client, for logs.
+    sha256: of the key, in hexadecimal.
+    requests: the most at a time.
+    searches_a_day, tokens_a_day: the most in a day (UTC); None: no limit.
+    max_budget: the most searches of one request; None: the service's.
+  """
+
+  name: str
+  sha256: str
+  requests: int = 4
+  searches_a_day: int | None = None
+  tokens_a_day: int | None = None
+  max_budget: int | None = None
+
+
+@dataclasses.dataclass
+class Grant:
+  """What an admitted request is charged; `used` lowers it at its end."""
+
+  searches: int
+  tokens: int
+
+  def used(self, searches: int, tokens: int) -> None:
+    """Says what the request used; it is never more than it was charged."""
+    self.searches = min(self.searches, searches)
+    self.tokens = min(self.tokens, tokens)
+
+
+def read(path: pathlib.Path) -> tuple[Key, ...]:
+  """Reads a file of keys.
+
+  Raises:
+    ValueError: the file is not as the module describes; no hash is shown.
+  """
+  try:
+    listed = json.loads(path.read_text())
+  except (OSError, ValueError) as error:
+    raise ValueError(
+      f"--keys={path}: {error}; make a key by --keys={path} --new_key=NAME."
+    ) from error
+  if not isinstance(listed, Mapping) or not listed:
+    raise ValueError(
+      f"--keys={path}: found no keys, expected an object of them."
+    )
+  return tuple(_key(path, name, values) for name, values in listed.items())
+
+
+def _key(path: pathlib.Path, name: str, values: Any) -> Key:
+  where = f"--keys={path}: key {name!r}"
+  known = {field.name for field in dataclasses.fields(Key)} - {"name"}
+  if not isinstance(values, Mapping) or not _NAME.fullmatch(name):
+    raise ValueError(
+      f"{where}: expected a name of letters, digits, '.', '_' and '-', and an "
+      "object."
+    )
+  if more := set(values) - known:
+    raise ValueError(
+      f"{where}: found {', '.join(sorted(more))}, expected "
+      f"{', '.join(sorted(known))}."
+    )
+  if not re.fullmatch(r"[0-9a-f]{64}", str(values.get("sha256"))):
+    raise ValueError(
+      f"{where}: sha256 is not one, expected 64 hexadecimal digits (--new_key "
+      "writes them)."
+    )
+  for field in known - {"sha256"}:
+    found = values.get(field)
+    least = 1 if field == "requests" else 0
+    if field in values and (type(found) is not int or found < least):
+      raise ValueError(
+        f"{where}: {field} is {found!r}, expected a whole number from {least}."
+      )
+  return Key(name, **values)
+
+
+def add(path: pathlib.Path, name: str) -> str:
+  """Adds a key to a file of keys and returns it; it is stored nowhere else.
+
+  Raises:
+    ValueError: the name is taken or cannot be one.
+  """
+  if not _NAME.fullmatch(name):
+    raise ValueError(
+      f"--new_key: found {name!r}, expected letters, digits, '.', '_' and '-'."
+    )
+  listed = json.loads(path.read_text()) if path.exists() else {}
+  if name in listed:
+    raise ValueError(
+      f"--new_key: {path} has a key {name!r}; remove it there, or "
+      "choose another name."
+    )
+  key = _PREFIX + secrets.token_urlsafe(32)
+  listed[name] = {"sha256": _hash(key), "requests": Key.requests}
+  disk.write_whole(path, json.dumps(listed, indent=2) + "\n")
+  os.chmod(path, 0o600)
+  return key
+
+
+class Guard:
+  """Admits the requests of known keys within their limits.
+
+  Args:
+    keys: the known keys.
+    path: SQLite file of what was used; it is made if it is missing.
+    now: returns the time, in UTC.
+  """
+
+  def __init__(
+    self,
+    keys: tuple[Key, ...],
+    path: pathlib.Path,
+    *,
+    now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(
+      datetime.UTC
+    ),
+  ):
+    self.keys, self._now = keys, now
+    self._running: Counter[str] = Counter()
+    self._rows = sqlite3.connect(path, timeout=10, check_same_thread=False)
+    self._rows.execute("PRAGMA journal_mode=WAL")
+    self._rows.execute(_TABLE)
+    self._rows.commit()
+
+  def close(self) -> None:
+    """Closes the file."""
+    self._rows.close()
+
+  def key(self, header: str | None) -> Key:
+    """Returns the key of an `Authorization` header.
+
+    Every known key is compared, each in constant time, so the time that this
+    takes says nothing about a key.
+
+    Raises:
+      errors.RequestError: 401, there is no such key.
+    """
+    scheme, _, given = (header or "").partition(" ")
+    digest = _hash(given.strip())
+    found = None
+    for key in self.keys:
+      if hmac.compare_digest(key.sha256, digest):
+        found = key
+    if found is None or scheme.lower() != "bearer":
+      raise errors.RequestError(
+        401,
+        "Found no key of this service, expected one in the header "
+        "'Authorization: Bearer KEY'.",
+        code="invalid_api_key",
+      )
+    return found
+
+  @contextlib.contextmanager
+  def admitted(
+    self, key: Key, *, searches: int, tokens: int
+  ) -> Iterator[Grant]:
+    """Charges a key while a request runs.
+
+    Args:
+      key: whose request it is.
+      searches, tokens: the most that the request can use.
+
+    Raises:
+      errors.RequestError: 429, the key has too many requests or has used up its
+        day; 400, its requests may not have such a budget.
+    """
+    if key.max_budget is not None and searches > key.max_budget:
+      raise errors.refuse(
+        "max_tool_calls", searches, f"at most {key.max_budget} for this key"
+      )
+    if self._running[key.name] >= key.requests:
+      raise errors.RequestError(
+        429,
+        f"Found {key.requests} requests of this key under way, expected fewer; "
+        "wait for one to end.",
+        code="rate_limit_exceeded",
+        retry_after=1,
+      )
+    day = self._now().date().isoformat()
+    self._check(key, day, searches, tokens)
+    grant = Grant(searches, tokens)
+    self._charge(key, day, searches, tokens)
+    self._running[key.name] += 1
+    try:
+      yield grant
+    finally:
+      self._running[key.name] -= 1
+      self._charge(key, day, grant.searches - searches, grant.tokens - tokens)
+
+  def used(self, key: Key) -> tuple[int, int]:
+    """Returns the searches and tokens that a key was charged today."""
+    return self._used(key, self._now().date().isoformat())
+
+  def _used(self, key: Key, day: str) -> tuple[int, int]:
+    row = self._rows.execute(
+      "SELECT searches, tokens FROM used WHERE key = ? AND day = ?",
+      (key.name, day),
+    ).fetchone()
+    return row or (0, 0)
+
+  def _check(self, key: Key, day: str, searches: int, tokens: int) -> None:
+    used = self._used(key, day)
+    for what, before, wanted, most in (
+      ("searches", used[0], searches, key.searches_a_day),
+      ("tokens", used[1], tokens, key.tokens_a_day),
+    ):
+      if most is not None and before + wanted > most:
+        raise errors.RequestError(
+          429,
+          f"This key has used or reserved {before} of its {most} {what} of "
+          f"today (UTC), and this request may need {wanted}; ask for less, or "
+          "tomorrow.",
+          code="insufficient_quota",
+          retry_after=self._seconds_left(),
+        )
+
+  def _seconds_left(self) -> int:
+    """Returns the seconds until the next day begins."""
+    now = self._now()
+    tomorrow = now.date() + datetime.timedelta(days=1)
+    midnight = datetime.datetime.combine(
+      tomorrow, datetime.time(), datetime.UTC
+    )
+    return max(1, int((midnight - now).total_seconds()))
+
+  def _charge(self, key: Key, day: str, searches: int, tokens: int) -> None:
+    with self._rows:
+      self._rows.execute(
+        "INSERT INTO used VALUES (?, ?, ?, ?) ON CONFLICT (key, day) DO UPDATE "
+        "SET searches = searches + excluded.searches, "
+        "tokens = tokens + excluded.tokens",
+        (key.name, day, searches, tokens),
+      )
+
+
+def _hash(key: str) -> str:
+  return hashlib.sha256(key.encode()).hexdigest()
