@@ -369,6 +369,16 @@ class Counting(Protocol):
   counters: Counter[str]
 
 
+@runtime_checkable
+class Paged(Protocol):
+  """An engine with a paged KV cache in this process."""
+
+  @property
+  def pages(self) -> tuple[int, int]:
+    """The pages of the KV cache that episodes hold, and all pages."""
+    ...
+
+
 def counters(part: object) -> Counter[str]:
   """Returns the counters of a part, or empty ones if it does not count."""
   return part.counters if isinstance(part, Counting) else Counter()

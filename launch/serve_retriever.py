@@ -20,72 +20,19 @@ without waiting.
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 import logging
 import os
-import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import uvicorn
 from absl import app, flags
 
 from anysearch_jax.host.http import redaction
 from launch import flags as launch_flags
-from launch import jax_setup, stopping
-from retrieval.service import connections, service
+from launch import http_server, jax_setup
 from retrieval.service import limits as limits_lib
-
-# Seconds. Longer than clients keep idle connections; otherwise a client may
-# write into a connection that the server has just closed.
-_KEEP_ALIVE = 75
-_BACKLOG = 2048
-# Connections that asyncio accepts in one iteration of the event loop. It
-# accepts up to its backlog before the first connection is handled, so with a
-# large backlog a burst would use up all file descriptors despite our limit:
-# https://github.com/python/cpython/blob/3.11/Lib/asyncio/selector_events.py#L159
-_ACCEPTED = 8
-# Seconds within which a client must read its answer.
-_READING = 60
-
-
-class _Server(uvicorn.Server):
-  """A uvicorn server that exits normally on signals and drains the service."""
-
-  def __init__(
-    self,
-    config: uvicorn.Config,
-    running: service.Service,
-    *,
-    grace: float,
-    greeting: str,
-  ):
-    super().__init__(config)
-    self._service, self._grace, self._greeting = running, grace, greeting
-
-  async def startup(self, sockets=None) -> None:
-    await super().startup(sockets)
-    for each in sockets or ():
-      each.listen(_BACKLOG)
-    # Printed only now, because signals are handled from here on.
-    print(self._greeting, flush=True)
-
-  @contextlib.contextmanager
-  def capture_signals(self) -> Iterator[None]:
-    def end(number: int) -> None:
-      self.should_exit = True
-
-    def end_now(number: int) -> None:
-      self.force_exit = True
-
-    with stopping.heard(end, end_now):
-      yield
-
-  async def shutdown(self, sockets=None) -> None:
-    self._service.drain(self._grace)
-    await super().shutdown(sockets)
+from retrieval.service import service
 
 
 def serve(
@@ -117,39 +64,17 @@ def serve(
     search, limits=limits, token=token, described=described
   )
   running = made.state.service
-  most, descriptors = connections.room(limits.connections)
-  guard = connections.Guard(
-    most,
-    headers=limits.headers,
-    request=limits.deadline + _READING,
-    on_closed=running.on_closed,
-  )
-  config = uvicorn.Config(
+  http_server.serve(
     made,
-    http=guard.protocol,  # type: ignore[arg-type]  # uvicorn only calls it.
-    ws="none",
-    backlog=_ACCEPTED,
-    log_config=None,
-    access_log=False,
-    server_header=False,
-    timeout_keep_alive=_KEEP_ALIVE,
-    # The service answers its requests by then; the rest is for slow readers.
-    timeout_graceful_shutdown=int(grace) + 2,
+    running,
+    named=f"{len(search)} passages",
+    host=host,
+    port=port,
+    connections=limits.connections,
+    headers=limits.headers,
+    request=limits.deadline,
+    grace=grace,
   )
-  family = socket.AF_INET6 if ":" in host else socket.AF_INET
-  with socket.create_server(
-    (host, port), family=family, backlog=_BACKLOG
-  ) as listening:
-    shown = f"[{host}]" if ":" in host else host
-    port = listening.getsockname()[1]
-    _Server(
-      config,
-      running,
-      grace=grace,
-      greeting=f"serving {len(search)} passages at http://{shown}:{port}\n"
-      f"at most {most} connections at a time; the process may open "
-      f"{descriptors} files (ulimit -n)",
-    ).run(sockets=[listening])
   if running.busy:
     # A search still runs though no request waits for it. Its thread cannot be
     # ended, so the process exits around it.
@@ -241,7 +166,7 @@ def main(argv) -> None:
     sys.exit(f"launch.serve_retriever: {error}")
   # A first search loads and compiles, so that the first client need not wait.
   index.search(["ready"], limits.topk)
-  if not token and not _is_loopback(f.host):
+  if not token and not http_server.is_loopback(f.host):
     print(
       f"warning: --host={f.host} without --token_variable: whoever reaches "
       "this machine can search.",
@@ -282,13 +207,6 @@ def _token(variable: str | None) -> str:
       "expected the token."
     )
   return token
-
-
-def _is_loopback(host: str) -> bool:
-  try:
-    return ipaddress.ip_address(host).is_loopback
-  except ValueError:
-    return host == "localhost"
 
 
 if __name__ == "__main__":

@@ -33,6 +33,9 @@ class Agent:
 
   `load` makes an agent from a folder.
 
+  Attributes:
+    engine, slots: as given.
+
   Args:
     engine: samples the policy; `close` closes it.
     codec: the policy's tokenizer.
@@ -63,7 +66,7 @@ class Agent:
     if slots < 1:
       raise ValueError(f"slots: found {slots}, expected at least 1.")
     searching.attach(retriever, engine, codec)
-    self.slots = slots
+    self.engine, self.slots = engine, slots
     self._parts = asking.Parts(engine, codec, retriever, config, scaffold)
     self._known = {question.text: question for question in known}
     self._corpus = corpus

@@ -24,7 +24,6 @@ import time
 import uuid
 from collections.abc import (
   AsyncGenerator,
-  Callable,
   Iterator,
 )
 from typing import Any
@@ -91,7 +90,6 @@ class Service:
     served: what may be asked.
     guard: admits keys; None admits everybody.
     most: questions under way at a time, those that wait for a place included.
-    pages: see `service_metrics.Metrics`.
     log_questions: whether the log holds the texts of questions.
 
   Attributes:
@@ -105,12 +103,15 @@ class Service:
     *,
     guard: keys.Guard | None = None,
     most: int = 0,
-    pages: Callable[[], tuple[int, int]] | None = None,
     log_questions: bool = False,
   ):
     self._agent, self._served, self._guard = agent, served, guard
     self._most = most or 8 * agent.slots
-    self._metrics = service_metrics.Metrics(agent.slots, pages)
+    engine = agent.engine
+    self._metrics = service_metrics.Metrics(
+      agent.slots,
+      (lambda: engine.pages) if isinstance(engine, types.Paged) else None,
+    )
     self._log_questions = log_questions
     self._running = 0
     self.draining = False

@@ -127,6 +127,11 @@ class JaxEngine:
     """Unlimited: every token names the version of its weights."""
     return sys.maxsize
 
+  @property
+  def pages(self) -> tuple[int, int]:
+    """The pages of the KV cache that episodes hold, and all pages."""
+    return self._memory.held_pages
+
   def close(self) -> None:
     """Does nothing: the cache goes with the engine."""
 

@@ -61,6 +61,12 @@ class KvMemory:
   def __len__(self) -> int:
     return len(self._rows)
 
+  @property
+  def held_pages(self) -> tuple[int, int]:
+    """The pages that rows hold, and all pages, over all shards."""
+    count = sum(pool.size_in_pages for pool in self._pools)
+    return count - sum(pool.free for pool in self._pools), count
+
   def get(self, address: types.Address) -> Row | None:
     """Returns the episode's row, if it has one."""
     return self._rows.get(address)

@@ -58,6 +58,11 @@ class PagePool:
     self._names = _START
 
   @property
+  def size_in_pages(self) -> int:
+    """Number of pages that rows can hold."""
+    return len(self._holders) - 1
+
+  @property
   def free(self) -> int:
     """Number of pages that no row holds."""
     return len(self._free)
