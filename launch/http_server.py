@@ -126,12 +126,9 @@ def serve(
     # The service answers its requests by then; the rest is for slow readers.
     timeout_graceful_shutdown=int(grace) + 2,
   )
-  family = socket.AF_INET6 if ":" in host else socket.AF_INET
-  with socket.create_server(
-    (host, port), family=family, backlog=_BACKLOG
-  ) as listening:
+  with listening(host, port) as opened:
     shown = f"[{host}]" if ":" in host else host
-    port = listening.getsockname()[1]
+    port = opened.getsockname()[1]
     _Server(
       config,
       service,
@@ -139,7 +136,13 @@ def serve(
       greeting=f"serving {named} at http://{shown}:{port}\n"
       f"at most {most} connections at a time; the process may open "
       f"{descriptors} files (ulimit -n)",
-    ).run(sockets=[listening])
+    ).run(sockets=[opened])
+
+
+def listening(host: str, port: int) -> socket.socket:
+  """Returns a socket that listens; port 0 takes any free one. Raises OSError."""
+  family = socket.AF_INET6 if ":" in host else socket.AF_INET
+  return socket.create_server((host, port), family=family, backlog=_BACKLOG)
 
 
 def is_loopback(host: str) -> bool:

@@ -38,7 +38,7 @@ _WARM = "?"  # Compiles the engine's programs before the first client.
 
 def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
-  launch_flags.define_config()
+  launch_flags.define_config(required=False)
   policies.define_flags()
   flags.DEFINE_string("host", "127.0.0.1", "Address to listen at.")
   flags.DEFINE_integer("port", 8400, "0: any free one.", 0, 65535)
@@ -76,6 +76,8 @@ def main(argv: Sequence[str]) -> None:
   if f.new_key is not None:
     _add_key()
     return
+  if not f.config:
+    raise app.UsageError("--config: found nothing, expected a configuration.")
   try:
     config = launch_flags.read_config()
   except ValueError as error:
@@ -89,6 +91,7 @@ def main(argv: Sequence[str]) -> None:
       "could spend its searches; expected --keys=FILE, or an address of this "
       "machine such as 127.0.0.1."
     )
+  _check_address(f.host, f.port)
   jax_setup.configure(threads=f.threads, cache=f.cache)
   _log_requests()
   try:
@@ -122,13 +125,21 @@ def main(argv: Sequence[str]) -> None:
         request=f.deadline,
         grace=f.grace,
       )
+  except (OSError, ValueError, types.EngineError) as error:
+    sys.exit(f"launch.serve: {error}")
+
+
+def _check_address(host: str, port: int) -> None:
+  """Exits if the server could not listen, before the weights are read."""
+  from launch import http_server
+
+  try:
+    http_server.listening(host, port).close()
   except OSError as error:
     sys.exit(
-      f"launch.serve: cannot listen at {f.host}:{f.port} ({error}); name "
-      "another --port or --host."
+      f"launch.serve: cannot listen at {host}:{port} ({error}); name another "
+      "--port or --host."
     )
-  except (ValueError, types.EngineError) as error:
-    sys.exit(f"launch.serve: {error}")
 
 
 def _warming(examples: Sequence[types.Question]) -> types.Question | str:

@@ -1,0 +1,134 @@
+"""`launch.serve` with the shipped policy: a real server, engine and signals."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import commands
+import httpx2
+import openai
+import pytest
+from served_agent import wait_for
+
+from launch import serve
+
+CONFIG = "--config=configs/quickstart.py"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+  """A served warm start; it ends by SIGTERM with status 0."""
+  log = tmp_path_factory.mktemp("serve") / "log"
+  with open(log, "w") as written:
+    process = subprocess.Popen(
+      [sys.executable, "-m", "launch.serve", CONFIG, "--port=0", "--threads=1"],
+      stdout=subprocess.PIPE,
+      stderr=written,
+      text=True,
+    )
+    try:
+      line = process.stdout.readline()
+      found = re.search(r"http://\S+", line)
+      assert found, f"{line}{log.read_text()}"
+      yield found[0], process, log
+      process.send_signal(signal.SIGTERM)
+      assert process.wait(60) == 0
+    finally:
+      process.kill()
+      process.wait(60)
+      process.stdout.close()
+
+
+def pages_used(url):
+  text = httpx2.get(f"{url}/metrics").text
+  return float(re.search(r"^anysearch_kv_pages_used (\S+)", text, re.M)[1])
+
+
+def test_examples_can_be_asked_through_the_official_client(server):
+  url, _, _ = server
+  examples = httpx2.get(f"{url}/examples").json()
+  assert len(examples) >= 5
+  client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+  for question in examples[:3]:
+    response = client.responses.create(
+      model="quickstart", input=question, max_tool_calls=3
+    )
+    assert response.status == "completed" and response.output_text
+    calls = [i for i in response.output if i.type == "web_search_call"]
+    assert len(calls) == response.usage.searches <= 3
+
+
+def test_pages_of_clients_that_left_are_free_within_a_second(server):
+  url, _, _ = server
+  examples = httpx2.get(f"{url}/examples").json()
+  port = int(url.rpartition(":")[2])
+
+  def hang_up(question):
+    body = json.dumps({"input": question, "stream": True}).encode()
+    head = (
+      f"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}"
+    )
+    with socket.create_connection(
+      ("127.0.0.1", port), timeout=10
+    ) as connection:
+      connection.sendall(head.encode() + b"\r\n\r\n" + body)
+      connection.recv(100)
+
+  with concurrent.futures.ThreadPoolExecutor(16) as pool:
+    list(pool.map(hang_up, examples[:32]))
+  start = time.monotonic()
+  wait_for(lambda: pages_used(url) == 0)
+  assert time.monotonic() - start < 5  # One second on a quiet machine.
+
+
+def test_requests_are_logged_as_json(server):
+  url, _, log = server
+  httpx2.post(f"{url}/v1/responses", json={"input": "gebir mayor ?"})
+  last = json.loads(log.read_text().splitlines()[-1])
+  assert last["status"] == 200 and last["route"] == "responses"
+  assert "question" not in last
+
+
+@pytest.mark.parametrize(
+  "arguments, said",
+  [
+    (["--host=0.0.0.0"], "found no --keys"),
+    (["--new_key=alice"], "found no --keys"),
+    (["--keys=/nowhere/keys.json"], "/nowhere/keys.json"),
+    (["--hf=nowhere"], "nowhere: no config.json"),
+  ],
+)
+def test_bad_flags_are_one_sentence(arguments, said):
+  assert said in commands.run(serve, CONFIG, *arguments)
+
+
+def test_new_key_is_printed_once(tmp_path, capsys):
+  path = tmp_path / "keys.json"
+  with commands.defined(serve):
+    from launch import flags as launch_flags
+
+    serve.main(
+      launch_flags._parse_argv(["serve", f"--keys={path}", "--new_key=alice"])
+    )
+  key = capsys.readouterr().out.strip()
+  assert key.startswith("sk-") and key not in path.read_text()
+
+
+def test_taken_port_is_one_sentence(server):
+  port = server[0].rpartition(":")[2]
+  found = subprocess.run(
+    [sys.executable, "-m", "launch.serve", CONFIG, f"--port={port}"],
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  assert found.returncode == 1
+  assert f"cannot listen at 127.0.0.1:{port}" in found.stderr
+  assert "Traceback" not in found.stderr

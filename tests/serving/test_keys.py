@@ -1,0 +1,164 @@
+"""Keys: who is admitted, how much a day, and what outlives a restart."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import stat
+
+import pytest
+
+from anysearch_jax.serving import errors, keys
+
+NOON = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
+ALICE = keys.Key(
+  "alice",
+  hashlib.sha256(b"sk-alice").hexdigest(),
+  requests=2,
+  searches_a_day=10,
+  tokens_a_day=1000,
+  max_budget=5,
+)
+
+
+@pytest.fixture
+def clock():
+  return [NOON]
+
+
+@pytest.fixture
+def guard(tmp_path, clock):
+  made = keys.Guard((ALICE,), tmp_path / "used", now=lambda: clock[0])
+  yield made
+  made.close()
+
+
+def refusal(guard, **wanted):
+  with pytest.raises(errors.RequestError) as refused:
+    with guard.admitted(ALICE, **{"searches": 1, "tokens": 1} | wanted):
+      pass
+  return refused.value
+
+
+def test_added_key_is_shown_once_and_only_its_hash_is_stored(tmp_path):
+  path = tmp_path / "keys.json"
+  first, second = keys.add(path, "alice"), keys.add(path, "bob")
+  assert first != second
+  text = path.read_text()
+  assert first not in text and second not in text
+  assert stat.S_IMODE(path.stat().st_mode) == 0o600
+  guard = keys.Guard(keys.read(path), tmp_path / "used")
+  assert guard.key(f"Bearer {second}").name == "bob"
+  with pytest.raises(ValueError, match="alice"):
+    keys.add(path, "alice")
+
+
+@pytest.mark.parametrize(
+  "header", [None, "", "Bearer", "Bearer x", "Basic sk-alice", "sk-alice"]
+)
+def test_unknown_key_is_401(guard, header):
+  with pytest.raises(errors.RequestError) as refused:
+    guard.key(header)
+  assert refused.value.status == 401 and refused.value.code == "invalid_api_key"
+
+
+def test_known_key_is_found(guard):
+  assert guard.key("Bearer sk-alice") is ALICE
+  assert guard.key("bearer sk-alice") is ALICE
+
+
+def test_request_is_charged_whole_and_what_it_left_is_given_back(guard):
+  with guard.admitted(ALICE, searches=4, tokens=100) as grant:
+    assert guard.used(ALICE) == (4, 100)
+    grant.used(1, 30)
+  assert guard.used(ALICE) == (1, 30)
+
+
+def test_failed_request_without_a_count_keeps_its_charge(guard):
+  with pytest.raises(ZeroDivisionError):
+    with guard.admitted(ALICE, searches=4, tokens=100):
+      raise ZeroDivisionError
+  assert guard.used(ALICE) == (4, 100)
+
+
+def test_requests_at_a_time_are_limited(guard):
+  with guard.admitted(ALICE, searches=1, tokens=1):
+    with guard.admitted(ALICE, searches=1, tokens=1):
+      found = refusal(guard)
+      assert found.status == 429 and found.headers == {"retry-after": "1"}
+  with guard.admitted(ALICE, searches=1, tokens=1):
+    pass
+
+
+def test_running_requests_cannot_exceed_the_day_together(guard):
+  with guard.admitted(ALICE, searches=5, tokens=1):
+    with guard.admitted(ALICE, searches=5, tokens=1) as grant:
+      grant.used(0, 0)
+    found = refusal(guard, searches=5, tokens=1000)
+    assert found.code == "insufficient_quota" and "tokens" in str(found)
+    with guard.admitted(ALICE, searches=5, tokens=1):
+      assert "searches" in str(refusal_of_third(guard))
+
+
+def refusal_of_third(guard):
+  """The key may have two requests at a time; its searches run out before."""
+  other = keys.Key("alice", ALICE.sha256, requests=9, searches_a_day=10)
+  with pytest.raises(errors.RequestError) as refused:
+    with guard.admitted(other, searches=1, tokens=1):
+      pass
+  return refused.value
+
+
+def test_day_that_is_used_up_ends_at_midnight(guard, clock):
+  for _ in range(2):
+    with guard.admitted(ALICE, searches=5, tokens=1):
+      pass
+  assert refusal(guard).retry_after == 12 * 3600
+  clock[0] = NOON + datetime.timedelta(hours=12)
+  with guard.admitted(ALICE, searches=5, tokens=1):
+    assert guard.used(ALICE) == (5, 1)
+
+
+def test_request_over_midnight_is_given_back_to_its_own_day(guard, clock):
+  with guard.admitted(ALICE, searches=5, tokens=1) as grant:
+    clock[0] = NOON + datetime.timedelta(days=1)
+    grant.used(2, 1)
+  assert guard.used(ALICE) == (0, 0)
+  clock[0] = NOON
+  assert guard.used(ALICE) == (2, 1)
+
+
+def test_budget_above_the_keys_is_refused(guard):
+  assert refusal(guard, searches=6).status == 400
+
+
+def test_use_outlives_a_restart(tmp_path):
+  for expected in ((2, 10), (4, 20)):
+    guard = keys.Guard((ALICE,), tmp_path / "used", now=lambda: NOON)
+    with guard.admitted(ALICE, searches=2, tokens=10):
+      pass
+    assert guard.used(ALICE) == expected
+    guard.close()
+
+
+@pytest.mark.parametrize(
+  "listed, said",
+  [
+    ([], "found no keys"),
+    ({}, "found no keys"),
+    ({"a b": {"sha256": "0" * 64}}, "expected a name"),
+    ({"a": {"sha256": "sk-secret"}}, "sha256 is not one"),
+    ({"a": {"sha256": "0" * 64, "searches": 3}}, "found searches"),
+    ({"a": {"sha256": "0" * 64, "requests": 0}}, "requests is 0"),
+    ({"a": {"sha256": "0" * 64, "tokens_a_day": "x"}}, "tokens_a_day is 'x'"),
+  ],
+)
+def test_file_that_is_not_one_is_refused_without_its_secrets(
+  tmp_path, listed, said
+):
+  path = tmp_path / "keys.json"
+  path.write_text(json.dumps(listed))
+  with pytest.raises(ValueError, match=said) as refused:
+    keys.read(path)
+  assert "sk-secret" not in str(refused.value)

@@ -1,0 +1,320 @@
+"""The official OpenAI client against the service, both APIs."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+import scripted
+from scripted import CODEC, answer
+from served_agent import served
+
+from anysearch_jax import types
+
+
+@pytest.fixture(scope="module")
+def client():
+  with served() as (url, _):
+    yield openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+def test_response_has_reasoning_searches_and_a_message_with_citations(client):
+  response = client.responses.create(
+    model="tiny", input="Who wrote Emma?", max_tool_calls=2
+  )
+  assert response.status == "completed"
+  assert response.output_text == "Jane"
+  kinds = [item.type for item in response.output]
+  assert kinds == ["reasoning", "web_search_call", "reasoning", "message"]
+  _, call, _, message = response.output
+  assert call.action.query == "emma" and call.status == "completed"
+  urls = ["urn:passage:7", "https://example.org/a"]
+  assert [source.url for source in call.action.sources] == urls
+  cited = message.content[0].annotations
+  assert [(c.url, c.title) for c in cited] == [
+    (urls[0], '"Emma"'),
+    (urls[1], "A page"),
+  ]
+  assert response.max_tool_calls == 2
+  usage = response.usage
+  assert usage.total_tokens == usage.input_tokens + usage.output_tokens > 0
+  assert usage.searches == 1
+
+
+def test_stream_of_a_response_is_the_response(client):
+  told = list(
+    client.responses.create(
+      model="tiny", input="Who wrote Emma?", max_tool_calls=2, stream=True
+    )
+  )
+  assert [event.sequence_number for event in told] == list(range(len(told)))
+  assert [event.type.removeprefix("response.") for event in told] == [
+    *("created", "in_progress"),
+    *("output_item.added", "content_part.added", "reasoning_text.delta"),
+    *("reasoning_text.done", "content_part.done", "output_item.done"),
+    *("output_item.added", "web_search_call.in_progress"),
+    *("web_search_call.searching", "web_search_call.completed"),
+    "output_item.done",
+    *("output_item.added", "content_part.added", "reasoning_text.delta"),
+    *("reasoning_text.done", "content_part.done", "output_item.done"),
+    *("output_item.added", "content_part.added", "output_text.delta"),
+    *("output_text.annotation.added", "output_text.annotation.added"),
+    *("output_text.done", "content_part.done", "output_item.done"),
+    "completed",
+  ]
+  final = told[-1].response
+  done = [e.item for e in told if e.type == "response.output_item.done"]
+  assert final.output == done and final.output_text == "Jane"
+  text = "".join(
+    e.delta for e in told if e.type == "response.reasoning_text.delta"
+  )
+  assert text == "lookknown"
+
+
+def test_streaming_helper_of_the_client_accepts_the_events(client):
+  with client.responses.stream(model="tiny", input="Who wrote Emma?") as stream:
+    for _ in stream:
+      pass
+    assert stream.get_final_response().output_text == "Jane"
+
+
+def test_chat_completion_has_answer_reasoning_and_usage(client):
+  completion = client.chat.completions.create(
+    model="tiny",
+    messages=[{"role": "user", "content": "Who wrote Emma?"}],
+    extra_body={"max_tool_calls": 3},
+  )
+  (choice,) = completion.choices
+  assert choice.message.content == "Jane" and choice.finish_reason == "stop"
+  assert "search 1: emma" in choice.message.reasoning_content
+  assert choice.message.annotations[0].url_citation.url == "urn:passage:7"
+  assert completion.usage.searches == 1
+
+
+def test_chat_stream_adds_up_to_the_completion(client):
+  chunks = list(
+    client.chat.completions.create(
+      model="tiny",
+      messages=[{"role": "user", "content": "Who wrote Emma?"}],
+      stream=True,
+      stream_options={"include_usage": True},
+    )
+  )
+  deltas = [c.choices[0].delta for c in chunks if c.choices]
+  assert "".join(d.content or "" for d in deltas) == "Jane"
+  reasoning = "".join(
+    getattr(d, "reasoning_content", None) or "" for d in deltas
+  )
+  assert reasoning.startswith("look") and "found: " in reasoning
+  assert chunks[-1].usage.searches == 1
+  assert chunks[-2].choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+  "how, budget",
+  [
+    ({"model": "tiny@0"}, 0),
+    ({"model": "anysearch@3"}, 3),
+    ({"extra_body": {"search_budget": 4}}, 4),
+    ({"extra_body": {"max_tool_calls": 5}}, 5),
+    ({"tool_choice": "none"}, 0),
+    ({}, 2),
+  ],
+)
+def test_budget_is_where_a_client_can_say_it(client, how, budget):
+  asked = {"model": "tiny"} | how
+  completion = client.chat.completions.create(
+    messages=[{"role": "user", "content": "Who?"}], **asked
+  )
+  assert completion.choices[0].anysearch["budget"] == budget
+  assert completion.model == asked["model"]
+
+
+def test_choices_have_their_own_seeds():
+  def by_seed(request):
+    return answer(f"seed {request.address.rollout}")
+
+  with served(engine=scripted.Engine(by_seed)) as (url, _):
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    asked = {
+      "model": "tiny",
+      "messages": [{"role": "user", "content": "Who?"}],
+      "n": 3,
+      "seed": 7,
+    }
+    completion = client.chat.completions.create(**asked)
+    found = [choice.message.content for choice in completion.choices]
+    assert found == ["seed 7", "seed 8", "seed 9"]
+    streamed = {}
+    for chunk in client.chat.completions.create(**asked, stream=True):
+      for choice in chunk.choices:
+        text = streamed.get(choice.index, "")
+        streamed[choice.index] = text + (choice.delta.content or "")
+    assert [streamed[i] for i in range(3)] == found
+
+
+def test_earlier_turns_are_given_as_context(client):
+  seen = []
+
+  def remember(request):
+    seen.append(CODEC.decode(request.token_ids))
+    return answer("Jane")
+
+  with served(engine=scripted.Engine(remember)) as (url, _):
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    client.responses.create(
+      model="tiny",
+      instructions="Be brief.",
+      input=[
+        {"role": "user", "content": "Who wrote Emma?"},
+        {"role": "assistant", "content": "Jane."},
+        {
+          "role": "user",
+          "content": [{"type": "input_text", "text": "And Persuasion?"}],
+        },
+      ],
+    )
+  assert (
+    "instructions: Be brief.\nuser: Who wrote Emma?\nassistant: Jane.\n"
+    "question: And Persuasion?"
+  ) in seen[0]
+
+
+def test_models_and_examples(client):
+  assert [model.id for model in client.models.list()] == ["tiny"]
+  assert client.get("/../examples", cast_to=object) == ["Who wrote Emma?"]
+
+
+CHAT = {"messages": [{"role": "user", "content": "Who?"}]}
+
+
+@pytest.mark.parametrize(
+  "body, param",
+  [
+    ({"messages": []}, "messages"),
+    (CHAT | {"temperature": 0.3}, "temperature"),
+    (CHAT | {"top_p": 0.5}, "top_p"),
+    (CHAT | {"stop": ["x"]}, "stop"),
+    (CHAT | {"n": 99}, "n"),
+    (CHAT | {"seed": -1}, "seed"),
+    (CHAT | {"max_tokens": 0}, "max_tokens"),
+    (CHAT | {"max_tool_calls": -1}, "max_tool_calls"),
+    (CHAT | {"max_tool_calls": 6}, "max_tool_calls"),
+    (CHAT | {"max_tool_calls": 1.5}, "max_tool_calls"),
+    (CHAT | {"max_tool_calls": 1, "search_budget": 2}, "max_tool_calls"),
+    (CHAT | {"model": "tiny@x"}, "model"),
+    (CHAT | {"deadline": 0}, "deadline"),
+    (CHAT | {"stream": "yes"}, "stream"),
+    (CHAT | {"response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT | {"tools": [{"type": "function", "function": {}}]}, "tools"),
+    (CHAT | {"tool_choice": "required"}, "tool_choice"),
+    (CHAT | {"no_such_field": 1}, "no_such_field"),
+    (CHAT | {"logprobs": True}, "logprobs"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+    (
+      {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+      "messages",
+    ),
+  ],
+)
+def test_chat_field_that_cannot_be_honoured_is_refused_by_name(
+  client, body, param
+):
+  with pytest.raises(openai.BadRequestError) as refused:
+    client.post("/chat/completions", body=body, cast_to=object)
+  assert refused.value.body["param"] == param
+  assert refused.value.body["type"] == "invalid_request_error"
+  assert "expected" in refused.value.body["message"]
+
+
+@pytest.mark.parametrize(
+  "body, param",
+  [
+    ({}, "input"),
+    ({"input": 3}, "input"),
+    ({"input": "Who?", "tools": [{"type": "file_search"}]}, "tools"),
+    ({"input": "Who?", "previous_response_id": "x"}, "previous_response_id"),
+    ({"input": "Who?", "background": True}, "background"),
+    ({"input": "Who?", "max_output_tokens": 0}, "max_output_tokens"),
+    (
+      {"input": "Who?", "text": {"format": {"type": "json_schema"}}},
+      "text.format",
+    ),
+  ],
+)
+def test_response_field_that_cannot_be_honoured_is_refused_by_name(
+  client, body, param
+):
+  with pytest.raises(openai.BadRequestError) as refused:
+    client.post("/responses", body=body, cast_to=object)
+  assert refused.value.body["param"] == param
+
+
+def test_no_question_and_no_such_model(client):
+  with pytest.raises(openai.BadRequestError, match="question"):
+    client.responses.create(model="tiny", input="  ")
+  with pytest.raises(openai.NotFoundError) as refused:
+    client.responses.create(model="gpt-9", input="Who?")
+  assert refused.value.code == "model_not_found"
+
+
+def test_search_tools_and_harmless_fields_are_accepted(client):
+  response = client.responses.create(
+    model="tiny",
+    input="Who?",
+    tools=[{"type": "web_search"}],
+    temperature=1,
+    top_p=1.0,
+    store=False,
+    metadata={"a": "b"},
+    user="me",
+    parallel_tool_calls=False,
+    include=["web_search_call.action.sources"],
+    reasoning={"effort": "low"},
+    truncation="auto",
+    text={"format": {"type": "text"}},
+  )
+  assert response.output_text == "Jane"
+
+
+def test_policy_without_an_answer_is_a_typed_reason():
+  with served(engine=scripted.Engine(lambda _: "nothing")) as (url, _):
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    response = client.responses.create(model="tiny", input="Who?")
+    assert response.status == "failed"
+    assert "answer" in response.error.message
+    completion = client.chat.completions.create(model="tiny", **CHAT)
+    message = completion.choices[0].message
+    assert message.content is None and "answer" in message.refusal
+
+
+def test_tokens_that_run_out_are_incomplete():
+  with served(engine=scripted.Engine(lambda _: "x" * 5000)) as (url, _):
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    response = client.responses.create(
+      model="tiny", input="Who?", max_output_tokens=50
+    )
+    assert response.status == "incomplete"
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.usage.output_tokens <= 50
+    completion = client.chat.completions.create(
+      model="tiny", max_completion_tokens=50, **CHAT
+    )
+    assert completion.choices[0].finish_reason == "length"
+
+
+def test_outage_is_503_and_in_a_stream_a_failed_response():
+  broken = scripted.Retriever(error=types.RetrievalError("It is down."))
+  with served(retriever=broken) as (url, _):
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    with pytest.raises(
+      openai.InternalServerError, match="It is down."
+    ) as found:
+      client.responses.create(model="tiny", input="Who?")
+    assert found.value.status_code == 503
+    told = list(
+      client.responses.create(model="tiny", input="Who?", stream=True)
+    )
+    assert told[-1].type == "response.failed"
+    assert "It is down." in told[-1].response.error.message
+    calls = [i for i in told[-1].response.output if i.type == "web_search_call"]
+    assert [call.status for call in calls] == ["failed"]

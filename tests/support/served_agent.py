@@ -1,0 +1,75 @@
+"""An agent behind a real HTTP server on a thread, with a scripted policy."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+
+import scripted
+import uvicorn
+from scripted import CODEC, answer, search
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.agent import agent as agent_lib
+from anysearch_jax.serving import fields, service
+
+EMMA = types.Passage("7", '"Emma"', "A novel by Jane Austen.")
+PAGE = types.Passage("https://example.org/a", "A page", "Jane.")
+CONFIG = config_lib.EpisodeConfig(max_generated=2000, max_context=9000)
+SERVED = fields.Served("tiny", budget=2, max_budget=5, max_tokens=2000)
+
+
+def script(request):
+  """Searches in its first turn and answers in the next."""
+  return answer("Jane") if request.turn else search("emma")
+
+
+@contextlib.contextmanager
+def served(
+  *,
+  engine=None,
+  retriever=None,
+  slots=4,
+  config=CONFIG,
+  served=SERVED,
+  **kwargs,
+):
+  """Yields the address of a service, and the service."""
+  agent = agent_lib.Agent(
+    engine or scripted.Engine(script),
+    CODEC,
+    retriever or scripted.Retriever({"emma": [EMMA, PAGE]}),
+    config=config,
+    slots=slots,
+    known=[types.Question("q1", "Who wrote Emma?", ("Jane",))],
+  )
+  with agent:
+    made = service.Service(agent, served, **kwargs)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+      server = uvicorn.Server(
+        uvicorn.Config(
+          service.create_app(made), log_config=None, timeout_graceful_shutdown=5
+        )
+      )
+      thread = threading.Thread(
+        target=server.run, kwargs={"sockets": [listening]}, daemon=True
+      )
+      thread.start()
+      port = listening.getsockname()[1]
+      try:
+        wait_for(lambda: server.started)
+        yield f"http://127.0.0.1:{port}", made
+      finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+def wait_for(what, seconds=10):
+  """Waits until a function returns something true."""
+  end = time.monotonic() + seconds
+  while not what():
+    assert time.monotonic() < end, "It did not happen."
+    time.sleep(0.005)
