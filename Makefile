@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup quickstart quickstart-full test test-all bench lint docs clean
+.PHONY: setup quickstart quickstart-full serve test test-all bench lint docs clean
 
 setup: $(VENV)/.run-ready
 	@echo 'set up; now: . $(BIN)/activate'
@@ -14,6 +14,10 @@ quickstart: $(VENV)/.run-ready
 
 quickstart-full: $(VENV)/.run-ready
 	$(BIN)/python -m launch.quickstart --full --output=runs/quickstart-full
+
+serve: $(VENV)/.run-ready
+	$(BIN)/python -m launch.serve --config=configs/quickstart.py \
+	  $(if $(wildcard runs/quickstart/anysearch-42/policy/config.json),--hf=runs/quickstart/anysearch-42/policy)
 
 PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest -rs -n $(or $(WORKERS),auto) \
 	--dist loadfile --no-loadscope-reorder

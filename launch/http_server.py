@@ -140,7 +140,7 @@ def serve(
 
 
 def listening(host: str, port: int) -> socket.socket:
-  """Returns a socket that listens; port 0 takes any free one. Raises OSError."""
+  """Returns a listening socket; port 0 takes any free one. Raises OSError."""
   family = socket.AF_INET6 if ":" in host else socket.AF_INET
   return socket.create_server((host, port), family=family, backlog=_BACKLOG)
 

@@ -167,7 +167,10 @@ def test_an_evaluation_refuses(flags, sentence, tmp_path, nothing_loads):
     ("--config.warm_start.steps=0", "warm_start.steps: found 0, expected at"),
     ("--config.warm_start.kv_heads=3", "found 3, expected a divisor of warm_"),
     ("--config.warm_start.hidden=100", "found 100, expected a multiple of tw"),
-    ("--config.data.source=prepared", "found data.source 'prepared', expected"),
+    (
+      "--config.data.source=prepared",
+      "data.source: found 'prepared', expected",
+    ),
   ],
 )
 def test_a_warm_start_refuses(flags, sentence, tmp_path):

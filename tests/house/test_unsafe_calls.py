@@ -35,7 +35,7 @@ _ALLOWED = {
     "anysearch_jax/__init__.py",
     "importlib.import_module",
   ): "a name of its own table",
-  ("launch/flags.py", "spec.loader.exec_module"): "a configuration file",
+  ("launch/flags.py", "loader.exec_module"): "a configuration file",
   (
     "anysearch_jax/methods/own_reward.py",
     "importlib.import_module",

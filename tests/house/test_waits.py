@@ -68,6 +68,11 @@ _AWAITED = ("gather", "wrap_future", "shield")
 
 # The waits without a timeout of their own, each with what ends it.
 _ENDED = {
+  ("serving/streaming.py", "asyncio.wait("): (
+    "a question has a deadline, and so has the request's connection"
+  ),
+  ("serving/streaming.py", "await asyncio.gather"): "they are cancelled",
+  ("serving/streaming.py", "items.get()"): "its questions have deadlines",
   (
     "agent/agent.py",
     "future.result()",
