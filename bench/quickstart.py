@@ -28,13 +28,19 @@ def main(argv) -> None:
   del argv
   jax_setup.configure(threads=_THREADS.value, cache=".jax_cache")
   import jax
+  import numpy as np
   import torch
 
+  from anysearch_jax.methods import systems
   from anysearch_jax.policy import hf
   from anysearch_jax.rollout import driver
   from anysearch_jax.rollout.jax_engine import engine as engine_lib
   from anysearch_jax.rollout.jax_engine import kv_store
-  from anysearch_jax.training import rewards_and_advantages, train_step
+  from anysearch_jax.training import (
+    rewards_and_advantages,
+    throughput,
+    train_step,
+  )
   from bench import torch_peer
 
   torch.set_num_threads(_THREADS.value or torch.get_num_threads())
@@ -85,8 +91,10 @@ def main(argv) -> None:
 
   scored = rewards_and_advantages.score(
     a.groups,
-    jax.numpy.asarray([g.budget for g in a.groups]),
-    config=config,
+    np.asarray([g.budget for g in a.groups]),
+    samples=config.group,
+    method=systems.trained(config),
+    objective=config.objective,
   )
   (batch,) = rewards_and_advantages.batches(
     scored, steps=1, config=config.batch
@@ -138,9 +146,9 @@ def main(argv) -> None:
   c = ours.counters
   print(f"lane occupancy: {c['lanes_used'] / c['lanes_offered']:.0%}")
   compiled = {
-    "decode": kv_store.decode._cache_size(),
-    "prefill": kv_store.prefill._cache_size(),
-    "train step": step._cache_size(),
+    "decode": throughput.programs(kv_store.decode),
+    "prefill": throughput.programs(kv_store.prefill),
+    "train step": throughput.programs(step),
   }
   print("compiled programs:", compiled)
 

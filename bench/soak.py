@@ -175,7 +175,7 @@ def train(folder: pathlib.Path, *, faulty: bool) -> None:
   from anysearch_jax.policy import hf
   from anysearch_jax.rollout import searching
   from anysearch_jax.rollout.jax_engine import engine as engine_lib
-  from anysearch_jax.training import collection, loop, validation
+  from anysearch_jax.training import loop, validation
 
   config = configuration()
   validation.validate(config)
@@ -196,7 +196,7 @@ def train(folder: pathlib.Path, *, faulty: bool) -> None:
       policy.params,
       drawn,
     )
-  count = _ROLLOUTS.value * collection.questions(config)
+  count = _ROLLOUTS.value * config.questions_per_rollout
   folder.mkdir(parents=True, exist_ok=True)
   loop.Trainer(
     config,

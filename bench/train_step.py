@@ -111,10 +111,18 @@ class Ours:
     from anysearch_jax.training import batching, placement, train_step
 
     self.a = a = lora.attach(a, config.lora)
-    self.placed = placed = placement.Placement.of(a, config)
+    self.placed = placed = placement.Placement.of(
+      a, config.mesh, dtype=config.compute_dtype
+    )
     tx = train_step.optimizer(a, config.optimizer)
     shardings = train_step.shardings(a, tx, placed.trainer)
-    compute = placement.compute(config, a, placed.trainer)
+    compute = placement.compute(
+      a,
+      config.batch,
+      placed.trainer,
+      dtype=config.compute_dtype,
+      sequence_parallel=config.mesh.sequence_parallel,
+    )
     self.attention = compute.attention
 
     def fresh(rows, where, dtype):
@@ -204,7 +212,7 @@ def describe(ours: Ours, seconds: Sequence[float], first: float) -> dict:
     "slowest, s": max(seconds),
     "model TFLOP a step": flops / 1e12,
     "model TFLOP/s": flops / median / 1e12,
-    "programs compiled": ours.step._cache_size(),
+    "programs compiled": throughput.programs(ours.step),
   }
   out |= throughput.metrics(work, flops, seconds=median, devices=devices)
   if _PEAK.value:

@@ -35,8 +35,10 @@ def opened(
   """
   from anysearch_jax.agent import loading
   from anysearch_jax.rollout import searching
+  from anysearch_jax.training import validation
 
   config = loading.with_answer_room(config)
+  validation.validate(config, trains=False, samples=chosen.kind != "scripted")
   source = _source(config)
   known = _examples(source)
   policies.check(chosen, config, source, known or [_SHORTEST])

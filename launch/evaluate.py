@@ -74,7 +74,7 @@ def main(argv) -> None:
 
   folder = pathlib.Path(flags.FLAGS.output)
   try:
-    validation.validate_playing(config)
+    validation.validate(config, trains=False, samples=chosen.kind != "scripted")
     retrievers.validate(config.retrieval)
     source = parts.source(config)
     e = config.evaluation

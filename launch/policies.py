@@ -154,7 +154,6 @@ def check(
   if chosen.kind == "scripted":
     _scripted(chosen.name, source)
     return
-  validation.validate_sampling(config)
   folder = chosen.name
   if chosen.kind == "checkpoint":
     run, _ = _run(chosen.name)
@@ -164,8 +163,15 @@ def check(
       )
     folder = str(run / "source")
   a, codec = describe(dataclasses.replace(config, policy=folder))
-  placement.check_playing(a, config)
-  validation.validate_prompts(config, questions, codec)
+  placement.check_playing(
+    a, config.mesh, engine=config.engine, dtype=config.compute_dtype
+  )
+  validation.check_prompts(
+    questions,
+    codec,
+    config=config.episode,
+    max_budget=config.curriculum.max_budget,
+  )
 
 
 def identity(chosen: Chosen) -> dict[str, Any]:

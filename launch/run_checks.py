@@ -54,7 +54,14 @@ def mesh(
         "lower mesh.data, mesh.fsdp or mesh.tensor, or start more processes.",
       )
     return checks.ok(f"{wanted} of {here * processes} devices train")
-  placement.check(a, config)
+  placement.check(
+    a,
+    config.mesh,
+    lora_config=config.lora,
+    batch=config.batch,
+    engine=config.engine,
+    dtype=config.compute_dtype,
+  )
   return checks.ok(
     f"data {m.data} x fsdp {m.fsdp} x tensor {m.tensor} fits this process"
   )

@@ -136,7 +136,8 @@ def _main(
       ),
     ):
       finished = trainer.run(
-        _progress(_rollouts(config)), _noting(folder, config, provenance)
+        _progress(config.curriculum.rollouts),
+        _noting(folder, config, provenance),
       )
   except (
     checkpoint.DamagedError,
@@ -175,13 +176,15 @@ def _trainer(
     disk.DiskError: the folder cannot be written to.
     types.EngineError: the SGLang servers cannot be used.
   """
+  import jax
+
   from anysearch_jax.host import processes, run_lock
   from anysearch_jax.policy import hf, lora
   from anysearch_jax.rollout import searching
-  from anysearch_jax.training import collection, loop, placement, validation
+  from anysearch_jax.training import loop, placement, validation
 
-  validation.validate(config)
-  count = _rollouts(config) * collection.questions(config)
+  validation.validate(config, processes=jax.process_count())
+  count = config.curriculum.rollouts * config.questions_per_rollout
   questions, retriever, provenance = processes.barrier_call(
     lambda: _begin(config, count)
   )
@@ -210,10 +213,6 @@ def _trainer(
     allow_changes=allow,
   )
   return trainer, provenance
-
-
-def _rollouts(config: config_lib.ExperimentConfig) -> int:
-  return config.curriculum.total_steps // config.curriculum.steps_per_rollout
 
 
 def _progress(rollouts: int) -> Callable[[loop.Event], None]:
@@ -278,7 +277,14 @@ def _begin(
 
   retrievers.validate(config.retrieval)
   a, codec = policies.describe(config)
-  placement.check(a, config)
+  placement.check(
+    a,
+    config.mesh,
+    lora_config=config.lora,
+    batch=config.batch,
+    engine=config.engine,
+    dtype=config.compute_dtype,
+  )
   source = parts.source(config)
   questions = source.questions(config.data.split, count, config.seed)
   if systems.get(config.method.name).steps is not None:
@@ -288,7 +294,12 @@ def _begin(
     if isinstance(source, world_source.WorldSource):
       questions = world_evidence.of_world(source.world, questions)
     evidence.check(dataset_iterator.distinct(questions))
-  validation.validate_prompts(config, questions, codec)
+  validation.check_prompts(
+    questions,
+    codec,
+    config=config.episode,
+    max_budget=config.curriculum.max_budget,
+  )
   retriever = retrievers.make(config, source.retriever)
   provenance = parts.provenance(config, retriever, questions)
   return questions, retriever, provenance
@@ -330,7 +341,7 @@ def describe(config: config_lib.ExperimentConfig) -> str:
   c = config.curriculum
   trajectories = config.questions * config.group
   derived = {
-    "rollouts": c.total_steps // c.steps_per_rollout,
+    "rollouts": c.rollouts,
     "trajectories a rollout": trajectories,
     "trajectories an optimizer step": trajectories // c.steps_per_rollout,
     "optimizer steps in Phase I": c.phase1_steps,

@@ -53,7 +53,7 @@ def main(argv) -> None:
       "--output: found nothing, expected a folder (or one in config.policy)."
     )
   try:
-    validation.validate_playing(config)
+    validation.validate(config, trains=False, samples=False)
     warm_start.validate(w)
     source = world_source.make(config.data, config.retrieval.kind)
   except ValueError as error:

@@ -73,6 +73,11 @@ class CurriculumConfig:
   phase2_scaffold: bool = False
   fixed_budget: int = -1
 
+  @property
+  def rollouts(self) -> int:
+    """The number of rollouts of the whole training."""
+    return self.total_steps // self.steps_per_rollout
+
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveConfig:
@@ -395,3 +400,8 @@ class ExperimentConfig:
   watch: WatchConfig = WatchConfig()
   checkpoint: CheckpointConfig = CheckpointConfig()
   evaluation: EvaluationConfig = EvaluationConfig()
+
+  @property
+  def questions_per_rollout(self) -> int:
+    """The number of questions that a rollout consumes."""
+    return self.questions + self.pipeline.extra_groups

@@ -100,13 +100,21 @@ def programs(
     ValueError: the mesh does not suit the devices or the policy.
   """
   a = lora.attach(a, config.lora)
-  placed = placement.Placement.of(a, config, devices)
+  placed = placement.Placement.of(
+    a, config.mesh, dtype=config.compute_dtype, devices=devices
+  )
   base_dtype = placed.dtype if a.lora is None else config.lora.base_dtype
   penalized = config.objective.kl_coefficient or config.critic.reward_kl
   batch = _batch(config.batch, placed)
   training = _Training(
     placed=placed,
-    compute=placement.compute(config, a, placed.trainer),
+    compute=placement.compute(
+      a,
+      config.batch,
+      placed.trainer,
+      dtype=config.compute_dtype,
+      sequence_parallel=config.mesh.sequence_parallel,
+    ),
     temperature=config.sampling.temperature,
     critic=config.critic if config.objective.has_critic else None,
     reference=(_reference(placed, base_dtype) if a.lora or penalized else None),

@@ -111,6 +111,8 @@ def quality(
 class Checkpoints:
   """The checkpoints of one run; use as a context manager.
 
+  folder: of the checkpoints, an absolute path.
+
   Opening removes leftovers of a killed save and verifies every checkpoint.
   Damaged ones are reported and moved to `damaged/`, so that the run can save
   them again. The newest of these is kept until a save needs its disk space.
@@ -134,15 +136,15 @@ class Checkpoints:
     clock: Callable[[], float] = time.monotonic,
   ):
     self._clock, self._began = clock, 0.0
-    self._folder = pathlib.Path(folder).absolute()
+    self.folder = pathlib.Path(folder).absolute()
     self._config = config
     self._rollout = 0
     self._listed: manifest.Entries = {}
-    processes.on_main(lambda: _tidy(self._folder))
+    processes.on_main(lambda: _tidy(self.folder))
     quality_of = operator.itemgetter("quality")
     policies = ocp.checkpoint_managers
     self._manager = ocp.CheckpointManager(
-      self._folder,
+      self.folder,
       options=ocp.CheckpointManagerOptions(
         best_fn=quality_of,
         preservation_policy=policies.AnyPreservationPolicy(
@@ -170,8 +172,8 @@ class Checkpoints:
     self._finish()
     self._rollout, self._began = saved.rollout, self._clock()
     if processes.is_main():
-      damaged.make_room(self._folder, saving.size(saved.state))
-    with disk.translate_errors(self._folder / str(saved.rollout)):
+      damaged.make_room(self.folder, saving.size(saved.state))
+    with disk.translate_errors(self.folder / str(saved.rollout)):
       self._manager.save(
         saved.rollout,
         metrics={"quality": quality},
@@ -202,7 +204,7 @@ class Checkpoints:
       MismatchError: an array differs in name, shape or dtype.
     """
     trees = {
-      item: read(self._folder, rollout, item, tree)
+      item: read(self.folder, rollout, item, tree)
       for item, tree in _trees(like).items()
     }
     return Saved(
@@ -211,8 +213,8 @@ class Checkpoints:
         trees["params"], **trees["optimizer"], critic=trees.get("critic")
       ),
       trees["curriculum"],
-      read_json(self._folder, rollout, "progress"),
-      _read_pending(self._folder / str(rollout)),
+      read_json(self.folder, rollout, "progress"),
+      _read_pending(self.folder / str(rollout)),
     )
 
   def __enter__(self) -> Checkpoints:
@@ -229,15 +231,15 @@ class Checkpoints:
   def _seal(self) -> None:
     """Writes the manifest; Orbax calls this on process 0 before the rename."""
     self._listed = manifest.write(
-      self._folder / f"{self._rollout}{_TEMPORARY}", late=_LATE
+      self.folder / f"{self._rollout}{_TEMPORARY}", late=_LATE
     )
     size = sum(entry["bytes"] for entry in self._listed.values())
     took = self._clock() - self._began
-    saving.write(self._folder, saving.Save(size, took))
+    saving.write(self.folder, saving.Save(size, took))
 
   def _finish(self) -> None:
     """Waits for the save in progress and lists the files its rename added."""
-    with disk.translate_errors(folder := self._folder / str(self._rollout)):
+    with disk.translate_errors(folder := self.folder / str(self._rollout)):
       self._manager.wait_until_finished()
       if self._listed:
         manifest.write(folder, self._listed)

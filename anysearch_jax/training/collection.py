@@ -23,19 +23,49 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum
+from anysearch_jax.data import dataset_iterator
 from anysearch_jax.host import processes
 from anysearch_jax.rollout import driver, inflight
 from anysearch_jax.training import packed_groups
 from anysearch_jax.training import timeline as timeline_lib
 
-# The fields of `Collected` that are counts.
+# The fields of `RolloutBatch` that are counts.
 COUNTS = ("dropped", "resampled", "failed", "stragglers")
-# What a process sends the others of its share, besides groups and counters.
-_PLAIN = ("dropped", "resampled", "failed", "reason")
+# Those of them that every process counts for its share.
+_SUMMED = COUNTS[:3]
 
 
-class Collected(NamedTuple):
-  """A rollout of all processes: `config.questions` groups in question order.
+class QuestionStream(NamedTuple):
+  """The training questions, and the size of the rollouts that they fill.
+
+  questions: in order; they repeat when they end.
+  groups: that a rollout keeps, one for each question.
+  samples: trajectories of each group.
+  extra_groups: that a rollout plays beyond these, of questions of their own.
+  """
+
+  questions: Sequence[types.Question]
+  groups: int
+  samples: int
+  extra_groups: int = 0
+
+  @property
+  def per_rollout(self) -> int:
+    """The number of questions that a rollout consumes."""
+    return self.groups + self.extra_groups
+
+  def question(self, rollout: int, index: int) -> types.Question:
+    """Returns the question at an index of a rollout."""
+    at = rollout * self.per_rollout + index
+    return self.questions[at % len(self.questions)]
+
+  def position(self, rollout: int) -> dict[str, int]:
+    """Returns the position before a rollout, as plain values."""
+    return dataset_iterator.progress(self.questions, rollout * self.per_rollout)
+
+
+class RolloutBatch(NamedTuple):
+  """A rollout of all processes: its groups in question order.
 
   groups: None where a group was dropped.
   places: int `[Q]`, the index of each group in the rollout's assignment.
@@ -60,117 +90,150 @@ class Collected(NamedTuple):
   fingerprint_max: float = 0.0
 
 
-def questions(config: config_lib.ExperimentConfig) -> int:
-  """Returns the number of questions that a rollout consumes."""
-  return config.questions + config.pipeline.extra_groups
+class _Share(NamedTuple):
+  """What a process sends the others of its share of a rollout.
+
+  values: counts, counters and the reason of the first failure.
+  groups: that were kept.
+  """
+
+  values: dict[str, Any]
+  groups: packed_groups.Packed
 
 
-def question(
-  stream: Sequence[types.Question],
-  rollout: int,
-  place: int,
-  *,
-  config: config_lib.ExperimentConfig,
-) -> types.Question:
-  """Returns the question at an index of a rollout; the stream repeats."""
-  return stream[(rollout * questions(config) + place) % len(stream)]
-
-
-def collect(
-  rollout: int,
-  assignment: curriculum.Assignment,
-  *,
-  config: config_lib.ExperimentConfig,
-  stream: Sequence[types.Question],
-  engine: types.TrainableEngine,
-  retriever: types.Retriever,
-  codec: types.TextCodec,
-  timeline: timeline_lib.Timeline,
-  run: Callable[[Coroutine], Any] = asyncio.run,
-) -> Collected:
-  """Plays the questions of one rollout.
+class Collector:
+  """Plays rollouts with this process's engine.
 
   Args:
-    rollout: its number.
-    assignment: a budget for each of its `questions`, and which prompt to use.
-    config: of the run.
-    stream: the training questions.
-    engine: this process's engine; its counters are read and cleared.
+    stream: the questions.
+    engine: its counters are read and cleared.
     retriever: answers the searches; its counters, if any, are read and cleared.
     codec: tokenizer of the engine's policy.
+    config: limits of an episode.
+    slots: number of episodes that are played at a time.
+    quiet_seconds: see `WatchConfig`.
     timeline: records every turn and search.
-    run: runs the coroutine that plays the episodes.
   """
-  first, count = jax.process_index(), jax.process_count()
-  keep = len(range(first, config.questions, count))
-  scaffold = bool(assignment.scaffold)
-  assignments = [
-    driver.Assignment(
-      i,
-      question(stream, rollout, i, config=config),
-      int(budget),
-      scaffold,
-    )
-    for i, budget in enumerate(np.asarray(assignment.budgets))
-  ]
 
-  def play() -> tuple[dict[str, Any], packed_groups.Packed]:
-    played = run(
+  def __init__(
+    self,
+    stream: QuestionStream,
+    *,
+    engine: types.TrainableEngine,
+    retriever: types.Retriever,
+    codec: types.TextCodec,
+    config: config_lib.EpisodeConfig,
+    slots: int,
+    quiet_seconds: float,
+    timeline: timeline_lib.Timeline,
+  ):
+    self.stream = stream
+    self._engine, self._retriever = engine, retriever
+    self._codec, self._config = codec, config
+    self._slots, self._quiet_seconds = slots, quiet_seconds
+    self._timeline = timeline
+
+  def collect(
+    self,
+    rollout: int,
+    assignment: curriculum.Assignment,
+    *,
+    run: Callable[[Coroutine], Any] = asyncio.run,
+  ) -> RolloutBatch:
+    """Plays the questions of one rollout.
+
+    Args:
+      rollout: its number.
+      assignment: a budget for each question, and which prompt to use.
+      run: runs the coroutine that plays the episodes.
+    """
+    scaffold = bool(assignment.scaffold)
+    assignments = [
+      driver.Assignment(
+        i, self.stream.question(rollout, i), int(budget), scaffold
+      )
+      for i, budget in enumerate(np.asarray(assignment.budgets))
+    ]
+    shares = processes.all_gather(lambda: self._play(rollout, assignments, run))
+    return self._merged(
+      assignments,
+      # Tuples of other processes arrive as lists.
+      [
+        _Share(values, packed_groups.Packed(*groups))
+        for values, groups in shares
+      ],
+    )
+
+  def _play(
+    self,
+    rollout: int,
+    assignments: Sequence[driver.Assignment],
+    run: Callable[[Coroutine], Any],
+  ) -> _Share:
+    """Plays this process's share of a rollout."""
+    first, count = jax.process_index(), jax.process_count()
+    keep = len(range(first, self.stream.groups, count))
+    played: driver.Rollout = run(
       driver.run_groups(
         assignments[first::count] if keep else (),
-        group=config.group,
+        group=self.stream.samples,
         rollout=rollout,
-        engine=_TimedEngine(engine, timeline),
-        retriever=_TimedRetriever(retriever, timeline, rollout),
-        config=config.episode,
-        codec=codec,
-        max_concurrency=config.engine.slots,
-        keep=keep if config.pipeline.extra_groups else None,
-        inflight=inflight.InFlight(config.watch.quiet_seconds),
+        engine=_TimedEngine(self._engine, self._timeline),
+        retriever=_TimedRetriever(self._retriever, self._timeline, rollout),
+        config=self._config,
+        codec=self._codec,
+        max_concurrency=self._slots,
+        keep=keep if self.stream.extra_groups else None,
+        inflight=inflight.InFlight(self._quiet_seconds),
       )
     )
     values = {
-      **{name: getattr(played, name) for name in _PLAIN},
-      "engine": dict(_taken(engine)),
-      "search": dict(_taken(retriever)),
+      "dropped": played.dropped,
+      "resampled": played.resampled,
+      "failed": played.failed,
+      "reason": played.reason,
+      "engine": dict(_pop_counters(self._engine)),
+      "search": dict(_pop_counters(self._retriever)),
     }
-    return values, packed_groups.pack(played.groups)
+    return _Share(values, packed_groups.pack(played.groups))
 
-  shares = processes.all_gather(play)
-  found = {
-    group.trajectories[0].address.question: group
-    for _, packed in shares
-    for group in packed_groups.unpack(
-      packed_groups.Packed(*packed),
-      lambda rollout, place: question(stream, rollout, place, config=config),
+  def _merged(
+    self, assignments: Sequence[driver.Assignment], shares: Sequence[_Share]
+  ) -> RolloutBatch:
+    """Returns the rollout of which every process played a share."""
+    found = {
+      group.trajectories[0].address.question: group
+      for share in shares
+      for group in packed_groups.unpack(share.groups, self.stream.question)
+      if group is not None
+    }
+    # Pad missing groups with None, at the first indices that are free.
+    rest = (a.index for a in assignments if a.index not in found)
+    lacking = self.stream.groups - len(found)
+    places = sorted([*found, *(next(rest) for _ in range(lacking))])
+    counts: Counter[str] = Counter()
+    engine: Counter[str] = Counter()
+    search: Counter[str] = Counter()
+    for share in shares:
+      # `update` keeps counts of 0, `+` would not.
+      counts.update({name: share.values[name] for name in _SUMMED})
+      engine.update(share.values["engine"])
+      search.update(share.values["search"])
+    reasons = (share.values["reason"] for share in shares)
+    return RolloutBatch(
+      groups=[found.get(place) for place in places],
+      places=np.asarray(places),
+      dropped=counts["dropped"],
+      resampled=counts["resampled"],
+      failed=counts["failed"],
+      stragglers=len(assignments) - len(found) - counts["dropped"],
+      engine=engine,
+      search=search,
+      reason=next(filter(None, reasons), ""),
     )
-  }
-  # Pad missing groups with None, at the first indices that are free.
-  rest = (a.index for a in assignments if a.index not in found)
-  lacking = config.questions - len(found)
-  places = sorted([*found, *(next(rest) for _ in range(lacking))])
-  dropped, resampled, failed = (
-    sum(values[name] for values, _ in shares)
-    for name in ("dropped", "resampled", "failed")
-  )
-  engine_counts, search_counts = Counter(), Counter()
-  for values, _ in shares:
-    engine_counts.update(values["engine"])
-    search_counts.update(values["search"])
-  return Collected(
-    groups=[found.get(place) for place in places],
-    places=np.asarray(places),
-    dropped=dropped,
-    resampled=resampled,
-    failed=failed,
-    stragglers=len(assignments) - len(found) - dropped,
-    engine=engine_counts,
-    search=search_counts,
-    reason=next((v["reason"] for v, _ in shares if v["reason"]), ""),
-  )
 
 
-def _taken(part: object) -> Counter[str]:
+def _pop_counters(part: object) -> Counter[str]:
   """Returns a part's counters and resets them to 0."""
   counters = types.counters(part)
   counts = Counter(counters)

@@ -10,18 +10,17 @@ numbers and leaves the engine's cache unchanged.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import processes
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder
-from anysearch_jax.rollout import episode
 from anysearch_jax.training import logprobs
 
 # Tokens of the prompt: enough to distinguish policies, and cheap at any size.
@@ -44,33 +43,26 @@ class Fingerprint:
   """Compares the engine's log-probabilities of a prompt with the trainer's.
 
   Args:
-    config: of the run.
     engine: it is verified if it is a `types.ScoringEngine`.
     architecture: of the policy, with its adapters.
-    question: the question whose prompt is scored.
-    codec: tokenizer of the policy.
+    dtype: of the trainer's computation.
+    prompt: token ids; their beginning is scored.
+    bound: `watch.max_fingerprint_gap`.
   """
 
   def __init__(
     self,
-    config: config_lib.ExperimentConfig,
-    *,
     engine: types.TrainableEngine,
+    *,
     architecture: architecture_lib.Architecture,
-    question: types.Question,
-    codec: types.TextCodec,
+    dtype: str,
+    prompt: Sequence[int],
+    bound: float,
   ):
-    self._bound = config.watch.max_fingerprint_gap
+    self._bound = bound
     self._engine = engine if isinstance(engine, types.ScoringEngine) else None
-    self._a, self._dtype = architecture, jnp.dtype(config.compute_dtype)
-    _, ids = episode.prompt(
-      question,
-      budget=config.curriculum.max_budget,
-      scaffold=config.curriculum.phase1_scaffold,
-      config=config.episode,
-      codec=codec,
-    )
-    self._ids = ids[:_TOKENS]
+    self._a, self._dtype = architecture, jnp.dtype(dtype)
+    self._ids = prompt[:_TOKENS]
     self._expected: np.ndarray | None = None
     self._version = 0
 

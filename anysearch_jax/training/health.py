@@ -25,20 +25,24 @@ class FailedEpisodesError(RuntimeError):
 
 def outage(
   rollout: int,
-  collected: collection.Collected,
+  collected: collection.RolloutBatch,
   *,
-  config: config_lib.ExperimentConfig,
+  stream: collection.QuestionStream,
+  max_failed: float,
 ) -> str:
   """Returns why a rollout must not be trained on, or "" if it may be.
 
-  It must not be trained on if the share of its failed episodes exceeds
-  `watch.max_failed`, or if failures left no group.
+  Args:
+    rollout: its number.
+    collected: its episodes.
+    stream: gives the size of a rollout.
+    max_failed: `watch.max_failed`, the largest share of failed episodes. A
+      rollout that failures left without a group must not be trained on either.
   """
-  groups = collection.questions(config) + collected.resampled
-  played = (groups - collected.stragglers) * config.group
-  share, bound = collected.failed / played, config.watch.max_failed
-  if share > bound:
-    sentence = f"more than watch.max_failed, {bound:g}"
+  groups = stream.per_rollout + collected.resampled
+  played = (groups - collected.stragglers) * stream.samples
+  if collected.failed / played > max_failed:
+    sentence = f"more than watch.max_failed, {max_failed:g}"
   elif collected.dropped and not any(collected.groups):
     sentence = "which leaves no group to train on"
   else:
@@ -53,32 +57,43 @@ class WrongWeightsError(RuntimeError):
   """The engine does not sample with the weights that it was given."""
 
 
-class Watch:
+class HealthMonitor:
   """Monitors the health of a run, from one rollout to the next.
 
   Args:
-    config: of the run.
+    config: limits.
+    stream: gives the size of a rollout.
+    curriculum: its budgets have windows, which may become stale.
     warn: called with the sentence of each warning.
   """
 
   def __init__(
     self,
-    config: config_lib.ExperimentConfig,
+    config: config_lib.WatchConfig,
+    *,
+    stream: collection.QuestionStream,
+    curriculum: config_lib.CurriculumConfig,
     warn: Callable[[str], None] = _log.warning,
   ):
     self._config, self._warn = config, warn
+    self._stream, self._curriculum = stream, curriculum
     self._bad = 0  # Steps in a row that were not finite.
     self._apart = 0  # Rollouts in a row whose log-probs differ too much.
     self._on: set[str] = set()  # Conditions that were warned of and last.
     self._last_seen: dict[int, int] = {}  # Budget -> its last rollout.
 
-  def collected(self, rollout: int, collected: collection.Collected) -> None:
+  def collected(self, rollout: int, collected: collection.RolloutBatch) -> None:
     """Checks a rollout's episodes before it is trained on.
 
     Raises:
       FailedEpisodesError: the rollout had an `outage`.
     """
-    if found := outage(rollout, collected, config=self._config):
+    if found := outage(
+      rollout,
+      collected,
+      stream=self._stream,
+      max_failed=self._config.max_failed,
+    ):
       raise FailedEpisodesError(
         f"{found} It was not trained on. Mend that and start the same command "
         "again; it resumes, and samples this rollout again."
@@ -110,7 +125,7 @@ class Watch:
       f"{values['grad_norm']}. The step was not applied; its trajectories are "
       f"in {dump()}."
     )
-    if self._bad >= self._config.watch.bad_steps:
+    if self._bad >= self._config.bad_steps:
       raise NotFiniteError(
         f"{sentence} That is {self._bad} in a row (watch.bad_steps)."
       )
@@ -124,7 +139,7 @@ class Watch:
         `watch.gap_rollouts` altogether, the engine's log-probabilities were
         too far from the trainer's.
     """
-    c, rollout = self._config.watch, int(values["rollout"])
+    c, rollout = self._config, int(values["rollout"])
     entropy, kl = values["policy/entropy"], values["loss/kl"]
     apart = self._gap(values)
     signs = {
@@ -158,7 +173,7 @@ class Watch:
 
   def _gap(self, values: Mapping[str, float]) -> str:
     """Describes a too large gap of log-probabilities; "" if there is none."""
-    c = self._config.watch
+    c = self._config
     # On policy, only numerics separate engine and trainer before the first
     # step. With older weights, training since then separates them too.
     name = "loss/logp_difference"
@@ -182,7 +197,7 @@ class Watch:
 
   def _stale(self, values: Mapping[str, float]) -> dict[str, tuple[bool, str]]:
     """Finds the accuracy windows that have had no episode for too long."""
-    c, bound = self._config.curriculum, self._config.watch.max_stale
+    c, bound = self._curriculum, self._config.max_stale
     rollout, signs = int(values["rollout"]), {}
     for budget in range(1, c.max_budget + 1):
       if values[f"curriculum/count{budget}"] or values["phase"] == 1:

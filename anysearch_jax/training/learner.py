@@ -38,8 +38,16 @@ class Learner:
   def __init__(self, config: config_lib.ExperimentConfig, policy: hf.Policy):
     self._config = config
     self.architecture = a = lora.attach(policy.architecture, config.lora)
-    self.placement = placed = placement.Placement.of(a, config)
-    compute = placement.compute(config, a, placed.trainer)
+    self.placement = placed = placement.Placement.of(
+      a, config.mesh, dtype=config.compute_dtype
+    )
+    compute = placement.compute(
+      a,
+      config.batch,
+      placed.trainer,
+      dtype=config.compute_dtype,
+      sequence_parallel=config.mesh.sequence_parallel,
+    )
     critic = config.critic if config.objective.has_critic else None
     tx = train_step.optimizer(a, config.optimizer, critic=critic)
     shardings = train_step.shardings(a, tx, placed.trainer)

@@ -8,26 +8,24 @@ import math
 import pathlib
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import jax
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.algorithms import curriculum
 from anysearch_jax.config import changes as config_changes
 from anysearch_jax.config import values as config_values
 from anysearch_jax.host import processes
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout import engines, searching
 from anysearch_jax.rollout.jax_engine import kv_store
 from anysearch_jax.training import (
   batching,
   checkpoint,
-  learner,
+  health,
   metrics,
+  parts,
   pipeline,
   resuming,
   rewards_and_advantages,
@@ -37,9 +35,7 @@ from anysearch_jax.training import (
   staleness,
   throughput,
   timeline,
-  validation,
 )
-from anysearch_jax.training import health as watch_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,15 +47,26 @@ class Event:
   values: dict[str, float]
 
 
+class _Unfinished(NamedTuple):
+  """A rollout in training, and metrics of the optimizer steps so far."""
+
+  sampled: sampler.ScoredRollout
+  steps: list[dict[str, float]]
+
+
 class _StoppedError(Exception):
-  """Ends the loop before the next optimizer step because `stop` was called.
+  """Ends the loop because `stop` was called, maybe within a rollout."""
 
-  sampled: the rollout that is being trained on; None between two rollouts.
-  steps: metrics of the optimizer steps taken so far in that rollout.
-  """
+  def __init__(self, unfinished: _Unfinished | None = None):
+    self.unfinished = unfinished
 
-  def __init__(self, sampled: sampler.Sampled | None = None, steps: Any = ()):
-    self.sampled, self.steps = sampled, list(steps)
+
+class _Trained(NamedTuple):
+  """A rollout that was trained on: its metrics, and those of each step."""
+
+  values: dict[str, float]
+  steps: list[dict[str, float]]
+  scored: rewards_and_advantages.Experience
 
 
 class Trainer:
@@ -96,7 +103,7 @@ class Trainer:
     clock: returns the time in seconds.
 
   Raises:
-    ValueError: the devices or the processes cannot run the configuration.
+    ValueError: the devices or the engine cannot run the configuration.
   """
 
   def __init__(
@@ -112,49 +119,40 @@ class Trainer:
     allow_changes: bool = False,
     clock: Callable[[], float] = time.monotonic,
   ):
-    validation.validate_processes(config, jax.process_count())
     self._config = config
     # Drop the weights: the learner owns them now.
     self._policy = policy._replace(params={})
-    self._questions = questions
     self._allow_changes = allow_changes
     self._folder = run_folder.RunFolder(folder)
-    self._learner = learner.Learner(config, policy)
     self._timeline = timeline.Timeline(
       clock, folder / "timeline.json" if trace and processes.is_main() else None
     )
-    self._watch = watch_lib.Watch(config)
     self._stopping = threading.Event()
     self._pace = saving.Pace(config.save_minutes, clock)
     self._stoppable = jax.process_count() == 1
     # Metrics of the steps that a stopped run took within its last rollout.
     self._taken_steps: list[dict[str, float]] = []
-    self._engine = engine or engines.make(
-      policy._replace(
-        params=self._learner.published(),
-        architecture=self._learner.architecture,
-      ),
+    made = parts.make(
       config,
-      seed=config.seed,
-    )
-    validation.validate_engine(config, self._engine)
-    searching.attach(retriever, self._engine, policy.tokenizer)
-    # As of the last trained rollout; the sampler's own may be ahead.
-    self._seen = sampler.Seen(
-      curriculum.init(config.curriculum, config.seed),
-      {"run": Counter(), "engine": Counter()},
-    )
-    self._sampler = sampler.Sampler(
-      config,
-      stream=questions,
-      engine=self._engine,
-      architecture=self._learner.architecture,
+      policy=policy,
+      questions=questions,
       retriever=retriever,
-      codec=policy.tokenizer,
-      seen=self._seen,
+      engine=engine,
       timeline=self._timeline,
     )
-    self._folder.begin(self._policy, questions[0], config=config)
+    self._learner, self._engine, self._stream, self._sampler = made[:4]
+    self._monitor = made.monitor
+    # As of the last trained rollout; the sampler's own may be ahead.
+    self._sampler_state = self._sampler.state
+    self._folder.begin(
+      self._policy,
+      parts.prompts(
+        questions[0],
+        policy.tokenizer,
+        config=config.episode,
+        budget=config.curriculum.max_budget,
+      ),
+    )
 
   def stop(self) -> None:
     """Makes `run` save a checkpoint before its next optimizer step and return.
@@ -201,8 +199,7 @@ class Trainer:
       checkpoint.MismatchError: the checkpoint belongs to another run, or
         settings of learning differ from it and `allow_changes` is not set.
     """
-    config, c = self._config, self._config.curriculum
-    rollouts = c.total_steps // c.steps_per_rollout
+    config, rollouts = self._config, self._config.curriculum.rollouts
     with (
       contextlib.closing(self._engine),
       self._writer() as writer,
@@ -213,72 +210,86 @@ class Trainer:
       ) as checkpoints,
       self._timeline,
     ):
-      resumed = resuming.resume(
-        checkpoints,
-        self._checkpoints,
-        config=config,
-        questions=self._questions,
-        learner=self._learner,
-        sampler=self._sampler,
-        allow_changes=self._allow_changes,
-      )
+      resumed = self._resume(checkpoints)
       on_start(resumed.rollout, resumed.changes)
-      if not resumed.rollout:
-        # The engine starts with these weights; it is only sent later ones.
-        self._sampler.expect(self._learner.published(), 0)
-      first, self._seen = resumed.rollout, resumed.seen
-      self._taken_steps = resumed.steps
       if writer:
-        writer.keep_before(first)
+        writer.keep_before(resumed.rollout)
       with pipeline.Pipeline(
         self._sampler,
         resumed.ready,
-        first=first,
+        first=resumed.rollout,
         rollouts=rollouts,
         level=config.pipeline.async_level,
         timeline=self._timeline,
       ) as ahead:
-        for rollout in range(first, rollouts):
+        for rollout in range(resumed.rollout, rollouts):
           try:
-            values, steps, scored = self._rollout(rollout, ahead)
+            trained = self._rollout(rollout, ahead)
           except _StoppedError as stopped:
             # A checkpoint with this number is from the rollout's start.
             if not checkpoints.has(rollout):
-              checkpoints.save(self._saved(rollout, ahead, stopped), -math.inf)
+              saved = self._saved(rollout, ahead, stopped.unfinished)
+              checkpoints.save(saved, -math.inf)
             return False
-          except (watch_lib.FailedEpisodesError, types.EngineError):
+          except (health.FailedEpisodesError, types.EngineError):
             # Raised before the rollout's first step. An outage does not make
             # earlier training invalid, so save it.
-            trained = self._stoppable and rollout > first
-            if trained and not checkpoints.has(rollout):
+            earlier = self._stoppable and rollout > resumed.rollout
+            if earlier and not checkpoints.has(rollout):
               checkpoints.save(self._saved(rollout), -math.inf)
             raise
           if writer:
-            writer.write(values["step"], values, steps)
-          # Clocks differ between processes, so the first one decides when to
-          # save and what to keep.
-          quality = processes.on_main(
-            lambda values=values: checkpoint.quality(
-              values, config=config.checkpoint
-            )
-          )
-          late, *_ = processes.all_gather(self._pace.rollout)
-          done = rollout + 1
-          if due := done % config.save_every == 0 or done == rollouts:
-            self._record(f"rollout-{rollout:05d}", scored)
-          if due or late:
-            self._pace.saved()
-            saved = self._saved(done, ahead)
-            with self._timeline.span(done, timeline.TRAINER, "save"):
-              checkpoints.save(saved, quality)
-          on_event(Event(rollout, rollouts, values))
+            writer.write(trained.values["step"], trained.values, trained.steps)
+          self._save_if_due(rollout + 1, trained, checkpoints, ahead)
+          on_event(Event(rollout, rollouts, trained.values))
     self._folder.export(
       self._policy._replace(
         params=self._learner.params(), architecture=self._learner.architecture
       ),
-      config=config,
+      base=config.policy,
+      dtype=config.checkpoint.export_dtype,
     )
     return True
+
+  def _resume(self, checkpoints: checkpoint.Checkpoints) -> resuming.Resumed:
+    """Restores the newest checkpoint, or begins at rollout 0."""
+    resumed = resuming.resume(
+      checkpoints,
+      changes_since=lambda saved: config_changes.changes(saved, self._config),
+      stream=self._stream,
+      learner=self._learner,
+      sampler=self._sampler,
+      allow_changes=self._allow_changes,
+    )
+    if not resumed.rollout:
+      # The engine starts with these weights; it is only sent later ones.
+      self._sampler.expect(self._learner.published(), 0)
+    self._sampler_state = resumed.sampler_state
+    self._taken_steps = resumed.steps
+    return resumed
+
+  def _save_if_due(
+    self,
+    done: int,
+    trained: _Trained,
+    checkpoints: checkpoint.Checkpoints,
+    ahead: pipeline.Pipeline,
+  ) -> None:
+    """Saves and records trajectories, if it is time after `done` rollouts."""
+    # Clocks differ between processes, so the first one decides.
+    quality = processes.on_main(
+      lambda: checkpoint.quality(trained.values, config=self._config.checkpoint)
+    )
+    late, *_ = processes.all_gather(self._pace.rollout)
+    last = done == self._config.curriculum.rollouts
+    due = last or done % self._config.save_every == 0
+    if due:
+      self._record(f"rollout-{done - 1:05d}", trained.scored)
+    if due or late:
+      self._pace.saved()
+      saved = self._saved(done, ahead)
+      with self._timeline.span(done, timeline.TRAINER, "save"):
+        checkpoints.save(saved, quality)
 
   @property
   def _checkpoints(self) -> pathlib.Path:
@@ -290,15 +301,8 @@ class Trainer:
       return metrics.Writer(self._folder.path)
     return contextlib.nullcontext()
 
-  def _rollout(
-    self, rollout: int, ahead: pipeline.Pipeline
-  ) -> tuple[
-    dict[str, float], list[dict[str, float]], rewards_and_advantages.Experience
-  ]:
+  def _rollout(self, rollout: int, ahead: pipeline.Pipeline) -> _Trained:
     """Takes a rollout and trains on it.
-
-    Returns:
-      Metrics of the rollout and of each optimizer step, and the scored rollout.
 
     Raises:
       _StoppedError: `stop` was called.
@@ -310,13 +314,13 @@ class Trainer:
     sampled = ahead.take(self._stopping if self._stoppable else None)
     if sampled is None:
       raise _StoppedError
-    self._watch.collected(rollout, sampled.collected)
+    self._monitor.collected(rollout, sampled.collected)
     ages = staleness.ages(rollout, sampled.scored.groups)
     staleness.check(rollout, ages, bound=level)
     with self._timeline.span(rollout, timeline.TRAINER, "train"):
       packed = self._learner.pack(sampled.scored)
       steps = self._optimize(sampled, packed, ahead)
-    self._seen = sampled.seen
+    self._sampler_state = sampled.state
     if level:
       # Publish before computing metrics, so that the sampler does not wait.
       ahead.fill(rollout + 1, self._learner.published)
@@ -330,18 +334,16 @@ class Trainer:
       "compile/decode": throughput.programs(kv_store.decode),
       **{
         f"data/{name}": float(value)
-        for name, value in resuming.position(
-          rollout + 1, config=self._config, questions=self._questions
-        ).items()
+        for name, value in self._stream.position(rollout + 1).items()
       },
       **seconds,
     }
-    self._watch.rollout(values)
-    return values, steps, sampled.scored
+    self._monitor.rollout(values)
+    return _Trained(values, steps, sampled.scored)
 
   def _optimize(
     self,
-    sampled: sampler.Sampled,
+    sampled: sampler.ScoredRollout,
     packed: Sequence[batching.HostBatch],
     ahead: pipeline.Pipeline,
   ) -> list[dict[str, float]]:
@@ -351,7 +353,7 @@ class Trainer:
     # estimates) cannot resume in the middle: its weights are gone by then.
     stoppable = self._learner.steps_alone and self._stoppable
     for values in self._learner.steps(packed[len(steps) :]):
-      self._watch.step(
+      self._monitor.step(
         sampled.rollout,
         values,
         lambda: self._record(f"not-finite-{sampled.rollout}", sampled.scored),
@@ -359,37 +361,36 @@ class Trainer:
       steps.append(values)
       ahead.check()
       if stoppable and self._stopping.is_set() and len(steps) < len(packed):
-        raise _StoppedError(sampled, steps)
+        raise _StoppedError(_Unfinished(sampled, steps))
     return steps
 
   def _saved(
     self,
     rollout: int,
     ahead: pipeline.Pipeline | None = None,
-    stopped: _StoppedError | None = None,
+    unfinished: _Unfinished | None = None,
   ) -> checkpoint.Saved:
     """Returns what a checkpoint holds, before `rollout` or in the middle of it.
 
     Args:
       rollout: the next one to train on, or the one that was stopped.
       ahead: holds the rollouts to store; None stores no rollout.
-      stopped: the stop that ended the run, if there was one.
+      unfinished: the rollout that a stop interrupted, if any.
     """
-    within = stopped is not None and stopped.sampled is not None
     # After a resume these rollouts could not be sampled again: the checkpoint
     # has the current weights only, and they use older ones.
-    before = ahead.sampled_before(rollout + within) if ahead else []
-    played = [s.collected for s in before]
-    if within:
-      played.insert(0, stopped.sampled.collected)
+    version = rollout + (unfinished is not None)
+    before = ahead.sampled_before(version) if ahead else []
+    if unfinished is not None:
+      before.insert(0, unfinished.sampled)
     return resuming.snapshot(
       rollout,
       self._learner.state,
-      self._seen,
-      config=self._config,
-      questions=self._questions,
-      played=played,
-      steps=stopped.steps if within else (),
+      self._sampler_state,
+      seed=self._config.seed,
+      stream=self._stream,
+      played=[s.collected for s in before],
+      steps=() if unfinished is None else unfinished.steps,
     )
 
   def _record(

@@ -11,7 +11,7 @@ import numpy as np
 from anysearch_jax import types
 from anysearch_jax.training import collection, packed_groups
 
-# Plain fields of `Collected`, besides groups, places and counters.
+# Plain fields of `RolloutBatch`, besides groups, places and counters.
 _PLAIN = (*collection.COUNTS, "reason", "fingerprint", "fingerprint_max")
 
 
@@ -25,7 +25,7 @@ class Pending(NamedTuple):
   tokens: dict[str, np.ndarray]
 
 
-def pack(rollouts: Sequence[collection.Collected]) -> Pending:
+def pack(rollouts: Sequence[collection.RolloutBatch]) -> Pending:
   """Serializes rollouts; `unpack` restores them."""
   packed = packed_groups.pack([g for c in rollouts for g in c.groups])
   values = {
@@ -37,7 +37,7 @@ def pack(rollouts: Sequence[collection.Collected]) -> Pending:
 
 def unpack(
   pending: Pending, question: Callable[[int, int], types.Question]
-) -> list[collection.Collected]:
+) -> list[collection.RolloutBatch]:
   """Restores the rollouts that `pack` serialized.
 
   Args:
@@ -47,7 +47,7 @@ def unpack(
   packed = packed_groups.Packed(pending.values["groups"], pending.tokens)
   groups = iter(packed_groups.unpack(packed, question))
   return [
-    collection.Collected(
+    collection.RolloutBatch(
       groups=[next(groups) for _ in values["places"]],
       places=np.asarray(values["places"], np.int64),
       engine=Counter(values["engine"]),
@@ -58,7 +58,7 @@ def unpack(
   ]
 
 
-def _rollout(c: collection.Collected) -> dict[str, Any]:
+def _rollout(c: collection.RolloutBatch) -> dict[str, Any]:
   return {
     "places": c.places.tolist(),
     "engine": dict(c.engine),

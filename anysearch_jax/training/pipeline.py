@@ -40,7 +40,7 @@ class _Ahead(NamedTuple):
 
   rollout: int
   version: int
-  sampled: concurrent.futures.Future[sampler_lib.Sampled]
+  sampled: concurrent.futures.Future[sampler_lib.ScoredRollout]
 
 
 class Pipeline:
@@ -62,7 +62,7 @@ class Pipeline:
   def __init__(
     self,
     sampler: sampler_lib.Sampler,
-    ready: Iterable[sampler_lib.Sampled] = (),
+    ready: Iterable[sampler_lib.ScoredRollout] = (),
     *,
     first: int,
     rollouts: int,
@@ -76,7 +76,7 @@ class Pipeline:
     self._end, self._level = rollouts, level
     self._ahead: deque[_Ahead] = deque()
     for sampled in ready:
-      future: concurrent.futures.Future[sampler_lib.Sampled]
+      future: concurrent.futures.Future[sampler_lib.ScoredRollout]
       future = concurrent.futures.Future()
       future.set_result(sampled)
       self._ahead.append(_Ahead(sampled.rollout, first - 1, future))
@@ -117,7 +117,7 @@ class Pipeline:
 
   def take(
     self, stopping: threading.Event | None = None
-  ) -> sampler_lib.Sampled | None:
+  ) -> sampler_lib.ScoredRollout | None:
     """Waits for the next rollout, removes it from the queue and returns it.
 
     Returns None if `stopping` is set before it is sampled; the rollout then
@@ -129,7 +129,7 @@ class Pipeline:
     self._ahead.popleft()
     return sampled
 
-  def sampled_before(self, version: int) -> list[sampler_lib.Sampled]:
+  def sampled_before(self, version: int) -> list[sampler_lib.ScoredRollout]:
     """Waits for the queued rollouts with weights older than `version`.
 
     The result ends before a rollout that an outage prevented; `take` raises the

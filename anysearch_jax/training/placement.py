@@ -43,19 +43,27 @@ class Placement:
   def of(
     cls,
     a: architecture_lib.Architecture,
-    config: config_lib.ExperimentConfig,
+    config: config_lib.MeshConfig,
+    *,
+    dtype: str,
     devices: Sequence[jax.Device] | None = None,
   ) -> Placement:
-    """Returns the placement of a configuration on `devices`, by default all.
+    """Returns the placement of a policy on `devices`, by default all.
+
+    Args:
+      a: the architecture, with its adapters.
+      config: the meshes.
+      dtype: of computation.
+      devices: the devices to choose from.
 
     Raises:
       ValueError: a device does not exist, the policy does not divide over the
         mesh, or a process has no device in the training mesh.
     """
-    trainer = training_mesh(config.mesh, devices)
-    rollout = sharding.rollout_mesh(config.mesh, a, devices)
+    trainer = training_mesh(config, devices)
+    rollout = sharding.rollout_mesh(config, a, devices)
     sharding.validate(a, trainer)
-    return cls(a, jnp.dtype(config.compute_dtype), trainer, rollout)
+    return cls(a, jnp.dtype(dtype), trainer, rollout)
 
   @property
   def row_multiple(self) -> int:
@@ -118,34 +126,54 @@ class Placement:
 
 
 def check(
-  a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
+  a: architecture_lib.Architecture,
+  config: config_lib.MeshConfig,
+  *,
+  lora_config: config_lib.LoraConfig,
+  batch: config_lib.BatchConfig,
+  engine: config_lib.EngineConfig,
+  dtype: str,
 ) -> None:
-  """Checks that the devices can run a configuration, before weights are read.
+  """Checks that the devices can train and sample, before weights are read.
 
   Args:
     a: the architecture, without adapters.
-    config: the whole configuration.
+    config: the meshes.
+    lora_config: the adapters.
+    batch: row lengths and attention of training.
+    engine: the engine that samples.
+    dtype: of computation.
 
   Raises:
     ValueError: see `Placement.of`, `compute` and `check_playing`.
   """
-  a = lora.attach(a, config.lora)
-  compute(config, a, Placement.of(a, config).trainer)
-  check_playing(a, config)
+  a = lora.attach(a, lora_config)
+  compute(
+    a,
+    batch,
+    Placement.of(a, config, dtype=dtype).trainer,
+    dtype=dtype,
+    sequence_parallel=config.sequence_parallel,
+  )
+  check_playing(a, config, engine=engine, dtype=dtype)
 
 
 def check_playing(
-  a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
+  a: architecture_lib.Architecture,
+  config: config_lib.MeshConfig,
+  *,
+  engine: config_lib.EngineConfig,
+  dtype: str,
 ) -> None:
-  """Checks that the devices can sample with a configuration.
+  """Checks that the devices can sample.
 
   Raises:
     ValueError: a device does not exist, or cannot run the engine as configured.
   """
-  mesh = sharding.rollout_mesh(config.mesh, a)
-  if config.engine.kind == "jax":
-    kv_memory.validate(config.engine, shards=mesh.shape["data"])
-    kv_store.model(config.engine, a, mesh, dtype=config.compute_dtype)
+  mesh = sharding.rollout_mesh(config, a)
+  if engine.kind == "jax":
+    kv_memory.validate(engine, shards=mesh.shape["data"])
+    kv_store.model(engine, a, mesh, dtype=dtype)
 
 
 def training_mesh(
@@ -169,40 +197,48 @@ def training_mesh(
 
 
 def compute(
-  config: config_lib.ExperimentConfig,
   a: architecture_lib.Architecture,
+  config: config_lib.BatchConfig,
   mesh: jax.sharding.Mesh,
+  *,
+  dtype: str,
+  sequence_parallel: bool,
 ) -> decoder.Compute:
   """Returns numerics and layout of the policy's forward pass on a mesh.
+
+  Args:
+    a: the architecture.
+    config: row lengths, attention and rematerialization.
+    mesh: the training mesh.
+    dtype: of computation.
+    sequence_parallel: whether positions are sharded between blocks.
 
   Raises:
     ValueError: the attention that `batch.attention` names cannot run there.
   """
-  c, device = config.batch, mesh.devices.flat[0]
+  device = mesh.devices.flat[0]
   capability = getattr(device, "compute_capability", None)
   attention = {
     self_attention.choose(
-      c.attention,
+      config.attention,
       platform=device.platform,
       head_dim=a.head_dim,
-      dtype=config.compute_dtype,
+      dtype=dtype,
       length=length,
       compute_capability=None if capability is None else float(capability),
     )
-    for length in c.row_lengths
+    for length in config.row_lengths
   }
   return decoder.Compute(
-    dtype=jnp.dtype(config.compute_dtype),
-    remat=c.remat,
+    dtype=jnp.dtype(dtype),
+    remat=config.remat,
     # If one row length needs XLA's attention, all row lengths use it.
     attention="xla" if "xla" in attention else attention.pop(),
-    attention_chunk=c.attention_chunk,
-    max_segments=c.max_segments,
-    logprob_chunk=c.logprob_chunk,
+    attention_chunk=config.attention_chunk,
+    max_segments=config.max_segments,
+    logprob_chunk=config.logprob_chunk,
     layout=(
-      None
-      if mesh.size == 1
-      else sharding.Layout(mesh, config.mesh.sequence_parallel)
+      None if mesh.size == 1 else sharding.Layout(mesh, sequence_parallel)
     ),
   )
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
-from anysearch_jax import config as config_lib
-from anysearch_jax import types
 from anysearch_jax.config import changes as config_changes
-from anysearch_jax.data import dataset_iterator
 from anysearch_jax.host import processes
 from anysearch_jax.training import (
   checkpoint,
@@ -28,39 +24,27 @@ class Resumed(NamedTuple):
   """The point at which a run starts or resumes.
 
   rollout: the first one to train on.
-  seen: the state of sampling before it.
+  sampler_state: the state of sampling before it.
   ready: rollouts from that one on that are already sampled.
   steps: metrics of its optimizer steps that were already taken.
   changes: settings that differ from the checkpoint's.
   """
 
   rollout: int
-  seen: sampler_lib.Seen
-  ready: list[sampler_lib.Sampled]
+  sampler_state: sampler_lib.SamplerState
+  ready: list[sampler_lib.ScoredRollout]
   steps: list[dict[str, float]]
   changes: list[config_changes.Change]
-
-
-def position(
-  rollout: int,
-  *,
-  config: config_lib.ExperimentConfig,
-  questions: Sequence[types.Question],
-) -> dict[str, int]:
-  """Returns the position in the questions before `rollout`, as plain values."""
-  return dataset_iterator.progress(
-    questions, rollout * collection.questions(config)
-  )
 
 
 def snapshot(
   rollout: int,
   state: train_step.TrainState,
-  seen: sampler_lib.Seen,
+  sampler_state: sampler_lib.SamplerState,
   *,
-  config: config_lib.ExperimentConfig,
-  questions: Sequence[types.Question],
-  played: Sequence[collection.Collected] = (),
+  seed: int,
+  stream: collection.QuestionStream,
+  played: Sequence[collection.RolloutBatch] = (),
   steps: Sequence[dict[str, float]] = (),
 ) -> checkpoint.Saved:
   """Returns the contents of a checkpoint.
@@ -68,23 +52,23 @@ def snapshot(
   Args:
     rollout: the next one to train on, or the one in training.
     state: of the learner.
-    seen: the state of sampling before the rollout.
-    config: of the run.
-    questions: the training stream.
+    sampler_state: the state of sampling before the rollout.
+    seed: of the run.
+    stream: the training questions.
     played: rollouts from `rollout` on that are played and not trained on.
     steps: metrics of the optimizer steps already taken in `rollout`.
   """
   progress = {
     "rollout": rollout,
-    "seed": config.seed,
-    "questions": position(rollout, config=config, questions=questions),
-    "counters": {group: dict(c) for group, c in seen.counters.items()},
+    "seed": seed,
+    "questions": stream.position(rollout),
+    "counters": {group: dict(c) for group, c in sampler_state.counters.items()},
   }
   return checkpoint.Saved(
     rollout,
     state,
     # The curriculum is replicated; in host memory, Orbax writes it once.
-    jax.device_get(seen.curriculum),
+    jax.device_get(sampler_state.curriculum),
     progress | ({"steps": list(steps)} if steps else {}),
     pending.pack(played) if played else None,
   )
@@ -92,10 +76,9 @@ def snapshot(
 
 def resume(
   checkpoints: checkpoint.Checkpoints,
-  folder: pathlib.Path,
   *,
-  config: config_lib.ExperimentConfig,
-  questions: Sequence[types.Question],
+  changes_since: Callable[[Mapping[str, Any]], list[config_changes.Change]],
+  stream: collection.QuestionStream,
   learner: learner_lib.Learner,
   sampler: sampler_lib.Sampler,
   allow_changes: bool = False,
@@ -106,9 +89,9 @@ def resume(
 
   Args:
     checkpoints: of the run.
-    folder: of the checkpoints.
-    config: of the run.
-    questions: the training stream.
+    changes_since: returns the settings of this run that differ from those of a
+      checkpoint.
+    stream: the training questions.
     learner: gets the checkpoint's training state.
     sampler: gets the checkpoint's state of sampling.
     allow_changes: whether settings of learning may differ from those that the
@@ -119,48 +102,72 @@ def resume(
     checkpoint.MismatchError: the checkpoint belongs to another run, or settings
       differ that may not.
   """
+  folder = checkpoints.folder
   found = processes.on_main(lambda: checkpoint.rollouts(folder))
   if not found:
-    return Resumed(0, sampler.seen, [], [], [])
+    return Resumed(0, sampler.state, [], [], [])
   newest = found[-1]
-  changes = config_changes.changes(
-    checkpoint.read_json(folder, newest, "config"), config
-  )
+  changes = changes_since(checkpoint.read_json(folder, newest, "config"))
   if refusal := config_changes.refusal(changes, allow=allow_changes):
     raise checkpoint.MismatchError(f"{folder / str(newest)}: {refusal}")
-  like = checkpoint.Saved(
-    0,
-    learner.release(),
-    jax.device_get(sampler.seen.curriculum),
-    {},
-  )
-  saved = checkpoints.restore(newest, like)
-  expected = position(saved.rollout, config=config, questions=questions)
-  if saved.progress["questions"] != expected:
-    raise checkpoint.MismatchError(
-      f"The checkpoint of rollout {saved.rollout} has questions "
-      f"{saved.progress['questions']}, this run has {expected}; resume with "
-      "what the run began with, or name another folder."
-    )
+  saved = _restored(checkpoints, newest, learner, sampler.state, stream)
   learner.state = saved.state
   counters: dict[str, Counter[str]] = {
     group: Counter(saved.progress["counters"].get(group))
-    for group in sampler.seen.counters
+    for group in sampler.state.counters
   }
-  seen = sampler.seen = sampler.seen._replace(
-    curriculum=saved.curriculum, counters=counters
+  sampler.state = sampler_lib.SamplerState(saved.curriculum, counters)
+  return Resumed(
+    saved.rollout,
+    sampler.state,
+    _stored_rollouts(saved, sampler, changes),
+    # Steps that were taken remain counted, even if their rollout is sampled
+    # again: it then gives only the remaining steps, so that each question is
+    # trained on once.
+    saved.progress.get("steps", []),
+    changes,
   )
+
+
+def _restored(
+  checkpoints: checkpoint.Checkpoints,
+  rollout: int,
+  learner: learner_lib.Learner,
+  sampler_state: sampler_lib.SamplerState,
+  stream: collection.QuestionStream,
+) -> checkpoint.Saved:
+  """Reads a checkpoint in place of the learner's state.
+
+  Raises:
+    checkpoint.MismatchError: it is of another policy or of other questions.
+  """
+  like = checkpoint.Saved(
+    0, learner.release(), jax.device_get(sampler_state.curriculum), {}
+  )
+  saved = checkpoints.restore(rollout, like)
+  expected = stream.position(rollout)
+  if saved.progress["questions"] != expected:
+    raise checkpoint.MismatchError(
+      f"The checkpoint of rollout {rollout} has questions "
+      f"{saved.progress['questions']}, this run has {expected}; resume with "
+      "what the run began with, or name another folder."
+    )
+  return saved
+
+
+def _stored_rollouts(
+  saved: checkpoint.Saved,
+  sampler: sampler_lib.Sampler,
+  changes: Sequence[config_changes.Change],
+) -> list[sampler_lib.ScoredRollout]:
+  """Returns the rollouts of a checkpoint that may be trained on."""
+  if saved.pending is None:
+    return []
   learning = config_changes.named(changes, config_changes.Kind.LEARNING)
-  if learning and saved.pending:
+  if learning:
     sampler.sample_anew(
       f"Found {learning}.",
       stale_rollouts=len(saved.pending.values["rollouts"]),
     )
-    ready: list[sampler_lib.Sampled] = []
-  else:
-    ready = sampler.take_up_all(saved.rollout, saved.pending)
-  # Steps that were taken remain counted, even if their rollout is sampled
-  # again: it then gives only the remaining steps, so that each question is
-  # trained on once.
-  steps = saved.progress.get("steps", [])
-  return Resumed(saved.rollout, seen, ready, steps, changes)
+    return []
+  return sampler.take_up_all(saved.rollout, saved.pending)

@@ -7,12 +7,9 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from anysearch_jax import config as config_lib
-from anysearch_jax import types
 from anysearch_jax.environment import records
 from anysearch_jax.host import disk, processes
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout import episode
 
 
 class RunFolder:
@@ -27,16 +24,13 @@ class RunFolder:
   def begin(
     self,
     policy: hf.Policy,
-    question: types.Question,
-    *,
-    config: config_lib.ExperimentConfig,
+    prompts: Mapping[str, str],
   ) -> None:
     """Writes `source/` and `prompts.json`, and creates `trajectories/`.
 
     Args:
       policy: the initial policy; later exports copy its files.
-      question: the example question of the prompts.
-      config: of the run.
+      prompts: by name, the prompts of an example question.
     """
 
     def write() -> None:
@@ -45,7 +39,8 @@ class RunFolder:
       if not source.is_dir():
         with hf.appears_whole(source) as beside:
           hf.save_files(beside, policy)
-      self._write_prompts(policy, question, config)
+      text = json.dumps(dict(prompts), indent=2) + "\n"
+      (self.path / "prompts.json").write_text(text)
 
     with disk.translate_errors(self.path):
       processes.on_main(write)
@@ -60,35 +55,17 @@ class RunFolder:
         records.write(path, groups)
     return path
 
-  def export(
-    self, policy: hf.Policy, *, config: config_lib.ExperimentConfig
-  ) -> None:
-    """Writes `policy/`, and `adapter/` of adapters; all processes call it."""
+  def export(self, policy: hf.Policy, *, base: str, dtype: str) -> None:
+    """Writes `policy/`, and `adapter/` of adapters; all processes call it.
+
+    Args:
+      policy: the trained policy.
+      base: folder of the initial policy, which the adapters belong to.
+      dtype: of the files in `policy/`.
+    """
     policy = policy._replace(source=self.path / "source")
     with disk.translate_errors(self.path / "policy"):
-      hf.save(
-        self.path / "policy", policy, dtype=config.checkpoint.export_dtype
-      )
+      hf.save(self.path / "policy", policy, dtype=dtype)
     if policy.architecture.lora is not None:
       with disk.translate_errors(self.path / "adapter"):
-        hf.save_adapter(self.path / "adapter", policy, base=config.policy)
-
-  def _write_prompts(
-    self,
-    policy: hf.Policy,
-    question: types.Question,
-    config: config_lib.ExperimentConfig,
-  ) -> None:
-    """Writes both prompts of one question, as the policy reads them."""
-    rendered = {
-      name: episode.prompt(
-        question,
-        budget=config.curriculum.max_budget,
-        scaffold=scaffold,
-        config=config.episode,
-        codec=policy.tokenizer,
-      )[0]
-      for name, scaffold in (("scaffold", True), ("plain", False))
-    }
-    text = json.dumps(rendered, indent=2) + "\n"
-    (self.path / "prompts.json").write_text(text)
+        hf.save_adapter(self.path / "adapter", policy, base=base)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,24 +20,23 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum as curriculum_lib
-from anysearch_jax.methods import systems
-from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.methods import method as method_lib
 from anysearch_jax.policy import decoder
 from anysearch_jax.rollout import searching
 from anysearch_jax.training import (
   collection,
-  fingerprint,
   health,
   pending,
   rewards_and_advantages,
   staleness,
 )
+from anysearch_jax.training import fingerprint as fingerprint_lib
 from anysearch_jax.training import timeline as timeline_lib
 
 _log = logging.getLogger(__name__)
 
 
-class Seen(NamedTuple):
+class SamplerState(NamedTuple):
   """The state of sampling before a rollout.
 
   counters: totals of the whole run, across resumes. Never modified in place.
@@ -47,19 +46,37 @@ class Seen(NamedTuple):
   counters: Mapping[str, Counter[str]]
 
 
-class Sampled(NamedTuple):
+class ScoredRollout(NamedTuple):
   """A scored rollout to train on.
 
   probabilities: the distribution over budgets that Phase II draws from.
-  seen: the state of sampling after this rollout.
+  state: the state of sampling after this rollout.
   """
 
   rollout: int
   scaffold: bool
   probabilities: np.ndarray
-  collected: collection.Collected
+  collected: collection.RolloutBatch
   scored: rewards_and_advantages.Experience
-  seen: Seen
+  state: SamplerState
+
+
+class Settings(NamedTuple):
+  """How budgets are assigned and rollouts scored.
+
+  curriculum: assigns budgets.
+  method: what is trained.
+  objective: sets how advantages are normalised.
+  async_level: `pipeline.async_level`, the largest age of a stored rollout.
+  max_failed: `watch.max_failed`, the largest share of a stored rollout's
+    episodes that failed.
+  """
+
+  curriculum: config_lib.CurriculumConfig
+  method: method_lib.TrainedMethod
+  objective: config_lib.ObjectiveConfig
+  async_level: int
+  max_failed: float
 
 
 class StoppedError(RuntimeError):
@@ -70,47 +87,28 @@ class Sampler:
   """Samples the rollouts of a run in order; any one thread may call it.
 
   Args:
-    config: of the run.
-    stream: the training questions.
-    engine: samples; only this sampler may use it.
-    architecture: of the engine's policy, with its adapters.
-    retriever: answers the searches.
-    codec: tokenizer of the engine's policy.
-    seen: the state of sampling before the first rollout to sample.
+    engine: gets new weights between rollouts; only this sampler may use it.
+    collector: plays rollouts with the engine.
+    fingerprint: verifies the engine's weights.
+    settings: how budgets are assigned and rollouts scored.
+    state: the state of sampling before the first rollout to sample.
     timeline: records durations.
   """
 
   def __init__(
     self,
-    config: config_lib.ExperimentConfig,
-    *,
-    stream: Sequence[types.Question],
     engine: types.TrainableEngine,
-    architecture: architecture_lib.Architecture,
-    retriever: types.Retriever,
-    codec: types.TextCodec,
-    seen: Seen,
+    collector: collection.Collector,
+    fingerprint: fingerprint_lib.Fingerprint,
+    *,
+    settings: Settings,
+    state: SamplerState,
     timeline: timeline_lib.Timeline,
   ):
-    self.seen = seen
-    self._config = config
-    self._parts = {
-      "config": config,
-      "stream": stream,
-      "engine": engine,
-      "retriever": retriever,
-      "codec": codec,
-      "timeline": timeline,
-    }
-    self._method = systems.trained(config)
-    self._engine = engine
-    self._fingerprint = fingerprint.Fingerprint(
-      config,
-      engine=engine,
-      architecture=architecture,
-      question=stream[0],
-      codec=codec,
-    )
+    self.state = state
+    self._engine, self._collector = engine, collector
+    self._fingerprint = fingerprint
+    self._settings = settings
     self._timeline = timeline
     self._lock = threading.Lock()
     self._stopped = False
@@ -131,7 +129,7 @@ class Sampler:
     """Sets the weights that the engine should have; `sample` verifies them."""
     self._fingerprint.expect(params, version)
 
-  def sample(self, rollout: int) -> Sampled:
+  def sample(self, rollout: int) -> ScoredRollout:
     """Plays the next rollout, scores it and records its outcomes.
 
     Raises:
@@ -141,9 +139,7 @@ class Sampler:
     before = self._verify(rollout)
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "collect"):
       assignment = self._assign()
-      collected = collection.collect(
-        rollout, assignment, **self._parts, run=self._run
-      )
+      collected = self._collector.collect(rollout, assignment, run=self._run)
     # Another run may have replaced the weights meanwhile. If every group
     # failed, there is nothing to train on and the engine may not answer.
     after = self._verify(rollout) if any(collected.groups) else before
@@ -155,13 +151,15 @@ class Sampler:
       )
     return self._enter(rollout, assignment, collected)
 
-  def take_up(self, rollout: int, collected: collection.Collected) -> Sampled:
+  def take_up(
+    self, rollout: int, collected: collection.RolloutBatch
+  ) -> ScoredRollout:
     """Scores and records the next rollout, played before a resume."""
     return self._enter(rollout, self._assign(), collected)
 
   def take_up_all(
-    self, first: int, packed: pending.Pending | None
-  ) -> list[Sampled]:
+    self, first: int, packed: pending.Pending
+  ) -> list[ScoredRollout]:
     """Scores and records the stored rollouts of a checkpoint, from `first` on.
 
     The result ends before the first rollout that must not be trained on: one
@@ -169,21 +167,21 @@ class Sampler:
     (`health.outage`). That one and all later ones are sampled again, because
     later budgets depend on its outcomes.
     """
-    if packed is None:
-      return []
-    config, ready = self._config, []
-    played = pending.unpack(
-      packed,
-      lambda rollout, place: collection.question(
-        self._parts["stream"], rollout, place, config=config
-      ),
-    )
+    level, stream = self._settings.async_level, self._collector.stream
+    played = pending.unpack(packed, stream.question)
+    ready: list[ScoredRollout] = []
     for rollout, collected in enumerate(played, start=first):
       ages = staleness.ages(rollout, collected.groups)
-      if outage := health.outage(rollout, collected, config=config):
+      outage = health.outage(
+        rollout,
+        collected,
+        stream=stream,
+        max_failed=self._settings.max_failed,
+      )
+      if outage:
         self.sample_anew(outage, failed_rollouts=len(played) - len(ready))
         break
-      if not staleness.holds(rollout, ages, bound=config.pipeline.async_level):
+      if not staleness.holds(rollout, ages, bound=level):
         self.sample_anew(
           f"Rollout {rollout} is older than pipeline.async_level allows.",
           stale_rollouts=len(played) - len(ready),
@@ -200,11 +198,11 @@ class Sampler:
       why,
       sum(counts.values()),
     )
-    counters = {name: Counter(c) for name, c in self.seen.counters.items()}
+    counters = {name: Counter(c) for name, c in self.state.counters.items()}
     counters["run"].update(counts)
-    self.seen = self.seen._replace(counters=counters)
+    self.state = self.state._replace(counters=counters)
 
-  def _verify(self, rollout: int) -> fingerprint.Gap:
+  def _verify(self, rollout: int) -> fingerprint_lib.Gap:
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "fingerprint"):
       return self._fingerprint.check(rollout)
 
@@ -224,7 +222,9 @@ class Sampler:
         if self._stopped:
           playing.close()
           raise StoppedError("The sampler was told to stop.")
-        self._playing = asyncio.get_running_loop(), asyncio.current_task()
+        task = asyncio.current_task()
+        if task is not None:  # It is None outside of coroutines only.
+          self._playing = asyncio.get_running_loop(), task
       try:
         return await playing
       finally:
@@ -236,9 +236,9 @@ class Sampler:
   def _assign(self) -> curriculum_lib.Assignment:
     return jax.device_get(
       curriculum_lib.assign(
-        self.seen.curriculum,
-        num_groups=collection.questions(self._config),
-        config=self._config.curriculum,
+        self.state.curriculum,
+        num_groups=self._collector.stream.per_rollout,
+        config=self._settings.curriculum,
       )
     )
 
@@ -246,47 +246,48 @@ class Sampler:
     self,
     rollout: int,
     assignment: curriculum_lib.Assignment,
-    collected: collection.Collected,
-  ) -> Sampled:
+    collected: collection.RolloutBatch,
+  ) -> ScoredRollout:
     """Scores a rollout and records its outcomes in the curriculum."""
-    config, c = self._config, self._config.curriculum
+    settings, stream = self._settings, self._collector.stream
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "score"):
       probabilities = curriculum_lib.distribution(
-        self.seen.curriculum, config=c
+        self.state.curriculum, config=settings.curriculum
       )
       scored = rewards_and_advantages.score(
         collected.groups,
         assignment.budgets[collected.places],
-        samples=config.group,
-        method=self._method,
-        objective=config.objective,
+        samples=stream.samples,
+        method=settings.method,
+        objective=settings.objective,
       )
-      seen = curriculum_lib.record(
-        self.seen.curriculum,
-        np.repeat(scored.budgets, config.group),
+      recorded = curriculum_lib.record(
+        self.state.curriculum,
+        np.repeat(scored.budgets, stream.samples),
         scored.em.reshape(-1),
         scored.valid.reshape(-1),
-        config=c,
+        config=settings.curriculum,
       )
-      self.seen = Seen(seen, self._counted(collected))
-    return Sampled(
+      self.state = SamplerState(recorded, self._counted(collected))
+    return ScoredRollout(
       rollout,
       bool(assignment.scaffold),
       np.asarray(probabilities),
       collected,
       scored,
-      self.seen,
+      self.state,
     )
 
   def _counted(
-    self, collected: collection.Collected
+    self, collected: collection.RolloutBatch
   ) -> Mapping[str, Counter[str]]:
     """Returns the counters after adding a rollout."""
-    counters = {name: Counter(c) for name, c in self.seen.counters.items()}
-    played = collection.questions(self._config) - collected.stragglers
+    counters = {name: Counter(c) for name, c in self.state.counters.items()}
+    stream = self._collector.stream
+    played = stream.per_rollout - collected.stragglers
     counters["run"].update(
-      optimizer_steps=self._config.curriculum.steps_per_rollout,
-      trajectories=(played + collected.resampled) * self._config.group,
+      optimizer_steps=self._settings.curriculum.steps_per_rollout,
+      trajectories=(played + collected.resampled) * stream.samples,
       failed=collected.failed,
       dropped_groups=collected.dropped,
       resampled_groups=collected.resampled,
@@ -311,7 +312,7 @@ def drawn(budgets: np.ndarray, *, max_budget: int) -> dict[str, int]:
 
 
 def metrics(
-  sampled: Sampled, *, config: config_lib.CurriculumConfig
+  sampled: ScoredRollout, *, config: config_lib.CurriculumConfig
 ) -> dict[str, float]:
   """Returns the metrics of a sampled rollout, as one flat record."""
   step = sampled.rollout * config.steps_per_rollout
@@ -331,7 +332,7 @@ def metrics(
     "rollout/stragglers": collected.stragglers,
     **{
       f"{group}/{name}": count
-      for group, counts in sampled.seen.counters.items()
+      for group, counts in sampled.state.counters.items()
       for name, count in counts.items()
     },
   }

@@ -27,13 +27,13 @@ from anysearch_jax.training import batching, logprobs
 # The trained parameters: the policy's, or a pair (policy's, critic's).
 Both = tuple[decoder.Params, decoder.Params]
 Trained = decoder.Params | Both
-# (trained, reference, micro-batch) -> (loss, additive metrics). The type of
-# `trained` is that of the state: with a critic it is `Both`.
+Rows = batching.Rows[jax.Array]
+# (trained, reference, micro-batch) -> (loss, additive metrics)
 LossFn = Callable[
-  [Any, decoder.Params | None, batching.Rows[jax.Array]],
+  [Any, decoder.Params | None, Rows],
   tuple[jax.Array, dict[str, jax.Array]],
 ]
-# The leaves of a state: its arrays, their shapes, or their shardings.
+# A state of arrays, of their shapes, or of their shardings.
 LeafT = TypeVar(
   "LeafT", jax.Array, jax.ShapeDtypeStruct, jax.sharding.NamedSharding
 )
@@ -67,8 +67,7 @@ class PairState(NamedTuple, Generic[LeafT]):
 class Pair(NamedTuple):
   """Optimizes (policy, critic) with one `GradientTransformation` each.
 
-  alone_steps: number of initial steps that train only the critic; they change
-    neither the policy nor its optimizer state.
+  alone_steps: number of initial steps that change only the critic's state.
   """
 
   policy: optax.GradientTransformation
@@ -107,8 +106,7 @@ def optimizer(
     a: the architecture, whose table says which weights are matrices.
     config: rates; `max_grad_norm` 0 disables clipping.
     schedule: learning rate by step, instead of the configuration's.
-    critic: settings of the critic; None without a critic. Policy and critic are
-      clipped separately.
+    critic: settings of the critic, which is clipped separately.
   """
   schedule = schedule or _schedule(config.learning_rate, config.warmup_steps)
   policy = _adamw(table.trainable_rows(a), config, schedule)
@@ -206,10 +204,8 @@ def grpo_loss(
 ) -> LossFn:
   """Returns the GRPO loss of a micro-batch (paper appendix "GRPO Objective").
 
-  With adapters, the loss takes only these as trained parameters, and its
-  `reference` is also the frozen base. Without a KL term it computes no
-  reference pass. `on_policy`: with `objective.old_logp` "trainer", the old
-  log-probs are this step's own, with the gradient stopped.
+  With adapters, only these are trained, and `reference` is their frozen base.
+  `on_policy`: the trainer's old log-probs are this step's own.
   """
   score = functools.partial(
     logprobs.token_logprobs, temperature=temperature, compute=compute
@@ -311,8 +307,8 @@ def make(
     )
     metrics = {"loss/total": jnp.float32(0)}
     metrics |= {name: jnp.zeros(x.shape) for name, x in extra.items()}
-    # The trip count is an input, so empty micro-batches cost nothing. Such a
-    # loop has no reverse mode; the gradient is taken inside its body.
+    # The trip count is an input: empty micro-batches cost nothing. Such a loop
+    # has no reverse mode; the gradient is taken inside its body.
     for rows in batch:
       metrics = jax.lax.fori_loop(
         0, rows.used, functools.partial(add, rows), metrics
@@ -339,9 +335,7 @@ def make(
   return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
 
 
-def micro_batch(
-  rows: batching.Rows[jax.Array], i: jax.Array | int
-) -> batching.Rows[jax.Array]:
+def micro_batch(rows: Rows, i: jax.Array | int) -> Rows:
   """Returns the i-th micro-batch of `rows`; its arrays are `[B, T]`."""
   return rows._replace(
     **{
@@ -386,7 +380,7 @@ def make_scorer(
 
 
 def over_micro_batches(
-  f: Callable[[batching.Rows[jax.Array]], jax.Array], batch: batching.TrainBatch
+  f: Callable[[Rows], jax.Array], batch: batching.TrainBatch
 ) -> tuple[jax.Array, ...]:
   """Applies `f`, which returns `[B, T]`, to every micro-batch of a batch.
 

@@ -1,4 +1,10 @@
-"""Refuses configurations that cannot run."""
+"""Refuses configurations that cannot run: one call before anything is made.
+
+A command calls `validate` once, and nothing checks these values again. What the
+configuration alone does not decide is checked when it is known, once too:
+`check_prompts` by the questions and the tokenizer, `check_engine` by the engine
+that samples, `placement.check` by the policy's architecture and the devices.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +15,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum, grpo, rewards
 from anysearch_jax.config import ranges
+from anysearch_jax.methods import method as method_lib
 from anysearch_jax.methods import otc, systems
 from anysearch_jax.policy import decoder, lora
 from anysearch_jax.policy.attention import paged_attention, self_attention
@@ -17,97 +24,23 @@ from anysearch_jax.rollout.jax_engine import kv_memory, sampling
 from anysearch_jax.training import batching, checkpoint, rewards_and_advantages
 
 
-def validate(config: config_lib.ExperimentConfig) -> None:
-  """Checks a training configuration before anything is allocated.
+def validate(
+  config: config_lib.ExperimentConfig,
+  *,
+  trains: bool = True,
+  samples: bool = True,
+  processes: int = 1,
+) -> None:
+  """Checks a configuration before anything is allocated.
 
   It does not look at the machine's devices: the planner validates
   configurations for hardware that is not there.
 
-  Raises:
-    ValueError: names the setting, its value and the expected values.
-  """
-  validate_playing(config)
-  validate_sampling(config)
-  curriculum.validate(config.curriculum)
-  sampling.validate_training(config.sampling)
-  checkpoint.validate(config.checkpoint)
-  lora.validate(config.lora)
-  _one_of("reward.gamma_mode", config.reward.gamma_mode, rewards.GAMMA_MODES)
-  _method(config)
-  _best_metric(config)
-  _objective(config.objective)
-  _batch(config.batch)
-  _rows_over_tensor(config.mesh, config.batch)
-  _pipeline(config)
-  _critic(config)
-  if config.group < 2 and not config.objective.has_critic:
-    raise ValueError(
-      f"group: found {config.group}, expected at least 2: an advantage is a "
-      "difference from the others of the group."
-    )
-  if config.engine.kind == "sglang":
-    # Otherwise the driver gives up turns that the engine still waits for.
-    _at_least(
-      "episode.turn_deadline",
-      config.episode.turn_deadline,
-      config.sglang.deadline,
-    )
-  trajectories = config.questions * config.group
-  if trajectories % config.curriculum.steps_per_rollout:
-    raise ValueError(
-      f"{config.questions} questions x {config.group} samples = {trajectories} "
-      f"trajectories do not divide into "
-      f"{config.curriculum.steps_per_rollout} optimizer steps a rollout."
-    )
-  if config.episode.max_context > config.batch.row_lengths[-1] + 1:
-    raise ValueError(
-      f"episode.max_context {config.episode.max_context} exceeds the longest "
-      f"training row, batch.row_lengths[-1] {config.batch.row_lengths[-1]}."
-    )
-  _room(config)
-
-
-def _method(config: config_lib.ExperimentConfig) -> None:
-  """Checks that the method can be trained as configured."""
-  method = systems.get(config.method.name)
-  _one_of("method.otc.form", config.method.otc.form, otc.FORMS)
-  if method.reward is None:
-    raise ValueError(
-      f"method.name: {method.name!r} is a system without training; evaluate a "
-      f"policy with episode.prompts={method.prompts} instead."
-    )
-  _one_of(
-    f"episode.prompts of method.name {method.name}",
-    config.episode.prompts,
-    tuple(method.environments),
-  )
-  if method.steps is not None and not config.objective.has_critic:
-    raise ValueError(
-      f"objective.advantage: found {config.objective.advantage!r}, expected "
-      f"'gae' for method.name {method.name!r}, which rewards single searches."
-    )
-
-
-def _best_metric(config: config_lib.ExperimentConfig) -> None:
-  """Checks a name that is otherwise only used after the first rollout.
-
-  Calls the user's own reward function once, also if the name is not used.
-  """
-  if config.checkpoint.keep_best or config.reward.function:
-    known = sorted(
-      rewards_and_advantages.reward_metrics(
-        systems.trained(config),
-        samples=config.group,
-        max_budget=config.curriculum.max_budget,
-        traced=not config.reward.function,
-      )
-    )
-  if config.checkpoint.keep_best:
-    _one_of("checkpoint.best_metric", config.checkpoint.best_metric, known)
-
-
-def validate_playing(config: config_lib.ExperimentConfig) -> None:
-  """Checks the settings of playing episodes, in training or evaluation.
+  Args:
+    config: the whole configuration.
+    trains: whether a policy is trained by reinforcement learning.
+    samples: whether an engine samples a policy.
+    processes: number of processes that train together.
 
   Raises:
     ValueError: names the setting, its value and the expected values.
@@ -117,54 +50,156 @@ def validate_playing(config: config_lib.ExperimentConfig) -> None:
   _one_of("compute_dtype", config.compute_dtype, ("float32", "bfloat16"))
   systems.environment(config.episode.prompts)
   _mesh(config.mesh)
-  for name in ("budgets", "seeds"):
-    values = getattr(config.evaluation, name)
+  _evaluation(config.evaluation)
+  if samples:
+    _engine(config.engine, config.sglang, config.episode)
+  if trains:
+    _training(config, processes)
+
+
+def _training(config: config_lib.ExperimentConfig, processes: int) -> None:
+  """Checks the settings of a training."""
+  c, objective, batch = config.curriculum, config.objective, config.batch
+  curriculum.validate(c)
+  sampling.validate_training(config.sampling)
+  checkpoint.validate(config.checkpoint)
+  lora.validate(config.lora)
+  _one_of("reward.gamma_mode", config.reward.gamma_mode, rewards.GAMMA_MODES)
+  _one_of("method.otc.form", config.method.otc.form, otc.FORMS)
+  _objective(objective)
+  _critic(config.critic, objective, steps=c.total_steps)
+  method = systems.trained(config)
+  _method(config.method.name, config.episode.prompts, objective)
+  _best_metric(
+    config.checkpoint,
+    method,
+    samples=config.group,
+    max_budget=c.max_budget,
+    own=bool(config.reward.function),
+  )
+  _batch(batch)
+  _rows_over_tensor(config.mesh, batch)
+  _async_level(config.pipeline.async_level, objective, processes)
+  if config.engine.kind == "sglang":
+    # Otherwise the driver gives up turns that the engine still waits for.
+    _at_least(
+      "episode.turn_deadline",
+      config.episode.turn_deadline,
+      config.sglang.deadline,
+    )
+  elif config.pipeline.async_level:
+    # With servers this process only publishes weights, without a collective.
+    _separate_devices(config.pipeline.async_level, config.mesh)
+  if config.group < 2 and not objective.has_critic:
+    raise ValueError(
+      f"group: found {config.group}, expected at least 2: an advantage is a "
+      "difference from the others of the group."
+    )
+  trajectories = config.questions * config.group
+  if trajectories % c.steps_per_rollout:
+    raise ValueError(
+      f"{config.questions} questions x {config.group} samples = {trajectories} "
+      f"trajectories do not divide into {c.steps_per_rollout} optimizer steps "
+      "a rollout."
+    )
+  batching.check_room(
+    batch,
+    multiple=config.mesh.data * config.mesh.fsdp,
+    episodes=trajectories // c.steps_per_rollout,
+    tokens=config.episode.max_context,
+  )
+
+
+def _method(
+  name: str, prompts: str, objective: config_lib.ObjectiveConfig
+) -> None:
+  """Checks that the method can be trained as configured."""
+  method = systems.get(name)
+  _one_of(
+    f"episode.prompts of method.name {name}",
+    prompts,
+    tuple(method.environments),
+  )
+  if method.steps is not None and not objective.has_critic:
+    raise ValueError(
+      f"objective.advantage: found {objective.advantage!r}, expected 'gae' for "
+      f"method.name {name!r}, which rewards single searches."
+    )
+
+
+def _best_metric(
+  config: config_lib.CheckpointConfig,
+  method: method_lib.TrainedMethod,
+  *,
+  samples: int,
+  max_budget: int,
+  own: bool,
+) -> None:
+  """Checks a name that is otherwise only used after the first rollout.
+
+  Calls the user's own reward function once, also if the name is not used.
+  """
+  if not config.keep_best and not own:
+    return
+  known = rewards_and_advantages.reward_metrics(
+    method, samples=samples, max_budget=max_budget, traced=not own
+  )
+  if config.keep_best:
+    _one_of("checkpoint.best_metric", config.best_metric, sorted(known))
+
+
+def _evaluation(config: config_lib.EvaluationConfig) -> None:
+  values: tuple[int, ...]
+  for name, values in (("budgets", config.budgets), ("seeds", config.seeds)):
     if len(set(values)) < len(values):
       raise ValueError(
         f"evaluation.{name}: found {values}, expected each once."
       )
-  _one_of("evaluation.scorer", config.evaluation.scorer, ("paper", "official"))
+  _one_of("evaluation.scorer", config.scorer, ("paper", "official"))
 
 
-def validate_sampling(config: config_lib.ExperimentConfig) -> None:
-  """Checks that the engine can sample the episodes of a configuration.
-
-  Raises:
-    ValueError: names the setting, its value and the expected values.
-  """
-  _one_of("engine.kind", config.engine.kind, ("jax", "sglang"))
-  if config.engine.kind == "sglang":
+def _engine(
+  config: config_lib.EngineConfig,
+  sglang: config_lib.SglangConfig,
+  episode: config_lib.EpisodeConfig,
+) -> None:
+  """Checks that the engine can sample the episodes."""
+  _one_of("engine.kind", config.kind, ("jax", "sglang"))
+  if config.kind == "sglang":
     # Imported late: the in-process engine needs no HTTP.
     from anysearch_jax.rollout.sglang import server as sglang_server
 
-    sglang_server.validate(config.sglang)
+    sglang_server.validate(sglang)
     return
-  kv_memory.validate(config.engine)
+  kv_memory.validate(config)
   _one_of(
     "engine.attention",
-    config.engine.attention,
+    config.attention,
     ("auto", *paged_attention.IMPLEMENTATIONS),
   )
-  if config.episode.max_context > config.engine.max_context:
+  if episode.max_context > config.max_context:
     raise ValueError(
-      f"episode.max_context {config.episode.max_context} exceeds "
-      f"engine.max_context {config.engine.max_context}; raise that."
+      f"episode.max_context {episode.max_context} exceeds engine.max_context "
+      f"{config.max_context}; raise that."
     )
 
 
-def validate_prompts(
-  config: config_lib.ExperimentConfig,
+def check_prompts(
   questions: Sequence[types.Question],
   codec: types.TextCodec,
+  *,
+  config: config_lib.EpisodeConfig,
+  max_budget: int,
 ) -> None:
   """Checks that the median question's prompt fits the context.
 
   A single question that is too long only ends its own episodes.
 
   Args:
-    config: of the run.
     questions: that will be asked.
     codec: tokenizer of the policy.
+    config: prompts and limits of the episodes.
+    max_budget: the budget that the prompts name.
 
   Raises:
     ValueError: there is no question, or the prompt of the question of median
@@ -177,57 +212,33 @@ def validate_prompts(
     len(
       episode.prompt(
         middle,
-        budget=config.curriculum.max_budget,
+        budget=max_budget,
         scaffold=scaffold,
-        config=config.episode,
+        config=config,
         codec=codec,
       )[1]
     )
     for scaffold in (True, False)
   )
-  if tokens >= config.episode.max_context:
+  if tokens >= config.max_context:
     raise ValueError(
-      f"episode.max_context: found {config.episode.max_context}, expected "
-      f"more than the {tokens} tokens of the prompt of {middle.text[:80]!r}; "
-      "raise it (and engine.max_context, batch.row_lengths)."
+      f"episode.max_context: found {config.max_context}, expected more than "
+      f"the {tokens} tokens of the prompt of {middle.text[:80]!r}; raise it "
+      "(and engine.max_context, batch.row_lengths)."
     )
 
 
-def validate_engine(
-  config: config_lib.ExperimentConfig, engine: types.TrainableEngine
-) -> None:
-  """Checks that the engine supports `pipeline.async_level`.
-
-  Args:
-    config: the whole configuration.
-    engine: the engine that samples.
+def check_engine(engine: types.TrainableEngine, *, async_level: int) -> None:
+  """Checks that an engine supports `pipeline.async_level`.
 
   Raises:
     ValueError: names the setting, its value and the expected values.
   """
-  level = config.pipeline.async_level
   most = engine.max_async_level
-  if level > most:
+  if async_level > most:
     raise ValueError(
-      f"pipeline.async_level: found {level}, expected at most {most} with the "
-      "servers that sample; lower it, or start newer ones."
-    )
-
-
-def validate_processes(
-  config: config_lib.ExperimentConfig, processes: int
-) -> None:
-  """Checks that several processes can run the configuration.
-
-  Raises:
-    ValueError: names the setting, its value and the expected values.
-  """
-  level = config.pipeline.async_level
-  if level and processes > 1:
-    raise ValueError(
-      f"pipeline.async_level: found {level} in {processes} processes, expected "
-      "0: processes that sample and train at the same time would wait for each "
-      "other in different orders. Set 0, or train in one process."
+      f"pipeline.async_level: found {async_level}, expected at most {most} "
+      "with the servers that sample; lower it, or start newer ones."
     )
 
 
@@ -257,44 +268,54 @@ def _objective(c: config_lib.ObjectiveConfig) -> None:
     )
 
 
-def _critic(config: config_lib.ExperimentConfig) -> None:
-  c, steps = config.critic, config.curriculum.total_steps
-  if not config.objective.has_critic:
-    if c.reward_kl:
+def _critic(
+  config: config_lib.CriticConfig,
+  objective: config_lib.ObjectiveConfig,
+  *,
+  steps: int,
+) -> None:
+  if not objective.has_critic:
+    if config.reward_kl:
       raise ValueError(
-        f"critic.reward_kl: found {c.reward_kl} with objective.advantage "
-        f"{config.objective.advantage!r}, where no token has a reward of its "
-        "own; set objective.kl_coefficient, or objective.advantage 'gae'."
+        f"critic.reward_kl: found {config.reward_kl} with objective.advantage "
+        f"{objective.advantage!r}, where no token has a reward of its own; set "
+        "objective.kl_coefficient, or objective.advantage 'gae'."
       )
-  elif c.alone_steps >= steps:
+  elif config.alone_steps >= steps:
     raise ValueError(
-      f"critic.alone_steps: found {c.alone_steps}, expected below "
+      f"critic.alone_steps: found {config.alone_steps}, expected below "
       f"curriculum.total_steps, {steps}: the policy would never learn."
     )
 
 
-def _pipeline(config: config_lib.ExperimentConfig) -> None:
-  c, o, mesh = config.pipeline, config.objective, config.mesh
-  if not c.async_level:
+def _async_level(
+  level: int, objective: config_lib.ObjectiveConfig, processes: int
+) -> None:
+  if not level:
     return
-  if o.old_logp == "trainer" and not o.importance_cap:
+  if objective.old_logp == "trainer" and not objective.importance_cap:
     raise ValueError(
-      f"pipeline.async_level: found {c.async_level} with objective.old_logp "
-      "'trainer' and importance_cap 0, where nothing tells tokens of older "
-      "weights from the trainer's own; set importance_cap (2.0, say) or "
-      "old_logp 'engine'."
+      f"pipeline.async_level: found {level} with objective.old_logp 'trainer' "
+      "and importance_cap 0, where nothing tells tokens of older weights from "
+      "the trainer's own; set importance_cap (2.0, say) or old_logp 'engine'."
     )
-  if config.engine.kind == "sglang":
-    # This process then only publishes weights, which needs no collective.
-    return
+  if processes > 1:
+    raise ValueError(
+      f"pipeline.async_level: found {level} in {processes} processes, expected "
+      "0: processes that sample and train at the same time would wait for each "
+      "other in different orders. Set 0, or train in one process."
+    )
+
+
+def _separate_devices(level: int, mesh: config_lib.MeshConfig) -> None:
   trainer = set(mesh.trainer or range(mesh.data * mesh.fsdp * mesh.tensor))
   shared = trainer & set(mesh.rollout or trainer)
   if shared and len(trainer | set(mesh.rollout)) > 1:
     raise ValueError(
-      f"pipeline.async_level: found {c.async_level} with device "
-      f"{min(shared)} both in mesh.trainer and in mesh.rollout; expected "
-      "devices of their own, or one device for both: programs of several "
-      "devices that start at the same time may wait for each other."
+      f"pipeline.async_level: found {level} with device {min(shared)} both in "
+      "mesh.trainer and in mesh.rollout; expected devices of their own, or one "
+      "device for both: programs of several devices that start at the same "
+      "time may wait for each other."
     )
 
 
@@ -319,25 +340,6 @@ def _batch(c: config_lib.BatchConfig) -> None:
     c.attention,
     ("auto", *self_attention.IMPLEMENTATIONS),
   )
-
-
-def _room(config: config_lib.ExperimentConfig) -> None:
-  """Checks that a step of only longest episodes fits the micro-batches."""
-  c, longest = config.batch, config.batch.row_lengths[-1]
-  step = config.questions * config.group // config.curriculum.steps_per_rollout
-  size = max(1, config.episode.max_context - 1)  # The first is not predicted.
-  row = min(c.max_segments, longest // size)
-  rows = batching.rows_per_micro_batch(
-    longest, config=c, multiple=config.mesh.data * config.mesh.fsdp
-  )
-  needed = -(-step // (row * rows))
-  if needed > c.max_micro_batches:
-    raise ValueError(
-      f"batch.max_micro_batches: found {c.max_micro_batches}, expected at "
-      f"least {needed}: an optimizer step has {step} episodes of up to "
-      f"{config.episode.max_context} tokens, and {row} of them fit a row, "
-      f"{rows} rows a micro-batch. Raise it, or batch.micro_batch_tokens."
-    )
 
 
 def _mesh(c: config_lib.MeshConfig) -> None:

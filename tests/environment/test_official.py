@@ -195,4 +195,4 @@ def test_an_unknown_scorer_is_refused():
     evaluation=config_lib.EvaluationConfig(scorer="squad"),
   )
   with pytest.raises(ValueError, match="evaluation.scorer: found 'squad'"):
-    validation.validate_playing(config)
+    validation.validate(config, trains=False, samples=False)

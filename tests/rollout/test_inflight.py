@@ -266,16 +266,17 @@ WATCHED = dataclasses.replace(
 
 
 def test_training_warns_when_nothing_moves(stuck):
-  collected = collection.collect(
-    3,
-    curriculum.Assignment([1], False),
-    config=WATCHED,
-    stream=[QUESTION],
+  collector = collection.Collector(
+    collection.QuestionStream([QUESTION], groups=1, samples=WATCHED.group),
     engine=stuck,
     retriever=stuck,
     codec=scripted.CODEC,
+    config=WATCHED.episode,
+    slots=WATCHED.engine.slots,
+    quiet_seconds=WATCHED.watch.quiet_seconds,
     timeline=timeline.Timeline(lambda: 0.0),
   )
+  collected = collector.collect(3, curriculum.Assignment([1], False))
   assert collected.failed == 0
   assert stuck.said[0].startswith("Nothing moved for ")
 

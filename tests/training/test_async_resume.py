@@ -138,7 +138,7 @@ def test_pending_rollouts_survive_a_round_trip(parts):
       for name in ("token_ids", "authors", "logps", "versions")
     },
   )
-  rollout = collection.Collected(
+  rollout = collection.RolloutBatch(
     groups=[None, types.Group(question, 2, True, (whole, failed))],
     places=np.asarray([1, 3]),
     dropped=1,

@@ -16,6 +16,7 @@ import small_run
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.policy import hf
+from anysearch_jax.rollout import episode
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 from anysearch_jax.training import fingerprint, health
 
@@ -148,15 +149,19 @@ def test_scores_are_those_of_one_forward(axes):
 
 
 def _of_servers(engine, policy):
-  return fingerprint.Fingerprint(
-    dataclasses.replace(
-      small_run.CONFIG,
-      episode=config_lib.EpisodeConfig(prompts="world", max_context=60),
-    ),
-    engine=engine,
-    architecture=policy.architecture,
-    question=types.Question("q", "abc", ("a",)),
+  _, prompt = episode.prompt(
+    types.Question("q", "abc", ("a",)),
+    budget=5,
+    scaffold=True,
+    config=config_lib.EpisodeConfig(prompts="world", max_context=60),
     codec=policy.tokenizer,
+  )
+  return fingerprint.Fingerprint(
+    engine,
+    architecture=policy.architecture,
+    dtype="float32",
+    prompt=prompt,
+    bound=config_lib.WatchConfig().max_fingerprint_gap,
   )
 
 

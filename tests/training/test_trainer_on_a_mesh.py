@@ -152,6 +152,17 @@ def test_adapters_on_a_mesh_are_those_of_one_device(parts, tmp_path):
 )
 def test_configurations_that_devices_cannot_run_are_refused(change, sentence):
   a = random_models.architecture("qwen2-tied")
-  placement.check(a, FULL)
+
+  def check(config):
+    placement.check(
+      a,
+      config.mesh,
+      lora_config=config.lora,
+      batch=config.batch,
+      engine=config.engine,
+      dtype=config.compute_dtype,
+    )
+
+  check(FULL)
   with pytest.raises(ValueError, match=sentence):
-    placement.check(a, dataclasses.replace(FULL, **change))
+    check(dataclasses.replace(FULL, **change))

@@ -42,13 +42,24 @@ FINE = {
 
 def collected(**counts):
   values = dict.fromkeys(collection.COUNTS, 0) | counts
-  return collection.Collected(
+  return collection.RolloutBatch(
     groups=[],
     places=np.zeros(0, np.int64),
     engine=Counter(),
     search=Counter(),
     reason="The search failed: no answer.",
     **values,
+  )
+
+
+def monitor(said, config=CONFIG):
+  return health.HealthMonitor(
+    config.watch,
+    stream=collection.QuestionStream(
+      (), groups=config.questions, samples=config.group
+    ),
+    curriculum=config.curriculum,
+    warn=said.append,
   )
 
 
@@ -59,7 +70,7 @@ def said():
 
 @pytest.fixture
 def watching(said):
-  return health.Watch(CONFIG, said.append)
+  return monitor(said)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +103,7 @@ def test_too_many_failures_stop_the_run_with_their_reason(
 
 def test_a_rollout_without_a_group_left_stops_the_run(said):
   patient = dataclasses.replace(CONFIG.watch, max_failed=1.0)
-  watching = health.Watch(
-    dataclasses.replace(CONFIG, watch=patient), said.append
-  )
+  watching = monitor(said, dataclasses.replace(CONFIG, watch=patient))
   counts = {"failed": 33, "resampled": 4}
   some = collected(**counts, dropped=3)._replace(groups=[None, "group"])
   watching.collected(4, some)
@@ -201,5 +210,5 @@ def test_phase_one_makes_no_window_stale(watching, said):
 def test_a_fixed_budget_has_no_windows(said):
   curriculum = dataclasses.replace(CONFIG.curriculum, fixed_budget=5)
   config = dataclasses.replace(CONFIG, curriculum=curriculum)
-  play(health.Watch(config, said.append), [2] * 6, [0] * 6)
+  play(monitor(said, config), [2] * 6, [0] * 6)
   assert not said
