@@ -70,6 +70,7 @@ def render(
     )
     if samples
     else [],
+    browsing=bool(data["rows"] or browsed["entries"]),
     browser=markupsafe.Markup(browser.script(browsed)),
     policy=security_policy(style=style, script=script),
     style=markupsafe.Markup(style),

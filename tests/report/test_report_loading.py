@@ -89,7 +89,8 @@ def test_run_without_evaluation_is_reported_by_its_training(tmp_path, capsys):
   assert (data["system"], data["trained_budget"]) == ("run", 5)
   assert data["training"][0]["rollouts"] == 12
   page = (run / "report" / "report.html").read_text("utf-8")
-  assert 'id="training"' in page and 'id="results"' not in page
+  assert 'id="training"' in page
+  assert 'id="results"' not in page and 'id="browser"' not in page
   assert "reward term: exact match" in page
   assert "run</b> was not evaluated yet" in page
   assert (run / "report" / "sampling.csv").is_file()
