@@ -121,8 +121,8 @@ def main(argv: Sequence[str]) -> None:
     output = pathlib.Path(_OUTPUT.value or home / "report" / "report.html")
     waiting = [source for source in sources if not source.folders]
     sources = [source for source in sources if source.folders]
-    rows = [report.load_row(s.label, *s.folders) for s in sources]
-    training = [report.load_training(*named) for named in runs.items()]
+    rows = [loading.load_row(s.label, *s.folders) for s in sources]
+    training = [loading.load_training(*named) for named in runs.items()]
     if _FIGURE.value:
       _draw(pathlib.Path(_FIGURE.value), rows, training)
       return

@@ -1,6 +1,6 @@
 """A row's episodes as arrays, so that a million of them fit in memory.
 
-Texts, spans and tokens stay in the file (`episodes.sample_rows` reads some).
+Texts, spans and tokens stay in the file; `episodes.Sample` keeps some.
 """
 
 from __future__ import annotations

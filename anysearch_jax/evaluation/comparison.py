@@ -19,8 +19,6 @@ from anysearch_jax.evaluation import (
   pairing,
 )
 
-pair = pairing.pair
-
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
@@ -121,21 +119,6 @@ def differences(
   return intervals.bootstrap(
     sums, difference, stratum=pairs.stratum, resamples=resamples
   )
-
-
-def pooled_accuracy(
-  measured: columns.Measured, *, resamples: int = 10_000
-) -> intervals.Estimate:
-  """Returns accuracy averaged over budgets, as in `metrics.average`."""
-  found = measures.sums(measured, ("accuracy",))
-  if not found.budgets:
-    return intervals.Estimate(*intervals.NOTHING)
-  (estimate,) = intervals.bootstrap(
-    found.parts("accuracy").reshape(len(found.values), -1),
-    lambda t: intervals.ratio(t[:, 0::2], t[:, 1::2]).mean(-1, keepdims=True),
-    resamples=resamples,
-  )
-  return estimate
 
 
 def productivities(

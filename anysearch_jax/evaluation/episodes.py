@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
-import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -96,24 +95,6 @@ def _decode(line: str | bytes, where: str) -> Episode:
   return episode
 
 
-def parse(lines: Iterable[str | bytes], *, source: str) -> tuple[Episode, ...]:
-  """Returns all episodes of a file; use `columns.read` for large files.
-
-  Raises:
-    ValueError: as `read`; also if there is no episode, or a (question, budget,
-      seed) occurs twice.
-  """
-  episodes: dict[tuple[str, int, int], Episode] = {}
-  for episode in read(lines, source=source):
-    key = key_of(episode)
-    if key in episodes:
-      raise twice(source, *key)
-    episodes[key] = episode
-  if not episodes:
-    raise ValueError(f"{source}: found no episode, expected at least one.")
-  return tuple(episodes.values())
-
-
 def twice(source: str, question: str, budget: int, seed: int) -> ValueError:
   """Returns the error for an episode that occurs twice."""
   return ValueError(
@@ -151,19 +132,6 @@ class Sample:
   def episodes(self) -> list[Episode]:
     """Returns the sample, ordered by (question, budget, seed)."""
     return sorted((episode for *_, episode in self._kept), key=key_of)
-
-
-def sample_rows(path: pathlib.Path, n: int, seed: int = 0) -> list[Episode]:
-  """Returns the `Sample` of a file's episodes.
-
-  Raises:
-    ValueError: as `read`.
-  """
-  sample = Sample(n, seed)
-  with path.open("rb") as lines:
-    for episode in read(lines, source=str(path)):
-      sample.add(episode)
-  return sample.episodes()
 
 
 def key_of(episode: Episode) -> tuple[str, int, int]:

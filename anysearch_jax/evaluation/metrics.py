@@ -17,7 +17,6 @@ import numpy as np
 from anysearch_jax.evaluation import columns, episodes, intervals, measures
 
 Episode = episodes.Episode
-key_of = episodes.key_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from anysearch_jax.export import model_card
 from anysearch_jax.host import json_files
 from anysearch_jax.policy import hf, lora, sharding, table, tensor_files
 from anysearch_jax.policy import parameters as weights
-from anysearch_jax.report import build as report
+from anysearch_jax.report import loading
 from anysearch_jax.training import checkpoint
 
 # Warnings about missing keys of the card's header.
@@ -293,7 +293,7 @@ def _evaluations(run: pathlib.Path) -> list[metrics.Row]:
     return []
   own = tensor_files.digest(run / "policy")
   return [
-    report.load_row(folder.name, folder)
+    loading.load_row(folder.name, folder)
     for folder in folders
     if _json(folder / "provenance.json").get("policy", {}).get("sha256") == own
   ]

@@ -14,13 +14,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.evaluation import comparison, costs, metrics, verdicts
-from anysearch_jax.report import loading, page, trajectories
+from anysearch_jax.evaluation import (
+  comparison,
+  costs,
+  metrics,
+  pairing,
+  verdicts,
+)
+from anysearch_jax.report import page, trajectories
 from anysearch_jax.report import rows as study
 from anysearch_jax.report import tables as tables_lib
-
-load_row = loading.load_row
-load_training = loading.load_training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +137,7 @@ def _compare(
   """Compares the first row with each of the others, by their labels."""
   compared: dict[str, verdicts.Compared] = {}
   for row in rows[1:]:
-    pairs = comparison.pair(rows[0], row)
+    pairs = pairing.pair(rows[0], row)
     table = comparison.compare(pairs, resamples=resamples)
     compared[row.label] = pairs, table
   return compared

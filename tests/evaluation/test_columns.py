@@ -134,20 +134,26 @@ def test_unpaired_surrogate_can_be_read(tmp_path):
   (episode,) = study.row("a", questions=1, budgets=(1,)).episodes
   path = _file(tmp_path / "x", [episode | {"question": study.HOSTILE}])
   assert len(columns.read(path)) == 1
-  assert episodes.sample_rows(path, 1)[0]["question"] == study.HOSTILE
+  assert _sampled(path, 1)[0]["question"] == study.HOSTILE
+
+
+def _sampled(path, n, seed=0):
+  sample = episodes.Sample(n, seed)
+  columns.read(path, sample=sample)
+  return sample.episodes()
 
 
 def test_samples_of_two_rows_are_of_the_same_episodes(tmp_path):
   size = {"questions": 40, "budgets": (0, 2, 5)}
   one = _file(tmp_path / "a", study.row("a", **size).episodes)
   other = _file(tmp_path / "b", study.row("b", **size).episodes[::-1])
-  first, second = (episodes.sample_rows(p, 25) for p in (one, other))
+  first, second = (_sampled(p, 25) for p in (one, other))
   keys = [episodes.key_of(e) for e in first]
   assert keys == [episodes.key_of(e) for e in second] == sorted(keys)
   assert len(set(keys)) == 25
   assert {k[1] for k in keys} == {0, 2, 5}
-  assert keys != [episodes.key_of(e) for e in episodes.sample_rows(one, 25, 1)]
-  assert len(episodes.sample_rows(one, 1000)) == 120
+  assert keys != [episodes.key_of(e) for e in _sampled(one, 25, 1)]
+  assert len(_sampled(one, 1000)) == 120
 
 
 def test_a_row_keeps_a_sample_and_measures_all(tmp_path):

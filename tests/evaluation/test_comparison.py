@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import study
 
-from anysearch_jax.evaluation import comparison, episodes, metrics, verdicts
+from anysearch_jax.evaluation import (
+  comparison,
+  episodes,
+  metrics,
+  pairing,
+  verdicts,
+)
 
 
 def _row(
@@ -42,7 +48,7 @@ def _row(
 def test_the_early_stopping_table_by_hand():
   ours = _row("a", {"q1": (1, 1), "q2": (0, 1), "q3": (0, 2), "q4": (1, 0)})
   theirs = _row("b", {"q1": (0, 2), "q2": (1, 2), "q3": (1, 2), "q4": (1, 2)})
-  table = comparison.compare(comparison.pair(ours, theirs), resamples=200)
+  table = comparison.compare(pairing.pair(ours, theirs), resamples=200)
   assert [line.budget for line in table] == [2, None]
   line = table[0]
   assert (line.n, line.wins, line.losses) == (4, 1, 2)
@@ -55,7 +61,7 @@ def test_the_early_stopping_table_by_hand():
 def test_failed_pairs_are_left_out_and_counted():
   ours = _row("a", {"q1": (1, 1)})
   theirs = _row("b", {"q1": (0, 1)}, outcome="failed")
-  pairs = comparison.pair(ours, theirs)
+  pairs = pairing.pair(ours, theirs)
   assert (pairs.failed, pairs.questions) == (1, 0)
   assert comparison.compare(pairs) == []
 
@@ -64,7 +70,7 @@ def test_subset_is_compared_on_common_questions():
   ours = _row("a", {f"q{i}": (1, 1) for i in range(5)})
   theirs = _row("b", {f"q{i}": (0, 1) for i in range(3)})
   for one, other in ((ours, theirs), (theirs, ours)):
-    pairs = comparison.pair(one, other)
+    pairs = pairing.pair(one, other)
     assert (len(pairs), pairs.unpaired) == (3, 2)
 
 
@@ -72,18 +78,18 @@ def test_rows_on_different_questions_are_rejected():
   ours = _row("a", {"q1": (1, 1), "q2": (1, 1)})
   theirs = _row("b", {"q2": (0, 1), "q3": (0, 1), "q4": (0, 1)})
   with pytest.raises(ValueError, match="1 only in the first, 2 only in the"):
-    comparison.pair(ours, theirs)
+    pairing.pair(ours, theirs)
 
 
 def test_rows_without_common_episodes_are_rejected():
   with pytest.raises(ValueError, match="no budget and seed in common"):
-    comparison.pair(_row("a", {"q": (1, 1)}), _row("b", {"q": (1, 1)}, seed=2))
+    pairing.pair(_row("a", {"q": (1, 1)}), _row("b", {"q": (1, 1)}, seed=2))
 
 
 def test_budgets_of_one_row_only_are_ignored():
   ours = study.row("a", budgets=(0, 1, 2), questions=5)
   theirs = study.row("b", budgets=(1, 2, 3), questions=5)
-  pairs = comparison.pair(ours, theirs)
+  pairs = pairing.pair(ours, theirs)
   assert set(np.unique(pairs.budget)) <= {1, 2}
   assert pairs.unpaired == 0
 
@@ -94,7 +100,7 @@ def test_the_early_stopping_table_of_one_set():
     musique = _row(label, {"musique/1": (1 - em, 1)}, dataset="musique")
     return metrics.Row(label, nq.episodes + musique.episodes)
 
-  pairs = comparison.pair(both("a", 0), both("b", 1))
+  pairs = pairing.pair(both("a", 0), both("b", 1))
   parts = pairs.by_dataset()
   assert list(parts) == ["nq", "musique"]
   (line, _) = comparison.compare(parts["nq"], resamples=10)
@@ -109,7 +115,7 @@ def test_pairs_equal_a_naive_join():
   left = {episodes.key_of(e): e for e in episodes.scored(ours.episodes)}
   right = {episodes.key_of(e): e for e in episodes.scored(theirs.episodes)}
   common = sorted(left.keys() & right.keys())
-  pairs = comparison.pair(ours, theirs)
+  pairs = pairing.pair(ours, theirs)
   assert len(pairs) == len(common) > 10
   for side, own in ((pairs.ours, left), (pairs.theirs, right)):
     found = list(
@@ -134,7 +140,7 @@ def test_pairing_narrows_the_interval():
     f"q{i}": (int(not h or n), 1) for i, (h, n) in enumerate(zip(hard, nudge))
   }
   theirs = {f"q{i}": (int(not h), 1) for i, h in enumerate(hard)}
-  pairs = comparison.pair(_row("a", ours), _row("b", theirs))
+  pairs = pairing.pair(_row("a", ours), _row("b", theirs))
   (found,) = comparison.differences(pairs, [pairs.budget == 2])
   assert found.above()
   # Unpaired, the difference of two rates near 1/2 has a half-width of 0.07.
@@ -167,7 +173,7 @@ def test_knowledge_of_a_policy_that_searches_what_it_lacks():
 def _verdicts(system, *others, controls=()):
   compared = {}
   for row in others:
-    pairs = comparison.pair(system, row)
+    pairs = pairing.pair(system, row)
     compared[row.label] = pairs, comparison.compare(pairs, resamples=1000)
   found = verdicts.verdicts(
     [system, *others],

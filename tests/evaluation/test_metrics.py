@@ -215,21 +215,19 @@ def test_first_hop_sorts_by_memory_and_needs_budget():
   ]
 
 
-def test_parse_episodes_reads_back_what_was_written():
+def test_episodes_are_read_as_they_were_written():
   row = study.row("a", questions=2, budgets=(0, 1))
   lines = [json.dumps(e) for e in row.episodes] + ["\n"]
-  assert episodes.parse(lines, source="x") == row.episodes
+  assert tuple(episodes.read(lines, source="x")) == row.episodes
 
 
 @pytest.mark.parametrize(
-  ("lines", "sentence"),
+  ("line", "sentence"),
   [
-    ([], "found no episode"),
-    (["{"], "line 1: found text that is not JSON"),
-    (["{}"], "lacks question_id"),
-    ([json.dumps(_episode())] * 2, "question 'q0' occurs twice at budget 2"),
+    ("{", "x.jsonl, line 1: found text that is not JSON"),
+    ("{}", "x.jsonl, line 1: the episode lacks question_id"),
   ],
 )
-def test_parse_episodes_refuses_invalid_lines(lines, sentence):
+def test_invalid_lines_of_episodes_are_refused(line, sentence):
   with pytest.raises(ValueError, match=sentence):
-    episodes.parse(lines, source="x.jsonl")
+    list(episodes.read([line], source="x.jsonl"))

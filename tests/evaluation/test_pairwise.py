@@ -11,6 +11,7 @@ import study
 from anysearch_jax.evaluation import (
   comparison,
   metrics,
+  pairing,
   pairwise,
   significance,
 )
@@ -37,7 +38,7 @@ def _by_cell(lines):
 def test_lines_of_one_set_are_the_comparison_of_two_rows():
   ours, theirs = _rows("a", "b", questions=60, budgets=(0, 2, 4))
   found = _by_cell(pairwise.pairwise([ours, theirs], **FEW))
-  table = comparison.compare(comparison.pair(ours, theirs), resamples=300)
+  table = comparison.compare(pairing.pair(ours, theirs), resamples=300)
   for line in table:
     accuracy = found["accuracy", None, line.budget]
     assert accuracy.n == line.n

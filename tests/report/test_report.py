@@ -14,9 +14,9 @@ import study
 from absl import app, flags
 from absl.testing import flagsaver
 
-from anysearch_jax.evaluation import intervals, metrics
+from anysearch_jax.evaluation import episodes, intervals, metrics
 from anysearch_jax.report import build as report
-from anysearch_jax.report import plots, trajectories
+from anysearch_jax.report import loading, plots, trajectories
 from launch import report as command
 
 
@@ -269,7 +269,7 @@ def test_trajectories_are_chosen_by_rule(inputs):
   samples = [trajectories.Sample(r.label, r.episodes) for r in rows]
   chosen = trajectories.choose(samples, controls, trained=5)
   assert len(chosen) == 12
-  keys = [metrics.key_of(c.episode) for c in chosen]
+  keys = [episodes.key_of(c.episode) for c in chosen]
   assert len(set(keys)) == 12
   by_why = {c.why: c for c in chosen}
   right = [c for c in chosen if c.why == "right, γ=0 wrong"]
@@ -372,8 +372,8 @@ def test_a_repeated_rollout_counts_once(tmp_path):
   study.save_training(
     metrics.Training("a", (*run.records, again), run.config), tmp_path / "a"
   )
-  loaded = report.load_training("a", tmp_path / "a")
+  loaded = loading.load_training("a", tmp_path / "a")
   assert len(loaded.records) == 10
   assert loaded.records[-1]["loss/kl"] == 7.0
   with pytest.raises(ValueError, match=r"found no .*metrics\.jsonl"):
-    report.load_training("a", tmp_path / "b")
+    loading.load_training("a", tmp_path / "b")

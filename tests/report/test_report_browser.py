@@ -9,7 +9,7 @@ import pytest
 import study
 import tokenizers
 
-from anysearch_jax.evaluation import metrics
+from anysearch_jax.evaluation import episodes as episodes_lib
 from anysearch_jax.report import browser, trajectories
 
 _TOKENIZERS = pathlib.Path("../shared/tokenizers")
@@ -64,9 +64,9 @@ def test_page_size_is_bounded_equally_for_all_rows():
 def test_tokens_are_those_of_the_episode():
   (sample, _) = _samples()
   data = browser.build([sample], most=30)
-  episodes = {metrics.key_of(e): e for e in sample.episodes}
+  episodes = {episodes_lib.key_of(e): e for e in sample.episodes}
   for entry in data["entries"]:
-    episode = episodes[metrics.key_of(entry)]
+    episode = episodes[episodes_lib.key_of(entry)]
     told = entry["tokens"]
     text = "".join(data["vocabulary"][i] for i in told["texts"])
     assert text == "".join(span["text"] for span in episode["spans"])
@@ -84,10 +84,10 @@ def test_without_a_tokenizer_the_spans_are_shown():
   blind = trajectories.Sample(sample.label, sample.episodes)
   data = browser.build([blind], most=3)
   assert data["vocabulary"] == []
-  episodes = {metrics.key_of(e): e for e in sample.episodes}
+  episodes = {episodes_lib.key_of(e): e for e in sample.episodes}
   for entry in data["entries"]:
     assert "tokens" not in entry
-    spans = episodes[metrics.key_of(entry)]["spans"]
+    spans = episodes[episodes_lib.key_of(entry)]["spans"]
     assert [author for author, _ in entry["pieces"]] == [
       span["author"] for span in spans
     ]

@@ -12,6 +12,7 @@ import pytest
 import study
 
 from anysearch_jax.environment import official_scoring
+from anysearch_jax.evaluation import episodes as episodes_lib
 from anysearch_jax.evaluation import metrics
 from anysearch_jax.report import build as report
 
@@ -258,7 +259,7 @@ def test_pairs_are_compared_within_their_table(rows, built):
   lines = _lines(folder, "pairwise_tool")
   assert {line["pair"] for line in lines} == {"A − no R_abs"}
   ours, theirs = (
-    {metrics.key_of(e): e for e in row.episodes} for row in rows[:2]
+    {episodes_lib.key_of(e): e for e in row.episodes} for row in rows[:2]
   )
   couples = [
     (ours[key], theirs[key])
@@ -302,9 +303,11 @@ def test_early_stopping_counts_losses_with_budget_left(rows, built):
     for line in _lines(built[0], "early_stopping")
     if (line["other"], line["B"]) == ("no R_abs", "5")
   )
-  theirs = {metrics.key_of(e): e for e in rows[1].episodes}
+  theirs = {episodes_lib.key_of(e): e for e in rows[1].episodes}
   couples = [
-    (e, theirs[metrics.key_of(e)]) for e in rows[0].episodes if e["budget"] == 5
+    (e, theirs[episodes_lib.key_of(e)])
+    for e in rows[0].episodes
+    if e["budget"] == 5
   ]
   couples = [
     c for c in couples if "failed" not in (c[0]["outcome"], c[1]["outcome"])

@@ -41,11 +41,9 @@ def test_line_is_a_valid_episode_or_refused(tape):
   lines = line.splitlines() or [line]
   try:
     found = list(episodes.read(lines, source="rows"))
-    parsed_ = episodes.parse(lines, source="rows")
   except ValueError as error:
     assert str(error).startswith("rows") and len(str(error)) < 600
     return
-  assert [*parsed_] == found
   sample = episodes.Sample(2)
   for each in found:
     assert isinstance(each["spans"], list)
@@ -71,7 +69,8 @@ def test_episode_round_trips_through_its_file(folder, tape):
     rows.add(row)
     rows.finish()
   (found,) = journal.read(path)
-  assert episodes.parse(path.open("rb"), source="rows") == (found,)
+  with path.open("rb") as lines:
+    assert list(episodes.read(lines, source="rows")) == [found]
   assert found.keys() == row.keys()
   assert found["tokens"] == row["tokens"]
   assert [(each["author"], each["text"]) for each in found["spans"]] == [
