@@ -185,6 +185,10 @@ class Writer:
     item["action"]["sources"] = [
       {"type": "url", "url": source(passage)} for passage in passages
     ]
+    # OpenAI's own item has no texts; clients ignore what they do not know.
+    item["results"] = [
+      {"id": p.id, "title": p.title, "text": p.text} for p in passages
+    ]
     self._shown += passages
     yield self._part("response.web_search_call.completed", indexed=False)
     yield self._item("response.output_item.done", item)

@@ -2,6 +2,7 @@
 
     POST /v1/responses          see `responses_api`
     POST /v1/chat/completions   see `chat_api`
+    GET  /                      a page to ask from
     GET  /v1/models             the policy's name
     GET  /examples              questions that can be asked
     GET  /health                200, or 503 while the service drains
@@ -43,6 +44,7 @@ from anysearch_jax.serving import (
   keys,
   responses_api,
   service_metrics,
+  static_page,
   streaming,
 )
 
@@ -135,6 +137,7 @@ class Service:
       "slots": self._agent.slots,
       "running": self._running,
       "max_budget": self._served.max_budget,
+      "keys": self._guard is not None,
     }
     return _json(values, 503 if self.draining else 200)
 
@@ -392,6 +395,8 @@ def create_app(service: Service) -> fastapi.FastAPI:
     _log.error("A request was not answered.", exc_info=error)
     told = errors.RequestError(500, "The server failed; its log says more.")
     return _json(told.body(), told.status)
+
+  static_page.add(app)
 
   @app.post("/v1/responses")
   async def responses(request: fastapi.Request) -> fastapi.Response:

@@ -72,6 +72,7 @@ _ENDED = {
     "a question has a deadline, and so has the request's connection"
   ),
   ("serving/streaming.py", "await asyncio.gather"): "they are cancelled",
+  ("serving/streaming.py", "working.result()"): "asked only when done",
   ("serving/streaming.py", "items.get()"): "its questions have deadlines",
   (
     "agent/agent.py",

@@ -24,6 +24,7 @@ class Page:
     self._last = 0
     self._session: str | None = None
     self.errors: list[str] = []
+    self._own = "file:"
     self.width = 0
     target = self._call("Target.createTarget", url="about:blank")["targetId"]
     self._session = self._call(
@@ -32,11 +33,17 @@ class Page:
     for domain in ("Page", "Runtime", "Log", "Network"):
       self._call(f"{domain}.enable")
 
-  def open(self, path: pathlib.Path, *, width: int, height: int) -> None:
-    """Loads a file at a size; a narrow size emulates a phone."""
+  def open(self, path: pathlib.Path | str, *, width: int, height: int) -> None:
+    """Loads a file or a URL at a size; a narrow size emulates a phone.
+
+    Requests of the URL's own server are no errors.
+    """
     self._call("Emulation.setEmulatedMedia", media="")
     self._size(width, height)
-    self._call("Page.navigate", url=path.resolve().as_uri())
+    if isinstance(path, str):
+      self._own = path
+    url = path if isinstance(path, str) else path.resolve().as_uri()
+    self._call("Page.navigate", url=url)
     self.run(
       "new Promise(done => document.readyState === 'complete' ? done() : "
       "addEventListener('load', () => done()))"
@@ -63,6 +70,18 @@ class Page:
     if "exceptionDetails" in found:
       raise RuntimeError(json.dumps(found["exceptionDetails"]))
     return found["result"].get("value")
+
+  def press(self, key: str) -> None:
+    """Presses a named key such as Tab, or writes a text."""
+    codes = {"Tab": 9, "Enter": 13, "ArrowRight": 39}
+    if key not in codes:
+      self._call("Input.insertText", text=key)
+      return
+    pressed = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
+    if key == "Enter":
+      pressed["text"] = "\r"
+    self._call("Input.dispatchKeyEvent", type="keyDown", **pressed)
+    self._call("Input.dispatchKeyEvent", type="keyUp", **pressed)
 
   def dark(self) -> None:
     """Emulates a dark theme until a page is opened again."""
@@ -113,7 +132,8 @@ class Page:
       self.errors.append(params["entry"]["text"])
     elif method == "Network.requestWillBeSent":
       url = params["request"]["url"]
-      if not url.startswith(("file:", "about:", "data:")):
+      own = ("file:", "about:", "data:", "blob:", self._own)
+      if not url.startswith(own):
         self.errors.append(f"request of {url}")
 
 

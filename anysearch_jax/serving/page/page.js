@@ -1,0 +1,210 @@
+// Asks this service and shows the episode as it streams. Texts of questions,
+// passages and policies are written as text only, never as markup.
+"use strict";
+
+const $ = (id) => document.getElementById(id);
+let running = null; // The AbortController of the question under way.
+let most = 10;
+
+function add(parent, tag, kind, text) {
+  const made = document.createElement(tag);
+  if (kind) made.className = kind;
+  if (text !== undefined) made.textContent = text;
+  parent.append(made);
+  return made;
+}
+
+const count = (n, one, more) => `${n} ${n === 1 ? one : more}`;
+
+async function refusal(response) {
+  try {
+    return (await response.json()).error.message;
+  } catch {
+    return `The service answered ${response.status}.`;
+  }
+}
+
+// Yields the JSON of each server-sent event.
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const parts = (rest + value).split("\n\n");
+      rest = parts.pop();
+      for (const part of parts) {
+        const line = part.split("\n").find((l) => l.startsWith("data: "));
+        if (line) yield JSON.parse(line.slice(6));
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+class Episode {
+  constructor(budget) {
+    this.budget = budget;
+    this.used = 0;
+    this.thinking = null;
+    this.card = add($("episodes"), "article");
+    add(this.card, "h2", "", `Budget ${budget}`);
+    this.left();
+  }
+
+  left() {
+    const left = this.budget - this.used;
+    add(this.card, "p", "left", `${count(left, "search", "searches")} left`);
+  }
+
+  problem(text) {
+    add(this.card, "p", "problem", text);
+  }
+
+  passages(item) {
+    for (const passage of item.results || []) {
+      const details = add(this.card, "details");
+      const line = `${passage.title || passage.id}: ${passage.text}`;
+      const cut = line.length > 70 ? `${line.slice(0, 70)}...` : line;
+      add(details, "summary", "", cut);
+      add(details, "p", "", passage.text);
+    }
+    if (!(item.results || []).length) add(this.card, "p", "left", "no results");
+  }
+
+  show(event) {
+    const kind = event.type.replace("response.", "");
+    if (kind === "reasoning_text.delta") {
+      this.thinking ||= add(this.card, "p", "thinking", "");
+      this.thinking.textContent += event.delta;
+    } else if (kind === "output_item.added") {
+      this.thinking = null;
+      if (event.item.type === "web_search_call") {
+        const number = this.used + 1;
+        const query = event.item.action.query;
+        add(this.card, "p", "search", `search ${number}: ${query}`);
+      }
+    } else if (kind === "output_item.done") {
+      if (event.item.type === "web_search_call") {
+        this.used += event.item.status === "completed" ? 1 : 0;
+        this.passages(event.item);
+        this.left();
+      }
+    } else if (["completed", "incomplete", "failed"].includes(kind)) {
+      this.end(event.response);
+    } else if (kind === "error") {
+      this.problem(event.message);
+    }
+  }
+
+  end(response) {
+    const told = response.anysearch;
+    const message = response.output.find((item) => item.type === "message");
+    if (message) {
+      add(this.card, "p", "answer", message.content[0].text);
+    } else {
+      this.problem(`No answer: ${told.reason}`);
+    }
+    const cost = [
+      count(told.searches, "search", "searches"),
+      count(response.usage.output_tokens, "token", "tokens"),
+      `${told.seconds.toFixed(1)} s`,
+    ];
+    const line = add(this.card, "p", "left", `${cost.join(", ")} · `);
+    const text = JSON.stringify(response, null, 2);
+    const link = add(line, "a", "", "trajectory as JSON");
+    link.href = URL.createObjectURL(
+      new Blob([text], { type: "application/json" }),
+    );
+    link.download = `${response.id}.json`;
+  }
+}
+
+async function ask(question, budget, signal) {
+  const episode = new Episode(budget);
+  const headers = { "content-type": "application/json" };
+  if ($("key").value) headers.authorization = `Bearer ${$("key").value}`;
+  try {
+    const response = await fetch("v1/responses", {
+      method: "POST",
+      headers,
+      signal,
+      body: JSON.stringify({
+        input: question,
+        max_tool_calls: budget,
+        stream: true,
+      }),
+    });
+    if (response.status === 401) $("locked").hidden = false;
+    if (!response.ok) {
+      episode.problem(await refusal(response));
+      return;
+    }
+    for await (const event of events(response.body)) episode.show(event);
+  } catch (error) {
+    episode.problem(
+      signal.aborted ? "Stopped." : `The service is gone: ${error.message}`,
+    );
+  }
+}
+
+async function start(budgets) {
+  const question = $("question").value.trim();
+  if (!question) {
+    $("question").focus();
+    return;
+  }
+  if (running) running.abort();
+  const mine = (running = new AbortController());
+  for (const link of document.querySelectorAll("#episodes a")) {
+    URL.revokeObjectURL(link.href);
+  }
+  $("episodes").replaceChildren();
+  $("stop").disabled = false;
+  await Promise.all(budgets.map((b) => ask(question, b, mine.signal)));
+  if (running === mine) {
+    running = null;
+    $("stop").disabled = true;
+  }
+}
+
+const every = () => [0, 1, 2, 3, 5, 8].filter((budget) => budget <= most);
+
+$("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  start([Number($("budget").value)]);
+});
+$("every").addEventListener("click", () => start(every()));
+$("stop").addEventListener("click", () => running && running.abort());
+$("budget").addEventListener("input", () => {
+  $("shown").textContent = $("budget").value;
+});
+$("question").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey) {
+    event.preventDefault();
+    $("form").requestSubmit();
+  }
+});
+
+async function begin() {
+  const health = await (await fetch("health")).json();
+  most = health.max_budget;
+  $("model").textContent = health.model;
+  $("budget").max = most;
+  $("budget").value = Math.min(3, most);
+  $("shown").textContent = $("budget").value;
+  $("locked").hidden = !health.keys;
+  const examples = await (await fetch("examples")).json();
+  $("examples").hidden = !examples.length;
+  for (const example of examples.slice(0, 12)) {
+    const button = add(add($("list"), "li"), "button", "", example);
+    button.type = "button";
+    button.addEventListener("click", () => {
+      $("question").value = example;
+      start([Number($("budget").value)]);
+    });
+  }
+}
+begin();

@@ -1,0 +1,140 @@
+"""The page at `/` in a real browser."""
+
+from __future__ import annotations
+
+import time
+
+import chromium
+import httpx2
+import pytest
+import scripted
+from scripted import answer, search
+from served_agent import served
+
+from anysearch_jax import types
+
+pytestmark = pytest.mark.skipif(
+  chromium.BINARY is None, reason="needs Chromium on the PATH"
+)
+
+EVIL = "<img src=x onerror=alert(1)><script>document.title='hacked'</script>"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+  with chromium.page(tmp_path_factory.mktemp("profile")) as page:
+    yield page
+
+
+@pytest.fixture(scope="module")
+def url():
+  passage = types.Passage("1", EVIL, EVIL)
+  with served(
+    engine=scripted.Engine(
+      lambda r: answer(f"Jane {EVIL}") if r.turn else search(f"emma {EVIL}")
+    ),
+    retriever=scripted.Retriever({f"emma {EVIL}": [passage]}),
+    slots=8,
+  ) as (address, _):
+    yield address
+
+
+def wait(browser, expression):
+  """Waits until an expression of the page is true."""
+  end = time.monotonic() + 20
+  while not browser.run(expression):
+    assert time.monotonic() < end, browser.run("document.body.innerText")
+    time.sleep(0.05)
+
+
+def opened(browser, url, width=1200):
+  browser.errors.clear()
+  browser.open(f"{url}/", width=width, height=900)
+  wait(browser, "document.querySelectorAll('#list button').length > 0")
+  return browser
+
+
+ENDED = "document.querySelectorAll('article a').length"
+
+
+def test_question_is_asked_and_answered_by_keyboard(browser, url):
+  page = opened(browser, url)
+  page.run("document.getElementById('question').focus()")
+  page.press("Who wrote Emma?")
+  page.press("Tab")  # To the budget: 3 of at most 5.
+  page.press("ArrowRight")
+  assert page.run("document.getElementById('shown').textContent") == "4"
+  page.press("Tab")
+  page.press("Enter")
+  wait(page, f"{ENDED} === 1")
+  text = page.run("document.querySelector('article').innerText")
+  assert "Budget 4" in text and "search 1: emma" in text
+  assert "3 searches left" in text and "Jane" in text
+  assert not page.errors
+
+
+def test_outside_text_is_shown_and_never_run(browser, url):
+  page = opened(browser, url)
+  page.run("document.querySelector('#list button').click()")
+  wait(page, f"{ENDED} === 1")
+  assert page.run("document.title") == "AnySearch"
+  assert (
+    page.run("document.querySelectorAll('article img, article script').length")
+    == 0
+  )
+  page.run("document.querySelector('details').open = true")
+  assert EVIL in page.run("document.querySelector('details p').textContent")
+  assert not page.errors
+
+
+def test_every_budget_is_shown_side_by_side(browser, url):
+  page = opened(browser, url)
+  page.run("document.getElementById('question').value = 'Who?'")
+  page.run("document.getElementById('every').click()")
+  wait(page, f"{ENDED} === 5")
+  heads = page.run(
+    "[...document.querySelectorAll('article h2')].map(h => h.textContent)"
+  )
+  assert heads == [f"Budget {b}" for b in (0, 1, 2, 3, 5)]
+  tops = page.run(
+    "[...document.querySelectorAll('article')].slice(0, 3)"
+    ".map(a => a.getBoundingClientRect().top)"
+  )
+  assert len(set(tops)) == 1
+  assert page.run("document.querySelector('article a').download.length") > 0
+  assert not page.errors
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_page_fits_a_telephone_in_light_and_dark(browser, url, dark):
+  page = opened(browser, url, width=360)
+  if dark:
+    page.dark()
+  page.run("document.querySelector('#list button').click()")
+  wait(page, f"{ENDED} === 1")
+  assert page.run("document.documentElement.scrollWidth") <= 360
+  ink, paper = page.run(
+    "[getComputedStyle(document.body).color, "
+    "getComputedStyle(document.body).backgroundColor]"
+  )
+  lightness = [sum(map(int, c[4:-1].split(","))) for c in (ink, paper)]
+  assert (lightness[0] > lightness[1]) == dark
+  assert not page.errors
+
+
+def test_refused_question_says_why(browser, url):
+  page = opened(browser, url)
+  page.run("document.getElementById('budget').max = 99")
+  page.run("document.getElementById('budget').value = 99")
+  page.run("document.querySelector('#list button').click()")
+  wait(page, "document.querySelectorAll('.problem').length === 1")
+  assert "at most 5" in page.run("document.querySelector('.problem').innerText")
+
+
+def test_browser_may_load_nothing_from_elsewhere(url):
+  for path in ("/", "/page.js", "/page.css"):
+    headers = httpx2.get(f"{url}{path}").headers
+    policy = headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'") and "http" not in policy
+    assert "unsafe" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
