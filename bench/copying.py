@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import time
+from bench import harness
+
+_COPIES = 7
 
 
 def bandwidth(size: int) -> float:
@@ -12,10 +14,9 @@ def bandwidth(size: int) -> float:
 
   x = jnp.zeros(size // 4, jnp.float32)
   copy = jax.jit(lambda x: x + 1)
-  jax.block_until_ready(copy(x))
-  seconds = []
-  for _ in range(7):
-    started = time.perf_counter()
+
+  def call() -> None:
     jax.block_until_ready(copy(x))
-    seconds.append(time.perf_counter() - started)
-  return 2 * x.nbytes / min(seconds)
+
+  call()
+  return 2 * x.nbytes / min(harness.seconds(call) for _ in range(_COPIES))

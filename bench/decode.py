@@ -13,28 +13,23 @@ of one large copy, measured in the same process.
 
 from __future__ import annotations
 
-import json
+import contextlib
+import functools
 import pathlib
 import statistics
-import time
+from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch import flags as launch_flags
+from anysearch_jax import config as config_lib
+from anysearch_jax.host import json_files
+from bench import harness
 from launch import jax_setup
 
-_SHAPE = flags.DEFINE_string("shape", None, "config.json of the policy.")
-_ROWS = flags.DEFINE_integer("rows", 32, "Of a decode call.")
-_CONTEXT = flags.DEFINE_integer("context", 256, "Tokens in each row.")
-_STEPS = flags.DEFINE_integer("steps", 32, "Tokens a call samples.")
-_PAGE = flags.DEFINE_integer("page", 64, "Tokens of a page.")
-_DTYPE = flags.DEFINE_string("dtype", "float32", "float32 or bfloat16.")
-_ATTENTION = flags.DEFINE_string("attention", "auto", "As engine.attention.")
-_CALLS = flags.DEFINE_integer("calls", 7, "Timed calls.")
-_THREADS = flags.DEFINE_integer("threads", 0, "CPU threads; 0: all.")
-_PROFILE = flags.DEFINE_string("profile", None, "Folder of a profiler trace.")
+if TYPE_CHECKING:
+  from anysearch_jax.policy import architecture as architecture_lib
 
-_SMALL = {
+SMALL = {
   "architectures": ["Qwen2ForCausalLM"],
   "hidden_size": 384,
   "intermediate_size": 1024,
@@ -49,127 +44,175 @@ _SMALL = {
 }
 
 
-def main(argv) -> None:
-  del argv
-  jax_setup.configure(threads=_THREADS.value, cache="")
-  import contextlib
+class Decoder:
+  """Decode calls over rows of the same length, with random weights.
 
-  import jax
-  import jax.numpy as jnp
-  import numpy as np
+  Args:
+    a: the policy's architecture, with its adapters.
+    engine: `slots` rows are decoded, `decode_steps` tokens a call.
+    dtype: of weights, keys and values.
+  """
 
-  from anysearch_jax import config as config_lib
-  from anysearch_jax.host import json_files
-  from anysearch_jax.policy import architecture, sharding, table
-  from anysearch_jax.policy import parameters as weights
-  from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
-  from bench import copying
+  def __init__(
+    self,
+    a: architecture_lib.Architecture,
+    engine: config_lib.EngineConfig,
+    *,
+    dtype: str,
+  ):
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
 
-  shape = (
-    json_files.read(pathlib.Path(_SHAPE.value)) if _SHAPE.value else _SMALL
-  )
-  a = architecture.from_hf(shape)
-  dtype, rows, steps = jnp.dtype(_DTYPE.value), _ROWS.value, _STEPS.value
-  engine = config_lib.EngineConfig(
-    slots=rows,
-    max_context=_CONTEXT.value + steps * (_CALLS.value + 2),
-    page=_PAGE.value,
-    lanes=(rows,),
-    decode_steps=steps,
-    attention=_ATTENTION.value,
-  )
-  mesh = sharding.mesh()
+    from anysearch_jax.policy import sharding
+    from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
+    from bench import random_weights
 
-  @jax.jit
-  def fresh():
-    tree = weights.tree(
-      table.rows(a),
-      lambda row: (
-        jnp.ones(row.shape)
-        if row.init is None
-        else row.init * jax.random.normal(jax.random.key(0), row.shape, dtype)
-      ),
+    self.a, self.rows, self.steps = a, engine.slots, engine.decode_steps
+    self.dtype = jnp.dtype(dtype)
+    mesh = sharding.mesh()
+    self.params = kv_store.apart(
+      random_weights.policy(a, dtype=self.dtype), a=a
     )
-    return tree
+    self._pages = kv_store.empty(
+      a, kv_memory.pages(engine, shards=1), engine.page, self.dtype, mesh=mesh
+    )
+    columns = kv_memory.pages_of(engine.max_context, engine)
+    self._table = 1 + np.arange(self.rows * columns, dtype=np.int32).reshape(
+      self.rows, -1
+    )
+    self._model = kv_store.model(engine, a, mesh, dtype=self.dtype)
+    self._draws = kv_store.Draws(
+      jnp.zeros(a.vocab_size, bool), jax.random.key(0)
+    )
 
-  params = kv_store.apart(fresh(), a=a)
-  pages = kv_store.empty(
-    a, kv_memory.pages(engine, shards=1), engine.page, dtype, mesh=mesh
-  )
-  columns = kv_memory.pages_of(engine.max_context, engine)
-  page_table = 1 + np.arange(rows * columns, dtype=np.int32).reshape(rows, -1)
-  model = kv_store.model(engine, a, mesh, dtype=dtype)
-  draws = kv_store.Draws(jnp.zeros(a.vocab_size, bool), jax.random.key(0))
+  @property
+  def attention(self) -> str:
+    """The implementation of attention that the engine chose."""
+    return self._model.paged.implementation
 
-  def call(context: int):
-    nonlocal pages
-    pages, decoded = kv_store.decode(
-      params,
-      pages,
+  def __call__(self, context: int) -> None:
+    """Decodes `steps` tokens for rows of `context` tokens, and waits."""
+    import jax
+    import numpy as np
+
+    from anysearch_jax.rollout.jax_engine import kv_store
+
+    rows = self.rows
+    self._pages, decoded = kv_store.decode(
+      self.params,
+      self._pages,
       kv_store.Turns(
-        page_table,
+        self._table,
         tokens=np.ones(rows, np.int32),
         starts=np.full(rows, context, np.int32),
-        limits=np.full(rows, steps, np.int32),
+        limits=np.full(rows, self.steps, np.int32),
         addresses=np.zeros((rows, 5), np.uint32),
         sampled=np.zeros(rows, np.int32),
       ),
       np.int32(0),
-      draws,
-      model=model,
-      steps=steps,
+      self._draws,
+      model=self._model,
+      steps=self.steps,
       sampling=config_lib.SamplingConfig(),
     )
     jax.block_until_ready(decoded)
 
-  started = time.perf_counter()
-  call(_CONTEXT.value)
-  first = time.perf_counter() - started
-  trace = (
-    jax.profiler.trace(_PROFILE.value)
-    if _PROFILE.value
-    else contextlib.nullcontext()
-  )
-  seconds = []
-  with trace:
-    for i in range(_CALLS.value):
-      started = time.perf_counter()
-      call(_CONTEXT.value + i * steps)
-      seconds.append((time.perf_counter() - started) / steps)
+  def weight_bytes(self) -> int:
+    """Returns the bytes of weights that each step reads."""
+    import jax
+
+    # The embedding is looked up, not read, unless the head is the same array.
+    return sum(
+      x.nbytes
+      for path, x in jax.tree_util.tree_flatten_with_path(self.params)[0]
+      if path[0].key != "embed" or self.a.tied
+    )
+
+  def cache_bytes(self, context: int) -> int:
+    """Returns the bytes of keys and values that each step reads."""
+    a = self.a
+    numbers = self.rows * context * a.layers * 2 * a.kv_heads * a.head_dim
+    return numbers * self.dtype.itemsize
+
+
+def measure(
+  decoder: Decoder, *, context: int, calls: int, profile: str | None = None
+) -> dict[str, object]:
+  """Times decode calls that start at `context` tokens, and their lower bound.
+
+  Args:
+    decoder: with pages for `calls + 2` more calls.
+    context: tokens of each row before the first call.
+    calls: number of timed calls.
+    profile: folder of a profiler trace of the timed calls.
+  """
+  import jax
+
+  from anysearch_jax.policy import parameters as weights
+  from anysearch_jax.policy import table
+  from bench import copying
+
+  first = harness.seconds(lambda: decoder(context))
+  with jax.profiler.trace(profile) if profile else contextlib.nullcontext():
+    seconds = [
+      harness.seconds(functools.partial(decoder, context + i * decoder.steps))
+      / decoder.steps
+      for i in range(calls)
+    ]
   step = statistics.median(seconds)
-  middle = _CONTEXT.value + (_CALLS.value * steps) // 2
-  # The embedding is looked up, not read, unless the head is the same array.
-  read = sum(
-    x.nbytes
-    for path, x in jax.tree_util.tree_flatten_with_path(params)[0]
-    if path[0].key != "embed" or a.tied
-  )
-  cache = rows * middle * a.layers * 2 * a.kv_heads * a.head_dim
-  cache *= dtype.itemsize
+  middle = context + (calls * decoder.steps) // 2
+  read, cache = decoder.weight_bytes(), decoder.cache_bytes(middle)
   speed = copying.bandwidth(min(2**30, max(2**27, read)))
   limit = (read + cache) / speed
-  out = {
+  return {
     "device": jax.devices()[0].device_kind,
-    "parameters": weights.count(table.rows(a)),
-    "attention": model.paged.implementation,
-    "rows": rows,
+    "parameters": weights.count(table.rows(decoder.a)),
+    "attention": decoder.attention,
+    "rows": decoder.rows,
     "tokens in each row": middle,
     "first call, s": first,
     "step, ms": 1e3 * step,
     "slowest, ms": 1e3 * max(seconds),
-    "tokens/s": rows / step,
+    "tokens/s": decoder.rows / step,
     "weights, GB a step": read / 1e9,
     "keys and values, GB a step": cache / 1e9,
     "bandwidth of a copy, GB/s": speed / 1e9,
     "limit by bytes, ms": 1e3 * limit,
     "share of the limit": limit / step,
-    "GFLOP a step": 2e-9 * rows * (read // dtype.itemsize),
+    "GFLOP a step": 2e-9 * decoder.rows * (read // decoder.dtype.itemsize),
   }
-  for name, value in out.items():
-    shown = f"{value:.4g}" if isinstance(value, float) else value
-    print(f"{name:30}{shown}")
-  print(json.dumps(out))
+
+
+def main() -> dict[str, object]:
+  f = flags.FLAGS
+  jax_setup.configure(threads=f.threads, cache="")
+  from anysearch_jax.policy import architecture
+
+  shape = json_files.read(pathlib.Path(f.shape)) if f.shape else SMALL
+  engine = config_lib.EngineConfig(
+    slots=f.rows,
+    max_context=f.context + f.steps * (f.calls + 2),
+    page=f.page,
+    lanes=(f.rows,),
+    decode_steps=f.steps,
+    attention=f.attention,
+  )
+  decoder = Decoder(architecture.from_hf(shape), engine, dtype=f.dtype)
+  out = measure(decoder, context=f.context, calls=f.calls, profile=f.profile)
+  harness.print_numbers(out)
+  return out
 
 
 if __name__ == "__main__":
-  launch_flags.run(main)
+  flags.DEFINE_string("shape", None, "config.json of the policy.")
+  flags.DEFINE_integer("rows", 32, "Of a decode call.")
+  flags.DEFINE_integer("context", 256, "Tokens in each row.")
+  flags.DEFINE_integer("steps", 32, "Tokens a call samples.")
+  flags.DEFINE_integer("page", 64, "Tokens of a page.")
+  flags.DEFINE_string("dtype", "float32", "float32 or bfloat16.")
+  flags.DEFINE_string("attention", "auto", "As engine.attention.")
+  flags.DEFINE_integer("calls", 7, "Timed calls.")
+  flags.DEFINE_integer("threads", 0, "CPU threads; 0: all.")
+  flags.DEFINE_string("profile", None, "Folder of a profiler trace.")
+  harness.run(main)

@@ -14,29 +14,19 @@ of CPU times, which depend less on other work on the machine.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import pathlib
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from absl import flags
 
-from launch import flags as launch_flags
+from bench import harness
 from launch import jax_setup
 
-_CASE = flags.DEFINE_enum(
-  "case", "minilm", ["minilm", "e5-small", "bert-base"], "Shape of the model."
-)
-_PASSAGES = flags.DEFINE_integer("passages", 512, "Texts of a measurement.")
-_QUERIES = flags.DEFINE_list("queries", ["1", "64"], "Queries at a time.")
-_PAIRS = flags.DEFINE_integer("pairs", 5, "Measurements of either side.")
-_THREADS = flags.DEFINE_integer("threads", 0, "Cores and threads; 0: all.")
-_JSON = flags.DEFINE_string("json", None, "File for the numbers.")
 _TRIALS = (8, 16, 32, 64)
+_TRIAL_TEXTS = 128
 
 
 class TorchEncoder:
@@ -83,11 +73,11 @@ class TorchEncoder:
     return out
 
 
-def main(argv) -> None:
-  del argv
+def main() -> dict[str, dict[str, object]]:
+  f = flags.FLAGS
   cores = sorted(os.sched_getaffinity(0))
-  if _THREADS.value:
-    cores = cores[: _THREADS.value]
+  if f.threads:
+    cores = cores[: f.threads]
     os.sched_setaffinity(0, cores)  # JAX takes its thread count from this.
   jax_setup.configure(threads=0, cache=".jax_cache")
   import torch
@@ -97,24 +87,22 @@ def main(argv) -> None:
 
   torch.set_num_threads(len(cores))
   with tempfile.TemporaryDirectory() as root:
-    folder = pathlib.Path(root) / _CASE.value
-    random_encoders.make(_CASE.value, folder, vocab_size=30522)
+    folder = pathlib.Path(root) / f.case
+    random_encoders.make(f.case, folder, vocab_size=30522)
     ours = encoder_lib.Encoder.load(folder, query_prefix="", passage_prefix="")
     theirs = TorchEncoder(folder, ours.settings.max_tokens)
-  texts = random_encoders.texts(_PASSAGES.value)
+  texts = random_encoders.texts(f.passages)
   apart = np.abs(ours.passages(texts) - theirs.vectors(texts)).max()
-  trials = {}
-  for theirs.rows in _TRIALS:
-    trials[theirs.rows] = measure(lambda: theirs.vectors(texts[:128]))[0]
-  theirs.rows = min(trials, key=trials.get)
+  theirs.rows = _fastest_rows(theirs, texts[:_TRIAL_TEXTS])
   print(
-    f"{_CASE.value}: {ours.architecture.layers} layers of "
+    f"{f.case}: {ours.architecture.layers} layers of "
     f"{ours.architecture.d_model}; {torch.get_num_threads()} threads; torch "
     f"in batches of {theirs.rows}; vectors apart by {apart:.1e} at most"
   )
-  print(
-    f"{'texts a second':<24}{'ours':>9}{'torch':>9}{'ratio':>8}"
-    f"{'of each pair':>16}{'CPU ratio':>11}"
+  compare = functools.partial(
+    _compare,
+    harness.Table("texts a second", "ours", "torch", "ratio", "CPU ratio"),
+    f.pairs,
   )
   numbers = {
     "passages": compare(
@@ -124,57 +112,63 @@ def main(argv) -> None:
       lambda: theirs.vectors(texts),
     )
   }
-  for size in map(int, _QUERIES.value):
+  for size in map(int, f.queries):
     queries = random_encoders.texts(max(size, 64), seed=1, mean=12)
     batches = [queries[i : i + size] for i in range(0, len(queries), size)]
     name = f"queries by {size}"
     numbers[name] = compare(
       name,
       len(queries),
-      functools.partial(each, ours.queries, batches),
-      functools.partial(each, theirs.vectors, batches),
+      functools.partial(_each, ours.queries, batches),
+      functools.partial(_each, theirs.vectors, batches),
     )
-  if _JSON.value:
-    pathlib.Path(_JSON.value).write_text(json.dumps(numbers, indent=2) + "\n")
+  return numbers
 
 
-def compare(
+def _fastest_rows(encoder: TorchEncoder, texts: Sequence[str]) -> int:
+  """Returns the batch size of torch that encodes `texts` fastest."""
+  trials: dict[int, float] = {}
+  for encoder.rows in _TRIALS:
+    trials[encoder.rows] = harness.seconds(lambda: encoder.vectors(texts))
+  return min(_TRIALS, key=lambda rows: trials[rows])
+
+
+def _compare(
+  table: harness.Table,
+  pairs: int,
   name: str,
   count: int,
   ours: Callable[[], object],
   theirs: Callable[[], object],
 ) -> dict[str, object]:
-  """Times both sides in turns and prints a line."""
-  ours(), theirs()
-  pairs = [(measure(ours), measure(theirs)) for _ in range(_PAIRS.value)]
-  wall = [b[0] / a[0] for a, b in pairs]
-  numbers = {
-    "ours": count / statistics.median(a[0] for a, _ in pairs),
-    "torch": count / statistics.median(b[0] for _, b in pairs),
-    "ratio": statistics.median(wall),
-    "ratios": wall,
-    "cpu_ratio": statistics.median(b[1] / a[1] for a, b in pairs),
+  """Times both sides in turns and prints a row."""
+  sides = {"ours": ours, "torch": theirs}
+  harness.timed_in_turns(sides, rounds=1)
+  found = harness.timed_in_turns(sides, rounds=pairs)
+  wall = found.ratio("seconds", "torch", "ours")
+  cpu = found.ratio("cpu", "torch", "ours")
+  speeds = {side: count / found.medians(side)["seconds"] for side in sides}
+  table.row(name, *speeds.values(), f"  {wall}", f"  {cpu}")
+  return speeds | {
+    "ratio": wall.median,
+    "ratios": found.ratios("seconds", "torch", "ours"),
+    "cpu_ratio": cpu.median,
   }
-  spread = f"{min(wall):.2f} to {max(wall):.2f}"
-  print(
-    f"{name:<24}{numbers['ours']:>9.1f}{numbers['torch']:>9.1f}"
-    f"{numbers['ratio']:>7.2f}x{spread:>16}{numbers['cpu_ratio']:>10.2f}x",
-    flush=True,
-  )
-  return numbers
 
 
-def each(vectors: Callable, batches: Sequence[Sequence[str]]) -> None:
+def _each(
+  vectors: Callable[[Sequence[str]], object], batches: Sequence[Sequence[str]]
+) -> None:
   for batch in batches:
     vectors(batch)
 
 
-def measure(call: Callable[[], object]) -> tuple[float, float]:
-  """Returns the wall-clock seconds and the CPU seconds of a call."""
-  started, used = time.perf_counter(), time.process_time()
-  call()
-  return time.perf_counter() - started, time.process_time() - used
-
-
 if __name__ == "__main__":
-  launch_flags.run(main)
+  flags.DEFINE_enum(
+    "case", "minilm", ["minilm", "e5-small", "bert-base"], "Shape of the model."
+  )
+  flags.DEFINE_integer("passages", 512, "Texts of a measurement.")
+  flags.DEFINE_list("queries", ["1", "64"], "Queries at a time.")
+  flags.DEFINE_integer("pairs", 5, "Measurements of either side.")
+  flags.DEFINE_integer("threads", 0, "Cores and threads; 0: all.")
+  harness.run(main)

@@ -10,8 +10,8 @@ are inside this process:
 * one pass: what the command does
 * a run per budget: with a new engine and an empty search cache for each,
   excluding the time to start a process
-* one pass, but without shared prefixes, without deduplicated searches, or with
-  each budget by itself, so that its last episodes leave slots empty
+* one pass, but without deduplicated searches, or with each budget by itself, so
+  that its last episodes leave slots empty
 
 `--servers=A+B` answers a batch of n searches after A + B n milliseconds, one
 batch after the other, like a server that computes; 0+0 is the index in this
@@ -23,56 +23,56 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
+import functools
 import os
 import pathlib
-import resource
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
-from unittest import mock
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from absl import flags
 
+from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from bench import harness
 from configs import quickstart
-from launch import evaluate, jax_setup, parts, policies
-from launch import flags as launch_flags
+from launch import evaluate, jax_setup, policies
 
-_QUESTIONS = flags.DEFINE_integer("questions", 100, "Under each budget.")
-_BUDGETS = flags.DEFINE_string("budgets", "0..8", "As launch.evaluate's.")
-_SEEDS = flags.DEFINE_integer("seeds", 1, "How many.")
-_SERVERS = flags.DEFINE_list(
-  "servers", ["0+0", "50+0", "20+10"], "Milliseconds of a batch + of a search."
-)
-_COMMANDS = flags.DEFINE_bool("commands", True, "Also run whole processes.")
-_ROUNDS = flags.DEFINE_integer("rounds", 3, "Of measurements.")
-_SLOTS = flags.DEFINE_integer("slots", 0, "Instead of the quickstart's.")
-_PROCESS = flags.DEFINE_integer("threads", 1, "CPU threads; 0: all.")
-_JSON = flags.DEFINE_string("json", None, "File for the numbers.")
+if TYPE_CHECKING:
+  from anysearch_jax.evaluation import harness as evaluation
+  from anysearch_jax.rollout import searching
+  from launch import world_source
+  from retrieval import lexical
 
-_WAYS = (
-  "one pass",
-  "a run a budget",
-  "no shared prefixes",
-  "no deduplicated searches",
-  "each budget by itself",
-)
+_ONE_PASS = "one pass"
+_RUN_A_BUDGET = "a run a budget"
+_UNSHARED = "no deduplicated searches"
+_ALONE = "each budget by itself"
+_WAYS = (_ONE_PASS, _RUN_A_BUDGET, _UNSHARED, _ALONE)
 
 
 class Server:
   """A retriever that takes as long as a server with these latencies."""
 
-  def __init__(self, retriever: Any, batch: float, each: float):
+  def __init__(
+    self, retriever: lexical.LexicalRetriever, batch: float, each: float
+  ):
     self._retriever = retriever
     self._batch, self._each = batch, each
     self._free = 0.0
 
-  async def search_many(self, requests):
+  async def search(
+    self, request: types.SearchRequest
+  ) -> Sequence[types.Passage]:
+    (found,) = await self.search_many([request])
+    return found
+
+  async def search_many(
+    self, requests: Sequence[types.SearchRequest]
+  ) -> list[Sequence[types.Passage]]:
     if seconds := self._batch + self._each * len(requests):
       now = time.monotonic()
       self._free = max(self._free, now) + seconds
@@ -80,206 +80,255 @@ class Server:
     return [await self._retriever.search(request) for request in requests]
 
 
-@contextlib.contextmanager
-def no_shared_prefixes() -> Iterator[None]:
-  """Disables prefix sharing, so that every prompt is prefilled whole."""
-  from anysearch_jax.rollout.jax_engine import page_pool
-
-  nothing = lambda pool, tokens: page_pool.Shared([])  # noqa: E731
-  with mock.patch.object(page_pool.PagePool, "shared", nothing):
-    yield
-
-
 def milliseconds(server: str) -> list[float]:
   """Parses "A+B" milliseconds into seconds per batch and per search."""
   return [float(part) / 1e3 for part in server.split("+")]
 
 
-def commands() -> list[dict[str, Any]]:
+def commands() -> list[dict[str, object]]:
   """Measures one command for all budgets against one for each budget."""
-
-  def run(budgets: Sequence[str], root: str) -> tuple[float, float, list[str]]:
-    """Returns wall-clock seconds, CPU seconds, and the sorted rows."""
-    rows: list[str] = []
-    started = time.perf_counter(), _children()
-    for number, budget in enumerate(budgets):
-      folder = pathlib.Path(root) / str(number)
-      subprocess.run(
-        [
-          sys.executable,
-          "-m",
-          "launch.evaluate",
-          "--config=configs/quickstart.py",
-          f"--config.evaluation.questions={_QUESTIONS.value}",
-          f"--budgets={budget}",
-          f"--seeds={_SEEDS.value}",
-          f"--threads={_PROCESS.value}",
-          f"--output={folder}",
-        ],
-        check=True,
-        capture_output=True,
-      )
-      rows += (folder / "episodes.jsonl").read_text().splitlines()
-    ended = time.perf_counter(), _children()
-    return ended[0] - started[0], ended[1] - started[1], sorted(rows)
-
-  apart = [str(b) for b in evaluate.parse_budgets(_BUDGETS.value)]
-  with tempfile.TemporaryDirectory() as root:
+  budgets = flags.FLAGS.budgets
+  apart = [str(b) for b in evaluate.parse_budgets(budgets)]
+  with tempfile.TemporaryDirectory() as name:
+    root = pathlib.Path(name)
     # A first run compiles for both, so that neither is charged for it.
-    run([_BUDGETS.value], f"{root}/warm")
-    one = run([_BUDGETS.value], f"{root}/one")
-    many = run(apart, f"{root}/many")
-  if one[2] != many[2]:
+    _command([budgets], root / "warm")
+    one, rows = _command([budgets], root / "one")
+    many, others = _command(apart, root / "many")
+  if rows != others:
     raise AssertionError("Separate commands gave other rows than one.")
-  out = []
-  for name, found in (("one command", one), ("a command a budget", many)):
-    seconds, cpu, _ = found
-    print(
-      f"{name:36s} {seconds:7.1f} s  {seconds / one[0]:.2f}x  cpu {cpu:6.1f} s "
-      f"{cpu / one[1]:.2f}x",
-      flush=True,
+  out: list[dict[str, object]] = []
+  table = harness.Table("", "s", "ratio", "CPU s", "ratio")
+  for name, took in (("one command", one), ("a command a budget", many)):
+    table.row(
+      name,
+      took.seconds,
+      f"{took.seconds / one.seconds:.2f}x",
+      took.cpu,
+      f"{took.cpu / one.cpu:.2f}x",
     )
-    out.append({"way": name, "seconds": seconds, "cpu": cpu})
+    out.append({"way": name, **took._asdict()})
   return out
 
 
-def _children() -> float:
-  """Returns the CPU seconds of all child processes that have ended."""
-  used = resource.getrusage(resource.RUSAGE_CHILDREN)
-  return used.ru_utime + used.ru_stime
+def _command(
+  budgets: Sequence[str], root: pathlib.Path
+) -> tuple[harness.Timing, list[str]]:
+  """Runs the command for each of `budgets`; also returns the sorted rows."""
+  f = flags.FLAGS
+  rows: list[str] = []
+  started = harness.Timing(time.perf_counter(), harness.children_cpu())
+  for number, budget in enumerate(budgets):
+    folder = root / str(number)
+    subprocess.run(
+      [
+        sys.executable,
+        "-m",
+        "launch.evaluate",
+        "--config=configs/quickstart.py",
+        f"--config.evaluation.questions={f.questions}",
+        f"--budgets={budget}",
+        f"--seeds={f.seeds}",
+        f"--threads={f.threads}",
+        f"--output={folder}",
+      ],
+      check=True,
+      capture_output=True,
+    )
+    rows += (folder / "episodes.jsonl").read_text().splitlines()
+  return (
+    harness.Timing(
+      time.perf_counter() - started.seconds,
+      harness.children_cpu() - started.cpu,
+    ),
+    sorted(rows),
+  )
 
 
-def main(argv) -> None:
-  del argv
-  jax_setup.configure(threads=_PROCESS.value, cache=".jax_cache")
-  from anysearch_jax.evaluation import harness
-  from anysearch_jax.rollout import searching
+@dataclasses.dataclass(frozen=True)
+class Plays:
+  """The episodes that all ways play.
 
-  class Apart(searching.Searcher):
-    """Batches searches but never answers from its cache."""
+  expected: their sorted rows, which each way must give.
+  """
 
-    async def search(self, request: types.SearchRequest):
-      self.identity = object()
-      return await super().search(request)
+  config: config_lib.ExperimentConfig
+  source: world_source.WorldSource
+  questions: Sequence[types.Question]
+  expected: Sequence[str] = ()
 
+  def play(self, way: str, server: str) -> tuple[dict[str, float], list[str]]:
+    """Plays all episodes in one way; returns measurements and sorted rows."""
+    budgets = self.config.evaluation.budgets
+    alone = way in (_RUN_A_BUDGET, _ALONE)
+    timing = harness.Timing(0.0, 0.0)
+    summaries, rows = [], []
+    with contextlib.ExitStack() as stack:
+      player = retriever = None
+      for some in [(b,) for b in budgets] if alone else [budgets]:
+        if player is None or retriever is None or way == _RUN_A_BUDGET:
+          # Weights are read before the clock starts.
+          player = stack.enter_context(self._player())
+          retriever = self._retriever(way, server)
+        summary, took, found = self._evaluate(player, retriever, some)
+        summaries.append(summary)
+        rows += found
+        timing = harness.Timing(
+          timing.seconds + took.seconds, timing.cpu + took.cpu
+        )
+    # Counters of an engine that plays several runs include the earlier ones.
+    last = summaries if way == _RUN_A_BUDGET else summaries[-1:]
+    return timing._asdict() | _counted(last), sorted(rows)
+
+  def measure(self, way: str, *, server: str) -> dict[str, float]:
+    """Plays in one way and checks its rows."""
+    found, rows = self.play(way, server)
+    if rows != self.expected:
+      raise AssertionError(f"{way!r} gave other rows than one pass.")
+    return found
+
+  def _player(self) -> contextlib.AbstractContextManager[evaluation.Player]:
+    chosen = policies.Chosen("hf", self.config.policy)
+    return policies.player(chosen, self.config, self.source)
+
+  def _retriever(self, way: str, server: str) -> searching.Searcher:
+    from anysearch_jax.rollout import searching
+
+    class Unshared(searching.Searcher):
+      """Batches searches but never answers from its cache."""
+
+      async def search(self, request: types.SearchRequest):
+        self.identity = object()
+        return await super().search(request)
+
+    make = Unshared if way == _UNSHARED else searching.Searcher
+    return make(
+      Server(self.source.retriever, *milliseconds(server)), self.config.search
+    )
+
+  def _evaluate(
+    self,
+    player: evaluation.Player,
+    retriever: types.Retriever,
+    budgets: tuple[int, ...],
+  ) -> tuple[dict[str, dict[str, float]], harness.Timing, list[str]]:
+    """Plays some budgets; returns the summary, the time, and the rows."""
+    from anysearch_jax.evaluation import harness as evaluation
+
+    config = dataclasses.replace(
+      self.config,
+      evaluation=dataclasses.replace(self.config.evaluation, budgets=budgets),
+    )
+    with tempfile.TemporaryDirectory() as name:
+      folder = pathlib.Path(name)
+      summary, took = harness.timed(
+        lambda: evaluation.evaluate(
+          config.evaluation,
+          evaluation.Playing(
+            config.episode, config.engine.slots, config.watch.quiet_seconds
+          ),
+          player=player,
+          questions=self.questions,
+          retriever=retriever,
+          folder=folder,
+        )
+      )
+      rows = (folder / evaluation.EPISODES).read_text().splitlines()
+    return summary, took, rows
+
+
+def _counted(
+  summaries: Sequence[dict[str, dict[str, float]]],
+) -> dict[str, float]:
+  """Returns the counters of some evaluations, summed."""
+
+  def total(group: str, name: str) -> float:
+    return sum(s[group].get(name, 0) for s in summaries)
+
+  offered = total("engine", "lanes_offered")
+  return {
+    "prefilled": total("engine", "prefilled_tokens"),
+    "shared": total("engine", "shared_tokens"),
+    "searches": total("search", "searches"),
+    "queries": total("search", "batched_queries"),
+    "decode calls": total("engine", "decode_calls"),
+    "occupancy": total("engine", "lanes_used") / max(offered, 1),
+  }
+
+
+def _configuration() -> config_lib.ExperimentConfig:
+  f = flags.FLAGS
   config = quickstart.get_config()
-  budgets = evaluate.parse_budgets(_BUDGETS.value)
-  config = dataclasses.replace(
+  return dataclasses.replace(
     config,
     engine=dataclasses.replace(
-      config.engine, slots=_SLOTS.value or config.engine.slots
+      config.engine, slots=f.slots or config.engine.slots
     ),
     evaluation=dataclasses.replace(
       config.evaluation,
-      budgets=budgets,
-      seeds=tuple(range(_SEEDS.value)),
-      questions=_QUESTIONS.value,
+      budgets=evaluate.parse_budgets(f.budgets),
+      seeds=tuple(range(f.seeds)),
+      questions=f.questions,
     ),
   )
-  source = parts.source(config)
-  questions = source.evaluation_questions(each=_QUESTIONS.value)
-  chosen = policies.Chosen("hf", config.policy)
 
-  def play(way: str, server: str) -> tuple[dict[str, Any], list[str]]:
-    """Plays all episodes in one way; returns measurements and sorted rows."""
-    alone = way in ("a run a budget", "each budget by itself")
-    shared = no_shared_prefixes if way == _WAYS[2] else contextlib.nullcontext
-    make = Apart if way == _WAYS[3] else searching.Searcher
-    runs = [(b,) for b in budgets] if alone else [budgets]
-    summaries, rows = [], []
-    with contextlib.ExitStack() as stack:
-      stack.enter_context(shared())
-      player = retriever = None
-      seconds = cpu = 0.0
-      for run in runs:
-        if player is None or way == "a run a budget":
-          # Weights are read before the clock starts.
-          player = stack.enter_context(policies.player(chosen, config, source))
-          retriever = make(
-            Server(source.retriever, *milliseconds(server)), config.search
-          )
-        folder = pathlib.Path(
-          stack.enter_context(tempfile.TemporaryDirectory())
-        )
-        one = dataclasses.replace(
-          config, evaluation=dataclasses.replace(config.evaluation, budgets=run)
-        )
-        started = time.perf_counter(), time.process_time()
-        summaries.append(
-          harness.evaluate(
-            one.evaluation,
-            harness.Playing(
-              one.episode, one.engine.slots, one.watch.quiet_seconds
-            ),
-            player=player,
-            questions=questions,
-            retriever=retriever,
-            folder=folder,
-          )
-        )
-        seconds += time.perf_counter() - started[0]
-        cpu += time.process_time() - started[1]
-        rows += (folder / harness.EPISODES).read_text().splitlines()
-    last = summaries if way == "a run a budget" else summaries[-1:]
 
-    def total(group: str, name: str) -> float:
-      return sum(s[group].get(name, 0) for s in last)
+def main() -> list[dict[str, object]]:
+  f = flags.FLAGS
+  jax_setup.configure(threads=f.threads, cache=".jax_cache")
+  from launch import world_source
 
-    offered = total("engine", "lanes_offered")
-    return {
-      "seconds": seconds,
-      "cpu": cpu,
-      "prefilled": total("engine", "prefilled_tokens"),
-      "shared": total("engine", "shared_tokens"),
-      "searches": total("search", "searches"),
-      "queries": total("search", "batched_queries"),
-      "decode_calls": total("engine", "decode_calls"),
-      "occupancy": total("engine", "lanes_used") / max(offered, 1),
-    }, sorted(rows)
-
+  config = _configuration()
+  source = world_source.make(config.data, config.retrieval.kind)
+  plays = Plays(config, source, source.evaluation_questions(each=f.questions))
   print(
-    f"{len(questions)} questions, budgets {_BUDGETS.value}, {_SEEDS.value} "
-    f"seeds, {config.engine.slots} slots, lanes {config.engine.lanes}, load "
+    f"{len(plays.questions)} questions, budgets {f.budgets}, {f.seeds} seeds, "
+    f"{config.engine.slots} slots, lanes {config.engine.lanes}, load "
     f"{os.getloadavg()[0]:.1f}"
   )
-  out = commands() if _COMMANDS.value else []
-  _, expected = play(_WAYS[0], "0+0")
-  for server in _SERVERS.value:
-    rounds = []
-    for _ in range(_ROUNDS.value):
-      measured = {}
-      for way in _WAYS:
-        measured[way], rows = play(way, server)
-        if rows != expected:
-          raise AssertionError(f"{way!r} gave other rows than one pass.")
-      rounds.append(measured)
-    for way in _WAYS:
-      found = {
-        name: statistics.median(r[way][name] for r in rounds)
-        for name in rounds[0][way]
-      }
-      ratios = {
-        clock: sorted(r[way][clock] / r[_WAYS[0]][clock] for r in rounds)
-        for clock in ("seconds", "cpu")
-      }
-      print(
-        f"{server:6s} ms  {way:25s} {found['seconds']:7.1f} s  "
-        f"{_spread(ratios['seconds'])}  cpu {found['cpu']:6.1f} s  "
-        f"{_spread(ratios['cpu'])}  prefilled {found['prefilled']:.0f} shared "
-        f"{found['shared']:.0f}  searches {found['searches']:.0f} queries "
-        f"{found['queries']:.0f}  decode calls {found['decode_calls']:.0f}  "
-        f"occupancy {found['occupancy']:.0%}",
-        flush=True,
-      )
-      out.append({"server": server, "way": way, "ratios": ratios} | found)
+  out = commands() if f.commands else []
+  _, rows = plays.play(_ONE_PASS, "0+0")
+  plays = dataclasses.replace(plays, expected=rows)
+  for server in f.servers:
+    measure = functools.partial(plays.measure, server=server)
+    found = harness.in_turns(_WAYS, measure, rounds=f.rounds)
+    out += _show(server, found)
   print(f"all rows equal; load {os.getloadavg()[0]:.1f}")
-  if _JSON.value:
-    pathlib.Path(_JSON.value).write_text(json.dumps(out, indent=2) + "\n")
+  return out
 
 
-def _spread(ratios: list[float]) -> str:
-  return f"{statistics.median(ratios):.2f}x [{ratios[0]:.2f}, {ratios[-1]:.2f}]"
+def _show(server: str, found: harness.Rounds) -> list[dict[str, object]]:
+  """Prints a table of the ways with one server; returns its numbers."""
+  print(f"{server} ms")
+  names = list(found.medians(_ONE_PASS))
+  table = harness.Table("", *names, "clock", "CPU")
+  out: list[dict[str, object]] = []
+  for way in _WAYS:
+    medians = found.medians(way)
+    ratios = {
+      clock: sorted(found.ratios(clock, way, _ONE_PASS))
+      for clock in harness.Timing._fields
+    }
+    table.row(
+      way,
+      *medians.values(),
+      *(f"  {found.ratio(clock, way, _ONE_PASS)}" for clock in ratios),
+    )
+    out.append({"server": server, "way": way, "ratios": ratios, **medians})
+  return out
 
 
 if __name__ == "__main__":
-  launch_flags.run(main)
+  flags.DEFINE_integer("questions", 100, "Under each budget.")
+  flags.DEFINE_string("budgets", "0..8", "As launch.evaluate's.")
+  flags.DEFINE_integer("seeds", 1, "How many.")
+  flags.DEFINE_list(
+    "servers",
+    ["0+0", "50+0", "20+10"],
+    "Milliseconds of a batch + of a search.",
+  )
+  flags.DEFINE_bool("commands", True, "Also run whole processes.")
+  flags.DEFINE_integer("rounds", 3, "Of measurements.")
+  flags.DEFINE_integer("slots", 0, "Instead of the quickstart's.")
+  flags.DEFINE_integer("threads", 1, "CPU threads; 0: all.")
+  harness.run(main)

@@ -16,24 +16,15 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
-import resource
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from typing import Any
 
 from absl import flags
 
-from launch import flags as launch_flags
-
-_SIZE = flags.DEFINE_enum("size", "1.5b", ["0.5b", "1.5b"], "Loaded, exported.")
-_STATE = flags.DEFINE_enum("state", "0.5b", ["0.5b", "1.5b"], "Checkpointed.")
-_PAIRS = flags.DEFINE_integer("pairs", 3, "Pairs of measurements.")
-_FOLDER = flags.DEFINE_string("folder", "", "Where; default: temporary.")
-# The measurement that a child process makes: its name, then its arguments.
-_CHILD = flags.DEFINE_list("child", [], "Internal.")
+from bench import harness
 
 # Qwen2.5's published sizes.
 _SIZES = {
@@ -52,75 +43,77 @@ _SIZES = {
     "num_key_value_heads": 2,
   },
 }
-_DEADLINE_S = 1800
 
 
-def main(argv) -> None:
-  del argv
-  if _CHILD.value:
-    name, *arguments = _CHILD.value
-    print(json.dumps(_CHILDREN[name](*arguments)))
-    return
-  root = pathlib.Path(tempfile.mkdtemp(dir=_FOLDER.value or None))
+def main() -> dict[str, object]:
+  root = pathlib.Path(tempfile.mkdtemp(dir=flags.FLAGS.folder or None))
   try:
-    measure(root)
+    return measure(root)
   finally:
     shutil.rmtree(root)
 
 
-def measure(root: pathlib.Path) -> None:
+def measure(root: pathlib.Path) -> dict[str, object]:
+  f = flags.FLAGS
   source = root / "source"
-  made = child("make", _SIZE.value, source)
+  made = harness.in_worker("make", f.size, source)
   print(
     f"checkpoint: {made['parameters'] / 1e9:.2f} G parameters, "
     f"{made['bytes'] / 1e9:.2f} GB in {made['files']} files"
   )
-  print(f"{'':<24}{'ours':>10}{'transformers':>14}{'ratio':>9}")
+  table = harness.Table("", "ours", "transformers", "ratio")
+  out: dict[str, object] = {"made": made}
   for dtype, width in (("float32", 4), ("bfloat16", 2)):
-    ours, theirs = [], []
-    for _ in range(_PAIRS.value):
-      ours.append(child("ours", source, dtype))
-      theirs.append(child("theirs", source, dtype))
+    found = harness.in_turns(
+      ("ours", "theirs"),
+      functools.partial(_load, source=source, dtype=dtype),
+      rounds=f.pairs,
+    )
     arrays = made["parameters"] * width
-    show(f"load {dtype}, s", "seconds", ours, theirs)
-    show(f"  peak, GB (arrays {arrays / 1e9:.2f})", "peak_gb", ours, theirs)
-  ours, theirs = [], []
-  for _ in range(_PAIRS.value):
-    for side, name in ((ours, "export"), (theirs, "their_export")):
-      side.append(child(name, source, root / "export"))
-      shutil.rmtree(root / "export")
-  show("export bfloat16, s", "seconds", ours, theirs)
+    _show(table, f"load {dtype}, s", "seconds", found)
+    _show(table, f"  peak, GB (arrays {arrays / 1e9:.2f})", "peak_gb", found)
+    out[f"load {dtype}"] = found.each
+  found = harness.in_turns(
+    ("ours", "theirs"),
+    lambda side: _export(side, source, root / "export"),
+    rounds=f.pairs,
+  )
+  _show(table, "export bfloat16, s", "seconds", found)
   shutil.rmtree(source)
-  state = child("checkpoint", _STATE.value, root / "checkpoints")
+  state = harness.in_worker("checkpoint", f.state, root / "checkpoints")
   print(
-    f"checkpoint of {state['bytes'] / 1e9:.2f} GB ({_STATE.value}, float32 "
+    f"checkpoint of {state['bytes'] / 1e9:.2f} GB ({f.state}, float32 "
     f"parameters and moments): save blocks {state['blocked']:.1f} s, done "
     f"after {state['saved']:.1f} s; restored in {state['restored']:.1f} s, of "
     f"which {state['checked']:.1f} s verify it"
   )
+  return out | {"export": found.each, "checkpoint": state}
 
 
-def show(name: str, key: str, ours: list, theirs: list) -> None:
-  a, b = (statistics.median(m[key] for m in side) for side in (ours, theirs))
-  ratio = statistics.median(
-    x[key] / y[key] for x, y in zip(ours, theirs, strict=True)
+def _load(side: str, *, source: pathlib.Path, dtype: str) -> harness.Numbers:
+  return harness.in_worker(side, source, dtype)
+
+
+def _export(
+  side: str, source: pathlib.Path, folder: pathlib.Path
+) -> harness.Numbers:
+  worker = {"ours": "export", "theirs": "their_export"}[side]
+  numbers = harness.in_worker(worker, source, folder)
+  shutil.rmtree(folder)
+  return numbers
+
+
+def _show(
+  table: harness.Table, name: str, key: str, found: harness.Rounds
+) -> None:
+  table.row(
+    name,
+    *(found.medians(side)[key] for side in ("ours", "theirs")),
+    f"{statistics.median(found.ratios(key, 'ours', 'theirs')):.2f}x",
   )
-  print(f"{name:<24}{a:>10.2f}{b:>14.2f}{ratio:>8.2f}x")
 
 
-def child(name: str, *arguments: object) -> dict:
-  """Runs one measurement in its own process."""
-  command = [sys.executable, "-m", "bench.loading"]
-  command.append(f"--child={','.join(map(str, [name, *arguments]))}")
-  done = subprocess.run(
-    command, capture_output=True, text=True, timeout=_DEADLINE_S, check=False
-  )
-  if done.returncode:
-    sys.exit(f"{name} failed:\n{done.stderr[-2000:]}")
-  return json.loads(done.stdout.splitlines()[-1])
-
-
-def config(size: str) -> dict:
+def config(size: str) -> dict[str, Any]:
   return _SIZES[size] | {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
@@ -132,7 +125,7 @@ def config(size: str) -> dict:
   }
 
 
-def make(size: str, folder: str) -> dict:
+def make(size: str, folder: str) -> dict[str, Any]:
   """Writes a random checkpoint with a tokenizer of two words."""
   import jax.numpy as jnp
   import ml_dtypes
@@ -164,7 +157,7 @@ def make(size: str, folder: str) -> dict:
   return {"parameters": weights.count(rows), **_size_of(path)}
 
 
-def ours(folder: str, dtype: str) -> dict:
+def ours(folder: str, dtype: str) -> dict[str, Any]:
   from launch import jax_setup
 
   jax_setup.configure(threads=0, cache=".jax_cache")  # As every command does.
@@ -181,7 +174,7 @@ def ours(folder: str, dtype: str) -> dict:
   return _measured(started)
 
 
-def theirs(folder: str, dtype: str) -> dict:
+def theirs(folder: str, dtype: str) -> dict[str, Any]:
   import torch
   import transformers
 
@@ -196,7 +189,7 @@ def theirs(folder: str, dtype: str) -> dict:
   return _measured(started)
 
 
-def export(source: str, folder: str) -> dict:
+def export(source: str, folder: str) -> dict[str, Any]:
   from launch import jax_setup
 
   jax_setup.configure(threads=0, cache=".jax_cache")
@@ -212,7 +205,7 @@ def export(source: str, folder: str) -> dict:
   return _measured(started)
 
 
-def their_export(source: str, folder: str) -> dict:
+def their_export(source: str, folder: str) -> dict[str, Any]:
   import torch
   import transformers
 
@@ -220,11 +213,12 @@ def their_export(source: str, folder: str) -> dict:
     source, dtype=torch.float32
   )
   started = time.perf_counter()
-  model.to(torch.bfloat16).save_pretrained(folder)
+  model = model.bfloat16()
+  model.save_pretrained(folder)
   return _measured(started)
 
 
-def checkpoint(size: str, folder: str) -> dict:
+def checkpoint(size: str, folder: str) -> dict[str, Any]:
   """Times a complete checkpoint, including its manifest and verification."""
   from launch import jax_setup
 
@@ -294,26 +288,29 @@ def _warm(folder: str) -> None:
         pass
 
 
-def _measured(started: float) -> dict:
+def _measured(started: float) -> dict[str, Any]:
   seconds = time.perf_counter() - started
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  return {"seconds": seconds, "peak_gb": peak * 1024 / 1e9}
+  return {"seconds": seconds, "peak_gb": harness.peak_memory() / 1e9}
 
 
-def _size_of(folder: pathlib.Path) -> dict:
+def _size_of(folder: pathlib.Path) -> dict[str, Any]:
   sizes = [p.stat().st_size for p in folder.glob("*.safetensors")]
   return {"bytes": sum(sizes), "files": len(sizes)}
 
 
-_CHILDREN = {
-  "make": make,
-  "ours": ours,
-  "theirs": theirs,
-  "export": export,
-  "their_export": their_export,
-  "checkpoint": checkpoint,
-}
-
-
 if __name__ == "__main__":
-  launch_flags.run(main)
+  flags.DEFINE_enum("size", "1.5b", list(_SIZES), "Loaded and exported.")
+  flags.DEFINE_enum("state", "0.5b", list(_SIZES), "Checkpointed.")
+  flags.DEFINE_integer("pairs", 3, "Pairs of measurements.")
+  flags.DEFINE_string("folder", "", "Where; default: temporary.")
+  harness.run(
+    main,
+    workers={
+      "make": make,
+      "ours": ours,
+      "theirs": theirs,
+      "export": export,
+      "their_export": their_export,
+      "checkpoint": checkpoint,
+    },
+  )

@@ -93,7 +93,8 @@ class Pair:
     a = self.policy.architecture
     weight = np.random.default_rng(6).normal(size=sequence[:, 1:].shape)
     weight = weight.astype(np.float32)
-    tokens, targets = sequence[:, :-1], sequence[:, 1:]
+    targets = sequence[:, 1:]
+    tokens, positions, segment_ids = random_models.one_segment(sequence[:, :-1])
     rows = table.trainable_rows(a)
 
     @jax.jit
@@ -102,9 +103,7 @@ class Pair:
       logp, _ = logprobs.token_logprobs(
         _replaced(params, changed),
         a,
-        tokens,
-        targets,
-        *random_models.one_segment(tokens)[1:],
+        *map(jnp.asarray, (tokens, targets, positions, segment_ids)),
         **options,
       )
       return jnp.sum(weight * logp)

@@ -15,15 +15,18 @@ from __future__ import annotations
 import pathlib
 import tempfile
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch import flags as launch_flags
+from bench import harness
 from launch import jax_setup
 
-_HF = flags.DEFINE_string("hf", "", "Folder of a real model to compare.")
-_TOKENS = flags.DEFINE_integer("tokens", 288, "Length of the compared rows.")
-_THREADS = flags.DEFINE_integer("threads", 0, "CPU threads; 0 is all.")
+if TYPE_CHECKING:
+  import numpy as np
+
+  from bench import pairs
+
 _COLUMNS = (
   "max |dlogit|",
   "mean",
@@ -38,24 +41,25 @@ _COLUMNS = (
 _BOUNDS = ("1e-04", "", "5e-05", "", "5e-02", "", "", "3e-05")
 
 
-def main(argv) -> None:
-  del argv
-  jax_setup.configure(threads=_THREADS.value, cache=".jax_cache")
+def main() -> dict[str, list[float]]:
+  f = flags.FLAGS
+  jax_setup.configure(threads=f.threads, cache=".jax_cache")
+  out = {}
+  table = harness.Table("", *_COLUMNS, first=20)
+  for name, numbers in _real(f.hf, f.tokens) if f.hf else _random(f.tokens):
+    table.row(name, *(f"{number:.1e}" for number in numbers))
+    out[name] = [float(number) for number in numbers]
+  table.row("bounds", *_BOUNDS)
+  return out
 
-  rows = _real(_HF.value) if _HF.value else _random()
-  _show("", _COLUMNS)
-  for name, numbers in rows:
-    _show(name, [f"{number:.1e}" for number in numbers])
-  _show("bounds", _BOUNDS)
 
-
-def _random() -> Iterator[tuple[str, list[float]]]:
+def _random(length: int) -> Iterator[tuple[str, list[float]]]:
   from bench import pairs, random_models
 
   for case in random_models.CASES:
     with tempfile.TemporaryDirectory() as folder:
       pair = pairs.Pair.random(case, pathlib.Path(folder))
-    tokens = random_models.random_tokens((4, _TOKENS.value))
+    tokens = random_models.random_tokens((4, length))
     gradients = [
       abs(ours - theirs).max() / abs(theirs).max()
       for _, ours, theirs in pair.gradients(tokens[:2, :49])
@@ -63,7 +67,7 @@ def _random() -> Iterator[tuple[str, list[float]]]:
     yield case, [*_forward(pair, tokens), max(gradients)]
 
 
-def _real(folder: str) -> Iterator[tuple[str, list[float]]]:
+def _real(folder: str, length: int) -> Iterator[tuple[str, list[float]]]:
   import torch
   import transformers
 
@@ -74,14 +78,12 @@ def _real(folder: str) -> Iterator[tuple[str, list[float]]]:
     folder, dtype=torch.float32
   )
   policy = hf.load(folder)
-  tokens = random_models.random_tokens(
-    (1, _TOKENS.value), policy.tokenizer.vocab_size
-  )
+  tokens = random_models.random_tokens((1, length), policy.tokenizer.vocab_size)
   pair = pairs.Pair(model.eval(), policy)
   yield pathlib.Path(folder).name, _forward(pair, tokens)
 
 
-def _forward(pair, tokens) -> list[float]:
+def _forward(pair: pairs.Pair, tokens: np.ndarray) -> list[float]:
   """Returns all columns except the gradients."""
   import jax.numpy as jnp
   import torch
@@ -110,11 +112,8 @@ def _forward(pair, tokens) -> list[float]:
   ]
 
 
-def _show(name: str, cells) -> None:
-  widths = [max(len(column) + 2, 9) for column in _COLUMNS]
-  line = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths))
-  print(f"{name:<20}{line}", flush=True)
-
-
 if __name__ == "__main__":
-  launch_flags.run(main)
+  flags.DEFINE_string("hf", "", "Folder of a real model to compare.")
+  flags.DEFINE_integer("tokens", 288, "Length of the compared rows.")
+  flags.DEFINE_integer("threads", 0, "CPU threads; 0 is all.")
+  harness.run(main)

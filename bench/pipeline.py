@@ -12,56 +12,47 @@ process.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import pathlib
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
 from absl import flags
 
+from bench import harness
 from configs import quickstart
-from launch import flags as launch_flags
-from launch import jax_setup, parts
+from launch import jax_setup
 
-_PAIRS = flags.DEFINE_integer("pairs", 3, "Rounds of measurements.")
-_ROLLOUTS = flags.DEFINE_integer(
-  "rollouts", 12, "Of a run; the first two warm."
-)
-_LEVEL = flags.DEFINE_integer("level", None, "Runs once and prints JSON.")
-_JSON = flags.DEFINE_string("json", None, "File for the numbers.")
 _WARM = 2
 _WAITS = ("time/trainer_idle", "time/sampler_idle")
 
 
-def run(level: int) -> dict[str, float]:
-  """Runs once; returns the seconds and waiting times per rollout."""
+def run(level: str, rollouts: str) -> dict[str, float]:
+  """Trains once; returns the seconds and waiting times per rollout."""
   jax_setup.configure(threads=1, cache=".jax_cache")
   from anysearch_jax.policy import hf
   from anysearch_jax.training import loop
+  from launch import world_source
 
+  count = int(rollouts)
   config = quickstart.get_config()
   c = config.curriculum
   config = dataclasses.replace(
     config,
-    save_every=_ROLLOUTS.value,
-    curriculum=dataclasses.replace(
-      c, total_steps=_ROLLOUTS.value * c.steps_per_rollout
-    ),
-    pipeline=dataclasses.replace(config.pipeline, async_level=level),
+    save_every=count,
+    curriculum=dataclasses.replace(c, total_steps=count * c.steps_per_rollout),
+    pipeline=dataclasses.replace(config.pipeline, async_level=int(level)),
     mesh=dataclasses.replace(config.mesh, trainer=(0,), rollout=(1,)),
   )
-  source = parts.source(config)
+  source = world_source.make(config.data, config.retrieval.kind)
   events: list[tuple[float, loop.Event]] = []
   with tempfile.TemporaryDirectory() as folder:
     loop.Trainer(
       config,
       policy=hf.load(config.policy),
       questions=source.questions(
-        "train", _ROLLOUTS.value * config.questions, config.seed
+        "train", count * config.questions, config.seed
       ),
       retriever=source.retriever,
       folder=pathlib.Path(folder),
@@ -73,44 +64,28 @@ def run(level: int) -> dict[str, float]:
   }
 
 
-def main(argv) -> None:
-  del argv
-  if _LEVEL.value is not None:
-    print(json.dumps(run(_LEVEL.value)))
-    return
+def main() -> list[object]:
   if (os.cpu_count() or 1) < 2:
     sys.exit("bench.pipeline: found one core, expected one for each side.")
-  env = os.environ | {
-    "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=2"
-  }
-
-  def measure(level: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "bench.pipeline", f"--level={level}"]
-    command.append(f"--rollouts={_ROLLOUTS.value}")
-    done = subprocess.run(
-      command, env=env, check=True, stdout=subprocess.PIPE, text=True
-    )
-    return json.loads(done.stdout.splitlines()[-1])
-
-  rounds = [[measure(level) for level in (0, 1)] for _ in range(_PAIRS.value)]
-  for level in (0, 1):
-    found = {
-      name: statistics.median(r[level][name] for r in rounds)
-      for name in rounds[0][level]
-    }
-    print(
-      f"async_level {level}: {found['seconds']:.2f} s a rollout, trainer waits "
-      f"{found[_WAITS[0]]:.2f}, sampler waits {found[_WAITS[1]]:.2f}"
-    )
-  ratios = sorted(r[0]["seconds"] / r[1]["seconds"] for r in rounds)
-  print(
-    f"level 1 is {statistics.median(ratios):.2f}x "
-    f"[{ratios[0]:.2f}, {ratios[-1]:.2f}] as fast"
+  flag = "--xla_force_host_platform_device_count=2"
+  env = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flag}"}
+  rollouts = flags.FLAGS.rollouts
+  rounds = harness.in_turns(
+    ("0", "1"),
+    lambda level: harness.in_worker("run", level, rollouts, env=env),
+    rounds=flags.FLAGS.pairs,
   )
-  if _JSON.value:
-    pathlib.Path(_JSON.value).write_text(json.dumps(rounds, indent=2) + "\n")
+  table = harness.Table(
+    "async_level", "s a rollout", "trainer waits", "sampler waits"
+  )
+  for level in ("0", "1"):
+    found = rounds.medians(level)
+    table.row(level, found["seconds"], *(found[name] for name in _WAITS))
+  print(f"level 1 is {rounds.ratio('seconds', '0', '1')} as fast")
+  return list(rounds.each)
 
 
 if __name__ == "__main__":
-  launch_flags.run(main)
+  flags.DEFINE_integer("pairs", 3, "Rounds of measurements.")
+  flags.DEFINE_integer("rollouts", 12, "Of a run; the first two warm.")
+  harness.run(main, workers={"run": run})

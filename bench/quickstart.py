@@ -10,88 +10,132 @@ of a training run's wall time, and the number of compiled programs.
 
 from __future__ import annotations
 
-import asyncio
-import statistics
-import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from absl import flags
 
+from bench import harness
 from configs import quickstart
-from launch import flags as launch_flags
-from launch import jax_setup, parts
+from launch import jax_setup
 
-_THREADS = flags.DEFINE_integer("threads", 1, "CPU threads of either side.")
-_PAIRS = flags.DEFINE_integer("pairs", 5, "Pairs of measurements.")
-
-
-def main(argv) -> None:
-  del argv
-  jax_setup.configure(threads=_THREADS.value, cache=".jax_cache")
-  import jax
-  import numpy as np
-  import torch
-
-  from anysearch_jax.methods import systems
+if TYPE_CHECKING:
+  from anysearch_jax import config as config_lib
+  from anysearch_jax import types
   from anysearch_jax.policy import hf
   from anysearch_jax.rollout import driver
-  from anysearch_jax.rollout.jax_engine import engine as engine_lib
+  from anysearch_jax.training import batching
+
+# Rows of a micro-batch of the eager torch step.
+_TORCH_ROWS = 16
+
+
+def main() -> dict[str, object]:
+  threads, rounds = flags.FLAGS.threads, flags.FLAGS.pairs
+  jax_setup.configure(threads=threads, cache=".jax_cache")
+  import torch
+
+  from anysearch_jax.policy import hf
   from anysearch_jax.rollout.jax_engine import kv_store
-  from anysearch_jax.training import (
-    rewards_and_advantages,
-    throughput,
-    train_step,
-  )
-  from bench import torch_peer
+  from anysearch_jax.training import throughput
+  from bench import playing, torch_peer
 
-  torch.set_num_threads(_THREADS.value or torch.get_num_threads())
+  torch.set_num_threads(threads or torch.get_num_threads())
   config = quickstart.get_config()
-  source = parts.source(config)
   policy = hf.load(config.policy)
-  questions = source.questions("dev", config.questions, 0)
-  ours = engine_lib.JaxEngine(
-    policy,
-    config=config.engine,
-    sampling=config.sampling,
-    seed=0,
-  )
+  ours = playing.local_engine(policy, config.engine, config.sampling)
   theirs = torch_peer.TorchEngine(config.policy, policy.tokenizer)
+  rollouts, groups = _rollouts(
+    config, policy, {"ours": ours, "torch": theirs}, rounds
+  )
+  examples, batch = _train_batch(config, groups)
+  size = sum(len(e.token_ids) for e in examples)
+  step = _OurStep(config, policy, batch)
+  their_step = _their_step(config, policy, theirs.model, examples)
+  step()
+  their_step()
+  steps = _speeds({"ours": step, "torch": their_step}, size, rounds)
+  table = harness.Table("tokens a second", "ours", "torch", "ratio")
+  for name, found in (
+    ("rollout (generated tokens)", rollouts),
+    ("train step (all tokens)", steps),
+  ):
+    table.row(
+      name,
+      *(found.medians(side)["tokens/s"] for side in ("ours", "torch")),
+      f"{found.ratio('tokens/s', 'ours', 'torch').median:.1f}x",
+    )
+  rollout_s, step_s = (f.medians("ours")["seconds"] for f in (rollouts, steps))
+  c = ours.counters
+  out: dict[str, object] = {
+    "rollout share of wall time": rollout_s / (rollout_s + step_s),
+    "lane occupancy": c["lanes_used"] / c["lanes_offered"],
+    "compiled decode programs": throughput.programs(kv_store.decode),
+    "compiled prefill programs": throughput.programs(kv_store.prefill),
+    "compiled train steps": throughput.programs(step.program),
+  }
+  harness.print_numbers(out)
+  return {"rollouts": rollouts.each, "steps": steps.each} | out
 
-  def play(engine, rollout):
-    return asyncio.run(
-      driver.run_groups(
-        [
-          driver.Assignment(i, question, i % 5 + 1, False)
-          for i, question in enumerate(questions)
-        ],
-        group=config.group,
-        rollout=rollout,
-        engine=engine,
-        retriever=source.retriever,
-        config=config.episode,
+
+def _speeds(
+  sides: dict[str, Callable[[], object]], tokens: int, rounds: int
+) -> harness.Rounds:
+  """Times sides that process the same number of tokens."""
+
+  def measure(call: Callable[[], object]) -> dict[str, float]:
+    seconds = harness.seconds(call)
+    return {"seconds": seconds, "tokens/s": tokens / seconds}
+
+  return harness.in_turns(
+    sides, lambda name: measure(sides[name]), rounds=rounds
+  )
+
+
+def _rollouts(
+  config: config_lib.ExperimentConfig,
+  policy: hf.Policy,
+  engines: dict[str, types.Engine],
+  rounds: int,
+) -> tuple[harness.Rounds, Sequence[types.Group]]:
+  """Times rollouts in turns; also returns the groups that ours played last."""
+  from bench import playing
+  from launch import world_source
+
+  source = world_source.make(config.data, config.retrieval.kind)
+  questions = source.questions("dev", config.questions, 0)
+  numbers = dict.fromkeys(engines, 0)
+  last: dict[str, driver.Rollout] = {}
+
+  def play(name: str) -> dict[str, float]:
+    last[name], timing = harness.timed(
+      lambda: playing.play(
+        questions,
+        config=config,
         codec=policy.tokenizer,
+        engine=engines[name],
+        retriever=source.retriever,
+        rollout=numbers[name],
       )
     )
+    numbers[name] += 1
+    speed = playing.generated(last[name]) / timing.seconds
+    return {"seconds": timing.seconds, "tokens/s": speed}
 
-  def tokens(rollout):
-    return sum(
-      t.generated_tokens for g in rollout.groups for t in g.trajectories
-    )
+  harness.in_turns(engines, play, rounds=1)  # Compiles.
+  return harness.in_turns(engines, play, rounds=rounds), last["ours"].groups
 
-  def timed(call):
-    started = time.perf_counter()
-    result = call()
-    return result, time.perf_counter() - started
 
-  play(ours, 0), play(theirs, 0)
-  rollouts = []
-  for pair in range(1, _PAIRS.value + 1):
-    a, a_s = timed(lambda p=pair: play(ours, p))
-    b, b_s = timed(lambda p=pair: play(theirs, p))
-    rollouts.append((tokens(a) / a_s, tokens(b) / b_s, a_s))
+def _train_batch(
+  config: config_lib.ExperimentConfig, groups: Sequence[types.Group]
+) -> tuple[list[batching.Example], batching.HostBatch]:
+  from anysearch_jax.methods import systems
+  from anysearch_jax.training import rewards_and_advantages
 
   scored = rewards_and_advantages.score(
-    a.groups,
-    np.asarray([g.budget for g in a.groups]),
+    groups,
+    np.asarray([g.budget for g in groups]),
     samples=config.group,
     method=systems.trained(config),
     objective=config.objective,
@@ -99,59 +143,65 @@ def main(argv) -> None:
   (batch,) = rewards_and_advantages.batches(
     scored, steps=1, config=config.batch
   )
-  examples = rewards_and_advantages.examples(scored)
-  size = sum(len(e.token_ids) for e in examples)
-  tx = train_step.optimizer(policy.architecture, config.optimizer)
-  step = train_step.make(
-    train_step.grpo_loss(
-      policy.architecture, config.objective, temperature=1.0
-    ),
-    tx,
-  )
-  state = jax.device_put(train_step.init(policy.params, tx), jax.devices()[0])
-  reference = jax.tree.map(jax.numpy.asarray, policy.params)
-  model, frozen = (
-    theirs.model.train(),
-    torch_peer.TorchEngine(config.policy, policy.tokenizer).model,
-  )
+  return rewards_and_advantages.examples(scored), batch
+
+
+class _OurStep:
+  """The train step of the quickstart on one device."""
+
+  def __init__(
+    self,
+    config: config_lib.ExperimentConfig,
+    policy: hf.Policy,
+    batch: batching.HostBatch,
+  ):
+    import jax
+
+    from anysearch_jax.training import train_step
+
+    a = policy.architecture
+    tx = train_step.optimizer(a, config.optimizer)
+    loss = train_step.grpo_loss(a, config.objective, temperature=1.0)
+    self.program: Any = train_step.make(loss, tx)
+    self._state = jax.device_put(
+      train_step.init(policy.params, tx), jax.devices()[0]
+    )
+    self._reference = jax.tree.map(jax.numpy.asarray, policy.params)
+    self._batch = batch
+
+  def __call__(self) -> None:
+    import jax
+
+    self._state, metrics = self.program(
+      self._state, self._reference, self._batch
+    )
+    jax.block_until_ready((self._state, metrics))
+
+
+def _their_step(
+  config: config_lib.ExperimentConfig,
+  policy: hf.Policy,
+  model: Any,
+  examples: Sequence[batching.Example],
+) -> Callable[[], object]:
+  import torch
+
+  from bench import torch_peer
+
+  model = model.train()
+  frozen = torch_peer.TorchEngine(config.policy, policy.tokenizer).model
   adam = torch.optim.AdamW(
     model.parameters(),
     lr=config.optimizer.learning_rate,
     betas=(0.9, 0.98),
     weight_decay=0.01,
   )
-  trains = []
-  for pair in range(_PAIRS.value + 1):
-    (state, _), a_s = timed(
-      lambda s=state: jax.block_until_ready(step(s, reference, batch))
-    )
-    _, b_s = timed(
-      lambda: torch_peer.train_step(model, frozen, adam, examples, rows=16)
-    )
-    if pair:
-      trains.append((size / a_s, size / b_s, a_s))
-
-  def show(name, pairs):
-    a, b = (statistics.median(p[i] for p in pairs) for i in (0, 1))
-    ratio = statistics.median(p[0] / p[1] for p in pairs)
-    print(f"{name:<28}{a:>10.0f}{b:>12.0f}{ratio:>9.1f}x")
-
-  print(f"{'tokens a second':<28}{'ours':>10}{'torch':>12}{'ratio':>10}")
-  show("rollout (generated tokens)", rollouts)
-  show("train step (all tokens)", trains)
-  rollout_s = statistics.median(p[2] for p in rollouts)
-  train_s = statistics.median(p[2] for p in trains)
-  share = rollout_s / (rollout_s + train_s)
-  print(f"rollout share of wall time: {share:.0%}")
-  c = ours.counters
-  print(f"lane occupancy: {c['lanes_used'] / c['lanes_offered']:.0%}")
-  compiled = {
-    "decode": throughput.programs(kv_store.decode),
-    "prefill": throughput.programs(kv_store.prefill),
-    "train step": throughput.programs(step),
-  }
-  print("compiled programs:", compiled)
+  return lambda: torch_peer.train_step(
+    model, frozen, adam, examples, rows=_TORCH_ROWS
+  )
 
 
 if __name__ == "__main__":
-  launch_flags.run(main)
+  flags.DEFINE_integer("threads", 1, "CPU threads of either side.")
+  flags.DEFINE_integer("pairs", 5, "Pairs of measurements.")
+  harness.run(main)

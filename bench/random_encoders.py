@@ -93,13 +93,14 @@ def make(
     **sizes: settings of the configuration that override the case's.
   """
   tokens = vocabulary()
-  config = transformers.BertConfig(
-    **{"architectures": ["BertModel"], "vocab_size": len(tokens) + 7}
-    | CASES[case]
-    | sizes
-  )
+  settings: dict[str, Any] = {
+    "architectures": ["BertModel"],
+    "vocab_size": len(tokens) + 7,
+  }
+  config = transformers.BertConfig(**settings | CASES[case] | sizes)
   config.save_pretrained(folder)
-  transformers.BertTokenizerFast(tokens).save_pretrained(folder)
+  # A name of some releases: in others it is the same class as `BertTokenizer`.
+  transformers.BertTokenizerFast(tokens).save_pretrained(folder)  # type: ignore[attr-defined]  # The library resolves the name when it runs.
   a = bert.from_hf(config.to_dict())
   rng = np.random.default_rng(seed)
 

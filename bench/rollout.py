@@ -16,35 +16,25 @@ of each round. The ways take turns in one run.
 from __future__ import annotations
 
 import asyncio
-import json
-import pathlib
-import statistics
-import time
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from absl import flags
 
+from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from bench import harness
 from configs import quickstart
-from launch import flags as launch_flags
-from launch import jax_setup, parts
+from launch import jax_setup
 
-_POLICY = flags.DEFINE_string(
-  "policy", None, "Hugging Face folder; default: the quickstart's policy."
-)
-_LATENCIES = flags.DEFINE_list(
-  "latencies", ["0", "50", "500"], "In milliseconds."
-)
-_PAIRS = flags.DEFINE_integer("pairs", 3, "Rounds of measurements.")
-_QUESTIONS = flags.DEFINE_integer(
-  "questions", 64, "Of a rollout, five times each."
-)
-_SLOTS = flags.DEFINE_integer("slots", 320, "Episodes under way at a time.")
-_LANES = flags.DEFINE_list("lanes", ["32"], "Rows of decode calls, ascending.")
-_THREADS = flags.DEFINE_integer("threads", 0, "CPU threads; 0: all.")
-_TORCH = flags.DEFINE_bool("torch", True, "Also play (c).")
-_SGLANG = flags.DEFINE_string("sglang", None, "Also play (d), at this address.")
-_JSON = flags.DEFINE_string("json", None, "File for the numbers.")
+if TYPE_CHECKING:
+  from anysearch_jax.policy import hf
+  from anysearch_jax.rollout.jax_engine import engine as engine_lib
+  from anysearch_jax.rollout.sglang import engine as sglang
+
+# The ways whose turns wait for each other.
+_TURN_SYNCHRONOUS = ("b", "c")
 
 
 class Late:
@@ -103,118 +93,166 @@ class TurnSynchronous:
       future.set_result(answer)
 
 
-def main(argv) -> None:
-  del argv
-  jax_setup.configure(threads=_THREADS.value, cache=".jax_cache")
-  import dataclasses
+@dataclasses.dataclass(frozen=True)
+class Ways:
+  """The ways to play, and what they play.
 
-  from anysearch_jax import config as config_lib
-  from anysearch_jax.policy import hf
-  from anysearch_jax.rollout import driver
-  from anysearch_jax.rollout.jax_engine import engine as engine_lib
-  from anysearch_jax.rollout.sglang import engine as sglang
+  engines: by way. local: the in-process engine, whose counters are read.
+  """
 
-  config = quickstart.get_config()
-  if _POLICY.value:
-    config = dataclasses.replace(config, policy=_POLICY.value)
-  shapes = dataclasses.replace(
-    config.engine,
-    slots=_SLOTS.value,
-    lanes=tuple(map(int, _LANES.value)),
-  )
-  source = parts.source(config)
-  policy = hf.load(config.policy)
-  questions = source.questions("dev", _QUESTIONS.value, 0)
-  episodes = len(questions) * config.group
-  ours = engine_lib.JaxEngine(
-    policy,
-    config=shapes,
-    sampling=config.sampling,
-    seed=0,
-  )
-  ways: dict[str, Any] = {"a": ours, "b": ours}
-  if _TORCH.value:
-    import torch
+  config: config_lib.ExperimentConfig
+  questions: Sequence[types.Question]
+  codec: types.TextCodec
+  retriever: types.Retriever
+  engines: Mapping[str, types.Engine]
+  local: engine_lib.JaxEngine
+  slots: int
 
-    from bench import torch_peer
+  @property
+  def episodes(self) -> int:
+    return len(self.questions) * self.config.group
 
-    if _THREADS.value:
-      torch.set_num_threads(_THREADS.value)
-    ways["c"] = torch_peer.TorchEngine(config.policy, policy.tokenizer)
-  if _SGLANG.value:
-    ways["d"] = sglang.SglangEngine(
-      policy,
-      config=config_lib.SglangConfig(urls=(_SGLANG.value,)),
-      sampling=config.sampling,
-      dtype="float32",
-    )
+  def play(self, way: str, rollout: int, latency: float) -> dict[str, float]:
+    """Plays one rollout; `latency` is the seconds of a search."""
+    from bench import playing
 
-  def play(way: str, rollout: int, latency: float) -> dict[str, float]:
-    engine = ways[way]
-    if way in "bc":
-      engine = TurnSynchronous(engine, episodes=episodes, slots=_SLOTS.value)
-    ours.counters.clear()
-    started = time.perf_counter()
-    played = asyncio.run(
-      driver.run_groups(
-        [
-          driver.Assignment(i, question, i % 5 + 1, False)
-          for i, question in enumerate(questions)
-        ],
-        group=config.group,
-        rollout=rollout,
+    engine = self.engines[way]
+    if way in _TURN_SYNCHRONOUS:
+      engine = TurnSynchronous(engine, episodes=self.episodes, slots=self.slots)
+    self.local.counters.clear()
+    played, timing = harness.timed(
+      lambda: playing.play(
+        self.questions,
+        config=self.config,
+        codec=self.codec,
         engine=engine,
-        retriever=Late(source.retriever, latency),
-        config=config.episode,
-        codec=policy.tokenizer,
-        max_concurrency=_SLOTS.value,
+        retriever=Late(self.retriever, latency),
+        rollout=rollout,
+        concurrency=self.slots,
       )
     )
-    seconds = time.perf_counter() - started
-    trajectories = [t for g in played.groups for t in g.trajectories]
-    tokens = sum(t.generated_tokens for t in trajectories)
-    c = ours.counters
+    found = playing.trajectories(played)
+    c = self.local.counters
     return {
-      "seconds": seconds,
-      "episodes/s": len(trajectories) / seconds,
-      "tokens/s": tokens / seconds,
+      "seconds": timing.seconds,
+      "episodes/s": len(found) / timing.seconds,
+      "tokens/s": playing.generated(played) / timing.seconds,
       "occupancy": c["lanes_used"] / max(c["lanes_offered"], 1),
-      "searches": sum(t.searches for t in trajectories) / len(trajectories),
+      "searches": sum(t.searches for t in found) / len(found),
     }
 
-  out = []
-  for way in ways:
-    play(way, 0, 0.0)
-  print(
-    f"{episodes} episodes, {_SLOTS.value} slots, {','.join(_LANES.value)} lanes"
+
+def main() -> list[dict[str, object]]:
+  f = flags.FLAGS
+  jax_setup.configure(threads=f.threads, cache=".jax_cache")
+  from anysearch_jax.policy import hf
+  from bench import playing
+  from launch import world_source
+
+  config = quickstart.get_config()
+  config = dataclasses.replace(config, policy=f.policy or config.policy)
+  source = world_source.make(config.data, config.retrieval.kind)
+  policy = hf.load(config.policy)
+  shapes = dataclasses.replace(
+    config.engine, slots=f.slots, lanes=tuple(map(int, f.lanes))
   )
-  for latency in map(float, _LATENCIES.value):
-    rounds = [
-      {way: play(way, 1 + i, latency / 1e3) for way in ways}
-      for i in range(_PAIRS.value)
-    ]
-    for way in ways:
-      found = {
-        name: statistics.median(r[way][name] for r in rounds)
-        for name in rounds[0][way]
-      }
-      # By tokens, because different samples have different lengths.
-      ratios = sorted(r["a"]["tokens/s"] / r[way]["tokens/s"] for r in rounds)
-      occupancy = f"{found['occupancy']:4.0%}" if way in "ab" else "   -"
-      print(
-        f"{latency:5.0f} ms  ({way})  {found['episodes/s']:7.1f} episodes/s  "
-        f"{found['tokens/s']:8.0f} tokens/s  occupancy {occupancy}  "
-        f"searches {found['searches']:.2f}  "
-        f"(a) is {statistics.median(ratios):.2f}x "
-        f"[{ratios[0]:.2f}, {ratios[-1]:.2f}]",
-        flush=True,
+  ours = playing.local_engine(policy, shapes, config.sampling)
+  engines: dict[str, types.Engine] = {"a": ours, "b": ours}
+  if f.torch:
+    engines["c"] = _torch_engine(config.policy, policy, f.threads)
+  closes: Callable[[], object] = lambda: None  # noqa: E731
+  if f.sglang:
+    engines["d"] = server = _sglang_engine(policy, config.sampling, f.sglang)
+    closes = server.close
+  ways = Ways(
+    config=config,
+    questions=source.questions("dev", f.questions, 0),
+    codec=policy.tokenizer,
+    retriever=source.retriever,
+    engines=engines,
+    local=ours,
+    slots=f.slots,
+  )
+  try:
+    return _compare(ways, [float(x) for x in f.latencies], f.pairs)
+  finally:
+    closes()
+
+
+def _torch_engine(folder: str, policy: hf.Policy, threads: int) -> types.Engine:
+  import torch
+
+  from bench import torch_peer
+
+  if threads:
+    torch.set_num_threads(threads)
+  return torch_peer.TorchEngine(folder, policy.tokenizer)
+
+
+def _sglang_engine(
+  policy: hf.Policy, sampling: config_lib.SamplingConfig, url: str
+) -> sglang.SglangEngine:
+  from anysearch_jax.rollout.sglang import engine as sglang
+
+  return sglang.SglangEngine(
+    policy,
+    config=config_lib.SglangConfig(urls=(url,)),
+    sampling=sampling,
+    dtype="float32",
+  )
+
+
+def _compare(
+  ways: Ways, latencies: Sequence[float], rounds: int
+) -> list[dict[str, object]]:
+  """Plays all ways in turns, for each latency in milliseconds."""
+  for way in ways.engines:
+    ways.play(way, 0, 0.0)
+  print(f"{ways.episodes} episodes, {ways.slots} slots")
+  table = harness.Table(
+    "search, way",
+    "episodes/s",
+    "tokens/s",
+    "occupancy",
+    "searches",
+    "(a) is faster by",
+    first=16,
+  )
+  out: list[dict[str, object]] = []
+  for latency in latencies:
+    found = harness.Rounds(
+      [
+        {way: ways.play(way, 1 + i, latency / 1e3) for way in ways.engines}
+        for i in range(rounds)
+      ]
+    )
+    for way in ways.engines:
+      medians = found.medians(way)
+      ours = ways.engines[way] is ways.local
+      table.row(
+        f"{latency:5.0f} ms  ({way})",
+        medians["episodes/s"],
+        medians["tokens/s"],
+        f"{medians['occupancy']:.0%}" if ours else "-",
+        medians["searches"],
+        # By tokens, because different samples have different lengths.
+        f"  {found.ratio('tokens/s', 'a', way)}",
       )
-      out.append({"latency": latency, "way": way, "ratios": ratios} | found)
-  if _SGLANG.value:
-    ways["d"].close()
-  if _JSON.value:
-    pathlib.Path(_JSON.value).write_text(json.dumps(out, indent=2) + "\n")
+      ratios = sorted(found.ratios("tokens/s", "a", way))
+      out.append({"latency": latency, "way": way, "ratios": ratios} | medians)
+  return out
 
 
 if __name__ == "__main__":
-  launch_flags.run(main)
+  flags.DEFINE_string(
+    "policy", None, "Hugging Face folder; default: the quickstart's policy."
+  )
+  flags.DEFINE_list("latencies", ["0", "50", "500"], "In milliseconds.")
+  flags.DEFINE_integer("pairs", 3, "Rounds of measurements.")
+  flags.DEFINE_integer("questions", 64, "Of a rollout, five times each.")
+  flags.DEFINE_integer("slots", 320, "Episodes under way at a time.")
+  flags.DEFINE_list("lanes", ["32"], "Rows of decode calls, ascending.")
+  flags.DEFINE_integer("threads", 0, "CPU threads; 0: all.")
+  flags.DEFINE_bool("torch", True, "Also play (c).")
+  flags.DEFINE_string("sglang", None, "Also play (d), at this address.")
+  harness.run(main)

@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import orjson
@@ -33,22 +34,11 @@ from absl import flags
 # OpenMP threads that spin while they wait would take cores from the clients.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from bench import plain_service
-from launch import flags as launch_flags
+from bench import harness, plain_service
 from launch import serve_retriever
 from retrieval import passages
 from retrieval.index import search
 
-_CLIENTS = flags.DEFINE_integer("clients", 64, "Concurrent ones.", 1)
-_SECONDS = flags.DEFINE_float("seconds", 30, "Of each measurement.", 0)
-_ROUNDS = flags.DEFINE_integer("rounds", 1, "Measurements of each service.", 1)
-_ROWS = flags.DEFINE_integer("rows", 32768, "Passages.", 1)
-_DIM = flags.DEFINE_integer("dim", 768, "Of their vectors.", 1)
-_JSON = flags.DEFINE_string("json", None, "File for the numbers.")
-_SERVE = flags.DEFINE_enum(
-  "serve", None, ["ours", "plain"], "Serves, as a process of the bench."
-)
-_CORPUS = flags.DEFINE_string("corpus", None, "Folder of what it serves.")
 _WARM = 2.0  # Seconds before the measurement.
 _K = 3
 _REQUEST = (
@@ -58,10 +48,16 @@ _REQUEST = (
 
 
 class _Encoder:
-  """Derives a unit vector from the hash of each text."""
+  """A `search.Encoder`: derives a unit vector from the hash of each text."""
 
   def __init__(self, dim: int):
     self.dim = dim
+
+  def identity(self) -> dict[str, Any]:
+    return {"kind": "hash"}
+
+  def passages(self, texts: Sequence[str]) -> np.ndarray:
+    return self.queries(texts)
 
   def queries(self, texts: Sequence[str]) -> np.ndarray:
     seeds = (hashlib.sha256(text.encode()).digest()[:8] for text in texts)
@@ -97,13 +93,13 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
   return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
-def _serve(name: str, folder: str) -> None:
+def _serve(name: str, folder: str, dim: str) -> None:
   """Serves until the process is ended."""
   corpus = passages.Corpus(folder)
   index = search.PassageSearch(
     corpus,
     search.EncodedIndex(
-      _Flat(_unit(_normal(0, len(corpus), _DIM.value))), _Encoder(_DIM.value)
+      _Flat(_unit(_normal(0, len(corpus), int(dim)))), _Encoder(int(dim))
     ),
     identity={"kind": "bench"},
   )
@@ -124,13 +120,10 @@ def _serve(name: str, folder: str) -> None:
 @contextlib.contextmanager
 def _started(name: str, folder: pathlib.Path) -> Iterator[int]:
   """Starts a service, waits until it listens, and yields its port."""
-  command = [
-    *(sys.executable, "-m", "bench.service"),
-    *(f"--serve={name}", f"--corpus={folder}", f"--dim={_DIM.value}"),
-  ]
+  command = harness.worker_command("serve", name, folder, flags.FLAGS.dim)
   with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
     try:
-      line = process.stdout.readline()
+      line = process.stdout.readline() if process.stdout else ""
       if "http://" not in line:
         sys.exit(f"bench.service: the service {name} did not start.")
       yield int(line.rpartition(":")[2])
@@ -177,11 +170,12 @@ def _is_right(head: bytes, content: bytes) -> bool:
 
 
 async def _measure(port: int) -> dict[str, float]:
+  clients, seconds = flags.FLAGS.clients, flags.FLAGS.seconds
   start = time.monotonic() + _WARM
-  end = start + _SECONDS.value
+  end = start + seconds
   timed: list[tuple[float, float]] = []
   errors = await asyncio.gather(
-    *(_ask(number, port, end, timed) for number in range(_CLIENTS.value))
+    *(_ask(number, port, end, timed) for number in range(clients))
   )
   counted = [took for ended, took in timed if start <= ended <= end]
   cuts = statistics.quantiles(counted, n=100)
@@ -189,7 +183,7 @@ async def _measure(port: int) -> dict[str, float]:
     "p50": cuts[49],
     "p95": cuts[94],
     "p99": cuts[98],
-    "requests/s": len(counted) / _SECONDS.value,
+    "requests/s": len(counted) / seconds,
     "requests": len(counted),
     "errors": sum(errors),
   }
@@ -199,44 +193,49 @@ def _write_corpus(folder: pathlib.Path) -> None:
   words = " ".join(f"word{i}" for i in range(100))
   source = folder / "corpus.jsonl"
   with source.open("w") as file:
-    for row in range(_ROWS.value):
+    for row in range(flags.FLAGS.rows):
       contents = f'"Title {row}"\nPassage {row} says {words}.'
       file.write(json.dumps({"id": str(row), "contents": contents}) + "\n")
   passages.prepare(source, folder / "corpus")
 
 
-def main(argv) -> None:
-  del argv
-  if _SERVE.value:
-    _serve(_SERVE.value, _CORPUS.value)
-    return
-  rounds = []
+def main() -> list[object]:
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
     _write_corpus(folder)
-    for _ in range(_ROUNDS.value):
-      found = {}
-      for service in ("plain", "ours"):
-        with _started(service, folder / "corpus") as port:
-          found[service] = asyncio.run(_measure(port))
-        print(
-          "{}: p50 {p50:.3f} s, p95 {p95:.3f} s, p99 {p99:.3f} s, "
-          "{requests/s:.0f} requests/s, {errors} errors in {requests}".format(
-            service, **found[service]
-          )
-        )
-      plain, ours = found["plain"], found["ours"]
-      print(
-        f"ours: {ours['requests/s'] / plain['requests/s']:.1f}x the requests "
-        f"a second, p50 {plain['p50'] / ours['p50']:.1f}x, p99 "
-        f"{plain['p99'] / ours['p99']:.1f}x as fast"
-      )
-      rounds.append(found)
-  if _JSON.value:
-    pathlib.Path(_JSON.value).write_text(json.dumps(rounds, indent=2) + "\n")
-  if any(r[service]["errors"] for r in rounds for service in r):
+    found = harness.in_turns(
+      ("plain", "ours"),
+      lambda service: _asked(service, folder / "corpus"),
+      rounds=flags.FLAGS.rounds,
+    )
+  for ratio, over, under in (
+    ("requests/s", "ours", "plain"),
+    ("p50", "plain", "ours"),
+    ("p99", "plain", "ours"),
+  ):
+    print(f"ours, {ratio}: {found.ratio(ratio, over, under)} better")
+  if any(each[side]["errors"] for each in found.each for side in each):
     sys.exit("bench.service: found errors, expected none.")
+  return list(found.each)
+
+
+def _asked(service: str, folder: pathlib.Path) -> dict[str, float]:
+  """Measures one service and prints a line."""
+  with _started(service, folder) as port:
+    found = asyncio.run(_measure(port))
+  print(
+    "{}: p50 {p50:.3f} s, p95 {p95:.3f} s, p99 {p99:.3f} s, "
+    "{requests/s:.0f} requests/s, {errors} errors in {requests}".format(
+      service, **found
+    )
+  )
+  return found
 
 
 if __name__ == "__main__":
-  launch_flags.run(main)
+  flags.DEFINE_integer("clients", 64, "Concurrent ones.", 1)
+  flags.DEFINE_float("seconds", 30, "Of each measurement.", 0)
+  flags.DEFINE_integer("rounds", 1, "Measurements of each service.", 1)
+  flags.DEFINE_integer("rows", 32768, "Passages.", 1)
+  flags.DEFINE_integer("dim", 768, "Of their vectors.", 1)
+  harness.run(main, workers={"serve": _serve})

@@ -35,17 +35,10 @@ from absl import flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from bench import harness
 from configs import quickstart
-from launch import flags as launch_flags
-from launch import jax_setup, parts
+from launch import jax_setup
 
-_ROLLOUTS = flags.DEFINE_integer("rollouts", 700, "Of each run.", 1)
-_QUESTIONS = flags.DEFINE_integer("questions", 400, "Of the evaluation.", 1)
-_OUTPUT = flags.DEFINE_string("output", None, "Folder; default: a fresh one.")
-_JSON = flags.DEFINE_string("json", None, "File for the numbers.")
-_WORKER = flags.DEFINE_enum(
-  "worker", None, ["faulty", "calm"], "Trains, as a process of the bench."
-)
 _ERRORS = 0.1  # Share of the searches that fail.
 _HANGS = 0.1  # Share of those that hang until their deadline.
 _DEADLINE = 2.0  # Seconds of a search.
@@ -60,13 +53,23 @@ _BUDGETS = (0, 2, 5)
 class FaultyRetriever:
   """A retriever of whose answers a tenth fail or hang."""
 
-  def __init__(self, retriever: Any, drawn: random.Random):
+  def __init__(self, retriever: types.Retriever, drawn: random.Random):
     self._retriever, self._drawn = retriever, drawn
+
+  async def search(
+    self, request: types.SearchRequest
+  ) -> Sequence[types.Passage]:
+    (answer,) = await self.search_many([request])
+    if isinstance(answer, types.RetrievalError):
+      raise answer
+    return answer
 
   async def search_many(
     self, requests: Sequence[types.SearchRequest]
-  ) -> list[Any]:
-    answers = list(await self._retriever.search_many(requests))
+  ) -> list[Sequence[types.Passage] | types.RetrievalError]:
+    answers: list[Sequence[types.Passage] | types.RetrievalError] = [
+      await self._retriever.search(request) for request in requests
+    ]
     for i, _ in enumerate(requests):
       if self._drawn.random() < _ERRORS:
         if self._drawn.random() < _HANGS:
@@ -88,14 +91,11 @@ class MortalEngine:
     self._make, self._params, self._version = make, params, 0
     self._drawn = drawn
     self._engine = make(params, 0)
+    self.counters: Counter[str] = self._engine.counters
     self._flying: dict[asyncio.Task, None] = {}
     self._owners: dict[types.Address, list[Any]] = {}
     self.lost = 0
     self._schedule()
-
-  @property
-  def counters(self) -> Counter[str]:
-    return self._engine.counters
 
   @property
   def max_async_level(self) -> int:
@@ -122,7 +122,8 @@ class MortalEngine:
     try:
       return await task
     except asyncio.CancelledError:
-      if asyncio.current_task().cancelling():
+      current = asyncio.current_task()
+      if current is not None and current.cancelling():
         raise
       raise types.EngineError("The engine was lost.") from None
     finally:
@@ -137,9 +138,8 @@ class MortalEngine:
     """Cancels all running turns and replaces the engine by a new one."""
     for task in self._flying:
       task.cancel()
-    counters = self._engine.counters
     self._engine = self._make(self._params, self._version)
-    self._engine.counters = counters
+    self._engine.counters = self.counters
     self.lost += 1
     self._schedule()
     print(f"engine lost {self.lost}", flush=True)
@@ -157,31 +157,39 @@ def configuration() -> config_lib.ExperimentConfig:
     save_every=5,
     curriculum=dataclasses.replace(
       c.curriculum,
-      total_steps=_ROLLOUTS.value * c.curriculum.steps_per_rollout,
+      total_steps=flags.FLAGS.rollouts * c.curriculum.steps_per_rollout,
     ),
     optimizer=dataclasses.replace(c.optimizer, learning_rate=1e-4),
     episode=dataclasses.replace(c.episode, search_deadline=_DEADLINE),
     # A lost engine fails most episodes of a rollout.
     watch=dataclasses.replace(c.watch, max_failed=1.0),
     evaluation=dataclasses.replace(
-      c.evaluation, budgets=_BUDGETS, questions=_QUESTIONS.value
+      c.evaluation, budgets=_BUDGETS, questions=flags.FLAGS.questions
     ),
   )
 
 
-def train(folder: pathlib.Path, *, faulty: bool) -> None:
-  """Trains or resumes a run until its end or until the process is killed."""
+def train(kind: str, root: str) -> None:
+  """Trains or resumes a run until its end or until the process is killed.
+
+  Args:
+    kind: `faulty` or `calm`.
+    root: folder of both runs.
+  """
+  faulty, folder = kind == "faulty", pathlib.Path(root) / kind
   jax_setup.configure(threads=1, cache=".jax_cache")
   from anysearch_jax.policy import hf
   from anysearch_jax.rollout import searching
   from anysearch_jax.rollout.jax_engine import engine as engine_lib
   from anysearch_jax.training import loop, validation
+  from launch import world_source
 
   config = configuration()
   validation.validate(config)
-  source = parts.source(config)
+  source = world_source.make(config.data, config.retrieval.kind)
   drawn = random.Random(time.time_ns())
-  retriever, engine = source.retriever, None
+  retriever: types.Retriever = source.retriever
+  engine: MortalEngine | None = None
   policy = hf.load(config.policy)
   if faulty:
     retriever = FaultyRetriever(retriever, drawn)
@@ -196,7 +204,7 @@ def train(folder: pathlib.Path, *, faulty: bool) -> None:
       policy.params,
       drawn,
     )
-  count = _ROLLOUTS.value * config.questions_per_rollout
+  count = flags.FLAGS.rollouts * config.questions_per_rollout
   folder.mkdir(parents=True, exist_ok=True)
   loop.Trainer(
     config,
@@ -237,7 +245,7 @@ class Run:
       self._kind == "faulty"
       and self.lives[-1]
       and time.monotonic() > self._end
-      and rollouts(self.folder) < _KILLED_UNTIL * _ROLLOUTS.value
+      and rollouts(self.folder) < _KILLED_UNTIL * flags.FLAGS.rollouts
     ):
       self._process.send_signal(signal.SIGKILL)
       self._process.wait(30)
@@ -256,9 +264,8 @@ class Run:
     with self._log.open("a") as log:
       self._process = subprocess.Popen(
         [
-          *(sys.executable, "-m", "bench.soak", f"--worker={self._kind}"),
-          f"--rollouts={_ROLLOUTS.value}",
-          f"--output={self._root}",
+          *harness.worker_command("train", self._kind, self._root),
+          f"--rollouts={flags.FLAGS.rollouts}",
         ],
         stdout=log,
         stderr=log,
@@ -329,7 +336,7 @@ def accuracy(run: Run) -> pathlib.Path:
     [
       *(sys.executable, "-m", "launch.evaluate", "--threads=1"),
       *("--config=configs/quickstart.py", f"--budgets={budgets}"),
-      f"--config.evaluation.questions={_QUESTIONS.value}",
+      f"--config.evaluation.questions={flags.FLAGS.questions}",
       f"--hf={run.folder / 'policy'}",
       f"--output={folder}",
     ],
@@ -341,8 +348,8 @@ def accuracy(run: Run) -> pathlib.Path:
 
 @contextlib.contextmanager
 def place() -> Iterator[pathlib.Path]:
-  if _OUTPUT.value:
-    path = pathlib.Path(_OUTPUT.value)
+  if flags.FLAGS.output:
+    path = pathlib.Path(flags.FLAGS.output)
     path.mkdir(parents=True, exist_ok=True)
     yield path
   else:
@@ -350,58 +357,67 @@ def place() -> Iterator[pathlib.Path]:
       yield pathlib.Path(folder)
 
 
-def main(argv: Sequence[str]) -> None:
-  del argv
-  if _WORKER.value:
-    folder = pathlib.Path(_OUTPUT.value) / _WORKER.value
-    train(folder, faulty=_WORKER.value == "faulty")
-    return
+def main() -> dict[str, object]:
   from anysearch_jax.evaluation import comparison, pairing
   from anysearch_jax.report import loading
 
-  drawn = random.Random(0)
   with place() as root:
     start = time.monotonic()
-    runs = [Run(kind, root, drawn) for kind in ("faulty", "calm")]
-    try:
-      going = list(runs)
-      while going:
-        time.sleep(_LOOK)
-        going = [run for run in going if run.look()]
-    finally:
-      for run in runs:
-        run.stop()
+    faulty, calm = watch(root)
     minutes = (time.monotonic() - start) / 60
-    faulty, calm = runs
-    logged = lines(faulty.folder / "metrics.jsonl")
-    found, failed, farthest = as_rewards(faulty.folder)
-    numbers = {
-      "minutes": minutes,
-      "steps": logged[-1]["step"],
-      "rollouts_logged_once": [x["rollout"] for x in logged]
-      == list(range(_ROLLOUTS.value)),
-      "kills": faulty.kills,
-      "engines_lost": (root / "faulty.log").read_text().count("engine lost"),
-      "trajectories": logged[-1]["run/trajectories"],
-      "failed": logged[-1]["run/failed"],
-      "resampled_groups": logged[-1]["run/resampled_groups"],
-      "dropped_groups": logged[-1]["run/dropped_groups"],
-      "recorded_rollouts_with_failures": found,
-      "failed_in_them": failed,
-      "farthest_mean_of_em": farthest,
-      "memory_growth": growth(faulty.lives[-1]),
-      "memory_growth_calm": growth(calm.lives[-1]),
-    }
+    numbers = {"minutes": minutes} | losses(root, faulty, calm)
     pairs = pairing.pair(
-      *(loading.load_row(run.folder.name, accuracy(run)) for run in runs)
+      *(
+        loading.load_row(run.folder.name, accuracy(run))
+        for run in (faulty, calm)
+      )
     )
     numbers["accuracy"] = [
       dataclasses.asdict(each) for each in comparison.compare(pairs)
     ]
   print(json.dumps(numbers, indent=2))
-  if _JSON.value:
-    pathlib.Path(_JSON.value).write_text(json.dumps(numbers, indent=2) + "\n")
+  return numbers
+
+
+def watch(root: pathlib.Path) -> tuple[Run, Run]:
+  """Runs the faulty and the calm training until both have ended."""
+  drawn = random.Random(0)
+  faulty, calm = (Run(kind, root, drawn) for kind in ("faulty", "calm"))
+  try:
+    going = [faulty, calm]
+    while going:
+      time.sleep(_LOOK)
+      going = [run for run in going if run.look()]
+  finally:
+    faulty.stop()
+    calm.stop()
+  return faulty, calm
+
+
+def losses(root: pathlib.Path, faulty: Run, calm: Run) -> dict[str, Any]:
+  """Returns what the faults did to the run, by its own logs."""
+  logged = lines(faulty.folder / "metrics.jsonl")
+  found, failed, farthest = as_rewards(faulty.folder)
+  return {
+    "steps": logged[-1]["step"],
+    "rollouts_logged_once": [x["rollout"] for x in logged]
+    == list(range(flags.FLAGS.rollouts)),
+    "kills": faulty.kills,
+    "engines_lost": (root / "faulty.log").read_text().count("engine lost"),
+    "trajectories": logged[-1]["run/trajectories"],
+    "failed": logged[-1]["run/failed"],
+    "resampled_groups": logged[-1]["run/resampled_groups"],
+    "dropped_groups": logged[-1]["run/dropped_groups"],
+    "recorded_rollouts_with_failures": found,
+    "failed_in_them": failed,
+    "farthest_mean_of_em": farthest,
+    "memory_growth": growth(faulty.lives[-1]),
+    "memory_growth_calm": growth(calm.lives[-1]),
+  }
 
 
 if __name__ == "__main__":
-  launch_flags.run(main)
+  flags.DEFINE_integer("rollouts", 700, "Of each run.", 1)
+  flags.DEFINE_integer("questions", 400, "Of the evaluation.", 1)
+  flags.DEFINE_string("output", None, "Folder; default: a fresh one.")
+  harness.run(main, workers={"train": train})

@@ -21,35 +21,28 @@ segments.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pathlib
 import signal
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.host import json_files
+from bench import harness
 from launch import flags as launch_flags
 from launch import jax_setup
 
-_STEPS = flags.DEFINE_integer("steps", 5, "Timed steps (of each side).")
-_SHAPE = flags.DEFINE_string(
-  "shape", None, "config.json of the policy; default: a small one beside torch."
-)
-_MICRO_BATCHES = flags.DEFINE_integer("micro_batches", 4, "Of each step.")
-_PEAK = flags.DEFINE_float(
-  "peak_tflops", 0.0, "Of one device, where its kind is not known."
-)
-_PROFILE = flags.DEFINE_string("profile", None, "Folder of a profiler trace.")
-_COMPILED = flags.DEFINE_bool(
-  "torch_compile", False, "Also beside torch.compile, which takes minutes."
-)
-_JSON = flags.DEFINE_string("json", None, "File for the numbers.")
+if TYPE_CHECKING:
+  from anysearch_jax.policy import architecture as architecture_lib
+  from anysearch_jax.policy import decoder
+  from anysearch_jax.training import batching
+
 _COMPILE_SECONDS = 600
 
 # About 19 M parameters, so that a CPU can train them in float32.
@@ -74,8 +67,8 @@ def small() -> config_lib.ExperimentConfig:
   )
 
 
-def examples(config: config_lib.ExperimentConfig, *, vocab: int, tokens: int):
-  """Makes trajectories of a half, a quarter or an eighth of the longest row.
+def examples(*, row: int, vocab: int, tokens: int) -> list[batching.Example]:
+  """Makes trajectories of a half, a quarter or an eighth of a row.
 
   They fill rows exactly: `tokens` tokens in all, a multiple of an eighth of a
   row, need as many positions, and a side that pads has little padding.
@@ -84,7 +77,7 @@ def examples(config: config_lib.ExperimentConfig, *, vocab: int, tokens: int):
 
   rng, out, left = np.random.default_rng(0), [], tokens
   while left:
-    size = config.batch.row_lengths[-1] >> int(rng.integers(1, 4))
+    size = row >> int(rng.integers(1, 4))
     while size > left:
       size //= 2
     left -= size
@@ -101,14 +94,28 @@ def examples(config: config_lib.ExperimentConfig, *, vocab: int, tokens: int):
 
 
 class Ours:
-  """The Trainer's step over random weights, made on the devices that train."""
+  """The Trainer's step over random weights, made on the devices that train.
 
-  def __init__(self, config, a, trajectories, *, params=None):
+  Args:
+    config: the whole configuration, as the loop's builder takes it.
+    a: the policy's architecture, without adapters.
+    trajectories: of a step.
+    params: weights to start from; by default random ones.
+  """
+
+  def __init__(
+    self,
+    config: config_lib.ExperimentConfig,
+    a: architecture_lib.Architecture,
+    trajectories: Sequence[batching.Example],
+    *,
+    params: decoder.Params | None = None,
+  ):
     import jax
 
     from anysearch_jax.policy import lora, sharding, table
-    from anysearch_jax.policy import parameters as weights
     from anysearch_jax.training import batching, placement, train_step
+    from bench import random_weights
 
     self.a = a = lora.attach(a, config.lora)
     self.placed = placed = placement.Placement.of(
@@ -124,32 +131,19 @@ class Ours:
       sequence_parallel=config.mesh.sequence_parallel,
     )
     self.attention = compute.attention
-
-    def fresh(rows, where, dtype):
-      def make():
-        keys = jax.random.split(jax.random.key(0), len(rows))
-        named = dict(zip((row.path for row in rows), keys, strict=True))
-        return weights.tree(
-          rows,
-          lambda row: (
-            jax.numpy.ones(row.shape, "float32")
-            if row.init is None
-            else row.init * jax.random.normal(named[row.path], row.shape, dtype)
-          ),
-        )
-
-      return jax.jit(make, out_shardings=where)()
-
-    if params is None:
-      trained = fresh(table.trainable_rows(a), shardings.params, "float32")
-    else:
-      trained = jax.device_put(params, shardings.params)
+    trained = (
+      random_weights.make(
+        table.trainable_rows(a), dtype="float32", where=shardings.params
+      )
+      if params is None
+      else jax.device_put(params, shardings.params)
+    )
     self.reference = None
     if a.lora is not None or config.objective.kl_coefficient:
       base = sharding.shardings(a.without_lora(), placed.trainer)
       dtype = config.lora.base_dtype if a.lora else config.compute_dtype
       self.reference = (
-        fresh(table.base_rows(a), base, dtype)
+        random_weights.make(table.base_rows(a), dtype=dtype, where=base)
         if params is None
         else placed.frozen(params)
       )
@@ -158,7 +152,7 @@ class Ours:
       trajectories, config=config.batch, multiple=placed.row_multiple
     )
     self.batch = placed.batch(self.packed)
-    self.step = train_step.make(
+    self.step: Any = train_step.make(
       train_step.grpo_loss(
         a,
         config.objective,
@@ -178,15 +172,21 @@ class Ours:
     return float(metrics["loss/total"])
 
 
-def timed(call: Callable[[], float]) -> tuple[float, float]:
-  """Returns the seconds of `call` and its result."""
-  started = time.perf_counter()
-  value = call()
-  return time.perf_counter() - started, value
+def describe(
+  ours: Ours,
+  seconds: Sequence[float],
+  first: float,
+  *,
+  peak_tflops: float = 0.0,
+) -> dict[str, Any]:
+  """Returns the numbers of a run and the physical limits to compare with.
 
-
-def describe(ours: Ours, seconds: Sequence[float], first: float) -> dict:
-  """Returns the numbers of a run and the physical limits to compare with."""
+  Args:
+    ours: the step.
+    seconds: of the timed steps.
+    first: seconds of the first step, which compiles.
+    peak_tflops: of one device, where its kind is not known.
+  """
   import jax
 
   from anysearch_jax.policy import parameters as weights
@@ -199,7 +199,7 @@ def describe(ours: Ours, seconds: Sequence[float], first: float) -> dict:
   )
   devices = list(ours.placed.trainer.devices.flat)
   median = statistics.median(seconds)
-  out = {
+  out: dict[str, Any] = {
     "device": devices[0].device_kind,
     "devices": len(devices),
     "parameters": weights.count(table.rows(ours.a)),
@@ -215,8 +215,8 @@ def describe(ours: Ours, seconds: Sequence[float], first: float) -> dict:
     "programs compiled": throughput.programs(ours.step),
   }
   out |= throughput.metrics(work, flops, seconds=median, devices=devices)
-  if _PEAK.value:
-    out["train/mfu"] = out["model TFLOP/s"] / _PEAK.value / len(devices)
+  if peak_tflops:
+    out["train/mfu"] = flops / median / 1e12 / peak_tflops / len(devices)
   if "train/mfu" in out:
     out["limit by FLOPs, s"] = median * out["train/mfu"]
   # Per step, masters and moments are read and written, gradients are read.
@@ -241,7 +241,12 @@ def deadline(seconds: int) -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def theirs(folder: pathlib.Path, trajectories, *, compiled: bool):
+def theirs(
+  folder: pathlib.Path,
+  trajectories: Sequence[batching.Example],
+  *,
+  compiled: bool,
+) -> Callable[[], float]:
   """Returns the same step in torch over padded rows, eager or compiled."""
   import torch
   import transformers
@@ -264,101 +269,133 @@ def theirs(folder: pathlib.Path, trajectories, *, compiled: bool):
   )
 
 
-def beside_torch(config: config_lib.ExperimentConfig) -> dict:
-  """Measures our step and torch's in turns, on equal weights and examples."""
+def beside_torch(
+  config: config_lib.ExperimentConfig, *, steps: int, compiled: bool
+) -> dict[str, Any]:
+  """Measures our step and torch's in turns, on equal weights and examples.
+
+  Args:
+    config: of our step.
+    steps: timed steps of each side.
+    compiled: whether torch.compile is a third side.
+  """
   from anysearch_jax.policy import hf
   from bench import random_models
 
-  tokens = 2 * config.batch.micro_batch_tokens
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
     random_models.make("qwen2", folder, **_SMALL)
     policy = hf.load(folder)
-    work = examples(config, vocab=_SMALL["vocab_size"], tokens=tokens)
-    sides = {
-      "ours": Ours(config, policy.architecture, work, params=policy.params),
+    work = examples(
+      row=config.batch.row_lengths[-1],
+      vocab=_SMALL["vocab_size"],
+      tokens=2 * config.batch.micro_batch_tokens,
+    )
+    ours = Ours(config, policy.architecture, work, params=policy.params)
+    sides: dict[str, Callable[[], float]] = {
+      "ours": ours,
       "torch eager": theirs(folder, work, compiled=False),
     }
-    first = {name: timed(side) for name, side in sides.items()}
-    seconds = by_turns(sides)
-    if _COMPILED.value:
+    first = {name: harness.timed(side) for name, side in sides.items()}
+    if compiled:
       try:
         with deadline(_COMPILE_SECONDS):
           side = theirs(folder, work, compiled=True)
-          first["torch compiled"] = timed(side)
+          first["torch compiled"] = harness.timed(side)
       except Exception as error:  # torch.compile may fail in many ways.
         print(f"torch.compile: {type(error).__name__}: {str(error)[:200]}")
       else:
         sides["torch compiled"] = side
-        seconds = by_turns(sides)
-  out = describe(sides["ours"], seconds["ours"], first["ours"][0])
+    found = harness.timed_in_turns(sides, rounds=steps)
+  out = describe(
+    ours, found.values("ours", "seconds"), first["ours"][1].seconds
+  )
   for name in sides:
-    out[f"{name}: first loss"] = first[name][1]
-    out[f"{name}: first call, s"] = first[name][0]
-    out[f"{name}: step, s"] = statistics.median(seconds[name])
+    loss, took = first[name]
+    out[f"{name}: first loss"] = loss
+    out[f"{name}: first call, s"] = took.seconds
+    out[f"{name}: step, s"] = found.medians(name)["seconds"]
     if name != "ours":
-      pairs = zip(seconds[name], seconds["ours"], strict=True)
-      ratios = sorted(t / o for t, o in pairs)
+      ratios = sorted(found.ratios("seconds", name, "ours"))
       out[f"{name} / ours"] = statistics.median(ratios)
       out[f"{name} / ours, each"] = " ".join(f"{r:.2f}" for r in ratios)
   return out
 
 
-def by_turns(sides: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
-  """Returns the seconds of each side's steps, which alternate."""
-  seconds: dict[str, list[float]] = {name: [] for name in sides}
-  for _ in range(_STEPS.value):
-    for name, side in sides.items():
-      seconds[name].append(timed(side)[0])
-  return seconds
+def alone(
+  config: config_lib.ExperimentConfig,
+  a: architecture_lib.Architecture,
+  *,
+  micro_batches: int,
+  steps: int,
+  profile: str | None = None,
+  peak_tflops: float = 0.0,
+) -> dict[str, Any]:
+  """Measures our step on random weights of an architecture.
 
-
-def alone(config: config_lib.ExperimentConfig, shape: str) -> dict:
-  """Measures our step on random weights of a shape."""
+  Args:
+    config: of the step.
+    a: the policy's architecture, without adapters.
+    micro_batches: of each step.
+    steps: timed steps.
+    profile: folder of a profiler trace of the timed steps.
+    peak_tflops: of one device, where its kind is not known.
+  """
   import jax
 
-  from anysearch_jax.host import json_files
-  from anysearch_jax.policy import architecture
-
-  a = architecture.from_hf(json_files.read(pathlib.Path(shape)))
-  tokens = _MICRO_BATCHES.value * config.batch.micro_batch_tokens
-  work = examples(config, vocab=a.vocab_size, tokens=tokens)
-  ours = Ours(config, a, work)
-  first, _ = timed(ours)
-  trace = (
-    jax.profiler.trace(_PROFILE.value)
-    if _PROFILE.value
-    else contextlib.nullcontext()
+  work = examples(
+    row=config.batch.row_lengths[-1],
+    vocab=a.vocab_size,
+    tokens=micro_batches * config.batch.micro_batch_tokens,
   )
-  with trace:
-    seconds = [timed(ours)[0] for _ in range(_STEPS.value)]
-  return describe(ours, seconds, first)
+  ours = Ours(config, a, work)
+  first = harness.seconds(ours)
+  with jax.profiler.trace(profile) if profile else contextlib.nullcontext():
+    seconds = [harness.seconds(ours) for _ in range(steps)]
+  return describe(ours, seconds, first, peak_tflops=peak_tflops)
 
 
-def main(argv) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+def main() -> dict[str, Any]:
+  f = flags.FLAGS
   os.environ.setdefault("HF_HUB_OFFLINE", "1")
-  named = flags.FLAGS.config is not None
-  config = launch_flags.read_config() if named else small()
-  if not named:
-    config = launch_flags.override(config, flags.FLAGS.set_config)
-  jax_setup.configure(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
-  if _SHAPE.value:
-    out = alone(config, _SHAPE.value)
-  else:
-    out = beside_torch(config)
-  for name, value in out.items():
-    print(
-      f"{name:32} {value:.4g}"
-      if isinstance(value, float)
-      else f"{name:32} {value}"
+  config = (
+    launch_flags.override(small(), f.set_config)
+    if f.config is None
+    else launch_flags.read_config()
+  )
+  jax_setup.configure(threads=f.threads, cache=f.cache)
+  if f.shape:
+    from anysearch_jax.policy import architecture
+
+    out = alone(
+      config,
+      architecture.from_hf(json_files.read(pathlib.Path(f.shape))),
+      micro_batches=f.micro_batches,
+      steps=f.steps,
+      profile=f.profile,
+      peak_tflops=f.peak_tflops,
     )
-  if _JSON.value:
-    pathlib.Path(_JSON.value).write_text(json.dumps(out, indent=2) + "\n")
+  else:
+    out = beside_torch(config, steps=f.steps, compiled=f.torch_compile)
+  harness.print_numbers(out)
+  return out
 
 
 if __name__ == "__main__":
   launch_flags.define_config(required=False)
   launch_flags.define_process()
-  launch_flags.run(main)
+  flags.DEFINE_integer("steps", 5, "Timed steps (of each side).")
+  flags.DEFINE_string(
+    "shape",
+    None,
+    "config.json of the policy; default: a small one beside torch.",
+  )
+  flags.DEFINE_integer("micro_batches", 4, "Of each step.")
+  flags.DEFINE_float(
+    "peak_tflops", 0.0, "Of one device, where its kind is not known."
+  )
+  flags.DEFINE_string("profile", None, "Folder of a profiler trace.")
+  flags.DEFINE_bool(
+    "torch_compile", False, "Also beside torch.compile, which takes minutes."
+  )
+  harness.run(main)

@@ -49,12 +49,10 @@ def widened(policy: hf.Policy, times: int) -> hf.Policy:
   def grow(path: tuple, x: jax.Array) -> np.ndarray:
     name = path[-1].key
     axes = (_AXES | _NORMS)[name]
-    x = np.asarray(x)
-    if name in _NORMS:
-      # RMSNorm averages squares over `times` as many channels, mostly zeros.
-      x = x / math.sqrt(times)
+    # RMSNorm averages squares over `times` as many channels, mostly zeros.
+    scale = math.sqrt(times) if name in _NORMS else 1
     more = [(0, (times - 1) * n * (i in axes)) for i, n in enumerate(x.shape)]
-    return np.pad(x, more)
+    return np.pad(np.asarray(x) / np.asarray(scale, x.dtype), more)
 
   return policy._replace(
     params=jax.tree_util.tree_map_with_path(grow, policy.params),

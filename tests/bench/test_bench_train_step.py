@@ -114,7 +114,7 @@ def test_trajectories_fill_the_rows_that_run(tokens):
       row_lengths=(256,), micro_batch_tokens=256, max_micro_batches=10
     )
   )
-  work = bench.examples(config, vocab=64, tokens=tokens)
+  work = bench.examples(row=256, vocab=64, tokens=tokens)
   (rows,) = packed = batching.pack(work, config=config.batch)
   assert throughput.count([packed]).tokens == tokens
   assert rows.used == math.ceil(tokens / 256)
