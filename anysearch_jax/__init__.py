@@ -64,6 +64,7 @@ _WHERE = {
   "Outcomes": "anysearch_jax.methods.outcomes:Outcomes",
   # Episodes.
   "Assignment": "anysearch_jax.rollout.driver:Assignment",
+  "EpisodeParts": "anysearch_jax.rollout.driver:EpisodeParts",
   "run_episode": "anysearch_jax.rollout.driver:run_episode",
   "run_groups": "anysearch_jax.rollout.driver:run_groups",
   # Questions and passages.

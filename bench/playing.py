@@ -34,12 +34,9 @@ def play(
         driver.Assignment(i, question, i % _BUDGETS + 1, False)
         for i, question in enumerate(questions)
       ],
+      driver.EpisodeParts(engine, retriever, config.episode, codec),
       group=config.group,
       rollout=rollout,
-      engine=engine,
-      retriever=retriever,
-      config=config.episode,
-      codec=codec,
       max_concurrency=concurrency,
     )
   )

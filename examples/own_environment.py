@@ -59,16 +59,15 @@ def main() -> None:
   config = dataclasses.replace(config, episode=episode)
   world, policy = aj.World(), aj.load_policy(ROOT / config.policy)
   question = world.questions("held-out", 20, seed=0)[0]
+  engine = aj.make_engine(policy, config, seed=0)
+  search = aj.LexicalRetriever(world.corpus)
   played = asyncio.run(
     aj.run_episode(
       question,
+      aj.EpisodeParts(engine, search, config.episode, policy.tokenizer),
       budget=3,
       scaffold=False,
       address=aj.evaluation_address(question.id, seed=42, variant=0),
-      engine=aj.make_engine(policy, config, seed=0),
-      retriever=aj.LexicalRetriever(world.corpus),
-      codec=policy.tokenizer,
-      config=config.episode,
     )
   )
   text = "".join(span.text for span in played.spans)

@@ -57,12 +57,9 @@ def play(
         aj.Assignment(i, question, int(budget), bool(assigned.scaffold))
         for i, (question, budget) in enumerate(zip(questions, assigned.budgets))
       ],
+      aj.EpisodeParts(engine, retriever, config.episode, codec),
       group=config.group,
       rollout=rollout,  # Every random draw is addressed by it.
-      engine=engine,
-      retriever=retriever,
-      config=config.episode,
-      codec=codec,
       max_concurrency=config.engine.slots,
     )
   )

@@ -67,7 +67,7 @@ def restore(
     codec: codec of the policy that played it.
 
   Returns:
-    The state for `episode.go_on`. For `stop`, its budget is the number of
+    The state for `episode.resume_turn`. For `stop`, its budget is the number of
     searches used so far, so that none is left.
 
   Raises:
@@ -77,7 +77,7 @@ def restore(
   models = [i for i, c in enumerate(chunks) if c.author is types.Author.MODEL]
   end = models[point.turn]
   if row["scaffold"]:
-    end -= 1  # Drop the turn's budget line; `go_on` writes a new one.
+    end -= 1  # Drop the turn's budget line; `resume_turn` writes a new one.
   env = systems.environment(config.prompts)
   before = _turns(row, env)[: point.turn]
   ends = [

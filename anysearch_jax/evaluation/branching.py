@@ -262,7 +262,9 @@ async def _play(
   for attempt in range(most):
     here = address._replace(attempt=attempt)
     try:
-      at, request = episode.go_on(dataclasses.replace(state, address=here))
+      at, request = episode.resume_turn(
+        dataclasses.replace(state, address=here)
+      )
       if must_search and isinstance(request, types.GenerateRequest):
         event = await driver.answer(
           request, engine=engine, retriever=retriever, config=config

@@ -128,18 +128,18 @@ def _play(
   finished = itertools.count(len(rows) + 1)
   inflight = inflight_lib.InFlight(playing.quiet_seconds)
   searching.attach(retriever, player.engine, player.codec)
+  parts = driver.EpisodeParts(
+    player.engine, retriever, playing.episode, player.codec
+  )
 
   async def play(place: int) -> None:
     seed, budget, question = grid.cell(place)
     trajectory = await driver.run_episode(
       question,
+      parts,
       budget=budget,
       scaffold=evaluation.scaffold,
       address=address(question.id, seed=seed, variant=place),
-      engine=player.engine,
-      retriever=retriever,
-      config=playing.episode,
-      codec=player.codec,
       inflight=inflight,
     )
     verdict = env.judge(trajectory)

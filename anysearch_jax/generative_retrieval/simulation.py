@@ -193,7 +193,7 @@ def passages(reply: str, kind: str) -> list[types.Passage]:
   if not parts:
     texts = [_BULLET.sub("", line) for line in reply.splitlines()]
     titles = [""] * len(texts)
-  found = []
+  found: list[types.Passage] = []
   for title, text in zip(titles, texts, strict=True):
     title = (title or "").strip(' "')
     if text := " ".join(text.split()):

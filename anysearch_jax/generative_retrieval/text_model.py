@@ -72,28 +72,26 @@ class EngineModel:
     self, config: config_lib.TextModelConfig, *, stop: tuple[str, ...]
   ):
     self._config, self._stop = config, stop
-    self._engine: types.Engine | None = None
-    self._codec: types.TextCodec | None = None
+    self._attached: tuple[types.Engine, types.TextCodec] | None = None
     self.counters: Counter[str] = Counter()
 
   def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
     """Sets the engine and the codec of later calls."""
-    self._engine, self._codec = engine, codec
+    self._attached = engine, codec
 
   async def complete(
     self, prompt: str, *, address: types.Address, turn: int
   ) -> str:
     """See `TextModel`; a prompt too long for the engine raises EngineError."""
-    if self._engine is None:
+    if self._attached is None:
       raise RuntimeError(
         "The retriever asks the policy's engine and was given none; expected "
         "searching.attach(retriever, engine, codec) before the first search."
       )
-    self._engine.release(address)
+    engine, codec = self._attached
+    engine.release(address)
     own = address._replace(variant=address.variant + _VARIANT)
-    _, ids = self._codec.render(
-      protocol.neutralise(prompt, self._codec.control_tokens)
-    )
+    _, ids = codec.render(protocol.neutralise(prompt, codec.control_tokens))
     request = types.GenerateRequest(
       own, _TURN + turn, tuple(ids), self._config.max_tokens, self._stop
     )
@@ -101,14 +99,14 @@ class EngineModel:
     self.counters["input_tokens"] += len(ids)
     try:
       async with asyncio.timeout(self._config.deadline):
-        said = await self._engine.generate(request)
+        said = await engine.generate(request)
     except TimeoutError:
       raise types.EngineError(
         f"The second call of turn {turn} had no reply within "
         f"{self._config.deadline:g} seconds (retrieval.model.deadline)."
       ) from None
     finally:
-      self._engine.release(own)
+      engine.release(own)
     self.counters["output_tokens"] += len(said.token_ids)
     text = said.text
     for stop in self._stop:

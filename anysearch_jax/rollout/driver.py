@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -21,13 +22,31 @@ from anysearch_jax.rollout import inflight as inflight_lib
 _LONG = 16384
 
 
-class Assignment(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Assignment:
   """One group to sample; `index` is the question's position in the rollout."""
 
   index: int
   question: types.Question
   budget: int
   scaffold: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeParts:
+  """What every episode of a rollout is played with.
+
+  Attributes:
+    engine: samples the turns.
+    retriever: answers the searches.
+    config: limits and environment.
+    codec: the text side of the policy's tokenizer.
+  """
+
+  engine: types.Engine
+  retriever: types.Retriever
+  config: config_lib.EpisodeConfig
+  codec: types.TextCodec
 
 
 class Rollout(NamedTuple):
@@ -51,22 +70,18 @@ class Rollout(NamedTuple):
 
 async def run_episode(
   question: types.Question,
+  parts: EpisodeParts,
   *,
   budget: int,
   scaffold: bool,
   address: types.Address,
-  engine: types.Engine,
-  retriever: types.Retriever,
-  config: config_lib.EpisodeConfig,
-  codec: types.TextCodec,
   inflight: inflight_lib.InFlight = inflight_lib.OFF,
 ) -> types.Trajectory:
-  """Plays one episode to its end.
+  """Plays one episode to its end, and releases it from the engine.
 
   Args:
-    question, budget, scaffold, address, config, codec: as in `episode.start`.
-    engine: samples the turns; the episode is released from it at the end.
-    retriever: answers the searches.
+    question, budget, scaffold, address: as in `episode.start`.
+    parts: what the episode is played with.
     inflight: records what the episode waits for.
 
   Returns:
@@ -79,14 +94,18 @@ async def run_episode(
       budget=budget,
       scaffold=scaffold,
       address=address,
-      config=config,
-      codec=codec,
+      config=parts.config,
+      codec=parts.codec,
     )
     return await play(
-      state, request, engine=engine, retriever=retriever, inflight=inflight
+      state,
+      request,
+      engine=parts.engine,
+      retriever=parts.retriever,
+      inflight=inflight,
     )
   finally:
-    engine.release(address)
+    parts.engine.release(address)
 
 
 async def play(
@@ -128,16 +147,13 @@ async def _step(
 
 async def run_groups(
   assignments: Sequence[Assignment],
+  parts: EpisodeParts,
   *,
   group: int,
   rollout: int,
-  engine: types.Engine,
-  retriever: types.Retriever,
-  config: config_lib.EpisodeConfig,
-  codec: types.TextCodec,
   max_concurrency: int | None = None,
   keep: int | None = None,
-  on_done: Callable[[types.Trajectory], None] | None = None,
+  on_done: Callable[[types.Trajectory], None] = lambda trajectory: None,
   inflight: inflight_lib.InFlight = inflight_lib.OFF,
 ) -> Rollout:
   """Samples `group` trajectories for every assignment, all at once.
@@ -148,9 +164,9 @@ async def run_groups(
 
   Args:
     assignments: the groups; their indices differ.
+    parts: what the episodes are played with.
     group: trajectories per group (the paper's G), >= 1.
     rollout: number of the rollout, a part of every address.
-    engine, retriever, config, codec: as in `run_episode`.
     max_concurrency: maximum number of concurrent episodes; None for no bound.
     keep: once `keep` groups can be kept, all others are cancelled and released;
       which ones depends on timing. None waits for all groups.
@@ -167,64 +183,101 @@ async def run_groups(
     ExceptionGroup: an episode raised; the other episodes are cancelled.
   """
   _check(assignments, group=group, max_concurrency=max_concurrency, keep=keep)
-  gate = (
-    contextlib.nullcontext()
-    if max_concurrency is None
-    else asyncio.Semaphore(max_concurrency)
+  sampler = _GroupSampler(
+    parts,
+    group=group,
+    rollout=rollout,
+    max_concurrency=max_concurrency,
+    on_done=on_done,
+    inflight=inflight,
   )
-
-  async def sample_one(
-    assignment: Assignment, sample: int, attempt: int
-  ) -> types.Trajectory:
-    index, question, budget, scaffold = assignment
-    address = types.Address(rollout, index, sample, attempt)
-    with contextlib.ExitStack() as outside:
-      outside.enter_context(inflight.waiting(address))
-      async with gate:
-        outside.close()
-        trajectory = await run_episode(
-          question,
-          budget=budget,
-          scaffold=scaffold,
-          address=address,
-          engine=engine,
-          retriever=retriever,
-          config=config,
-          codec=codec,
-          inflight=inflight,
-        )
-    if on_done is not None:
-      on_done(trajectory)
-    return trajectory
-
-  async def sample_group(assignment: Assignment, attempt: int) -> types.Group:
-    _, question, budget, scaffold = assignment
-    async with asyncio.TaskGroup() as tasks:
-      samples = [
-        tasks.create_task(sample_one(assignment, sample, attempt))
-        for sample in range(group)
-      ]
-    trajectories = tuple(task.result() for task in samples)
-    return types.Group(question, budget, scaffold, trajectories)
+  # The samplings of each group that is settled, by its index.
+  settled: dict[int, list[types.Group]] = {}
 
   async def settle(assignment: Assignment) -> None:
-    """Samples a group, and a second time if the first cannot be kept."""
-    tries = [await sample_group(assignment, 0)]
-    if not _stands(tries[0]):
-      tries.append(await sample_group(assignment, 1))
-    settled[assignment.index] = tries
-    if keep and keep == sum(_stands(t[-1]) for t in settled.values()):
+    settled[assignment.index] = await sampler.settled(assignment)
+    if keep and keep == sum(_is_kept(t[-1]) for t in settled.values()):
       for task in settling:
         if task is not asyncio.current_task():
           task.cancel()
 
-  settled: dict[int, list[types.Group]] = {}
   with inflight.watched():
     async with asyncio.TaskGroup() as tasks:
       settling = [tasks.create_task(settle(each)) for each in assignments]
-  samplings = [settled[a.index] for a in assignments if a.index in settled]
-  groups = [tries[-1] for tries in samplings if _stands(tries[-1])]
-  lost = [
+  return _rollout([settled[a.index] for a in assignments if a.index in settled])
+
+
+class _GroupSampler:
+  """Samples groups of trajectories; arguments as in `run_groups`."""
+
+  def __init__(
+    self,
+    parts: EpisodeParts,
+    *,
+    group: int,
+    rollout: int,
+    max_concurrency: int | None,
+    on_done: Callable[[types.Trajectory], None],
+    inflight: inflight_lib.InFlight,
+  ):
+    self._parts, self._group, self._rollout = parts, group, rollout
+    self._on_done, self._inflight = on_done, inflight
+    self._gate: contextlib.AbstractAsyncContextManager[None] = (
+      contextlib.nullcontext()
+      if max_concurrency is None
+      else asyncio.Semaphore(max_concurrency)
+    )
+
+  async def settled(self, assignment: Assignment) -> list[types.Group]:
+    """Samples a group, and a second time if the first cannot be kept."""
+    samplings = [await self._sample_group(assignment, 0)]
+    if not _is_kept(samplings[0]):
+      samplings.append(await self._sample_group(assignment, 1))
+    return samplings
+
+  async def _sample_group(
+    self, assignment: Assignment, attempt: int
+  ) -> types.Group:
+    async with asyncio.TaskGroup() as tasks:
+      samples = [
+        tasks.create_task(self._sample(assignment, sample, attempt))
+        for sample in range(self._group)
+      ]
+    return types.Group(
+      assignment.question,
+      assignment.budget,
+      assignment.scaffold,
+      tuple(task.result() for task in samples),
+    )
+
+  async def _sample(
+    self, assignment: Assignment, sample: int, attempt: int
+  ) -> types.Trajectory:
+    address = types.Address(self._rollout, assignment.index, sample, attempt)
+    with contextlib.ExitStack() as outside:
+      outside.enter_context(self._inflight.waiting(address))
+      async with self._gate:
+        outside.close()
+        trajectory = await run_episode(
+          assignment.question,
+          self._parts,
+          budget=assignment.budget,
+          scaffold=assignment.scaffold,
+          address=address,
+          inflight=self._inflight,
+        )
+    self._on_done(trajectory)
+    return trajectory
+
+
+def _rollout(samplings: Sequence[Sequence[types.Group]]) -> Rollout:
+  """Returns the last sampling of each group if it is kept, and counts.
+
+  Args:
+    samplings: one or two samplings of each group, in order.
+  """
+  groups = [tries[-1] for tries in samplings if _is_kept(tries[-1])]
+  failed = [
     trajectory
     for tries in samplings
     for sampled in tries
@@ -235,8 +288,8 @@ async def run_groups(
     groups=groups,
     dropped=len(samplings) - len(groups),
     resampled=sum(len(tries) > 1 for tries in samplings),
-    failed=len(lost),
-    reason=lost[0].reason if lost else "",
+    failed=len(failed),
+    reason=failed[0].reason if failed else "",
   )
 
 
@@ -248,23 +301,22 @@ async def answer(
   config: config_lib.EpisodeConfig,
 ) -> episode_state.Event:
   """Returns the event that answers a request; an outage is a `Failure`."""
-  is_turn = isinstance(request, types.GenerateRequest)
-  seconds = config.turn_deadline if is_turn else config.search_deadline
   try:
-    async with asyncio.timeout(seconds):
-      if is_turn:
+    if isinstance(request, types.GenerateRequest):
+      what, seconds = f"Turn {request.turn}", config.turn_deadline
+      async with asyncio.timeout(seconds):
         return await engine.generate(request)
+    what = f"The search for {request.query!r}"
+    seconds = config.search_deadline
+    async with asyncio.timeout(seconds):
       return episode_state.Retrieved(tuple(await retriever.search(request)))
   # A generative retriever asks an engine, so a search can raise both errors.
   except (types.EngineError, types.RetrievalError, TimeoutError) as error:
-    who = (
-      f"Turn {request.turn}" if is_turn else f"The search for {request.query!r}"
-    )
-    what = str(error) or f"no answer within {seconds:g} seconds."
-    return episode_state.Failure(f"{who} failed: {what}")
+    why = str(error) or f"no answer within {seconds:g} seconds."
+    return episode_state.Failure(f"{what} failed: {why}")
 
 
-def _stands(sampled: types.Group) -> bool:
+def _is_kept(sampled: types.Group) -> bool:
   """Returns whether a group is kept: it has one sample, or two valid ones."""
   valid = sum(not trajectory.failed for trajectory in sampled.trajectories)
   return len(sampled.trajectories) == 1 or valid >= 2
@@ -289,7 +341,7 @@ def _check(
     raise ValueError(
       f"Found keep={keep}, expected 1 or more groups, or None for all of them."
     )
-  indices = [assignment[0] for assignment in assignments]
+  indices = [assignment.index for assignment in assignments]
   if len(set(indices)) != len(indices):
     raise ValueError(
       f"Found {len(indices)} assignments with {len(set(indices))} indices; "

@@ -136,7 +136,7 @@ def step(
   )
 
 
-def go_on(
+def resume_turn(
   episode: episode_state.Episode,
 ) -> tuple[episode_state.Episode, episode_state.Request]:
   """Requests the next turn of an episode that the caller constructed.
@@ -192,8 +192,8 @@ def _after_turn(
   episode = dataclasses.replace(episode, chunks=(*episode.chunks, turn))
 
   env = episode.environment
-  if episode.verifying:
-    return _after_verification(episode, generation)
+  if episode.verifying and env.verification is not None:
+    return _after_verification(episode, generation, env.verification)
   match env.action(generation.text):
     case protocol.Action(protocol.ActionKind.ANSWER, _):
       return _answered(episode)
@@ -248,18 +248,23 @@ def _answered(
   The verification is skipped if no search or no token is left.
   """
   verification = episode.environment.verification
-  unwanted = verification is None or episode.landing or episode.left <= 0
-  if unwanted or _limit(episode):
+  if (
+    verification is None
+    or episode.landing
+    or episode.left <= 0
+    or _limit(episode)
+  ):
     return _finish(episode, types.Outcome.ANSWERED)
   asking = dataclasses.replace(episode, verifying=True)
   return _next_turn(asking, _written(asking, verification.ask))
 
 
 def _after_verification(
-  episode: episode_state.Episode, generation: types.Generation
+  episode: episode_state.Episode,
+  generation: types.Generation,
+  verification: environment_lib.Verification,
 ) -> tuple[episode_state.Episode, episode_state.Request]:
   """Accepts an answer after its verification, or continues the episode."""
-  verification = episode.environment.verification
   episode = dataclasses.replace(episode, verifying=False)
   if verification.accepted(generation.text) or _limit(episode):
     return _finish(episode, types.Outcome.ANSWERED)

@@ -54,7 +54,8 @@ class InFlight:
   ):
     self._quiet, self._warn, self._clock = quiet_seconds, warn, clock
     self._waits: dict[object, _Wait] = {}
-    self._move()
+    # When something last moved, and the quiet seconds of the next warning.
+    self._moved, self._due = clock(), quiet_seconds
 
   @contextlib.contextmanager
   def waiting(self, request: Request) -> Iterator[None]:
@@ -77,6 +78,8 @@ class InFlight:
       yield
       return
     loop = asyncio.get_running_loop()
+
+    timer: asyncio.TimerHandle
 
     def look() -> None:
       nonlocal timer

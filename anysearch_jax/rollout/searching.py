@@ -174,7 +174,9 @@ class Searcher:
     traffic.starting -= 1
     keys = list(itertools.islice(traffic.waiting, self._size))
     queries = [traffic.waiting.pop(key) for key in keys]
-    call = _Call(asyncio.current_task(), queries)
+    task = asyncio.current_task()
+    assert task is not None  # This is a coroutine.
+    call = _Call(task, queries)
     for query in queries:
       query.call = call
     try:
@@ -197,6 +199,7 @@ class Searcher:
     self.counters["batches"] += 1
     self.counters["batched_queries"] += len(requests)
     started = time.perf_counter()
+    found: Sequence[Sequence[types.Passage] | Exception]
     try:
       if self._many is None:
         found = [await self._retriever.search(requests[0])]
@@ -210,7 +213,9 @@ class Searcher:
     # Bugs are caught too: `search` raises them in the episodes that wait.
     except Exception as error:
       found = [error] * len(requests)
-    self.counters["call_seconds"] += time.perf_counter() - started
+    self.counters["call_seconds"] += (  # type: ignore[assignment]  # A float.
+      time.perf_counter() - started
+    )
     return [self._kept(*pair) for pair in zip(queries, found, strict=True)]
 
   def _kept(

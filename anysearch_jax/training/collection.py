@@ -176,12 +176,14 @@ class Collector:
     played: driver.Rollout = run(
       driver.run_groups(
         assignments[first::count] if keep else (),
+        driver.EpisodeParts(
+          engine=_TimedEngine(self._engine, self._timeline),
+          retriever=_TimedRetriever(self._retriever, self._timeline, rollout),
+          config=self._config,
+          codec=self._codec,
+        ),
         group=self.stream.samples,
         rollout=rollout,
-        engine=_TimedEngine(self._engine, self._timeline),
-        retriever=_TimedRetriever(self._retriever, self._timeline, rollout),
-        config=self._config,
-        codec=self._codec,
         max_concurrency=self._slots,
         keep=keep if self.stream.extra_groups else None,
         inflight=inflight.InFlight(self._quiet_seconds),

@@ -154,7 +154,7 @@ def test_budget_line_at_branch_point_has_remaining_budget(tmp_path):
     0,
   )
   assert [d.id for d in state.documents[0]] == ["p"]
-  _, request = branching.episode.go_on(state)
+  _, request = branching.episode.resume_turn(state)
   assert context(request).endswith("remaining=0; used=1; total=1</budget>\n")
   assert context(request).count("used=0; total=3") == 1
   assert "used=1; total=3" not in context(request)

@@ -40,13 +40,15 @@ def test_same_question_seed_and_budget_are_the_episode_of_an_evaluation(agent):
     return [
       await driver.run_episode(
         question,
+        driver.EpisodeParts(
+          engine=player.engine,
+          retriever=retriever,
+          config=CONFIG.episode,
+          codec=player.codec,
+        ),
         budget=3,
         scaffold=False,
         address=harness.address(question.id, seed=42, variant=0),
-        engine=player.engine,
-        retriever=retriever,
-        config=CONFIG.episode,
-        codec=player.codec,
       )
       for question in asked
     ]

@@ -65,13 +65,15 @@ def play(name, turns, *, budget, scaffold=False, question=QUESTION, hits=HITS):
   trajectory = asyncio.run(
     driver.run_episode(
       question,
+      driver.EpisodeParts(
+        engine=engine,
+        retriever=scripted.Retriever(hits),
+        config=config_lib.EpisodeConfig(prompts=name),
+        codec=scripted.CODEC,
+      ),
       budget=budget,
       scaffold=scaffold,
       address=types.Address(0, 0, 0),
-      engine=engine,
-      retriever=scripted.Retriever(hits),
-      config=config_lib.EpisodeConfig(prompts=name),
-      codec=scripted.CODEC,
     )
   )
   assert len(engine.requests) == len(turns), "It ended before its script."

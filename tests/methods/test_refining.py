@@ -165,13 +165,15 @@ def test_search_o1_episode_reads_refined_text():
     return asyncio.run(
       driver.run_episode(
         types.Question("q", text, ("T7",)),
+        driver.EpisodeParts(
+          engine=engine,
+          retriever=retriever,
+          config=config.episode,
+          codec=scripted.CODEC,
+        ),
         budget=2,
         scaffold=False,
         address=types.Address(0, len(text), 0),
-        engine=engine,
-        retriever=retriever,
-        config=config.episode,
-        codec=scripted.CODEC,
       )
     )
 

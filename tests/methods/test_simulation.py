@@ -18,8 +18,7 @@ from anysearch_jax.methods import systems, zerosearch
 from anysearch_jax.rollout import driver, searching
 from anysearch_jax.world import expert_policy, world_retrieval
 from anysearch_jax.world import world as world_lib
-from launch import parts as launch_parts
-from launch import policies, retrievers
+from launch import policies, retrievers, world_source
 from retrieval import lexical
 
 WORLD = world_lib.World()
@@ -265,13 +264,15 @@ def test_world_run_uses_the_configured_simulator():
       *(
         driver.run_episode(
           question,
+          driver.EpisodeParts(
+            engine=engine,
+            retriever=retriever,
+            config=episode,
+            codec=codec,
+          ),
           budget=8,
           scaffold=False,
           address=types.Address(0, place, 0),
-          engine=engine,
-          retriever=retriever,
-          config=episode,
-          codec=codec,
         )
         for place, question in enumerate(QUESTIONS)
       )
@@ -348,7 +349,7 @@ def test_world_simulator_needs_the_world():
 
 
 def test_evaluation_against_a_simulator_is_rejected():
-  source = launch_parts.Source(WORLD, REAL)
+  source = world_source.WorldSource(WORLD, REAL)
   with pytest.raises(ValueError, match="against the real retriever"):
     policies.check(
       policies.Chosen("scripted", "expert"),

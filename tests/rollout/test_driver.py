@@ -39,28 +39,26 @@ def script(request):
 
 
 def run_groups(given, engine, retriever=None, **kwargs):
-  kwargs = {"group": 3, "rollout": 4, "config": CONFIG, "codec": CODEC} | kwargs
-  return asyncio.run(
-    driver.run_groups(
-      given,
-      engine=engine,
-      retriever=retriever or scripted.Retriever(HITS),
-      **kwargs,
-    )
+  parts = driver.EpisodeParts(
+    engine, retriever or scripted.Retriever(HITS), CONFIG, CODEC
   )
+  kwargs = {"group": 3, "rollout": 4} | kwargs
+  return asyncio.run(driver.run_groups(given, parts, **kwargs))
 
 
 def run_episode(engine, retriever=None, **limits):
   return asyncio.run(
     driver.run_episode(
       types.Question("id", "Question?", ("a",)),
+      driver.EpisodeParts(
+        engine=engine,
+        retriever=retriever or scripted.Retriever(HITS),
+        config=dataclasses.replace(CONFIG, **limits),
+        codec=CODEC,
+      ),
       budget=1,
       scaffold=False,
       address=types.Address(0, 1, 2),
-      engine=engine,
-      retriever=retriever or scripted.Retriever(HITS),
-      config=dataclasses.replace(CONFIG, **limits),
-      codec=CODEC,
     )
   )
 
@@ -90,11 +88,13 @@ def test_groups_and_samples_come_in_order():
   assert len(rollout.groups) == 3
   for assignment, group in zip(given, rollout.groups, strict=True):
     assert group.question is assignment.question
-    assert (group.budget, group.scaffold) == assignment[2:]
+    assert group.budget == assignment.budget
+    assert group.scaffold == assignment.scaffold
     for sample, trajectory in enumerate(group.trajectories):
       assert trajectory.address == types.Address(4, assignment.index, sample)
       assert trajectory.question is assignment.question
-      assert (trajectory.budget, trajectory.scaffold) == assignment[2:]
+      assert trajectory.budget == assignment.budget
+      assert trajectory.scaffold == assignment.scaffold
 
 
 def test_result_does_not_depend_on_finishing_order():
@@ -329,13 +329,15 @@ def test_event_loop_runs_while_a_long_observation_is_encoded(room):
     turning = asyncio.create_task(turn())
     found = await driver.run_episode(
       types.Question("id", "Question?", ("a",)),
+      driver.EpisodeParts(
+        engine=engine,
+        retriever=scripted.Retriever(hits),
+        config=config,
+        codec=codec,
+      ),
       budget=1,
       scaffold=False,
       address=types.Address(0, 1, 2),
-      engine=engine,
-      retriever=scripted.Retriever(hits),
-      config=config,
-      codec=codec,
     )
     await turning
     return found

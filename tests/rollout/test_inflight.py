@@ -204,12 +204,14 @@ def test_hanging_rollout_reports_what_it_waits_for(clock):
   played = asyncio.run(
     driver.run_groups(
       [driver.Assignment(5, QUESTION, 1, False)],
+      driver.EpisodeParts(
+        engine=stuck,
+        retriever=stuck,
+        config=CONFIG,
+        codec=scripted.CODEC,
+      ),
       group=4,
       rollout=3,
-      engine=stuck,
-      retriever=stuck,
-      config=CONFIG,
-      codec=scripted.CODEC,
       max_concurrency=3,
       inflight=inflight_lib.InFlight(0.01, warn=stuck.warn, clock=clock),
     )

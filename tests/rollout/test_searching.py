@@ -181,12 +181,14 @@ def test_rollout_is_unchanged_and_sends_each_query_once():
           )
           for i in range(3)
         ],
+        driver.EpisodeParts(
+          engine=scripted.Engine(script, seconds=scripted.shuffled_seconds(1)),
+          retriever=retriever,
+          config=config_lib.EpisodeConfig(prompts="world", max_generated=500),
+          codec=scripted.CODEC,
+        ),
         group=4,
         rollout=0,
-        engine=scripted.Engine(script, seconds=scripted.shuffled_seconds(1)),
-        retriever=retriever,
-        config=config_lib.EpisodeConfig(prompts="world", max_generated=500),
-        codec=scripted.CODEC,
       )
     )
     return [

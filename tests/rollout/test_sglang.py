@@ -99,7 +99,7 @@ def test_an_id_out_of_the_vocabulary_is_never_sent(serve, token):
   with pytest.raises(ValueError, match=rf"token {token} .*\[0, 20\)"):
     engines.turn(engine, context=(1, token))
   with pytest.raises(ValueError, match=f"token {token}"):
-    engine.score((1, token))
+    engine.scores((1, token))
   assert not server.bodies("/generate")
 
 

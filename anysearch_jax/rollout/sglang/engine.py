@@ -92,19 +92,22 @@ class SglangEngine:
     self._folder = sglang_weights.folder(
       config.weights, (server.url for server in self._servers)
     )
-    self._fleet: health.Fleet | None = None
     self._background = sglang_server.Background()
     try:
       limits = self._background.run(self._connect())
-      self.max_context = min(context for context, _ in limits)
-      self.supports_spans = all(spans for _, spans in limits)
-      self._fleet = health.Fleet(
-        self._servers,
-        limits=(self.max_context, self.supports_spans),
-        run=self._run,
-        wait=config.wait,
-        counters=self.counters,
-      )
+    except BaseException:
+      self._background.close(self._client.aclose)
+      raise
+    self.max_context = min(context for context, _ in limits)
+    self.supports_spans = all(spans for _, spans in limits)
+    self._fleet = health.Fleet(
+      self._servers,
+      limits=(self.max_context, self.supports_spans),
+      run=self._run,
+      wait=config.wait,
+      counters=self.counters,
+    )
+    try:
       self._background.run(self._fleet.start())
       self.set_params(policy.params, version)
     except BaseException:
@@ -137,16 +140,19 @@ class SglangEngine:
     self._handed.append((name, version))
     path = self._folder / name
     self._background.run(self._fleet.hold())
-    before = self._fleet.present(
-      health.Weights(path, name, self.supports_spans, self._config.deadline)
+    weights = health.Weights(
+      path, name, self.supports_spans, self._config.deadline
     )
+    before = self._fleet.present(weights)
     try:
       try:
         if processes.is_main():
           sglang_weights.remove(self._folder)
         with disk.translate_errors(path):
           hf.save(path, self._policy._replace(params=params), dtype=self._dtype)
-        processes.on_main(lambda: self._background.run(self._fleet.hand_over()))
+        processes.on_main(
+          lambda: self._background.run(self._fleet.hand_over(weights))
+        )
       finally:
         self._background.run(self._fleet.release())
       processes.on_main(lambda: self._background.run(self._fleet.any_up()))
@@ -181,26 +187,6 @@ class SglangEngine:
 
   def release(self, address: types.Address) -> None:
     """Does nothing: servers evict the least recently used prefixes."""
-
-  def score(self, token_ids: Sequence[int], *, server: int = 0) -> list[float]:
-    """Returns log-probabilities of all tokens but the first, at temperature 1.
-
-    Args:
-      token_ids: a context.
-      server: index of the server to ask, in `config.urls`.
-
-    Raises:
-      types.EngineError: the server is unavailable or serves other weights.
-    """
-    self._check_ids(token_ids)
-    return self._background.run(
-      sglang_weights.score(
-        self._servers[server],
-        token_ids,
-        name=self._handed[self._current][0],
-        deadline=self._config.deadline,
-      )
-    )
 
   def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
     """Returns log-probabilities by server, see `types.ScoringEngine`.
@@ -241,9 +227,8 @@ class SglangEngine:
 
   def close(self) -> None:
     """Closes the connections, ends their thread and removes the weights."""
-    if self._fleet is not None:
-      self._fleet.stop()
-      self._drop(self._fleet.present(None))
+    self._fleet.stop()
+    self._drop(self._fleet.present(None))
     self._background.close(self._client.aclose)
 
   def _drop(self, weights: health.Weights | None) -> None:

@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 import enum
 import logging
+import math
 import pathlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -105,7 +106,8 @@ class Fleet:
     self._counters = counters
     self._present: Weights | None = None
     self._changed = asyncio.Event()
-    self._dark_since: float | None = None
+    # When the last server went down; infinite while one is up.
+    self._dark_since = math.inf
     self._watching: list[asyncio.Task] = []
 
   async def start(self) -> None:
@@ -178,8 +180,8 @@ class Fleet:
     before, self._present = self._present, weights
     return before
 
-  async def hand_over(self) -> None:
-    """Loads the current weights into all servers that are not down.
+  async def hand_over(self, weights: Weights) -> None:
+    """Loads the weights of `present` into all servers that are not down.
 
     The caller has called `hold`. A server that cannot be reached goes down and
     gets the weights when it is back.
@@ -188,7 +190,7 @@ class Fleet:
       types.EngineError: a server did not load them.
     """
     members = [m for m in self._members if m.state is not State.DOWN]
-    failures = await self._load([member.server for member in members])
+    failures = await _load([member.server for member in members], weights)
     for member, error in zip(members, failures, strict=True):
       if error:
         self._enter(member, State.DOWN, str(error))
@@ -255,12 +257,14 @@ class Fleet:
 
   async def _look(self, member: _Member) -> None:
     """Checks a server, and loads the current weights if it serves others."""
-    server = member.server
+    server, weights = member.server, self._present
+    if weights is None:
+      return  # The run has not handed any over yet.
     try:
       if member.state is State.DOWN:
         self._check(server, await server.limits())
       found = await sglang_weights.version(server)
-      if found != self._present.name:
+      if found != weights.name:
         if sglang_weights.of_another_run(found, self._run):
           raise server.error(
             f"another run handed it weights {found!r}; give each run servers "
@@ -269,27 +273,15 @@ class Fleet:
         self._enter(
           member,
           State.CATCHING_UP,
-          f"it serves {found!r}, expected {self._present.name!r}",
+          f"it serves {found!r}, expected {weights.name!r}",
         )
-        (error,) = await self._load([server])
+        (error,) = await _load([server], weights)
         if error:
           raise error
       self._enter(member, State.UP)
     except types.EngineError as error:
       up = member.state is State.UP
       self._enter(member, State.SUSPECT if up else State.DOWN, str(error))
-
-  async def _load(
-    self, servers: Sequence[sglang_server.Server]
-  ) -> list[types.EngineError | None]:
-    weights = self._present
-    return await sglang_weights.hand_over(
-      servers,
-      weights.path,
-      weights.name,
-      in_place=weights.in_place,
-      deadline=weights.deadline,
-    )
 
   def _check(
     self, server: sglang_server.Server, found: tuple[int, bool]
@@ -327,8 +319,8 @@ class Fleet:
         if not limit.expired():
           limit.reschedule(now)
     if up:
-      self._dark_since = None
-    elif self._dark_since is None:
+      self._dark_since = math.inf
+    elif self._dark_since == math.inf:
       self._dark_since = now
       _log.warning(
         "No SGLang server is up; turns wait for one, up to %g seconds "
@@ -346,3 +338,15 @@ class Fleet:
     return " ".join(
       f"{m.server.url} is {m.state.value}: {m.reason}" for m in self._members
     )
+
+
+async def _load(
+  servers: Sequence[sglang_server.Server], weights: Weights
+) -> list[types.EngineError | None]:
+  return await sglang_weights.hand_over(
+    servers,
+    weights.path,
+    weights.name,
+    in_place=weights.in_place,
+    deadline=weights.deadline,
+  )

@@ -101,8 +101,10 @@ async def hand_over(
     ),
     return_exceptions=True,
   )
+  failures: list[types.EngineError | None] = []
   for outcome in outcomes:
     if outcome is None or isinstance(outcome, sglang_server.UnansweredError):
+      failures.append(outcome)
       continue
     if not isinstance(outcome, types.EngineError):
       raise outcome
@@ -111,7 +113,7 @@ async def hand_over(
       f"Weights {tag} did not reach every server: {outcome} Now "
       f"{'; '.join(served)}."
     )
-  return outcomes
+  return failures
 
 
 async def version(server: sglang_server.Server) -> str:
