@@ -1,0 +1,134 @@
+"""Loading an agent: the policy's configuration, and what it searches."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import socket
+import threading
+
+import pytest
+import retrieval_cases as cases
+import scripted
+import small_run
+import uvicorn
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.agent import agent as agent_lib
+from anysearch_jax.agent import loading
+from anysearch_jax.config import values as config_values
+from anysearch_jax.policy import hf
+from anysearch_jax.rollout import searching
+from retrieval.index import building, opening
+from retrieval.service import service
+
+CONFIG = small_run.CONFIG
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+  """A random policy in the folder of a run: `run/policy`."""
+  folder = tmp_path_factory.mktemp("run")
+  hf.save(folder / "policy", small_run.parts()["policy"])
+  (folder / "config.json").write_text(json.dumps(config_values.to_dict(CONFIG)))
+  return folder / "policy"
+
+
+def test_policy_in_a_run_has_the_runs_configuration(policy):
+  """Which names the world's prompts, and the sizes of the engine."""
+  with agent_lib.Agent.load(policy, retriever=scripted.Retriever()) as agent:
+    assert agent.slots == CONFIG.engine.slots
+    reply = agent.ask("anything ?", budget=1)
+  prompt = reply.trajectory.token_ids[
+    reply.trajectory.authors == types.Author.PROMPT
+  ]
+  _, codec = hf.describe(policy)
+  assert codec.decode(prompt.tolist()).startswith("budget 1 question")
+  assert len(reply.trajectory.token_ids) <= CONFIG.episode.max_context
+
+
+def test_policy_elsewhere_has_the_papers_prompt(policy, tmp_path):
+  alone = tmp_path / "alone"
+  hf.save(alone, hf.load(policy))
+  config = loading.default_config(max_context=4096)
+  assert config.episode.prompts == "paper"
+  assert config.episode.max_context == config.engine.max_context == 4096
+  assert loading.default_config(2**20).engine.max_context == 8192
+  with agent_lib.Agent.load(alone, retriever=scripted.Retriever()) as agent:
+    assert agent.slots == config.engine.slots
+
+
+def test_room_for_the_answer_is_kept_unless_the_configuration_says_so():
+  kept = loading.with_answer_room(CONFIG)
+  assert kept.episode.answer_room == CONFIG.episode.max_generated // 8
+  said = dataclasses.replace(
+    CONFIG, episode=dataclasses.replace(CONFIG.episode, answer_room=5)
+  )
+  assert loading.with_answer_room(said) is said
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+  """The folder of an index by BM25 over twenty passages."""
+  folder = tmp_path_factory.mktemp("index")
+  source = cases.write(folder / "c.jsonl", 20)
+  building.build(
+    source, folder / "index", building.Settings("bm25"), encoder=None
+  )
+  return folder / "index"
+
+
+def found(retriever):
+  """Searches as an agent would; returns the ids of the passages."""
+  searcher = searching.Searcher(loading._opened(retriever), CONFIG.search)
+  answer = asyncio.run(searcher.search(types.SearchRequest("fire n7", 2)))
+  return [passage.id for passage in answer]
+
+
+def test_folder_of_an_index_is_searched(index):
+  expected = opening.open_index(index).search(["fire n7"], 2)
+  assert found(index) == [passage.id for passage in expected[0]]
+  assert found(str(index)) == found(index)
+
+
+def test_address_of_a_server_is_searched(index):
+  app = service.create_app(opening.open_index(index))
+  with socket.create_server(("127.0.0.1", 0)) as listening:
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+    thread = threading.Thread(
+      target=server.run, kwargs={"sockets": [listening]}, daemon=True
+    )
+    thread.start()
+    try:
+      port = listening.getsockname()[1]
+      assert found(f"http://127.0.0.1:{port}") == found(index)
+    finally:
+      server.should_exit = True
+      thread.join(20)
+
+
+def test_server_that_is_down_is_the_reason_of_a_failed_reply(policy):
+  """The world's policy rarely searches, so the episode is scripted."""
+  with socket.create_server(("127.0.0.1", 0)) as taken:
+    port = taken.getsockname()[1]
+  agent = agent_lib.Agent(
+    scripted.Engine(lambda _: scripted.search("emma")),
+    scripted.CODEC,
+    loading._opened(f"http://127.0.0.1:{port}"),
+    config=config_lib.EpisodeConfig(search_deadline=1.0),
+    slots=1,
+  )
+  with agent:
+    reply = agent.ask("Who?", budget=1)
+  assert reply.outcome is types.Outcome.FAILED and reply.answer is None
+  assert "emma" in reply.reason
+
+
+@pytest.mark.parametrize(
+  "wrong, said", [("nowhere", "nowhere"), ("http://", "http://")]
+)
+def test_what_cannot_be_searched_is_refused(policy, wrong, said):
+  with pytest.raises(ValueError, match=said):
+    agent_lib.Agent.load(policy, retriever=wrong)
