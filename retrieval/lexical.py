@@ -11,27 +11,16 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import bm25s
 import numpy as np
 
+from anysearch_jax import types
+
 _WORD = re.compile(r"\w+")
 # bm25s logs a line for every index that it builds.
 logging.getLogger("bm25s").setLevel(logging.WARNING)
-
-
-class Request(Protocol):
-  """A search request for at most `k` passages of `corpus`."""
-
-  @property
-  def query(self) -> str: ...
-
-  @property
-  def k(self) -> int: ...
-
-  @property
-  def corpus(self) -> str: ...
 
 
 class LexicalRetriever:
@@ -42,7 +31,8 @@ class LexicalRetriever:
 
   def __init__(
     self,
-    corpora: Mapping[str, Sequence[Any]] | Callable[[str], Sequence[Any]],
+    corpora: Mapping[str, Sequence[types.Passage]]
+    | Callable[[str], Sequence[types.Passage]],
     *,
     title_weight: int = 3,
     k1: float = 1.5,
@@ -53,7 +43,7 @@ class LexicalRetriever:
 
     Args:
       corpora: maps the name of a corpus to its passages, or is a function of
-        the name. A passage has at least `title` and `text`.
+        the name.
       title_weight: how often a word of the title counts, so that a passage
         about a thing ranks above passages that mention it.
       k1, b: saturation and length normalisation of BM25.
@@ -65,17 +55,21 @@ class LexicalRetriever:
     self._index = functools.cache(self._build_index)
     self._cached = functools.lru_cache(cache_size)(self._rank)
 
-  async def search(self, request: Request) -> Sequence[Any]:
+  async def search(
+    self, request: types.SearchRequest
+  ) -> Sequence[types.Passage]:
     """Answers a request; see `lookup`."""
     return self._cached(request.query, request.k, request.corpus)
 
   async def search_many(
-    self, requests: Sequence[Request]
-  ) -> list[Sequence[Any]]:
+    self, requests: Sequence[types.SearchRequest]
+  ) -> list[Sequence[types.Passage]]:
     """Answers requests in their order; see `lookup`."""
     return [self._cached(r.query, r.k, r.corpus) for r in requests]
 
-  def lookup(self, query: str, k: int, corpus: str = "") -> tuple[Any, ...]:
+  def lookup(
+    self, query: str, k: int, corpus: str = ""
+  ) -> tuple[types.Passage, ...]:
     """Returns the best passages for a query.
 
     Args:
@@ -84,9 +78,8 @@ class LexicalRetriever:
       corpus: name of the corpus.
 
     Returns:
-      At most `k` passages that share a word with the query, best first. Their
-      `score` is set if they are dataclasses with such a field; other passages
-      are returned unchanged.
+      At most `k` passages that share a word with the query, best first, with
+      their scores.
 
     Raises:
       ValueError: `k` is less than 1, or the corpus is unknown.
@@ -119,21 +112,26 @@ class LexicalRetriever:
     """Returns statistics of the cached answers; see `functools.lru_cache`."""
     return self._cached.cache_info()
 
-  def _rank(self, query: str, k: int, corpus: str) -> tuple[Any, ...]:
+  def _rank(self, query: str, k: int, corpus: str) -> tuple[types.Passage, ...]:
     if k < 1:
       raise ValueError(f"Found k={k}; expected 1 or more passages.")
     passages, index = self._index(corpus)
-    known = [w for w in _words(query) if index and w in index.vocab_dict]
+    if index is None:
+      return ()
+    known = [w for w in _words(query) if w in index.vocab_dict]
     if not known:
       return ()
     scores = index.get_scores(known)
     hits = np.flatnonzero(scores)
     best = hits[np.argsort(-scores[hits], kind="stable")[:k]]
-    return tuple(_scored(passages[i], float(scores[i])) for i in best.tolist())
+    return tuple(
+      dataclasses.replace(passages[i], score=float(scores[i]))
+      for i in best.tolist()
+    )
 
   def _build_index(
     self, corpus: str
-  ) -> tuple[Sequence[Any], bm25s.BM25 | None]:
+  ) -> tuple[Sequence[types.Passage], bm25s.BM25 | None]:
     """Returns the passages and their index; None if no passage has a word."""
     passages = self._passages(corpus)
     texts = [
@@ -145,7 +143,7 @@ class LexicalRetriever:
     index.index(texts, show_progress=False)
     return passages, index
 
-  def _passages(self, corpus: str) -> Sequence[Any]:
+  def _passages(self, corpus: str) -> Sequence[types.Passage]:
     if callable(self._corpora):
       return self._corpora(corpus)
     if corpus not in self._corpora:
@@ -156,9 +154,3 @@ class LexicalRetriever:
 
 def _words(text: str) -> list[str]:
   return _WORD.findall(text.lower())
-
-
-def _scored(passage: Any, score: float) -> Any:
-  """Returns `passage` with its score, if it has a field for it."""
-  has_score = dataclasses.is_dataclass(passage) and hasattr(passage, "score")
-  return dataclasses.replace(passage, score=score) if has_score else passage
