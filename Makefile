@@ -27,7 +27,7 @@ test: $(VENV)/.test-ready
 	$(BIN)/ruff format --check .
 	$(PYTEST) -m 'not slow' tests
 
-# Every property test with all its cases, every family, every kill.
+# Every property test with all its cases, every family, mesh, fault and kill.
 test-all: $(VENV)/.test-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

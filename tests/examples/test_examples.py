@@ -104,6 +104,7 @@ def test_training_example_trains_and_evaluates(tmp_path, capsys):
     train_anysearch.main([f"--output={output}"])
 
 
+@pytest.mark.slow
 def test_own_reward_is_trained_on(tmp_path, capsys):
   own_reward.main(["--rollouts=1", f"--output={tmp_path}"])
   (metrics,) = lines(tmp_path / "metrics.jsonl")

@@ -181,6 +181,7 @@ def test_an_evaluation_leaves_no_key_behind(world):
   assert _shown(root) == {}
 
 
+@pytest.mark.slow
 def test_training_leaves_no_key_behind(world):
   root, server, asked = world
   done = _command(root, "train", "--cache=")
