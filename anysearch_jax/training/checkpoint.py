@@ -44,8 +44,13 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import curriculum as curriculum_lib
 from anysearch_jax.host import disk, processes
 from anysearch_jax.policy import tensor_files
-from anysearch_jax.training import damaged, manifest, saving, train_step
-from anysearch_jax.training import pending as pending_lib
+from anysearch_jax.training import (
+  damaged,
+  manifest,
+  rollout_buffer,
+  saving,
+  train_step,
+)
 
 _TEMPORARY = ocp.path.atomicity_types.TMP_DIR_SUFFIX
 # Orbax writes these at the rename, after the manifest, which gets them later.
@@ -74,7 +79,7 @@ class Saved(NamedTuple):
   state: train_step.TrainState
   curriculum: curriculum_lib.CurriculumState
   progress: dict[str, Any]
-  pending: pending_lib.Pending | None = None
+  pending: rollout_buffer.StoredRollouts | None = None
 
 
 def validate(config: config_lib.CheckpointConfig) -> None:
@@ -332,7 +337,7 @@ def _trees(saved: Saved) -> dict[str, Any]:
 
 
 def _pending_items(
-  pending: pending_lib.Pending | None,
+  pending: rollout_buffer.StoredRollouts | None,
 ) -> dict[str, ocp.args.CheckpointArgs]:
   if pending is None:
     return {}
@@ -343,15 +348,15 @@ def _pending_items(
   return items
 
 
-def _read_pending(folder: pathlib.Path) -> pending_lib.Pending | None:
+def _read_pending(folder: pathlib.Path) -> rollout_buffer.StoredRollouts | None:
   if not (folder / "pending").is_dir():
     return None
-  tokens = pending_lib.pack(()).tokens
+  tokens = rollout_buffer.pack(()).tokens
   if (folder / "tokens").is_dir():
     with ocp.StandardCheckpointer() as reader:
       tokens = reader.restore(folder / "tokens")
   values = read_json(folder.parent, int(folder.name), "pending")
-  return pending_lib.Pending(values, tokens)
+  return rollout_buffer.StoredRollouts(values, tokens)
 
 
 def _leaves(tree: Any) -> dict[str, str]:

@@ -26,13 +26,11 @@ from anysearch_jax.algorithms import curriculum
 from anysearch_jax.data import dataset_iterator
 from anysearch_jax.host import processes
 from anysearch_jax.rollout import driver, inflight
-from anysearch_jax.training import packed_groups
+from anysearch_jax.training import rollout_buffer
 from anysearch_jax.training import timeline as timeline_lib
 
-# The fields of `RolloutBatch` that are counts.
-COUNTS = ("dropped", "resampled", "failed", "stragglers")
-# Those of them that every process counts for its share.
-_SUMMED = COUNTS[:3]
+# What every process counts for its share of a rollout.
+_SUMMED = ("dropped", "resampled", "failed")
 
 
 class QuestionStream(NamedTuple):
@@ -64,32 +62,6 @@ class QuestionStream(NamedTuple):
     return dataset_iterator.progress(self.questions, rollout * self.per_rollout)
 
 
-class RolloutBatch(NamedTuple):
-  """A rollout of all processes: its groups in question order.
-
-  groups: None where a group was dropped.
-  places: int `[Q]`, the index of each group in the rollout's assignment.
-  dropped, resampled, failed: as in `driver.Rollout`.
-  stragglers: number of groups that were cancelled because they were slow.
-  engine, search: counters of engines and retrievers during the rollout.
-  reason: why the first failed episode failed; "" if none did.
-  fingerprint, fingerprint_max: mean and largest distance of log-probabilities
-    between engine and trainer in nats, see `fingerprint.Gap`.
-  """
-
-  groups: list[types.Group | None]
-  places: np.ndarray
-  dropped: int
-  resampled: int
-  failed: int
-  stragglers: int
-  engine: Counter[str]
-  search: Counter[str]
-  reason: str = ""
-  fingerprint: float = 0.0
-  fingerprint_max: float = 0.0
-
-
 class _Share(NamedTuple):
   """What a process sends the others of its share of a rollout.
 
@@ -98,7 +70,7 @@ class _Share(NamedTuple):
   """
 
   values: dict[str, Any]
-  groups: packed_groups.Packed
+  groups: rollout_buffer.PackedGroups
 
 
 class Collector:
@@ -139,7 +111,7 @@ class Collector:
     assignment: curriculum.Assignment,
     *,
     run: Callable[[Coroutine], Any] = asyncio.run,
-  ) -> RolloutBatch:
+  ) -> rollout_buffer.RolloutBatch:
     """Plays the questions of one rollout.
 
     Args:
@@ -159,7 +131,7 @@ class Collector:
       assignments,
       # Tuples of other processes arrive as lists.
       [
-        _Share(values, packed_groups.Packed(*groups))
+        _Share(values, rollout_buffer.PackedGroups(*groups))
         for values, groups in shares
       ],
     )
@@ -197,16 +169,18 @@ class Collector:
       "engine": dict(_pop_counters(self._engine)),
       "search": dict(_pop_counters(self._retriever)),
     }
-    return _Share(values, packed_groups.pack(played.groups))
+    return _Share(values, rollout_buffer.pack_groups(played.groups))
 
   def _merged(
     self, assignments: Sequence[driver.Assignment], shares: Sequence[_Share]
-  ) -> RolloutBatch:
+  ) -> rollout_buffer.RolloutBatch:
     """Returns the rollout of which every process played a share."""
     found = {
       group.trajectories[0].address.question: group
       for share in shares
-      for group in packed_groups.unpack(share.groups, self.stream.question)
+      for group in rollout_buffer.unpack_groups(
+        share.groups, self.stream.question
+      )
       if group is not None
     }
     # Pad missing groups with None, at the first indices that are free.
@@ -222,7 +196,7 @@ class Collector:
       engine.update(share.values["engine"])
       search.update(share.values["search"])
     reasons = (share.values["reason"] for share in shares)
-    return RolloutBatch(
+    return rollout_buffer.RolloutBatch(
       groups=[found.get(place) for place in places],
       places=np.asarray(places),
       dropped=counts["dropped"],

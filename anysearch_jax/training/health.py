@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.training import collection
+from anysearch_jax.training import collection, rollout_buffer
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class FailedEpisodesError(RuntimeError):
 
 def outage(
   rollout: int,
-  collected: collection.RolloutBatch,
+  collected: rollout_buffer.RolloutBatch,
   *,
   stream: collection.QuestionStream,
   max_failed: float,
@@ -82,7 +82,9 @@ class HealthMonitor:
     self._on: set[str] = set()  # Conditions that were warned of and last.
     self._last_seen: dict[int, int] = {}  # Budget -> its last rollout.
 
-  def collected(self, rollout: int, collected: collection.RolloutBatch) -> None:
+  def collected(
+    self, rollout: int, collected: rollout_buffer.RolloutBatch
+  ) -> None:
     """Checks a rollout's episodes before it is trained on.
 
     Raises:

@@ -70,53 +70,59 @@ def make(
     samples=config.group,
     extra_groups=config.pipeline.extra_groups,
   )
-  collector = collection.Collector(
-    stream,
-    engine=engine,
-    retriever=retriever,
-    codec=policy.tokenizer,
-    config=config.episode,
-    slots=config.engine.slots,
-    quiet_seconds=config.watch.quiet_seconds,
+  made = sampler.Sampler(
+    engine,
+    collection.Collector(
+      stream,
+      engine=engine,
+      retriever=retriever,
+      codec=policy.tokenizer,
+      config=config.episode,
+      slots=config.engine.slots,
+      quiet_seconds=config.watch.quiet_seconds,
+      timeline=timeline,
+    ),
+    _fingerprint(config, engine, learner, policy.tokenizer, questions[0]),
+    settings=sampler.Settings(
+      config.curriculum,
+      systems.trained(config),
+      config.objective,
+      async_level=level,
+      max_failed=config.watch.max_failed,
+    ),
+    state=sampler.SamplerState(
+      curriculum.init(config.curriculum, config.seed),
+      {"run": Counter(), "engine": Counter()},
+    ),
     timeline=timeline,
   )
+  monitor = health.HealthMonitor(
+    config.watch, stream=stream, curriculum=config.curriculum
+  )
+  return Parts(learner, engine, stream, made, monitor)
+
+
+def _fingerprint(
+  config: config_lib.ExperimentConfig,
+  engine: types.TrainableEngine,
+  learner: learner_lib.Learner,
+  codec: types.TextCodec,
+  question: types.Question,
+) -> fingerprint.Fingerprint:
+  """Returns what verifies the engine's weights by a question's prompt."""
   _, prompt = episode.prompt(
-    questions[0],
+    question,
     budget=config.curriculum.max_budget,
     scaffold=config.curriculum.phase1_scaffold,
     config=config.episode,
-    codec=policy.tokenizer,
+    codec=codec,
   )
-  return Parts(
-    learner,
+  return fingerprint.Fingerprint(
     engine,
-    stream,
-    sampler.Sampler(
-      engine,
-      collector,
-      fingerprint.Fingerprint(
-        engine,
-        architecture=learner.architecture,
-        dtype=config.compute_dtype,
-        prompt=prompt,
-        bound=config.watch.max_fingerprint_gap,
-      ),
-      settings=sampler.Settings(
-        config.curriculum,
-        systems.trained(config),
-        config.objective,
-        async_level=level,
-        max_failed=config.watch.max_failed,
-      ),
-      state=sampler.SamplerState(
-        curriculum.init(config.curriculum, config.seed),
-        {"run": Counter(), "engine": Counter()},
-      ),
-      timeline=timeline,
-    ),
-    health.HealthMonitor(
-      config.watch, stream=stream, curriculum=config.curriculum
-    ),
+    architecture=learner.architecture,
+    dtype=config.compute_dtype,
+    prompt=prompt,
+    bound=config.watch.max_fingerprint_gap,
   )
 
 

@@ -13,7 +13,7 @@ from anysearch_jax.host import processes
 from anysearch_jax.training import (
   checkpoint,
   collection,
-  pending,
+  rollout_buffer,
   train_step,
 )
 from anysearch_jax.training import learner as learner_lib
@@ -44,7 +44,7 @@ def snapshot(
   *,
   seed: int,
   stream: collection.QuestionStream,
-  played: Sequence[collection.RolloutBatch] = (),
+  played: Sequence[rollout_buffer.RolloutBatch] = (),
   steps: Sequence[dict[str, float]] = (),
 ) -> checkpoint.Saved:
   """Returns the contents of a checkpoint.
@@ -70,7 +70,7 @@ def snapshot(
     # The curriculum is replicated; in host memory, Orbax writes it once.
     jax.device_get(sampler_state.curriculum),
     progress | ({"steps": list(steps)} if steps else {}),
-    pending.pack(played) if played else None,
+    rollout_buffer.pack(played) if played else None,
   )
 
 

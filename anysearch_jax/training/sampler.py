@@ -26,8 +26,8 @@ from anysearch_jax.rollout import searching
 from anysearch_jax.training import (
   collection,
   health,
-  pending,
   rewards_and_advantages,
+  rollout_buffer,
   staleness,
 )
 from anysearch_jax.training import fingerprint as fingerprint_lib
@@ -56,7 +56,7 @@ class ScoredRollout(NamedTuple):
   rollout: int
   scaffold: bool
   probabilities: np.ndarray
-  collected: collection.RolloutBatch
+  collected: rollout_buffer.RolloutBatch
   scored: rewards_and_advantages.Experience
   state: SamplerState
 
@@ -152,13 +152,13 @@ class Sampler:
     return self._enter(rollout, assignment, collected)
 
   def take_up(
-    self, rollout: int, collected: collection.RolloutBatch
+    self, rollout: int, collected: rollout_buffer.RolloutBatch
   ) -> ScoredRollout:
     """Scores and records the next rollout, played before a resume."""
     return self._enter(rollout, self._assign(), collected)
 
   def take_up_all(
-    self, first: int, packed: pending.Pending
+    self, first: int, packed: rollout_buffer.StoredRollouts
   ) -> list[ScoredRollout]:
     """Scores and records the stored rollouts of a checkpoint, from `first` on.
 
@@ -168,7 +168,7 @@ class Sampler:
     later budgets depend on its outcomes.
     """
     level, stream = self._settings.async_level, self._collector.stream
-    played = pending.unpack(packed, stream.question)
+    played = rollout_buffer.unpack(packed, stream.question)
     ready: list[ScoredRollout] = []
     for rollout, collected in enumerate(played, start=first):
       ages = staleness.ages(rollout, collected.groups)
@@ -246,7 +246,7 @@ class Sampler:
     self,
     rollout: int,
     assignment: curriculum_lib.Assignment,
-    collected: collection.RolloutBatch,
+    collected: rollout_buffer.RolloutBatch,
   ) -> ScoredRollout:
     """Scores a rollout and records its outcomes in the curriculum."""
     settings, stream = self._settings, self._collector.stream
@@ -279,7 +279,7 @@ class Sampler:
     )
 
   def _counted(
-    self, collected: collection.RolloutBatch
+    self, collected: rollout_buffer.RolloutBatch
   ) -> Mapping[str, Counter[str]]:
     """Returns the counters after adding a rollout."""
     counters = {name: Counter(c) for name, c in self.state.counters.items()}

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from anysearch_jax import types
 from anysearch_jax.training import (
-  collection,
   learner,
-  pending,
+  rollout_buffer,
 )
 
 
@@ -138,7 +137,7 @@ def test_pending_rollouts_survive_a_round_trip(parts):
       for name in ("token_ids", "authors", "logps", "versions")
     },
   )
-  rollout = collection.RolloutBatch(
+  rollout = rollout_buffer.RolloutBatch(
     groups=[None, types.Group(question, 2, True, (whole, failed))],
     places=np.asarray([1, 3]),
     dropped=1,
@@ -148,9 +147,9 @@ def test_pending_rollouts_survive_a_round_trip(parts):
     engine=Counter(sampled_tokens=3),
     search=Counter(call_seconds=0.1),
   )
-  packed = pending.pack([rollout, rollout])
+  packed = rollout_buffer.pack([rollout, rollout])
   packed = packed._replace(values=json.loads(json.dumps(packed.values)))
-  for back in pending.unpack(
+  for back in rollout_buffer.unpack(
     packed, lambda r, place: {(7, 3): question}[r, place]
   ):
     none, group = back.groups

@@ -282,7 +282,7 @@ def test_waiting_for_a_rollout_ends_if_the_sampler_thread_dies():
   ahead = pipeline.Pipeline(
     _Stuck(), first=0, rollouts=2, level=0, timeline=clock
   )
-  with pytest.raises(RuntimeError, match="Nobody samples rollout 0 any more"):
+  with pytest.raises(RuntimeError, match="rollout 0"):
     ahead.fill(0, dict)
     ahead.take()  # Its thread was never started.
 
