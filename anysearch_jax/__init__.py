@@ -56,7 +56,7 @@ _WHERE = {
   # Environments, rewards, and systems made of them.
   "Action": "anysearch_jax.environment.protocol:Action",
   "ActionKind": "anysearch_jax.environment.protocol:ActionKind",
-  "Environment": "anysearch_jax.environment.environment:Environment",
+  "Environment": "anysearch_jax.environment.spec:Environment",
   "get_environment": "anysearch_jax.methods.systems:environment",
   "Method": "anysearch_jax.methods.method:Method",
   "get_method": "anysearch_jax.methods.systems:get",

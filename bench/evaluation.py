@@ -191,17 +191,17 @@ class Plays:
     chosen = policies.Chosen("hf", self.config.policy)
     return policies.player(chosen, self.config, self.source)
 
-  def _retriever(self, way: str, server: str) -> searching.Searcher:
+  def _retriever(self, way: str, server: str) -> searching.BatchingRetriever:
     from anysearch_jax.rollout import searching
 
-    class Unshared(searching.Searcher):
+    class Unshared(searching.BatchingRetriever):
       """Batches searches but never answers from its cache."""
 
       async def search(self, request: types.SearchRequest):
         self.identity = object()
         return await super().search(request)
 
-    make = Unshared if way == _UNSHARED else searching.Searcher
+    make = Unshared if way == _UNSHARED else searching.BatchingRetriever
     return make(
       Server(self.source.retriever, *milliseconds(server)), self.config.search
     )

@@ -20,7 +20,7 @@ class Request(pydantic.BaseModel):
   return_scores: bool = False
 
 
-def create_app(index: search.PassageSearch) -> fastapi.FastAPI:
+def create_app(index: search.SearchIndex) -> fastapi.FastAPI:
   """Returns the service around an index."""
   app = fastapi.FastAPI()
 

@@ -96,7 +96,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 def _serve(name: str, folder: str, dim: str) -> None:
   """Serves until the process is ended."""
   corpus = passages.Corpus(folder)
-  index = search.PassageSearch(
+  index = search.SearchIndex(
     corpus,
     search.EncodedIndex(
       _Flat(_unit(_normal(0, len(corpus), int(dim)))), _Encoder(int(dim))

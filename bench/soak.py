@@ -210,7 +210,9 @@ def train(kind: str, root: str) -> None:
     config,
     policy=policy,
     questions=source.questions("train", count, config.seed),
-    retriever=searching.Searcher(retriever, config.search, identity="soak"),
+    retriever=searching.BatchingRetriever(
+      retriever, config.search, identity="soak"
+    ),
     folder=folder,
     engine=engine,
   ).run()

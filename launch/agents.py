@@ -42,7 +42,7 @@ def opened(
   source = _source(config)
   known = _examples(source)
   policies.check(chosen, config, source, known or [_SHORTEST])
-  retriever = searching.Searcher(
+  retriever = searching.BatchingRetriever(
     retrievers.make(config, source.retriever if source else None),
     config.search,
   )

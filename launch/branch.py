@@ -123,7 +123,7 @@ def branch() -> str:
         branching.Plan(f.episodes, f.samples, f.tries),
         evaluation=evaluation,
         player=player,
-        retriever=searching.Searcher(retriever, config.search),
+        retriever=searching.BatchingRetriever(retriever, config.search),
         folder=folder,
         on_done=tick,
       )

@@ -96,7 +96,7 @@ def main(argv) -> None:
             chosen,
             source,
             questions,
-            searching.Searcher(
+            searching.BatchingRetriever(
               retriever, config.search, identity=played["retriever"]["sha256"]
             ),
             folder,

@@ -205,7 +205,7 @@ def _trainer(
       dtype=lora.base_dtype(config.lora),
     ),
     questions=questions,
-    retriever=searching.Searcher(
+    retriever=searching.BatchingRetriever(
       retriever, config.search, identity=provenance["retriever"]["sha256"]
     ),
     folder=folder,

@@ -39,7 +39,8 @@ class Agent:
   Args:
     engine: samples the policy; `close` closes it.
     codec: the policy's tokenizer.
-    retriever: answers the searches, `searching.Searcher` for many at once.
+    retriever: answers the searches; a `searching.BatchingRetriever` answers
+      many at once.
     config: limits of an episode; its `prompts` name the environment.
     slots: questions that are worked on at the same time, >= 1.
     known: questions that are recognised by their text, with their ids and

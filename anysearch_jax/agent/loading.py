@@ -36,7 +36,7 @@ def load(
   if config is None:
     config = _of_run(folder) or default_config(a.max_context)
   config = with_answer_room(config)
-  searcher = searching.Searcher(_opened(retriever), config.search)
+  searcher = searching.BatchingRetriever(_opened(retriever), config.search)
   mesh = sharding.rollout_mesh(config.mesh, a)
   loaded = hf.load(folder, mesh=mesh)
   engine = engines.make(loaded, config, seed=_SEED)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from anysearch_jax.environment import environment
+from anysearch_jax.environment import spec
 
 # Verbatim from the paper's appendix "Prompt Design".
 _PAPER_SCAFFOLD = """\
@@ -61,7 +61,7 @@ Now, answer the following question:
 {Question}"""
 
 PROMPTS = {
-  "paper": environment.Environment(
+  "paper": spec.Environment(
     scaffold=_PAPER_SCAFFOLD,
     plain=_PAPER_PLAIN,
     over_budget=(
@@ -75,7 +75,7 @@ PROMPTS = {
   ),
   # Short prompts, because the generated world's tokenizer has one token per
   # word and a small vocabulary.
-  "world": environment.Environment(
+  "world": spec.Environment(
     scaffold="guide budget {B} question {Question}",
     plain="budget {B} question {Question}",
     over_budget="no budget ; answer now\n",
@@ -90,7 +90,7 @@ def render(template: str, *, budget: int, question: str) -> str:
   """Fills a prompt in one pass, so that a question may itself contain `{B}`.
 
   Args:
-    template: `scaffold` or `plain` of an `environment.Environment`.
+    template: `scaffold` or `plain` of a `spec.Environment`.
     budget: searches assigned to the episode, >= 0.
     question: the question, already neutralised.
 

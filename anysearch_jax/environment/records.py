@@ -46,13 +46,13 @@ def trajectory(t: types.Trajectory) -> dict[str, Any]:
 
 
 def group(
-  sampled: types.Group, worths: Sequence[Mapping[str, Any]]
+  sampled: types.Group, scores: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
   """Returns a group as plain values, in the input format of `launch.score`.
 
   Args:
     sampled: the group.
-    worths: named scores of each trajectory, such as its rewards.
+    scores: named scores of each trajectory, such as its rewards.
   """
   return {
     "question_id": sampled.question.id,
@@ -66,8 +66,8 @@ def group(
     "budget": sampled.budget,
     "scaffold": sampled.scaffold,
     "trajectories": [
-      {**trajectory(t), **worth}
-      for t, worth in zip(sampled.trajectories, worths, strict=True)
+      {**trajectory(t), **named}
+      for t, named in zip(sampled.trajectories, scores, strict=True)
     ],
   }
 

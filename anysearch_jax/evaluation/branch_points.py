@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import environment as environment_lib
-from anysearch_jax.environment import protocol
+from anysearch_jax.environment import protocol, spec
 from anysearch_jax.evaluation import journal
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode_state
@@ -29,7 +28,7 @@ class BranchPoint(NamedTuple):
   turn: int
 
 
-def of(row: journal.Row, env: environment_lib.Environment) -> list[BranchPoint]:
+def of(row: journal.Row, env: spec.Environment) -> list[BranchPoint]:
   """Returns the branch points of an episode; a failed one has none.
 
   Raises:
@@ -118,7 +117,7 @@ class _Turn(NamedTuple):
   beyond: bool
 
 
-def _turns(row: journal.Row, env: environment_lib.Environment) -> list[_Turn]:
+def _turns(row: journal.Row, env: spec.Environment) -> list[_Turn]:
   """Classifies each model turn, in order."""
   found: list[_Turn] = []
   for span in row["spans"]:
@@ -132,7 +131,7 @@ def _turns(row: journal.Row, env: environment_lib.Environment) -> list[_Turn]:
   return found
 
 
-def _query(text: str, env: environment_lib.Environment) -> str:
+def _query(text: str, env: spec.Environment) -> str:
   """Returns the query of a turn, "" if it does not search."""
   match env.action(text):
     case protocol.Action(protocol.ActionKind.SEARCH, query):
@@ -140,7 +139,7 @@ def _query(text: str, env: environment_lib.Environment) -> str:
   return ""
 
 
-def _lost(turns: Sequence[_Turn], env: environment_lib.Environment) -> int:
+def _lost(turns: Sequence[_Turn], env: spec.Environment) -> int:
   """Returns the number of searches used up by turns without a search."""
   return env.turns_are_budget * sum(not turn.charged for turn in turns)
 

@@ -38,7 +38,7 @@ import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import environment as environment_lib
+from anysearch_jax.environment import spec
 from anysearch_jax.evaluation import branch_points, harness, intervals, journal
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, episode, episode_state, searching
@@ -148,7 +148,7 @@ def branch(
 
 def _ends(
   path: pathlib.Path,
-  env: environment_lib.Environment,
+  env: spec.Environment,
   places: Mapping[tuple[Any, ...], int],
   plan: Plan,
 ) -> Iterator[_End]:
@@ -328,7 +328,7 @@ def _row(
 
 
 def _places(
-  path: pathlib.Path, env: environment_lib.Environment, plan: Plan
+  path: pathlib.Path, env: spec.Environment, plan: Plan
 ) -> dict[tuple[Any, ...], int]:
   """Chooses episodes; returns the place of each branch point's first end."""
   found: dict[str, list[tuple[int, tuple[Any, ...]]]] = {k: [] for k in KINDS}

@@ -79,7 +79,7 @@ class RefiningRetriever:
     config: config_lib.SearchConfig,
   ):
     self._retriever, self._refiner = retriever, refiner
-    self._searcher = searching.Searcher(retriever, config)
+    self._searcher = searching.BatchingRetriever(retriever, config)
 
   def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
     """See `types.EngineUser`."""

@@ -23,7 +23,7 @@ import re
 from collections.abc import Sequence
 
 from anysearch_jax import types
-from anysearch_jax.environment import environment, prompts, scoring
+from anysearch_jax.environment import prompts, scoring, spec
 from anysearch_jax.methods import method
 
 _PROMPT = """\
@@ -95,9 +95,9 @@ def answer(spans: Sequence[types.Span]) -> str | None:
   return scoring.extract_answer(given)
 
 
-def _bats(plan: str, verifies: bool) -> environment.Environment:
+def _bats(plan: str, verifies: bool) -> spec.Environment:
   prompt = _PROMPT.replace("%s", plan)
-  return environment.Environment(
+  return spec.Environment(
     scaffold=prompt,
     plain=prompt,
     over_budget="\nNo search is left. Answer with what is known.\n",
@@ -106,7 +106,7 @@ def _bats(plan: str, verifies: bool) -> environment.Environment:
     format=None,
     after_search=track,
     verification=(
-      environment.Verification(_ASK, accepted, _GO_ON) if verifies else None
+      spec.Verification(_ASK, accepted, _GO_ON) if verifies else None
     ),
   )
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import environment
+from anysearch_jax.environment import spec
 from anysearch_jax.methods import outcomes as outcomes_lib
 
 # (outcomes, constants) -> float32 arrays `[..., G]` by name.
@@ -54,7 +54,7 @@ class Method:
 
   name: str
   label: str
-  environments: Mapping[str, environment.Environment]
+  environments: Mapping[str, spec.Environment]
   constants: Callable[[config_lib.ExperimentConfig], Any] = lambda whole: whole
   reward: Reward | None = None
   train: Callable[
@@ -83,7 +83,7 @@ class TrainedMethod:
   reward, steps: without their second argument.
   """
 
-  environment: environment.Environment
+  environment: spec.Environment
   reward: Callable[[outcomes_lib.Outcomes], dict[str, chex.Array]]
   measures: tuple[str, ...]
   measure: Callable[[types.Trajectory], Mapping[str, float]]

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import environment, prompts, protocol
+from anysearch_jax.environment import prompts, protocol, spec
 from anysearch_jax.methods import method
 
 QUERY = ("<|begin_search_query|>", "<|end_search_query|>")
@@ -95,7 +95,7 @@ def _result(message: str) -> str:
   return f"\n\n{RESULT[0]}{message}{RESULT[1]}\n\n"
 
 
-SEARCH_O1 = environment.Environment(
+SEARCH_O1 = spec.Environment(
   scaffold=_PROMPT,
   plain=_PROMPT,
   over_budget=_result(

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
-from anysearch_jax.environment import environment, prompts, scoring
+from anysearch_jax.environment import prompts, scoring, spec
 from anysearch_jax.methods import method, observations
 from anysearch_jax.methods import outcomes as outcomes_lib
 
@@ -41,7 +41,7 @@ _PROMPT = """\
 Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get new information. After reasoning, if you find you lack some knowledge, you can call a search engine by <search> query </search> and it will return the top searched results between <information> and </information>. You can search at most {B} times. If you find no further external knowledge needed, you can directly provide the answer inside <answer> and </answer>, without detailed illustrations. For example, <answer> Beijing </answer>. Question: {Question}
 """
 
-SEARCH_R1 = environment.Environment(
+SEARCH_R1 = spec.Environment(
   scaffold=_PROMPT,
   plain=_PROMPT,
   over_budget=(

@@ -37,7 +37,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.data import evidence
-from anysearch_jax.environment import environment, prompts, protocol, scoring
+from anysearch_jax.environment import prompts, protocol, scoring, spec
 from anysearch_jax.methods import method, observations
 from anysearch_jax.methods import outcomes as outcomes_lib
 
@@ -75,7 +75,7 @@ def warn(budget: int, used: int) -> str:
   return _WARNING if used == budget else ""
 
 
-STEPSEARCH = environment.Environment(
+STEPSEARCH = spec.Environment(
   scaffold=_PROMPT,
   plain=_PROMPT,
   over_budget="\n" + _WARNING,

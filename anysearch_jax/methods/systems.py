@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.environment import environment as environment_lib
+from anysearch_jax.environment import spec
 from anysearch_jax.methods import (
   anysearch,
   bats,
@@ -37,7 +37,7 @@ METHODS: dict[str, method.Method] = {
     ikea.METHOD,
   )
 }
-ENVIRONMENTS: dict[str, environment_lib.Environment] = {
+ENVIRONMENTS: dict[str, spec.Environment] = {
   name: env
   for each in METHODS.values()
   for name, env in each.environments.items()
@@ -108,7 +108,7 @@ def _call(function: Callable[[X, Any], T], constants: Any, given: X) -> T:
   return function(given, constants)
 
 
-def environment(name: str) -> environment_lib.Environment:
+def environment(name: str) -> spec.Environment:
   """Returns an environment. Raises ValueError if none has this name."""
   return _named("episode.prompts", ENVIRONMENTS, name)
 

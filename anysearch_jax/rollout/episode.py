@@ -15,8 +15,7 @@ import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import environment as environment_lib
-from anysearch_jax.environment import prompts, protocol
+from anysearch_jax.environment import prompts, protocol, spec
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode_state
 
@@ -262,13 +261,13 @@ def _answered(
 def _after_verification(
   episode: episode_state.Episode,
   generation: types.Generation,
-  verification: environment_lib.Verification,
+  verification: spec.Verification,
 ) -> tuple[episode_state.Episode, episode_state.Request]:
   """Accepts an answer after its verification, or continues the episode."""
   episode = dataclasses.replace(episode, verifying=False)
   if verification.accepted(generation.text) or _limit(episode):
     return _finish(episode, types.Outcome.ANSWERED)
-  return _next_turn(episode, _written(episode, verification.go_on))
+  return _next_turn(episode, _written(episode, verification.resume))
 
 
 def _next_turn(
@@ -329,9 +328,7 @@ def _limit(episode: episode_state.Episode) -> str:
   return ""
 
 
-def _unwanted(
-  env: environment_lib.Environment, codec: types.TextCodec
-) -> tuple[str, ...]:
+def _unwanted(env: spec.Environment, codec: types.TextCodec) -> tuple[str, ...]:
   """Returns the texts to neutralise in questions and passages.
 
   Otherwise a passage could forge a control token or a marker of the system.

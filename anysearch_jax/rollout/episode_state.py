@@ -11,7 +11,7 @@ import dataclasses
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import environment as environment_lib
+from anysearch_jax.environment import spec
 from anysearch_jax.methods import systems
 
 
@@ -84,7 +84,7 @@ class Episode:
   request: Request | None = None
 
   @property
-  def environment(self) -> environment_lib.Environment:
+  def environment(self) -> spec.Environment:
     """The environment: its texts, and how it parses turns."""
     return systems.environment(self.config.prompts)
 

@@ -52,7 +52,7 @@ class _Traffic:
     self.calls = self.starting = 0
 
 
-class Searcher:
+class BatchingRetriever:
   """A `types.Retriever` that batches and caches the searches of another one.
 
   Args:
@@ -263,7 +263,10 @@ def attach(part: object, engine: types.Engine, codec: types.TextCodec) -> None:
 
 
 def metrics(counters: Mapping[str, float]) -> dict[str, float]:
-  """Returns the metrics of `Searcher.counters`, which may be summed over hosts.
+  """Returns the metrics of `BatchingRetriever.counters`.
+
+  Args:
+    counters: may be summed over hosts.
 
   Returns:
     `search/...`: the counts; `hit_rate`, the share of searches that the cache

@@ -19,7 +19,7 @@ class LocalRetriever:
     corpus: name of its corpus; a request must name this corpus or none.
   """
 
-  def __init__(self, searching: search.PassageSearch, *, corpus: str = ""):
+  def __init__(self, searching: search.SearchIndex, *, corpus: str = ""):
     self._searching, self._corpus = searching, corpus
 
   async def search(self, request: types.SearchRequest) -> Answer:

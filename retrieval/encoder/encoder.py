@@ -22,8 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax.policy import hf_config, tensor_files
-from retrieval.encoder import bert, encoder_settings
-from retrieval.encoder import pieces as pieces_lib
+from retrieval.encoder import bert, encoder_settings, encoder_tokenizer
 
 # Concurrent calls: the single-threaded parts of one overlap with the other.
 _CALLS_AT_ONCE = 2
@@ -62,7 +61,7 @@ class Encoder:
     self,
     params: bert.Params,
     architecture: bert.Architecture,
-    pieces: pieces_lib.Pieces,
+    tokenizer: encoder_tokenizer.EncoderTokenizer,
     settings: encoder_settings.EncoderSettings,
     *,
     mesh: jax.sharding.Mesh,
@@ -74,7 +73,7 @@ class Encoder:
     Args:
       params: the weights, replicated on every device of `mesh`.
       architecture: architecture of the weights.
-      pieces: the tokenizer, which cuts texts to `settings.max_tokens`.
+      tokenizer: the tokenizer, which cuts texts to `settings.max_tokens`.
       settings: prefixes, pooling and the maximum length.
       mesh: has the axis `data`, over which the rows of a call are sharded.
       shapes: shapes of calls.
@@ -82,7 +81,7 @@ class Encoder:
     """
     self.architecture, self.settings = architecture, settings
     self.dim = architecture.d_model
-    self._params, self._pieces = params, pieces
+    self._params, self._tokenizer = params, tokenizer
     self._shapes, self._identity = shapes, identity
     self._devices = mesh.size
     self._batch = jax.sharding.NamedSharding(mesh, jax.P("data"))
@@ -135,7 +134,7 @@ class Encoder:
         f"max_tokens: found {max_tokens}, but {folder} has {a.positions} "
         "positions; expected no more of them."
       )
-    pieces = pieces_lib.Pieces(
+    tokenizer = encoder_tokenizer.EncoderTokenizer(
       folder, vocab_size=a.vocab_size, max_tokens=max_tokens
     )
     if devices is None:
@@ -151,13 +150,13 @@ class Encoder:
     identity = {
       "folder": str(folder.absolute()),
       "weights_sha256": tensor_files.digest(folder),
-      "tokenizer_sha256": pieces.sha256,
+      "tokenizer_sha256": tokenizer.sha256,
       "dtype": jnp.dtype(dtype).name,
     }
     return cls(
       params,
       a,
-      pieces,
+      tokenizer,
       settings,
       mesh=mesh,
       shapes=_shapes(devices, batch_tokens),
@@ -232,7 +231,7 @@ class Encoder:
     rows_of: Callable[[int], int],
   ) -> np.ndarray:
     """Returns vectors of prefixed texts, by calls of `rows_of(length)` rows."""
-    tokens = self._pieces.ids(texts, prefix)
+    tokens = self._tokenizer.ids(texts, prefix)
     buckets = collections.defaultdict(list)
     for i, ids in enumerate(tokens):
       buckets[self._length(len(ids))].append(i)

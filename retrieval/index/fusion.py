@@ -42,8 +42,8 @@ def fuse(found: Sequence[search.Hits], k: int) -> search.Hits:
   )
 
 
-class FusedSearch(search.PassageSearch):
-  """A `search.PassageSearch` that fuses several others.
+class FusedSearch(search.SearchIndex):
+  """A `search.SearchIndex` that fuses several others.
 
   Args:
     searches: searches of the same corpus.
@@ -52,7 +52,7 @@ class FusedSearch(search.PassageSearch):
     ValueError: the searches are of different corpora.
   """
 
-  def __init__(self, searches: Sequence[search.PassageSearch]):
+  def __init__(self, searches: Sequence[search.SearchIndex]):
     corpora = {each.identity["corpus"]["sha256"] for each in searches}
     if len(corpora) != 1:
       raise ValueError(

@@ -19,7 +19,7 @@ def open_index(
   encoder: str | os.PathLike | search.Encoder | None = None,
   devices: Sequence[Any] | None = None,
   verify: bool = False,
-) -> search.PassageSearch:
+) -> search.SearchIndex:
   """Opens a finished index.
 
   Args:
@@ -63,7 +63,7 @@ def open_index(
     index = search.EncodedIndex(
       _vectors(folder, identity, devices=devices, verify=verify), made
     )
-  return search.PassageSearch(
+  return search.SearchIndex(
     corpus,
     index,
     identity=building.without_paths(identity),

@@ -54,7 +54,7 @@ def read(path: str | os.PathLike) -> list[Asked]:
 
 
 def measure(
-  searching: search.PassageSearch, asked: Sequence[Asked], *, k: int
+  searching: search.SearchIndex, asked: Sequence[Asked], *, k: int
 ) -> Recall:
   """Searches the questions' texts and returns the recall at k.
 

@@ -1,4 +1,4 @@
-"""Search of a corpus: the protocols of indexes, and `PassageSearch`.
+"""Search of a corpus: the protocols of indexes, and `SearchIndex`.
 
 An index finds rows, a corpus has their passages, an encoder makes vectors.
 """
@@ -100,7 +100,7 @@ class EncodedIndex:
     return self._index.search(self._encoder.queries(queries), k)
 
 
-class PassageSearch:
+class SearchIndex:
   """Answers queries with passages; thread-safe.
 
   Args:

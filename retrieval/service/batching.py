@@ -65,7 +65,7 @@ class Batcher:
 
   Args:
     search: returns at most k passages for each query, as
-      `PassageSearch.search`.
+      `SearchIndex.search`.
     batch: the most distinct queries in a search.
     queue: the most queries that may wait.
     on_search: called on the thread with a search's queries and seconds.

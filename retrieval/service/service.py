@@ -36,7 +36,7 @@ _GONE = "The client left."  # Sent with 499, but no client reads it.
 
 
 class Search(Protocol):
-  """The index that answers, such as a `search.PassageSearch`."""
+  """The index that answers, such as a `search.SearchIndex`."""
 
   identity: dict[str, Any]
 
@@ -261,7 +261,7 @@ def create_app(
     limits: limits of requests and of the queue; None: the defaults.
     token: bearer token that clients must send to search and to read metrics;
       "" admits all clients.
-    described: more fields of `/health`, as `search.PassageSearch.described`.
+    described: more fields of `/health`, as `search.SearchIndex.described`.
   """
   service = Service(
     search, limits or limits_lib.Limits(), token, described or {}

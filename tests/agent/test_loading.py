@@ -82,7 +82,9 @@ def index(tmp_path_factory):
 
 def found(retriever):
   """Searches as an agent would; returns the ids of the passages."""
-  searcher = searching.Searcher(loading._opened(retriever), CONFIG.search)
+  searcher = searching.BatchingRetriever(
+    loading._opened(retriever), CONFIG.search
+  )
   answer = asyncio.run(searcher.search(types.SearchRequest("fire n7", 2)))
   return [passage.id for passage in answer]
 

@@ -97,7 +97,7 @@ def test_one_pass_equals_a_run_for_each_budget_and_seed(parts, tmp_path):
     config,
     jax_player(parts, config),
     questions,
-    searching.Searcher(parts["retriever"], config.search),
+    searching.BatchingRetriever(parts["retriever"], config.search),
     tmp_path / "whole",
   )
   alone = []

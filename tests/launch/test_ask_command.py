@@ -34,7 +34,7 @@ def test_same_question_seed_and_budget_are_the_episode_of_an_evaluation(agent):
   """Token for token, while other questions are sampled at the same time."""
   source = parts.source(CONFIG)
   asked = [agent.examples[i] for i in (0, 7, 138)]
-  retriever = searching.Searcher(source.retriever, CONFIG.search)
+  retriever = searching.BatchingRetriever(source.retriever, CONFIG.search)
 
   async def evaluated(player):
     return [

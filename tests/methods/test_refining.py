@@ -48,7 +48,7 @@ def refine(engine, *, text="so far", query="q", retriever=None, **values):
     refining.ModelRefiner(model, marks=("<search>", "<information>")),
     config=SEARCH,
   )
-  searcher = searching.Searcher(retriever, SEARCH)
+  searcher = searching.BatchingRetriever(retriever, SEARCH)
   searching.attach(searcher, engine, scripted.CODEC)
   return asyncio.run(
     searcher.search(types.SearchRequest(query, 2, context=context(text)))
@@ -158,7 +158,7 @@ def test_search_o1_episode_reads_refined_text():
   )
   engine = scripted.Engine(say)
   real = scripted.Retriever(HITS)
-  retriever = searching.Searcher(retrievers.make(config, real), SEARCH)
+  retriever = searching.BatchingRetriever(retrievers.make(config, real), SEARCH)
   searching.attach(retriever, engine, scripted.CODEC)
 
   def play(text):
@@ -257,7 +257,7 @@ def test_evaluation_uses_the_policys_engine_for_the_second_call(tmp_path):
       played_evaluation.playing(config),
       player=player,
       questions=world.questions("held-out", 60, 0),
-      retriever=searching.Searcher(retriever, SEARCH),
+      retriever=searching.BatchingRetriever(retriever, SEARCH),
       folder=folder,
     )
     (cell,) = played["cells"]
@@ -281,7 +281,7 @@ def test_training_uses_its_engine_for_the_second_call(tmp_path):
       given.append((engine, codec))
 
   parts = small_run.parts() | {
-    "retriever": searching.Searcher(Policy(), SEARCH)
+    "retriever": searching.BatchingRetriever(Policy(), SEARCH)
   }
   folder = tmp_path / "run"
   folder.mkdir()

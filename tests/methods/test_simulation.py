@@ -175,7 +175,7 @@ def test_answers_do_not_depend_on_order():
   ]
 
   async def ask(order):
-    searcher = searching.Searcher(
+    searcher = searching.BatchingRetriever(
       simulated(world_simulator(), always(0.5)), config_lib.SearchConfig()
     )
     found = await asyncio.gather(*(searcher.search(asked[i]) for i in order))
@@ -199,7 +199,7 @@ def test_prompt_has_question_answer_and_requested_kind():
   model = text_model.EngineModel(config_lib.TextModelConfig(), stop=())
   retriever = simulated(simulation.ModelSimulator(model), always(1.0))
   searching.attach(
-    searching.Searcher(retriever, config_lib.SearchConfig()),
+    searching.BatchingRetriever(retriever, config_lib.SearchConfig()),
     engine,
     scripted.CODEC,
   )
@@ -284,7 +284,7 @@ def test_world_run_uses_the_configured_simulator():
       method=config_methods.MethodConfig(zerosearch=always(noise)),
     )
     made = retrievers.make(named, REAL)
-    played = asyncio.run(play(searching.Searcher(made, named.search)))
+    played = asyncio.run(play(searching.BatchingRetriever(made, named.search)))
     env = systems.environment("world")
     return sum(env.answer(t.spans) in t.question.golden_answers for t in played)
 

@@ -53,7 +53,7 @@ def test_an_index_of_e5_passes_the_authors_health_check(tmp_path, kind):
   """As `retrieval/health.py` of their repository checks it."""
   index, encoder = make(tmp_path, kind)
   assert index.described["model"] == ""  # It has no folder.
-  named = search.PassageSearch(
+  named = search.SearchIndex(
     index.corpus,
     index._index,
     identity=index.identity,
@@ -326,7 +326,7 @@ def test_mismatched_parts_are_refused(tmp_path):
     cases.write(tmp_path / "o.jsonl", 19), tmp_path / "o"
   )
   with pytest.raises(ValueError, match="20 rows, the corpus 19 passages"):
-    search.PassageSearch(other, index._index, identity={})
+    search.SearchIndex(other, index._index, identity={})
 
 
 def test_the_command_builds_and_says_what_is_wrong(tmp_path):

@@ -100,7 +100,7 @@ def test_an_episode_sees_the_same_bytes_without_retriever_or_corpus(path):
   queries = ["river", "delta 7", "title 3", "nothing known", "river"]
 
   def observed(tested):
-    searcher = searching.Searcher(tested, config_lib.SearchConfig())
+    searcher = searching.BatchingRetriever(tested, config_lib.SearchConfig())
 
     async def run():
       return await asyncio.gather(

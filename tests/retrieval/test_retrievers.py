@@ -91,7 +91,7 @@ def test_failures_reach_episodes_as_their_own_kind(tmp_path):
 
 def test_searcher_accepts_the_retriever(folder):
   made = retrievers.make(config(kind="index", index=str(folder)), None)
-  searcher = searching.Searcher(made, config_lib.SearchConfig())
+  searcher = searching.BatchingRetriever(made, config_lib.SearchConfig())
 
   async def run():
     return await asyncio.gather(

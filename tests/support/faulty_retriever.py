@@ -145,7 +145,7 @@ def connect(url: str, corpus: str, *, batch: int, **patience):
     patience=calls.Patience(**{"retries": 1, "pause": 0.001} | patience),
   )
   try:
-    yield searching.Searcher(
+    yield searching.BatchingRetriever(
       retrievers.IdentifiedRetriever(asking, url),
       config_lib.SearchConfig(batch=batch, concurrency=64),
     )

@@ -91,7 +91,7 @@ KINDS = pytest.mark.parametrize("kind", [One, Many])
 
 
 def searcher(inner, *, identity="", **settings):
-  return searching.Searcher(
+  return searching.BatchingRetriever(
     inner, config_lib.SearchConfig(**settings), identity=identity
   )
 

@@ -132,7 +132,9 @@ def test_tokens_of_a_wrong_version_stop_the_run(lie, parts, tmp_path, scripted):
 
 
 def test_searches_are_counted_by_the_rollout(parts, tmp_path, scripted):
-  searcher = searching.Searcher(parts["retriever"], config_lib.SearchConfig())
+  searcher = searching.BatchingRetriever(
+    parts["retriever"], config_lib.SearchConfig()
+  )
   config = runs.at_level(1, save_every=1)
   runs.run(tmp_path, parts | {"retriever": searcher}, config)
   for record, groups in zip(

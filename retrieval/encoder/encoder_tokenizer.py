@@ -16,7 +16,7 @@ _TEXTS_AT_ONCE = 4096
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-class Pieces:
+class EncoderTokenizer:
   """Tokenizes texts, adds special tokens, cuts long texts. It is thread-safe.
 
   Attributes:

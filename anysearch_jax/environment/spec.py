@@ -24,12 +24,12 @@ class Verification:
 
   ask: line after an answer that asks the policy to verify it.
   accepted: returns whether the policy's reply accepts the answer.
-  go_on: line after a reply that does not, which lets the policy continue.
+  resume: line after a reply that does not, which lets the policy continue.
   """
 
   ask: str
   accepted: Callable[[str], bool]
-  go_on: str
+  resume: str
 
 
 @dataclasses.dataclass(frozen=True)
