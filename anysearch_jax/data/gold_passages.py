@@ -64,6 +64,6 @@ def _read(corpus: pathlib.Path, ids: set[str]) -> dict[str, dict[str, str]]:
     raise CorpusError(
       f"{corpus}: {len(missing)} of {len(ids)} passages that questions name "
       f"are not in it ({', '.join(missing[:5])}); name the corpus that their "
-      "gold_doc_ids are of."
+      "gold_doc_ids refer to."
     )
   return found

@@ -101,7 +101,7 @@ def write(
     path = folder / MANIFEST
     if not path.is_file() or path.read_text() != text:
       raise PreparedError(
-        f"{folder} holds something else than these questions prepared this "
+        f"{folder} holds other data than these questions prepared this "
         "way; name another --output, or remove it."
       )
   with hf.appears_whole(folder) as beside:

@@ -237,7 +237,7 @@ def mix(parts: Parts, settings: Settings) -> list[Entry]:
       there = [n.removesuffix("_train") for n in parts if n.endswith("_train")]
       raise PreparingError(
         f"The mix asks for {dataset}, which has no training questions here; "
-        f"mix others ({', '.join(there) or 'there are none'}), or nothing."
+        f"choose from {', '.join(there) or 'none'}, or leave the mix out."
       )
     entries += part.entries
   seed = np.random.SeedSequence((settings.seed, len(entries)))
@@ -307,8 +307,8 @@ def _belongs(found: formats.Found, source: Input) -> tuple[str, str]:
   dataset = source.dataset or said
   if not dataset or not split:
     raise PreparingError(
-      f"{source.path}: its rows do not say of which "
-      f"{'split' if dataset else 'dataset'} they are; name it, as in "
+      f"{source.path}: its rows do not name their "
+      f"{'split' if dataset else 'dataset'}; name it, as in "
       f"--input=nq:train={source.path}."
     )
   return dataset, split

@@ -188,7 +188,7 @@ def _chunks(
     chunks.append(given(types.Author.ENVIRONMENT, span["text"], len(known)))
     if list(chunks[-1].token_ids) != known:
       raise ValueError(
-        f"The episode of {row['question_id']} has other tokens than its text; "
-        "name the policy that played it."
+        f"The episode of {row['question_id']} has tokens that differ from its "
+        "text; name the policy that played it."
       )
   return chunks

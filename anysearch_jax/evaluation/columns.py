@@ -249,7 +249,7 @@ def _numbers(
   if sets.setdefault(question, dataset) != dataset:
     raise ValueError(
       f"{source}: question {name!r} is of dataset {sets[question]!r} and of "
-      f"{dataset!r}; expected one. Give questions ids that are theirs alone."
+      f"{dataset!r}; expected one dataset. Give each question an id of its own."
     )
   hop = episodes_lib.first_hop(episode)
   hops = episode.get("metadata", {}).get("hops")

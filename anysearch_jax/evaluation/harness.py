@@ -276,8 +276,8 @@ class _Grid:
     ):
       if not values or len(set(values)) < len(values):
         raise ValueError(
-          f"{name}: found {len(values)} with {len(set(values))} different "
-          "values; expected at least one, and each once."
+          f"{name}: found {len(values)} values, {len(set(values))} of them "
+          "different; expected at least one value, and each value once."
         )
     for name, values in (("seeds", self._seeds), ("budgets", self._budgets)):
       if min(values) < 0 or max(values) >= 2**32:

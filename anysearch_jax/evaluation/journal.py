@@ -83,7 +83,8 @@ class Journal:
     """
     if missing := len(self._starts) - len(self):
       raise ValueError(
-        f"{self._partial} lacks {missing} of {len(self._starts)} rows."
+        f"{self._partial} lacks {missing} of {len(self._starts)} rows; "
+        "expected all before the file is finished."
       )
     with disk.replacing(self._path) as beside, beside.open("wb") as out:
       for start in self._starts.tolist():
@@ -108,8 +109,9 @@ class Journal:
         self._starts[place] = -1 if self._again(row) else start
       except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ValueError(
-          f"{self._partial}, line {number}: found no row of this evaluation "
-          f"({type(error).__name__}: {error}); remove the folder to start over."
+          f"{self._partial}, line {number}: found a line that is not a "
+          f"row of this evaluation ({type(error).__name__}: {error}); remove "
+          "the folder to start over."
         ) from error
       start += len(line)
     self._file.seek(0, 2)
@@ -123,7 +125,8 @@ def read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
   """
   if not path.is_file():
     raise ValueError(
-      f"{path}: no such file; expected that of a finished evaluation."
+      f"{path}: found no such file; expected the rows of a finished "
+      "evaluation. Run the evaluation first, or correct the path."
     )
   with path.open("rb") as file:
     for number, line in enumerate(file, start=1):
@@ -131,7 +134,9 @@ def read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
         row = json.loads(line)
       except (ValueError, RecursionError) as error:
         raise ValueError(
-          f"{path}, line {number}: found text that is not JSON ({error})."
+          f"{path}, line {number}: found text that is not JSON "
+          f"({error}); expected a row. Play the evaluation again into a new "
+          "folder."
         ) from error
       if not isinstance(row, dict):
         raise ValueError(
@@ -160,8 +165,8 @@ def claim(folder: pathlib.Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     elif path.read_text() != text:
       found, expected = json_files.read(path), json.loads(text)
       raise ValueError(
-        f"{path}: {_difference(found, expected)}; what stands in {folder} is "
-        "of something else. Name another folder, or remove it."
+        f"{path}: {_difference(found, expected)}; {folder} holds the results "
+        "of other settings. Name another folder, or remove it."
       )
 
 

@@ -33,7 +33,7 @@ def mcnemar(wins: int, losses: int, *, mid: bool = True) -> float:
   """
   if min(wins, losses) < 0:
     raise ValueError(
-      f"Found {wins} wins and {losses} losses, expected counts from 0 on."
+      f"Found {wins} wins and {losses} losses, expected counts of at least 0."
     )
   n, few = wins + losses, min(wins, losses)
   tail = math.fsum(_binomial(k, n) for k in range(few + 1))

@@ -74,7 +74,10 @@ def write(
   start = base or config.policy
   _check_targets(run, start, output, adapter, overwrite)
   if adapter and not config.lora.rank:
-    raise ValueError(f"{run} has no adapters to write to {adapter}.")
+    raise ValueError(
+      f"{run}: found a run that trained every weight; expected one with "
+      f"adapters to write to {adapter}. Leave --adapter out."
+    )
   if base_model and not model_card.is_hub_name(base_model):
     raise ValueError(
       f"base_model {base_model!r}: expected owner/name as on the hub."
@@ -191,20 +194,22 @@ def _check_targets(
     or folders[1].is_relative_to(folders[0])
   ):
     raise ValueError(
-      f"{output} and {adapter}: expected two folders, neither in the other."
+      f"{output} and {adapter}: expected two folders, neither inside the other."
     )
   for folder in folders:
     if not folder.exists():
       continue
     if not overwrite:
-      raise ValueError(f"{folder} exists; name another, or overwrite it.")
+      raise ValueError(
+        f"{folder} exists; name another folder, or overwrite it."
+      )
     kept = (
       folder.parent == run.resolve() or folder == pathlib.Path(start).resolve()
     )
     if kept or not any(folder.glob("*.safetensors")):
       raise ValueError(
-        f"{folder} is no earlier export and is not replaced; name another "
-        "folder."
+        f"{folder} is not an earlier export, so it is not replaced; name "
+        "another folder."
       )
 
 

@@ -120,14 +120,14 @@ def _check(
   for label in controls:
     if label not in labels[1:]:
       raise ValueError(
-        f"Control {label!r} is none of the rows after the first; expected "
-        f"one of {labels[1:]}."
+        f"Control {label!r} is not a row after the first; expected one of "
+        f"{labels[1:]}."
       )
   for label, title in groups.items():
     if label not in labels:
       raise ValueError(
-        f"Table {title!r} names {label!r}, which is none of the rows; "
-        f"expected one of {labels}."
+        f"Table {title!r} names {label!r}, which is not a row; expected one "
+        f"of {labels}."
       )
 
 

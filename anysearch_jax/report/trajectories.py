@@ -65,55 +65,79 @@ def choose(
     count: maximum number of trajectories.
     seed: seed of the random choices.
   """
-  system = samples[0]
-  others = [s for s in samples if s.label in controls[:1]]
-  others = others or list(samples[1:2])
-  rival = (
-    {episodes_lib.key_of(e): e for e in episodes_lib.scored(others[0].episodes)}
-    if others
-    else {}
-  )
-  pool = sorted(episodes_lib.scored(system.episodes), key=episodes_lib.key_of)
-  order = np.random.default_rng(seed).permutation(len(pool))
-  pool = [pool[i] for i in order]
-  chosen: list[Choice] = []
-  questions: collections.Counter[Any] = collections.Counter()
-  budgets: collections.Counter[int] = collections.Counter()
+  picker = _Picker(samples, controls, count=count, seed=seed)
+  if picker.rival is not None:
+    name = picker.rival.label
+    picker.pick(f"right, {name} wrong", lambda e: picker.differs(e, ours=1), 4)
+    picker.pick(f"wrong, {name} right", lambda e: picker.differs(e, ours=0), 2)
+  picker.pick("no search allowed (B = 0)", lambda e: e["budget"] == 0, 1)
+  picker.pick("verifies what it found", verifies, 1)
+  picker.pick("asks again after a miss", retries, 1)
+  picker.pick("tries to search beyond its budget", lambda e: e["violation"], 1)
+  picker.pick("a budget never trained", lambda e: e["budget"] > trained, 1)
+  picker.pick("drawn at random", lambda e: True, count)
+  return picker.chosen
+
+
+class _Picker:
+  """Picks episodes of the first sample, none twice.
+
+  Attributes:
+    rival: the sample that it is compared with; None if there is no other.
+    chosen: the choices up to now.
+  """
+
+  def __init__(
+    self,
+    samples: Sequence[Sample],
+    controls: Sequence[str],
+    *,
+    count: int,
+    seed: int,
+  ):
+    self._system = samples[0]
+    others = [s for s in samples if s.label in controls[:1]] or samples[1:2]
+    self.rival = others[0] if others else None
+    theirs = self.rival.episodes if self.rival is not None else ()
+    self._theirs = {
+      episodes_lib.key_of(e): e for e in episodes_lib.scored(theirs)
+    }
+    pool = sorted(
+      episodes_lib.scored(self._system.episodes), key=episodes_lib.key_of
+    )
+    order = np.random.default_rng(seed).permutation(len(pool))
+    self._pool = [pool[i] for i in order]
+    self._count = count
+    self._questions: collections.Counter[Any] = collections.Counter()
+    self._budgets: collections.Counter[int] = collections.Counter()
+    self.chosen: list[Choice] = []
 
   def pick(
-    why: str, wanted: Callable[[episodes_lib.Episode], bool], number: int
+    self, why: str, wanted: Callable[[episodes_lib.Episode], bool], number: int
   ) -> None:
-    for _ in range(min(number, count - len(chosen))):
-      left = [e for e in pool if wanted(e)]
+    """Picks up to `number` episodes, of rare questions and budgets first."""
+    for _ in range(min(number, self._count - len(self.chosen))):
+      left = [e for e in self._pool if wanted(e)]
       if not left:
         return
-      best = min(
-        left, key=lambda e: (questions[e["question_id"]], budgets[e["budget"]])
-      )
-      pool.remove(best)
-      questions[best["question_id"]] += 1
-      budgets[best["budget"]] += 1
-      other = rival.get(episodes_lib.key_of(best))
-      label = others[0].label if other else ""
-      chosen.append(Choice(why, system.label, best, label, other))
+      best = min(left, key=self._times_picked)
+      self._pool.remove(best)
+      self._questions[best["question_id"]] += 1
+      self._budgets[best["budget"]] += 1
+      other = self._theirs.get(episodes_lib.key_of(best))
+      label = self.rival.label if self.rival is not None and other else ""
+      self.chosen.append(Choice(why, self._system.label, best, label, other))
 
-  def differs(episode: episodes_lib.Episode, *, ours: int) -> bool:
-    other = rival.get(episodes_lib.key_of(episode))
+  def _times_picked(self, episode: episodes_lib.Episode) -> tuple[int, int]:
+    question, budget = episode["question_id"], episode["budget"]
+    return self._questions[question], self._budgets[budget]
+
+  def differs(self, episode: episodes_lib.Episode, *, ours: int) -> bool:
+    """Whether we score `ours` in an episode, and the rival does not."""
+    other = self._theirs.get(episodes_lib.key_of(episode))
     if other is None:
       return False
     return episode["em"] == ours and other["em"] == 1 - ours
-
-  if others:
-    name = others[0].label
-    pick(f"right, {name} wrong", lambda e: differs(e, ours=1), 4)
-    pick(f"wrong, {name} right", lambda e: differs(e, ours=0), 2)
-  pick("no search allowed (B = 0)", lambda e: e["budget"] == 0, 1)
-  pick("verifies what it found", verifies, 1)
-  pick("asks again after a miss", retries, 1)
-  pick("tries to search beyond its budget", lambda e: e["violation"], 1)
-  pick("a budget never trained", lambda e: e["budget"] > trained, 1)
-  pick("drawn at random", lambda e: True, count)
-  return chosen
 
 
 def verifies(episode: episodes_lib.Episode) -> bool:

@@ -63,8 +63,8 @@ def make(
     for found in _AFTER_SEARCH.finditer(context, prompt.end()):
       if said not in context:
         raise types.EngineError(
-          "The expert can only go on with what it said itself, by the same "
-          "dice; it cannot be branched."
+          "Found a turn that the scripted expert did not write; it can "
+          "continue only its own episodes, so they cannot branch."
         )
       passages = None if found[1] is None else _passages(found[1])
       said = " ".join(turns.send(passages).words)

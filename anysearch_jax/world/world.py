@@ -133,9 +133,7 @@ class World:
     """
     total = sum(self.config.snapshots)
     if not 0 <= index < total:
-      raise ValueError(
-        f"Found snapshot {index}; expected one of the {total} from 0 on."
-      )
+      raise ValueError(f"Found snapshot {index}; expected 0 to {total - 1}.")
     rng = _generator(self.config.seed, 1, index)
     values = np.where(self.known, self.facts, self._draw_values(rng))
     alternative = rng.random(values.shape) < self.config.alternative

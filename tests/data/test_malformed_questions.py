@@ -108,5 +108,5 @@ def test_rows_without_dataset_are_rejected(tmp_path):
   path = question_files.write_lines(
     tmp_path / "a.jsonl", question_files.rows_of("b")
   )
-  with pytest.raises(ValueError, match="do not say of which dataset"):
+  with pytest.raises(ValueError, match="a.jsonl.*dataset"):
     question_files.prepare((path,))

@@ -275,7 +275,7 @@ def test_jobs_are_created_lazily():
   ("changes", "message"),
   [
     ({"budgets": ()}, "evaluation.budgets: found 0"),
-    ({"seeds": (1, 1)}, "evaluation.seeds: found 2 with 1 different"),
+    ({"seeds": (1, 1)}, "evaluation.seeds: found 2 values, 1 of them"),
     ({"budgets": (0, -1)}, "expected numbers from 0"),
   ],
 )

@@ -218,7 +218,7 @@ def test_summary_table_by_hand():
   [
     ([], {}, "no row"),
     (["a", "a"], {}, "two rows of one label"),
-    (["a"], {"controls": ["a"]}, "none of the rows after the first"),
+    (["a"], {"controls": ["a"]}, "Control 'a'"),
     (["a"], {"groups": {"b": "tool"}}, "Table 'tool' names 'b'"),
   ],
 )
