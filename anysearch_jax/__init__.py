@@ -81,6 +81,7 @@ _WHERE = {
   "events": "anysearch_jax.agent.events",
   # Evaluation.
   "Player": "anysearch_jax.evaluation.harness:Player",
+  "Playing": "anysearch_jax.evaluation.harness:Playing",
   "evaluate": "anysearch_jax.evaluation.harness:evaluate",
   "claim_folder": "anysearch_jax.evaluation.journal:claim",
   "evaluation_address": "anysearch_jax.evaluation.harness:address",

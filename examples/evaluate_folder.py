@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> None:
   asked = {name: str(value) for name, value in vars(args).items()}
   aj.claim_folder(args.output, {"evaluation.json": asked})
   summary = aj.evaluate(
-    config,
+    config.evaluation,
+    aj.Playing(config.episode, config.engine.slots),
     player=aj.Player(engine, policy.tokenizer),
     questions=questions,
     retriever=aj.LexicalRetriever({"": passages}),

@@ -53,7 +53,6 @@ def main(argv: Sequence[str] | None = None) -> None:
   args = parser.parse_args(argv)
   config = quickstart.get_config()
   evaluation = dataclasses.replace(config.evaluation, budgets=(0, 3))
-  config = dataclasses.replace(config, evaluation=evaluation)
   policy, world = aj.load_policy(ROOT / config.policy), aj.World()
   for retriever in (
     aj.LexicalRetriever(world.corpus),
@@ -62,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     engine = aj.make_engine(policy, config, seed=0)
     with tempfile.TemporaryDirectory() as folder:
       summary = aj.evaluate(
-        config,
+        evaluation,
+        aj.Playing(config.episode, config.engine.slots),
         player=aj.Player(engine, policy.tokenizer),
         questions=world.questions("held-out", args.questions, seed=0),
         retriever=retriever,

@@ -220,7 +220,8 @@ def main(argv: Sequence[str] | None = None) -> None:
   aj.save_policy(args.output / "policy", trained)
   engine = aj.make_engine(trained, config, seed=0)
   summary = aj.evaluate(
-    config,
+    config.evaluation,
+    aj.Playing(config.episode, config.engine.slots),
     player=aj.Player(engine, trained.tokenizer),
     questions=world.questions("held-out", args.questions, seed=2024),
     retriever=retriever,

@@ -55,12 +55,12 @@ class Playing(NamedTuple):
   Attributes:
     episode: limits and prompts of an episode.
     slots: number of episodes at a time.
-    quiet_seconds: seconds without progress until a warning.
+    quiet_seconds: seconds without progress until a warning; 0: no warning.
   """
 
   episode: config_lib.EpisodeConfig
   slots: int
-  quiet_seconds: float
+  quiet_seconds: float = 0.0
 
 
 def evaluate(
