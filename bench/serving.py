@@ -1,0 +1,343 @@
+r"""Measures a served policy beside the same policy asked in process.
+
+    python -m bench.serving [--hf=configs/quickstart_policy]
+    python -m bench.serving --soak_minutes=10
+
+* Throughput: 64 clients of the HTTP service beside `Agent.ask_many`.
+* First event: the seconds from a question to its first piece of reasoning, over
+  HTTP beside in process, one question at a time.
+* 16 clients of the service beside a loop as in Search-R1's infer.py: one
+  request at a time, transformers' `generate`, the whole text again after every
+  search.
+
+The soak asks with 64 clients instead; one client in ten hangs up at a random
+moment, and one search in twenty fails. It counts errors that were not
+injected, pages of the KV cache that stay held, and memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+import re
+import statistics
+import subprocess
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+from absl import flags
+
+from anysearch_jax import types
+from bench import harness
+from configs import quickstart
+from launch import jax_setup
+
+if TYPE_CHECKING:
+  from anysearch_jax.agent import agent as agent_lib
+
+_CLIENTS = 64
+_FEW_CLIENTS = 16
+_BUDGET = 3
+_FAILING = 0.05
+_LEAVING = 0.1
+_SEED = 42
+
+
+class Failing:
+  """A retriever of which a share of the searches fails."""
+
+  def __init__(self, retriever: types.Retriever, share: float):
+    self._retriever, self._share = retriever, share
+    self._random = random.Random(_SEED)
+
+  async def search(self, request: types.SearchRequest):
+    if self._random.random() < self._share:
+      raise types.RetrievalError("The bench lets this search fail.")
+    return await self._retriever.search(request)
+
+
+def agent_of(
+  folder: str, *, failing: float = 0.0, torch: bool = False
+) -> agent_lib.Agent:
+  """Returns an agent of the generated world.
+
+  Args:
+    folder: the policy.
+    failing: share of the searches that fail.
+    torch: whether transformers samples, one question at a time.
+  """
+  from anysearch_jax.agent import agent as agent_lib
+  from anysearch_jax.agent import loading
+  from anysearch_jax.policy import hf
+  from anysearch_jax.rollout import engines, searching
+  from bench import torch_peer
+  from launch import world_source
+
+  config = loading.with_answer_room(quickstart.get_config())
+  config = dataclasses.replace(
+    config, engine=dataclasses.replace(config.engine, slots=_CLIENTS)
+  )
+  world = world_source.make(config.data, "lexical")
+  policy = hf.load(folder)
+  engine: types.Engine = (
+    torch_peer.TorchEngine(folder, policy.tokenizer)
+    if torch
+    else engines.make(policy, config, seed=0)
+  )
+  retriever = searching.Searcher(
+    Failing(world.retriever, failing), config.search
+  )
+  return agent_lib.Agent(
+    engine,
+    policy.tokenizer,
+    retriever,
+    config=config.episode,
+    slots=1 if torch else _CLIENTS,
+    known=world.evaluation_questions(),
+  )
+
+
+def serve(folder: str, failing: str) -> dict[str, float]:
+  """Serves an agent until a signal arrives; a worker of this bench."""
+  jax_setup.configure(threads=0, cache=".jax_cache")
+  from anysearch_jax.serving import fields, service
+  from launch import http_server
+
+  with agent_of(folder, failing=float(failing)) as agent:
+    agent.ask(agent.examples[0], budget=_BUDGET)
+    running = service.Service(agent, fields.Served("bench"), most=10_000)
+    http_server.serve(
+      service.create_app(running),
+      running,
+      named="a bench",
+      host="127.0.0.1",
+      port=0,
+      connections=1024,
+      headers=10,
+      request=120,
+      grace=10,
+    )
+  return {}
+
+
+@contextlib.contextmanager
+def server(folder: str, *, failing: float = 0.0) -> Iterator[tuple[str, int]]:
+  """Yields the address and the process id of a server of its own."""
+  process = subprocess.Popen(
+    harness.worker_command("serve", folder, failing),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.DEVNULL,
+    text=True,
+  )
+  try:
+    assert process.stdout is not None
+    found = re.search(r"http://\S+", process.stdout.readline())
+    if found is None:
+      raise RuntimeError("The server did not start.")
+    yield found[0], process.pid
+  finally:
+    process.terminate()
+    process.wait(60)
+
+
+@contextlib.asynccontextmanager
+async def clients(url: str) -> AsyncIterator[httpx2.AsyncClient]:
+  """Yields a client that may have a connection for each question."""
+  limits = httpx2.Limits(max_connections=None)
+  async with httpx2.AsyncClient(
+    base_url=url, limits=limits, timeout=120, trust_env=False
+  ) as client:
+    yield client
+
+
+def body(question: types.Question, **more: Any) -> dict[str, Any]:
+  return {"input": question.text, "max_tool_calls": _BUDGET, **more}
+
+
+async def ask_all(
+  url: str, questions: list[types.Question], at_once: int
+) -> None:
+  """Asks each question once, `at_once` at a time."""
+  left = iter(questions)
+
+  async def one(client: httpx2.AsyncClient) -> None:
+    for question in left:
+      found = await client.post("/v1/responses", json=body(question))
+      found.raise_for_status()
+
+  async with clients(url) as client, asyncio.TaskGroup() as tasks:
+    for _ in range(at_once):
+      tasks.create_task(one(client))
+
+
+async def first_event(url: str, question: types.Question) -> float:
+  """Returns the seconds to the first reasoning over HTTP."""
+  async with clients(url) as client:
+    await client.get("/health")  # The connection exists already.
+    started = time.perf_counter()
+    async with client.stream(
+      "POST", "/v1/responses", json=body(question, stream=True)
+    ) as response:
+      async for line in response.aiter_lines():
+        if line.startswith("event: response.reasoning_text.delta"):
+          return time.perf_counter() - started
+  return time.perf_counter() - started
+
+
+def first_piece(agent: agent_lib.Agent, question: types.Question) -> float:
+  """Returns the seconds to the first reasoning in process."""
+  from anysearch_jax.agent import events
+
+  started = time.perf_counter()
+  with contextlib.closing(
+    agent.stream(question, budget=_BUDGET)  # type: ignore[type-var]  # A generator.
+  ) as told:
+    for event in told:
+      if isinstance(event, events.Thinking):
+        break
+  return time.perf_counter() - started
+
+
+def compare(folder: str, *, rounds: int, questions: int) -> dict[str, Any]:
+  """Measures the three comparisons and prints their ratios."""
+  with (
+    server(folder) as (url, _),
+    agent_of(folder) as agent,
+    agent_of(folder, torch=True) as loop,
+  ):
+    asked = list(agent.examples[:questions])
+    few = asked[: max(1, questions // 16)]
+    agent.ask_many(asked[:_CLIENTS], budgets=[_BUDGET])
+    asyncio.run(ask_all(url, asked[:_CLIENTS], _CLIENTS))
+    loop.ask(asked[0], budget=_BUDGET)
+
+    found = harness.timed_in_turns(
+      {
+        "ask_many in process": lambda: agent.ask_many(asked, budgets=[_BUDGET]),
+        "64 HTTP clients": lambda: asyncio.run(ask_all(url, asked, _CLIENTS)),
+        "16 HTTP clients": lambda: asyncio.run(ask_all(url, few, _FEW_CLIENTS)),
+        "generate, one at a time": lambda: [
+          loop.ask(question, budget=_BUDGET) for question in few
+        ],
+      },
+      rounds=rounds,
+    )
+    waits: dict[str, list[float]] = {"HTTP": [], "process": []}
+    for question in few:
+      waits["process"].append(first_piece(agent, question))
+      waits["HTTP"].append(asyncio.run(first_event(url, question)))
+  table = harness.Table("side", "questions", "seconds", "questions/s")
+  for side, count in (
+    ("ask_many in process", len(asked)),
+    ("64 HTTP clients", len(asked)),
+    ("16 HTTP clients", len(few)),
+    ("generate, one at a time", len(few)),
+  ):
+    seconds = found.medians(side)["seconds"]
+    table.row(side, count, seconds, count / seconds)
+  throughput = found.ratio("seconds", "ask_many in process", "64 HTTP clients")
+  beside = found.ratio("seconds", "generate, one at a time", "16 HTTP clients")
+  more = 1000 * statistics.median(
+    http - own for http, own in zip(*waits.values(), strict=True)
+  )
+  print(f"throughput of HTTP against ask_many: {throughput} (goal 0.85)")
+  print(f"first event beyond the engine's own: {more:.1f} ms (goal 30)")
+  print(f"against generate, one at a time: {beside} (goal 5)")
+  return {
+    "throughput": throughput.median,
+    "first_event_ms": more,
+    "against_generate": beside.median,
+  }
+
+
+def soak(folder: str, minutes: float) -> dict[str, Any]:
+  """Asks for some minutes and counts what went wrong."""
+  with server(folder, failing=_FAILING) as (url, pid):
+    numbers = asyncio.run(_soak(url, pid, minutes))
+  harness.print_numbers(numbers)
+  return numbers
+
+
+async def _soak(url: str, pid: int, minutes: float) -> dict[str, Any]:
+  ends = time.monotonic() + 60 * minutes
+  counts: Counter[str] = Counter()
+  draws = random.Random(_SEED)
+  memory: list[int] = []
+
+  async def one(client: httpx2.AsyncClient, questions: list[str]) -> None:
+    while time.monotonic() < ends:
+      question = draws.choice(questions)
+      leaves = draws.random() < _LEAVING
+      patience = draws.random() * 0.5 if leaves else 120.0
+      sent = {
+        "input": question,
+        "max_tool_calls": draws.randint(0, 5),
+        "seed": draws.randint(0, 10**6),
+        "stream": draws.random() < 0.5,
+      }
+      counts["asked"] += 1
+      try:
+        async with asyncio.timeout(patience):
+          found = await client.post("/v1/responses", json=sent)
+      except TimeoutError:
+        counts["left" if leaves else "unanswered"] += 1
+        continue
+      injected = "lets this search fail" in found.text
+      wrong = found.status_code not in (200, 503)
+      if injected:
+        counts["injected failures"] += 1
+      elif wrong or found.status_code == 503:
+        counts["errors"] += 1
+      else:
+        counts["answered"] += 1
+
+  async def watch() -> None:
+    while time.monotonic() < ends:
+      memory.append(resident(pid))
+      await asyncio.sleep(5)
+
+  async with clients(url) as client:
+    questions = (await client.get("/examples")).json()
+    async with asyncio.TaskGroup() as tasks:
+      tasks.create_task(watch())
+      for _ in range(_CLIENTS):
+        tasks.create_task(one(client, questions))
+    await asyncio.sleep(1)
+    text = (await client.get("/metrics")).text
+  held = re.search(r"^anysearch_kv_pages_used (\S+)", text, re.M)
+  half = len(memory) // 2
+  return {
+    **{name: counts[name] for name in ("asked", "answered", "left")},
+    **{name: counts[name] for name in ("injected failures", "errors")},
+    "unanswered": counts["unanswered"],
+    "pages held at the end": float(held[1]) if held else -1.0,
+    "MB at half time": memory[half] / 1e6,
+    "MB at the end": memory[-1] / 1e6,
+  }
+
+
+def resident(pid: int) -> int:
+  """Returns the resident bytes of a process."""
+  with open(f"/proc/{pid}/statm") as statm:
+    return int(statm.read().split()[1]) * 4096
+
+
+def main() -> dict[str, Any]:
+  f = flags.FLAGS
+  if f.soak_minutes:
+    return soak(f.hf, f.soak_minutes)
+  jax_setup.configure(threads=0, cache=".jax_cache")
+  return compare(f.hf, rounds=f.rounds, questions=f.questions)
+
+
+if __name__ == "__main__":
+  flags.DEFINE_string("hf", "configs/quickstart_policy", "The policy.")
+  flags.DEFINE_integer("rounds", 5, "Of measurements, in turns.", 1)
+  flags.DEFINE_integer("questions", 512, "Of a round.", 64)
+  flags.DEFINE_float("soak_minutes", 0, "Soak for this long instead.", 0)
+  harness.run(main, workers={"serve": serve})
