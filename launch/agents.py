@@ -38,7 +38,7 @@ def opened(
   from anysearch_jax.training import validation
 
   config = loading.with_answer_room(config)
-  validation.validate(config, trains=False, samples=chosen.kind != "scripted")
+  validation.validate(config, trains=False, samples=chosen.local)
   source = _source(config)
   known = _examples(source)
   policies.check(chosen, config, source, known or [_SHORTEST])

@@ -88,7 +88,7 @@ def branch() -> str:
         f"{name}); name that one, else the worth of a search would be that of "
         "another policy."
       )
-  validation.validate(config, trains=False, samples=chosen.kind != "scripted")
+  validation.validate(config, trains=False, samples=chosen.local)
   source = parts.source(config)
   policies.check(chosen, config, source, source.evaluation_questions((), 1))
   retriever = retrievers.make(config, source.retriever)

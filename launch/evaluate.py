@@ -74,7 +74,7 @@ def main(argv) -> None:
 
   folder = pathlib.Path(flags.FLAGS.output)
   try:
-    validation.validate(config, trains=False, samples=chosen.kind != "scripted")
+    validation.validate(config, trains=False, samples=chosen.local)
     retrievers.validate(config.retrieval)
     source = parts.source(config)
     e = config.evaluation

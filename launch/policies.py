@@ -4,6 +4,8 @@
 * `--checkpoint=RUN[@N]`: a training run's checkpoint after N rollouts; default:
   the newest
 * `--sglang=URL[,URL]`: either of the two, sampled by SGLang servers
+* `--openai=URL --openai_model=NAME`: a model that runs elsewhere, behind
+  OpenAI's text completions; `--hf` then names a folder with its tokenizer
 * `--scripted=MODULE:FUNCTION`: a function of (config, source) that returns an
   engine and its codec; `expert` is the expert of the generated world
 """
@@ -24,19 +26,34 @@ from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from launch import parts, shipped
+from anysearch_jax.host.http import redaction
+from launch import parts, remote_model, shipped
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.evaluation import harness
 
-_KINDS = ("hf", "checkpoint", "scripted")
+_KINDS = ("hf", "checkpoint", "openai", "scripted")
 
 
 class Chosen(typing.NamedTuple):
-  """The policy that the flags name: one of `_KINDS`, and its name."""
+  """The policy that the flags name.
+
+  Attributes:
+    kind: one of `_KINDS`.
+    name: of the policy; MODEL@URL for `openai`.
+    tokenizer: for `openai`, folder of the model's tokenizer; "": there is none.
+    key_variable: for `openai`, environment variable with the key; "": no key.
+  """
 
   kind: str
   name: str
+  tokenizer: str = ""
+  key_variable: str = ""
+
+  @property
+  def local(self) -> bool:
+    """Whether the policy's weights are here, for an engine of `config`."""
+    return self.kind in ("hf", "checkpoint")
 
 
 def define_flags() -> None:
@@ -50,6 +67,13 @@ def define_flags() -> None:
   )
   flags.DEFINE_list(
     "sglang", [], "Addresses of SGLang servers that sample the policy."
+  )
+  flags.DEFINE_string(
+    "openai", None, "Address of a server with OpenAI's text completions (/v1)."
+  )
+  flags.DEFINE_string("openai_model", "", "The model's name at --openai.")
+  flags.DEFINE_string(
+    "openai_key_variable", "", "Environment variable with the key of --openai."
   )
   flags.DEFINE_string(
     "scripted", None, "module:function of an engine, or `expert`."
@@ -69,21 +93,50 @@ def read_flags(
   Raises:
     app.UsageError: the flags name several policies, or there is none.
   """
-  named = [
-    Chosen(kind, name)
-    for kind in _KINDS
-    if (name := getattr(flags.FLAGS, kind))
-  ] or [default or Chosen("hf", config.policy)]
+  named = (
+    [_endpoint()]
+    if flags.FLAGS.openai
+    else [
+      Chosen(kind, name)
+      for kind in _KINDS
+      if (name := getattr(flags.FLAGS, kind))
+    ]
+  ) or [default or Chosen("hf", config.policy)]
   if len(named) > 1 or not named[0].name:
     raise app.UsageError(
       f"Found {len([n for n in named if n.name])} policies, expected one of "
-      "--hf, --checkpoint and --scripted, or config.policy."
+      "--hf, --checkpoint, --openai and --scripted, or config.policy."
     )
   (chosen,) = named
   if chosen.kind == "hf":
     chosen = chosen._replace(name=shipped.find(chosen.name))
+  elif chosen.kind == "openai":
+    chosen = chosen._replace(key_variable=flags.FLAGS.openai_key_variable)
   config = dataclasses.replace(config, policy=chosen.name)
   return served(config, flags.FLAGS.sglang), chosen
+
+
+def _endpoint() -> Chosen:
+  """Returns the model that --openai and the flags beside it name.
+
+  Raises:
+    app.UsageError: they contradict each other.
+  """
+  f = flags.FLAGS
+  for name in ("checkpoint", "scripted", "sglang"):
+    if getattr(f, name):
+      raise app.UsageError(
+        f"--openai and --{name}: expected one of them; --hf may name the "
+        "tokenizer of --openai."
+      )
+  if not redaction.is_address(f.openai) or not f.openai_model:
+    raise app.UsageError(
+      f"--openai={redaction.shown(f.openai)} "
+      f"--openai_model={f.openai_model!r}: expected an address such as "
+      "http://127.0.0.1:8000/v1, and the name that the server gives the model."
+    )
+  name = f"{f.openai_model}@{f.openai}"
+  return Chosen("openai", name, shipped.find(f.hf) if f.hf else "")
 
 
 def served(
@@ -142,7 +195,7 @@ def check(
   Raises:
     ValueError: the policy cannot be played in this configuration.
   """
-  from anysearch_jax.training import placement, validation
+  from anysearch_jax.training import placement
 
   if config.retrieval.simulated:
     raise ValueError(
@@ -153,6 +206,9 @@ def check(
     )
   if chosen.kind == "scripted":
     _scripted(chosen.name, source)
+    return
+  if chosen.kind == "openai":
+    _check_prompts(questions, remote_model.codec(chosen.tokenizer), config)
     return
   folder = chosen.name
   if chosen.kind == "checkpoint":
@@ -166,6 +222,16 @@ def check(
   placement.check_playing(
     a, config.mesh, engine=config.engine, dtype=config.compute_dtype
   )
+  _check_prompts(questions, codec, config)
+
+
+def _check_prompts(
+  questions: Sequence[types.Question],
+  codec: types.TextCodec,
+  config: config_lib.ExperimentConfig,
+) -> None:
+  from anysearch_jax.training import validation
+
   validation.check_prompts(
     questions,
     codec,
@@ -186,6 +252,8 @@ def identity(chosen: Chosen) -> dict[str, Any]:
     return parts.policy(chosen.name)
   if chosen.kind == "scripted":
     return {"scripted": chosen.name}
+  if chosen.kind == "openai":
+    return {"openai": chosen.name, "tokenizer": chosen.tokenizer}
   from anysearch_jax.training import checkpoint, manifest
 
   run, rollout = _run(chosen.name)
@@ -207,6 +275,8 @@ def identity(chosen: Chosen) -> dict[str, Any]:
 
 def identified(identity: Mapping[str, Any]) -> Chosen:
   """Returns the policy that an `identity` describes."""
+  if "openai" in identity:
+    return Chosen("openai", identity["openai"], identity["tokenizer"])
   if "scripted" in identity:
     return Chosen("scripted", identity["scripted"])
   if "checkpoint" in identity:
@@ -230,12 +300,21 @@ def player(
 
   Raises:
     ValueError: the policy cannot be loaded.
-    types.EngineError: the SGLang servers cannot be used.
+    types.EngineError: the servers cannot be used.
   """
   from anysearch_jax.evaluation import harness
 
   if chosen.kind == "scripted":
     yield harness.Player(*_scripted(chosen.name, source)(config, source))
+    return
+  if chosen.kind == "openai":
+    with remote_model.player(
+      chosen.name,
+      config,
+      tokenizer=chosen.tokenizer,
+      key_variable=chosen.key_variable,
+    ) as remote:
+      yield remote
     return
   from anysearch_jax.rollout import engines
 

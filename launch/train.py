@@ -90,6 +90,7 @@ def define_flags() -> None:
     "With --dry_run: hardware that the configuration must fit, as launch.plan "
     "takes it (h100:4).",
   )
+  flags.DEFINE_string("openai", None, "Refused: see docs/policies.md.")
 
 
 def main(argv) -> None:
@@ -97,6 +98,12 @@ def main(argv) -> None:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   if flags.FLAGS.output == "":
     raise app.UsageError("--output: found nothing, expected a folder.")
+  if flags.FLAGS.openai:
+    raise app.UsageError(
+      "--openai: its texts come without token ids and log-probabilities, which "
+      "training needs; expected the in-process engine, or SGLang servers "
+      "(--config.engine.kind=sglang)."
+    )
   config = launch_flags.read_config()
   if flags.FLAGS.dry_run:
     dry_run(config, flags.FLAGS.target)

@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import httpx2
@@ -18,12 +17,11 @@ import httpx2
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.host.http import calls, redaction, wire
+from anysearch_jax.host.http import calls, openai, redaction
 
 # Offsets that keep the address of a second call distinct from all episodes'.
 _VARIANT = 1 << 40
 _TURN = 1 << 20
-_LARGEST = 1 << 24
 _ADVICE = "Does a server with OpenAI's chat completions run there?"
 
 
@@ -138,33 +136,20 @@ class EndpointModel:
     *,
     transport: httpx2.AsyncBaseTransport | None = None,
   ):
-    if not redaction.is_address(url):
-      # The message does not quote the url, which may contain a password.
-      raise ValueError(
-        "The model's url is not one; expected an address such as "
-        "http://127.0.0.1:8000/v1, with no user, query or fragment."
-      )
     if not config.name:
       raise ValueError(
         "retrieval.model.name: found nothing, expected the model's name at "
-        f"{url}."
+        f"{redaction.shown(url)}."
       )
-    self._url = url.rstrip("/").removesuffix("/chat/completions").rstrip("/")
-    self._url += "/chat/completions"
     self._config = config
-    key = config.key_variable and calls.secret_in(
-      config.key_variable, "the key for the model"
-    )
-    headers = {"Content-Type": "application/json"}
-    if key:
-      headers["Authorization"] = f"Bearer {key}"
-    self._caller = calls.Caller(
-      calls.Patience(deadline=config.deadline, concurrency=config.concurrency),
-      headers=headers,
-      secret=key,
+    self._endpoint = openai.Endpoint(
+      url,
+      "/chat/completions",
+      key_variable=config.key_variable,
+      patience=calls.Patience(
+        deadline=config.deadline, concurrency=config.concurrency
+      ),
       advice=_ADVICE,
-      largest=_LARGEST,
-      proxies=True,
       transport=transport,
     )
     self.counters: Counter[str] = Counter()
@@ -184,9 +169,13 @@ class EndpointModel:
       "seed": int(uniform(address, turn, "reply") * 2**31),
     }
     self.counters["calls"] += 1
-    text, usage = await self._caller.wait(self._ask(wire.body(asked)))
-    self.counters["input_tokens"] += usage[0]
-    self.counters["output_tokens"] += usage[1]
+    text, usage = await self._endpoint.ask(
+      asked,
+      lambda choice: openai.text(choice["message"]["content"]),
+      expected="a text at choices[0].message.content",
+    )
+    self.counters["input_tokens"] += usage.prompt
+    self.counters["output_tokens"] += usage.completion
     return text
 
   def identity(self) -> dict[str, Any]:
@@ -194,7 +183,7 @@ class EndpointModel:
     c = self._config
     return {
       "kind": "endpoint",
-      "url": self._url,
+      "url": self._endpoint.url,
       "model": c.name,
       "temperature": c.temperature,
       "top_p": c.top_p,
@@ -203,16 +192,7 @@ class EndpointModel:
 
   def close(self) -> None:
     """Closes connections; running calls fail."""
-    self._caller.close()
-
-  async def _ask(self, body: bytes) -> tuple[str, tuple[int, int]]:
-    return await self._caller.ask(
-      "POST",
-      self._url,
-      content=body,
-      read=lambda data: _reply(data, self._url, self._caller.redact),
-      until=self._caller.until(),
-    )
+    self._endpoint.close()
 
 
 def uniform(address: types.Address, turn: int, *more: int | str) -> float:
@@ -230,29 +210,3 @@ def identified(values: dict[str, Any]) -> dict[str, Any]:
   """Returns an identity with its SHA-256."""
   canonical = json.dumps(values, sort_keys=True).encode()
   return {**values, "sha256": hashlib.sha256(canonical).hexdigest()}
-
-
-def _reply(
-  data: bytes, url: str, redact: redaction.Redactor
-) -> tuple[str, tuple[int, int]]:
-  """Returns the text of a completion, and the tokens of prompt and reply.
-
-  Raises:
-    types.RetrievalError: the answer has another shape.
-  """
-  value = wire.parse(data, url, redact)
-  try:
-    text = value["choices"][0]["message"]["content"]
-  except (KeyError, IndexError, TypeError):
-    text = None
-  if not isinstance(text, str):
-    raise types.RetrievalError(
-      f"{url}: found {redact.quote(repr(value), 80)}, expected a text at "
-      "choices[0].message.content."
-    )
-  usage = value.get("usage")
-  usage = usage if isinstance(usage, Mapping) else {}
-  counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
-  prompt, reply = (n if type(n) is int and n > 0 else 0 for n in counts)
-  # Replace unpaired surrogates, which no tokenizer can encode.
-  return text.encode(errors="replace").decode(), (prompt, reply)

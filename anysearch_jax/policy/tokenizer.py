@@ -92,6 +92,25 @@ class Tokenizer:
     """Returns the text of ids, without control tokens."""
     return self.hf.backend_tokenizer.decode(list(ids), skip_special_tokens=True)
 
+  @property
+  def end_of_turn_id(self) -> int | None:
+    """The id that ends a turn by the tokenizer's own word, its EOS."""
+    end = self.hf.eos_token_id
+    return None if end is None else int(end)
+
+  def transcript(self, ids: Sequence[int]) -> str:
+    """Returns the text of ids with control tokens, for servers that encode it.
+
+    The BOS at its beginning is left out if the tokenizer writes one itself;
+    the server's tokenizer does then too.
+    """
+    backend = self.hf.backend_tokenizer
+    own = backend.encode("").ids[:1]
+    ids = list(ids)
+    if own and own == ids[:1] == [self.hf.bos_token_id]:
+      ids = ids[1:]
+    return backend.decode(ids, skip_special_tokens=False)
+
   def render(self, content: str) -> tuple[str, list[int]]:
     """Applies the chat template to one user message, with generation prompt.
 

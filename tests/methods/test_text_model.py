@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import http.server
 import json
-import threading
 
+import fake_openai
 import pytest
 import scripted
 import small_run
@@ -113,37 +112,6 @@ def test_second_calls_do_not_deadlock_on_slots():
   engine.set_params(policy.params, 1)  # Raises if a slot is still held.
 
 
-class _Server(http.server.BaseHTTPRequestHandler):
-  def do_POST(self):
-    body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-    self.server.asked.append((self.path, dict(self.headers), body))
-    status, reply = self.server.reply
-    data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
-    self.send_response(status)
-    self.send_header("Content-Length", str(len(data)))
-    self.end_headers()
-    self.wfile.write(data)
-
-  def log_message(self, *args):
-    pass
-
-
-@contextlib.contextmanager
-def served(reply, status=200):
-  """Runs a server with a fixed reply; `asked` collects its requests."""
-  server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Server)
-  server.asked, server.reply = [], (status, reply)
-  server.url = f"http://127.0.0.1:{server.server_port}/v1"
-  thread = threading.Thread(target=server.serve_forever)
-  thread.start()
-  try:
-    yield server
-  finally:
-    server.shutdown()
-    thread.join(10)
-    server.server_close()
-
-
 @contextlib.contextmanager
 def endpoint(url, **values):
   values = {"name": "m", "deadline": 20.0} | values
@@ -165,7 +133,7 @@ def test_server_request_carries_the_api_key(path, monkeypatch):
   monkeypatch.setenv("MODEL_KEY", KEY)
   usage = {"prompt_tokens": 11, "completion_tokens": 4}
   with (
-    served(said("hi \ud83d", usage=usage)) as server,
+    fake_openai.served(said("hi \ud83d", usage=usage)) as server,
     endpoint(
       server.url + path,
       key_variable="MODEL_KEY",
@@ -216,7 +184,7 @@ def test_invalid_reply_fails_with_a_message(
 ):
   monkeypatch.setenv("MODEL_KEY", KEY)
   with (
-    served(reply, status) as server,
+    fake_openai.served(reply, status) as server,
     endpoint(server.url, key_variable="MODEL_KEY") as asked,
     pytest.raises(types.RetrievalError) as raised,
   ):

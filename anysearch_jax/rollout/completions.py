@@ -1,0 +1,236 @@
+"""The engine over any server with OpenAI's text completions: text in, text out.
+
+For models that run elsewhere (vLLM, SGLang, llama.cpp, a hosted one). An
+episode is one text that grows: the prompt, a turn, what the environment adds,
+the next turn. The route `/completions` continues such a text. The route
+`/chat/completions` cannot be used: after a search the model has to go on in the
+middle of its own message, which OpenAI's interface has no form for.
+
+The server's tokens are unknown, so ids are a local codec's, and there are no
+log-probabilities: episodes can be evaluated and served, and not trained on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import httpx2
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.host.http import calls, openai
+from anysearch_jax.rollout import stops
+
+_ADVICE = "Does a server with OpenAI's completions run there?"
+_EXPECTED = "a text at choices[0].text and finish_reason 'stop' or 'length'"
+# Names that servers give the field with the stop text that ended a turn: vLLM's
+# and SGLang's. It is null or a token's id if the model ended the turn itself.
+_MATCHED = ("stop_reason", "matched_stop")
+
+
+class Codec(types.TextCodec, Protocol):
+  """What the engine asks of a codec.
+
+  Attributes:
+    end_of_turn_id: recorded for a turn that the model ended; None: nothing.
+  """
+
+  @property
+  def end_of_turn_id(self) -> int | None: ...
+
+  def transcript(self, ids: Sequence[int]) -> str:
+    """Returns the text that a server encodes to `ids`."""
+    ...
+
+
+class CompletionsEngine:
+  """`types.Engine` over a server; it can be used from any event loop.
+
+  Log-probabilities are recorded as 0 and versions as 0.
+
+  Args:
+    url: of the server's interface (`http://host:8000/v1`).
+    codec: counts tokens and renders prompts.
+    model: the model's name at the server.
+    key_variable: environment variable with the key; "": no key.
+    sampling: how tokens are drawn.
+    deadline: seconds of one turn, with its retries.
+    concurrency: limit on concurrent turns.
+    transport: replaces the network, for tests.
+
+  Attributes:
+    counters: `requests`, and `prompt_tokens` and `sampled_tokens` as the server
+      counts them.
+
+  Raises:
+    ValueError: the url is invalid, or the model's name or the key is missing.
+  """
+
+  def __init__(
+    self,
+    url: str,
+    codec: Codec,
+    *,
+    model: str,
+    key_variable: str = "",
+    sampling: config_lib.SamplingConfig,
+    deadline: float,
+    concurrency: int,
+    transport: httpx2.AsyncBaseTransport | None = None,
+  ):
+    if not model:
+      raise ValueError(
+        "Found no name of a model; expected the one that the server gives it "
+        "(its /v1/models lists them)."
+      )
+    self._codec, self._model, self._sampling = codec, model, sampling
+    self._endpoint = openai.Endpoint(
+      url,
+      "/completions",
+      key_variable=key_variable,
+      patience=calls.Patience(deadline=deadline, concurrency=concurrency),
+      advice=_ADVICE,
+      transport=transport,
+    )
+    self.counters: Counter[str] = Counter()
+
+  async def probe(self) -> None:
+    """Samples one token, which shows that address, key and model are right.
+
+    Raises:
+      types.EngineError: they are not.
+    """
+    await self._ask({"prompt": "?", "max_tokens": 1})
+
+  async def generate(self, request: types.GenerateRequest) -> types.Generation:
+    """See `types.Engine`."""
+    asked = {
+      "prompt": self._codec.transcript(request.token_ids),
+      "max_tokens": request.max_tokens,
+      "stop": list(request.stop),
+      # Turns are reproducible if the server honours the seed.
+      "seed": _seed(request.address, request.turn),
+    }
+    return _generation(await self._ask(asked), request, self._codec)
+
+  def release(self, address: types.Address) -> None:
+    """Does nothing: the server keeps no episodes."""
+
+  def close(self) -> None:
+    """Closes connections; running turns fail."""
+    self._endpoint.close()
+
+  async def _ask(self, asked: dict[str, Any]) -> _Completion:
+    s = self._sampling
+    body = {
+      "model": self._model,
+      "temperature": s.temperature,
+      "top_p": s.top_p,
+      # Not OpenAI's, but known to vLLM, SGLang and llama.cpp.
+      **({"top_k": s.top_k} if s.top_k else {}),
+      **asked,
+    }
+    self.counters["requests"] += 1
+    try:
+      completion, usage = await self._endpoint.ask(
+        body, _completion, expected=_EXPECTED
+      )
+    except types.RetrievalError as error:
+      raise types.EngineError(str(error)) from None
+    self.counters["prompt_tokens"] += usage.prompt
+    self.counters["sampled_tokens"] += usage.completion
+    return completion
+
+
+class _Completion(NamedTuple):
+  """A server's answer.
+
+  matched: the stop text that ended it; "" if the server says that none did, and
+    None if it does not say.
+  """
+
+  text: str
+  finish: str
+  matched: str | None
+
+
+def _completion(choice: Any) -> _Completion | None:
+  """Reads a choice; None if it has another shape."""
+  text, finish = openai.text(choice["text"]), choice["finish_reason"]
+  if text is None or finish not in ("stop", "length"):
+    return None
+  said = [choice[name] for name in _MATCHED if name in choice]
+  matched = next((m for m in said if isinstance(m, str)), "" if said else None)
+  return _Completion(text, finish, matched)
+
+
+def _generation(
+  completion: _Completion, request: types.GenerateRequest, codec: Codec
+) -> types.Generation:
+  """Returns a turn, with the stop text that the server removed.
+
+  Raises:
+    types.EngineError: the turn is empty.
+  """
+  text, finish = _ended(completion, request.stop)
+  ids = codec.encode(text)
+  if len(ids) > request.max_tokens:
+    # The server counts fewer tokens. The local count limits an episode.
+    ids = ids[: request.max_tokens]
+    text, finish = codec.decode(ids), types.Finish.LENGTH
+  end = codec.end_of_turn_id
+  if finish is types.Finish.END_OF_TURN and end is not None:
+    ids = [*ids, end][: request.max_tokens]
+  if not ids:
+    raise types.EngineError(
+      f"Found an empty text for turn {request.turn}, expected one token or "
+      "more."
+    )
+  zeros = (0,) * len(ids)
+  return types.Generation(tuple(ids), (0.0,) * len(ids), text, finish, zeros)
+
+
+def _ended(
+  completion: _Completion, stop: Sequence[str]
+) -> tuple[str, types.Finish]:
+  """Returns a turn's whole text and why it ended.
+
+  Most servers remove the stop text, and not all say which one it was.
+  """
+  cut = stops.cut(completion.text, stop)
+  if cut is not None:
+    return cut, types.Finish.STOP
+  if completion.finish == "length":
+    return completion.text, types.Finish.LENGTH
+  matched = completion.matched
+  if matched is None:
+    matched = _closing(completion.text, stop)
+  if matched in stop:
+    return completion.text + matched, types.Finish.STOP
+  return completion.text, types.Finish.END_OF_TURN
+
+
+def _closing(text: str, stop: Sequence[str]) -> str:
+  """Returns the stop text of the tag that `text` opened last; "" without one.
+
+  A turn holds no stop text, so a tag that it opens is still open.
+  """
+  opened = {text.rfind(_opening(each)): each for each in stop}
+  at = max(opened)
+  return opened[at] if at >= 0 else ""
+
+
+def _opening(stop: str) -> str:
+  """Returns the tag that a stop text closes: </x> or <|end_x|>."""
+  return stop.replace("</", "<", 1).replace("<|end_", "<|begin_", 1)
+
+
+def _seed(address: types.Address, turn: int) -> int:
+  """Returns a seed of 31 bits; `variant` is ignored, as in other draws."""
+  key = json.dumps([*map(int, address._replace(variant=0)), turn])
+  digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
+  return int.from_bytes(digest) >> 1

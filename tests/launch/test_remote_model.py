@@ -1,0 +1,102 @@
+"""Commands with --openai: a model behind OpenAI's text completions."""
+
+from __future__ import annotations
+
+import json
+
+import commands
+import fake_openai
+import pytest
+
+from launch import ask, evaluate, train
+from launch import flags as launch_flags
+
+QUESTION = "temon employer headquarters ?"
+CONFIG = "--config=configs/quickstart.py"
+
+
+def said(body):
+  """Searches once and then answers, without the stop texts."""
+  found = "<information>" in body["prompt"].rpartition(QUESTION)[2]
+  if body["model"] != "mine":
+    return 404, {"error": {"message": "no such model"}}
+  text = "<answer> ninan" if found else "<search> temon employer"
+  return 200, fake_openai.completion(text)
+
+
+def run(command, *arguments):
+  with commands.defined(command):
+    command.main(
+      launch_flags._parse_argv(["command", CONFIG, "--cache=", *arguments])
+    )
+
+
+def flags_of(server, model="mine"):
+  return f"--openai={server.url}", f"--openai_model={model}"
+
+
+def test_one_question_to_a_model_elsewhere(capsys):
+  with fake_openai.served(said) as server:
+    run(ask, *flags_of(server), "--budget=1", QUESTION)
+  lines = capsys.readouterr().out.splitlines()
+  assert "search 1: temon employer" in lines and "answer: ninan" in lines
+
+
+def test_evaluation_names_the_model_and_resumes(tmp_path):
+  arguments = (
+    *("--budgets=0,1", "--seeds=1", "--config.evaluation.questions=2"),
+    f"--output={tmp_path / 'run'}",
+  )
+  with fake_openai.served(said) as server:
+    run(evaluate, *flags_of(server), *arguments)
+    asked = len(server.asked)
+    run(evaluate, *flags_of(server), *arguments)
+    assert len(server.asked) == asked  # It was finished.
+    url = server.url
+  read = json.loads((tmp_path / "run/provenance.json").read_text())
+  assert read["policy"] == {"openai": f"mine@{url}", "tokenizer": ""}
+  rows = [
+    json.loads(line)
+    for line in (tmp_path / "run/episodes.jsonl").read_text().splitlines()
+  ]
+  assert [row["budget"] for row in rows].count(1) == 2
+  assert all(row["searches"] <= row["budget"] for row in rows)
+
+
+@pytest.mark.parametrize(
+  ("flags", "expected"),
+  [
+    (["--openai=http://u:word@host/v1", "--openai_model=m"], "not shown"),
+    (["--openai=http://host/v1"], "--openai_model=''"),
+    (
+      ["--openai=http://host/v1", "--openai_model=m", "--sglang=http://h"],
+      "--openai and --sglang",
+    ),
+    (
+      ["--openai=http://host/v1", "--openai_model=m", "--hf=nowhere"],
+      "nowhere: no tokenizer.json",
+    ),
+    (
+      [
+        *("--openai=http://host/v1", "--openai_model=m"),
+        "--openai_key_variable=sk-word",
+      ],
+      "expected the name of an environment variable",
+    ),
+  ],
+)
+def test_bad_flags_are_one_sentence(flags, expected):
+  said = commands.run(ask, CONFIG, *flags, QUESTION)
+  assert expected in said and "word" not in said
+
+
+def test_unknown_model_is_one_sentence_before_any_question():
+  with fake_openai.served(said) as server:
+    found = commands.run(ask, CONFIG, *flags_of(server, "other"), QUESTION)
+    assert len(server.asked) == 1
+  assert "no such model" in found
+
+
+def test_training_refuses_a_model_that_gives_texts_only():
+  found = commands.run(train, CONFIG, "--openai=http://host/v1")
+  assert "token ids and log-probabilities" in found
