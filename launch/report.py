@@ -38,7 +38,8 @@ from collections.abc import Iterator, Sequence
 
 from absl import app, flags
 
-from anysearch_jax.evaluation import costs, metrics
+from anysearch_jax.environment import prices as prices_lib
+from anysearch_jax.evaluation import metrics
 from anysearch_jax.report import build as report
 from anysearch_jax.report import loading, picture, trajectories
 from launch import flags as launch_flags
@@ -191,7 +192,7 @@ def _writing(output: pathlib.Path) -> Iterator[None]:
     )
 
 
-def parse_prices(items: Sequence[str]) -> costs.Prices | None:
+def parse_prices(items: Sequence[str]) -> prices_lib.Prices | None:
   """Parses three prices; None without items. Raises ValueError otherwise."""
   if not items:
     return None
@@ -201,7 +202,7 @@ def parse_prices(items: Sequence[str]) -> costs.Prices | None:
     raise ValueError(
       f"--prices: found {','.join(items)!r}, expected three numbers."
     ) from None
-  return costs.Prices(search, read, written)
+  return prices_lib.Prices(search, read, written)
 
 
 def groups_of(

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import official_scoring, scoring
+from anysearch_jax.environment import prices as prices_lib
 from anysearch_jax.host import disk
 
 
@@ -77,7 +77,7 @@ def episode(
   verdict: scoring.Verdict,
   *,
   seed: int,
-  prices: config_lib.EvaluationConfig,
+  prices: prices_lib.Prices,
 ) -> dict[str, Any]:
   """Returns an evaluated episode with its verdict, cost and tokens.
 
@@ -88,7 +88,7 @@ def episode(
     t: the episode.
     verdict: answer, exact match and format of the episode.
     seed: seed of the evaluation.
-    prices: prices of searches and tokens, for `cost` in US dollars.
+    prices: of searches and tokens, for `cost`.
   """
   read = sum(contexts(t))
   return {
@@ -108,9 +108,11 @@ def episode(
     "prompt_tokens": int(np.sum(t.authors == types.Author.PROMPT)),
     "input_tokens": read,
     "cost": round(
-      t.searches * prices.search_price / 1e3
-      + read * prices.input_price / 1e6
-      + t.generated_tokens * prices.output_price / 1e6,
+      prices.dollars(
+        searches=t.searches,
+        input_tokens=read,
+        output_tokens=t.generated_tokens,
+      ),
       9,
     ),
     "tokens": tokens(t),

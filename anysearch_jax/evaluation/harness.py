@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import official_scoring, records
+from anysearch_jax.environment import prices as prices_lib
 from anysearch_jax.evaluation import journal
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, searching
@@ -125,6 +126,9 @@ def _play(
 ) -> None:
   """Plays the episodes that `rows` lacks and adds them."""
   env = systems.environment(playing.episode.prompts)
+  prices = prices_lib.Prices(
+    evaluation.search_price, evaluation.input_price, evaluation.output_price
+  )
   finished = itertools.count(len(rows) + 1)
   inflight = inflight_lib.InFlight(playing.quiet_seconds)
   searching.attach(retriever, player.engine, player.codec)
@@ -143,7 +147,7 @@ def _play(
       inflight=inflight,
     )
     verdict = env.judge(trajectory)
-    row = records.episode(trajectory, verdict, seed=seed, prices=evaluation)
+    row = records.episode(trajectory, verdict, seed=seed, prices=prices)
     if evaluation.scorer == "official":
       row |= official_scoring.of_question(question, verdict.answer)
     rows.add(row)

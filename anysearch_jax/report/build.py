@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.environment import prices as prices_lib
 from anysearch_jax.evaluation import (
   comparison,
   costs,
@@ -41,7 +42,7 @@ def build(
   *,
   groups: Mapping[str, str] | None = None,
   search_values: Mapping[str, Mapping[str, Any]] | None = None,
-  prices: costs.Prices | None = None,
+  prices: prices_lib.Prices | None = None,
   notes: str = "",
   resamples: int = 10_000,
 ) -> Report:

@@ -11,8 +11,8 @@ import scripted
 import small_run
 from played_evaluation import configured, jax_player, play, playing, rows_of
 
-from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.environment import prices as prices_lib
 from anysearch_jax.environment import records
 from anysearch_jax.evaluation import branch_points, branching, harness
 from anysearch_jax.methods import systems
@@ -308,7 +308,7 @@ def test_restored_state_equals_the_original_in_every_environment(name):
     played,
     env.judge(played),
     seed=1,
-    prices=config_lib.EvaluationConfig(),
+    prices=prices_lib.Prices(),
   )
   if env.verification:
     with pytest.raises(ValueError, match="that verifies answers"):

@@ -361,10 +361,10 @@ def test_json_and_markdown_equal_the_csv_files(built):
 
 
 def test_prices_given_to_the_report_replace_the_episodes_costs(rows):
-  from anysearch_jax.evaluation import costs
+  from anysearch_jax.environment import prices as prices_lib
 
   data = report.build(
-    rows[:1], prices=costs.Prices(search=5.0), resamples=20
+    rows[:1], prices=prices_lib.Prices(search=5.0), resamples=20
   ).data
   (line,) = (
     line
