@@ -8,19 +8,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import bm25s
-import numpy as np
 
 from anysearch_jax import types
-
-_WORD = re.compile(r"\w+")
-# bm25s logs a line for every index that it builds.
-logging.getLogger("bm25s").setLevel(logging.WARNING)
+from retrieval.index import word_index
 
 
 class LexicalRetriever:
@@ -118,15 +112,12 @@ class LexicalRetriever:
     passages, index = self._index(corpus)
     if index is None:
       return ()
-    known = [w for w in _words(query) if w in index.vocab_dict]
-    if not known:
-      return ()
-    scores = index.get_scores(known)
-    hits = np.flatnonzero(scores)
-    best = hits[np.argsort(-scores[hits], kind="stable")[:k]]
+    hits = word_index.rank(index, query, k)
     return tuple(
-      dataclasses.replace(passages[i], score=float(scores[i]))
-      for i in best.tolist()
+      dataclasses.replace(passages[row], score=score)
+      for row, score in zip(
+        hits.rows.tolist(), hits.scores.tolist(), strict=True
+      )
     )
 
   def _build_index(
@@ -135,7 +126,8 @@ class LexicalRetriever:
     """Returns the passages and their index; None if no passage has a word."""
     passages = self._passages(corpus)
     texts = [
-      _words(p.title) * self._title_weight + _words(p.text) for p in passages
+      word_index.words(p.title) * self._title_weight + word_index.words(p.text)
+      for p in passages
     ]
     if not any(texts):
       return passages, None
@@ -150,7 +142,3 @@ class LexicalRetriever:
       names = ", ".join(map(repr, sorted(self._corpora))) or "none"
       raise ValueError(f"Found no corpus {corpus!r}; there are: {names}.")
     return self._corpora[corpus]
-
-
-def _words(text: str) -> list[str]:
-  return _WORD.findall(text.lower())

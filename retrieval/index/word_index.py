@@ -53,21 +53,7 @@ class WordIndex:
 
   def search(self, queries: Sequence[str], k: int) -> list[search_lib.Hits]:
     """Returns rows that share a word with the query; see `search.TextIndex`."""
-    return [self._one(query, k) for query in queries]
-
-  def _one(self, query: str, k: int) -> search_lib.Hits:
-    known = [w for w in words(query) if w in self._index.vocab_dict]
-    if not known:
-      return search_lib.Hits(np.zeros(0, np.int64), np.zeros(0, np.float32))
-    scores = self._index.get_scores(known)
-    if k < len(scores):
-      # Keep all ties at the k-th place, so that the sort below breaks them.
-      least = np.partition(scores, -k)[-k]
-      rows = np.flatnonzero(scores >= max(least, np.finfo(np.float32).tiny))
-    else:
-      rows = np.flatnonzero(scores > 0)
-    rows = rows[np.argsort(-scores[rows], kind="stable")[:k]]
-    return search_lib.Hits(rows, scores[rows].astype(np.float32))
+    return [rank(self._index, query, k) for query in queries]
 
 
 def write(
@@ -185,6 +171,25 @@ class _Spool:
       "indptr": starts,
       "num_docs": count,
     }
+
+
+def rank(index: bm25s.BM25, query: str, k: int) -> search_lib.Hits:
+  """Returns the best k rows that share a word with the query.
+
+  Equal scores keep the order of rows, so that a run repeats to the byte.
+  """
+  known = [w for w in words(query) if w in index.vocab_dict]
+  if not known:
+    return search_lib.Hits(np.zeros(0, np.int64), np.zeros(0, np.float32))
+  scores = index.get_scores(known)
+  if k < len(scores):
+    # Keep all ties at the k-th place, so that the sort below breaks them.
+    least = np.partition(scores, -k)[-k]
+    rows = np.flatnonzero(scores >= max(least, np.finfo(np.float32).tiny))
+  else:
+    rows = np.flatnonzero(scores > 0)
+  rows = rows[np.argsort(-scores[rows], kind="stable")[:k]]
+  return search_lib.Hits(rows, scores[rows].astype(np.float32))
 
 
 def words(text: str) -> list[str]:
