@@ -31,7 +31,7 @@ from absl import app, flags
 
 import anysearch_jax
 from anysearch_jax import types
-from launch import agents, jax_setup, policies, stopping
+from launch import agents, http_server, jax_setup, policies, stopping
 from launch import flags as launch_flags
 
 if typing.TYPE_CHECKING:
@@ -206,12 +206,11 @@ def _serve_http(
     # Open calls were answered before; clients keep other streams open.
     timeout_graceful_shutdown=1,
   )
-  family = socket.AF_INET6 if ":" in host else socket.AF_INET
-  with socket.create_server((host, port), family=family) as listening:
+  with http_server.listening(host, port) as opened:
     shown = f"[{host}]" if ":" in host else host
-    port = listening.getsockname()[1]
+    port = opened.getsockname()[1]
     greeting = f"serving MCP at http://{shown}:{port}/mcp"
-    _Server(config, service, grace=grace, greeting=greeting).run([listening])
+    _Server(config, service, grace=grace, greeting=greeting).run([opened])
 
 
 def _service_class() -> type[mcp_server.Service]:
