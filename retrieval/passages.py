@@ -23,7 +23,7 @@ import os
 import pathlib
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -172,15 +172,9 @@ def prepare(
     gzip.open(raw) if compressed else raw as lines,
     beside.open("wb") if copy else open(os.devnull, "wb") as kept,
   ):
-    for number, line in enumerate(_lines(lines, source), start=1):
-      try:
-        _parse(line)
-      except CorpusError as error:
-        if not skip_malformed:
-          raise CorpusError(
-            f"{source}, line {number}: {error} Correct it, or leave such lines "
-            "out with --skip_malformed."
-          ) from None
+    checked = _checked(_lines(lines, source), source, skip=skip_malformed)
+    for number, line in enumerate(checked, start=1):
+      if line is None:
         skipped += 1
         continue
       if copy and not line.endswith(b"\n"):
@@ -260,6 +254,28 @@ def _lines(file: io.BufferedIOBase, source: pathlib.Path) -> Iterator[bytes]:
       f"{source}, after line {number}: {error}. Expected a whole file; copy it "
       "again."
     ) from error
+
+
+def _checked(
+  lines: Iterable[bytes], source: pathlib.Path, *, skip: bool
+) -> Iterator[bytes | None]:
+  """Yields the lines that are passages; None for a line that is skipped.
+
+  Raises:
+    CorpusError: a line is not a passage, and is not to be skipped.
+  """
+  for number, line in enumerate(lines, start=1):
+    try:
+      _parse(line)
+    except CorpusError as error:
+      if not skip:
+        raise CorpusError(
+          f"{source}, line {number}: {error} Correct it, or leave such lines "
+          "out with --skip_malformed."
+        ) from None
+      yield None
+      continue
+    yield line
 
 
 def _parse(line: bytes) -> types.Passage:

@@ -21,6 +21,7 @@ import httpx2
 
 from anysearch_jax import types
 from anysearch_jax.host.http import calls, errors, redaction, wire
+from retrieval.clients import requests as requests_lib
 
 Answer = tuple[types.Passage, ...]
 
@@ -116,10 +117,9 @@ class HttpRetriever:
       For each request its passages or a `RetrievalError`.
 
     Raises:
-      ValueError: a request is invalid, see `calls.check`.
+      ValueError: a request is invalid, see `requests.check`.
     """
-    for request in requests:
-      calls.check(request, self._corpus)
+    requests_lib.check(requests, self._corpus)
     if not requests:
       return []
     return await self._caller.wait(self._search(list(requests)))

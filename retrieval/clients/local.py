@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from anysearch_jax import types
+from retrieval.clients import requests as requests_lib
 from retrieval.index import search
 
 Answer = tuple[types.Passage, ...]
@@ -33,20 +34,15 @@ class LocalRetriever:
     """Returns answers in the order of the requests, by one search for each `k`.
 
     Raises:
-      ValueError: a request names another corpus.
+      ValueError: a request is invalid, see `requests.check`.
     """
-    for request in requests:
-      if request.corpus not in ("", self._corpus):
-        raise ValueError(
-          f"Found a search of corpus {request.corpus!r}, this index is of "
-          f"{self._corpus!r}; expected questions of its own corpus."
-        )
+    requests_lib.check(requests, self._corpus)
     found: list[Answer] = [()] * len(requests)
     for k in sorted({request.k for request in requests}):
-      places = [i for i, request in enumerate(requests) if request.k == k]
-      queries = [requests[i].query for i in places]
+      slots = [i for i, request in enumerate(requests) if request.k == k]
+      queries = [requests[i].query for i in slots]
       answers = await asyncio.to_thread(self._searching.search, queries, k)
-      for i, answer in zip(places, answers, strict=True):
+      for i, answer in zip(slots, answers, strict=True):
         found[i] = answer
     return found
 

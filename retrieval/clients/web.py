@@ -20,6 +20,7 @@ import httpx2
 
 from anysearch_jax import types
 from anysearch_jax.host.http import calls, errors, redaction, wire
+from retrieval.clients import requests as requests_lib
 
 Answer = tuple[types.Passage, ...]
 Json = dict[str, Any]
@@ -195,7 +196,7 @@ class WebRetriever:
     Raises:
       RetrievalError: there is no answer; `AccountError` if the service refuses
         the key.
-      ValueError: the request is invalid, see `calls.check`.
+      ValueError: the request is invalid, see `requests.check`.
     """
     (answer,) = await self.search_many([request])
     if isinstance(answer, Exception):
@@ -206,8 +207,7 @@ class WebRetriever:
     self, requests: Sequence[types.SearchRequest]
   ) -> list[Answer | Exception]:
     """Returns answers in request order, by one call each; see `search`."""
-    for request in requests:
-      calls.check(request, self._corpus)
+    requests_lib.check(requests, self._corpus)
     return await self._caller.wait(self._search(list(requests)))
 
   def identity(self) -> Json:

@@ -338,19 +338,3 @@ def secret_in(variable: str, what: str) -> str:
       f"{variable}: expected {what}, found characters that none has."
     )
   return value
-
-
-def check(request: Any, corpus: str) -> None:
-  """Refuses a request that a retriever of one corpus cannot answer.
-
-  Raises:
-    ValueError: `k` is below 1, or the request names a corpus other than
-      `corpus` and "".
-  """
-  if request.k < 1:
-    raise ValueError(f"Found k={request.k}, expected 1 or more passages.")
-  if request.corpus not in ("", corpus):
-    raise ValueError(
-      f"Found a search of the corpus {request.corpus!r}; this retriever has "
-      f"{corpus!r} only. Name it in `corpus`, or use one retriever a corpus."
-    )
