@@ -284,8 +284,11 @@ def sound(folder: str | pathlib.Path, rollout: int | None = None) -> int:
     if not damage:
       return candidate
     damages.append(damage)
-    logging.warning("A damaged checkpoint is passed over: %s", damage)
-  raise DamagedError(f"No checkpoint to read is sound: {' '.join(damages)}")
+    logging.warning("Skipping a damaged checkpoint: %s", damage)
+  raise DamagedError(
+    f"{folder}: every usable checkpoint is damaged: {' '.join(damages)} "
+    "Restore one from a backup."
+  )
 
 
 def read(folder: str | pathlib.Path, rollout: int, item: str, like: Any) -> Any:
@@ -307,8 +310,8 @@ def read(folder: str | pathlib.Path, rollout: int, item: str, like: Any) -> Any:
   for name in [*expected, *found]:
     if found.get(name) != expected.get(name):
       raise MismatchError(
-        f"{path}: {name} is {found.get(name, 'not there')}, expected "
-        f"{expected.get(name, 'no such array')}; the checkpoint is of another "
+        f"{path}: {name}: found {found.get(name, 'no array')}, expected "
+        f"{expected.get(name, 'no array')}; the checkpoint belongs to another "
         "policy or optimizer."
       )
   with ocp.StandardCheckpointer() as reader:
@@ -382,8 +385,8 @@ def _tidy(folder: pathlib.Path) -> None:
   # train from the beginning.
   if damages and all(damages.values()):
     raise DamagedError(
-      f"No checkpoint in {folder} is sound: {' '.join(damages.values())} "
-      "Bring one back from a copy, or remove the folder to start over."
+      f"{folder}: every checkpoint is damaged: {' '.join(damages.values())} "
+      "Restore one from a backup, or remove the folder to start over."
     )
   for rollout, damage in damages.items():
     if damage:

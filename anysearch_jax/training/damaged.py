@@ -22,7 +22,7 @@ def set_aside(folder: pathlib.Path, rollout: int, damage: str) -> None:
   aside.parent.mkdir(exist_ok=True)
   (folder / str(rollout)).rename(aside)
   logging.warning(
-    "A damaged checkpoint is moved to %s and not used: %s", aside, damage
+    "Moved a damaged checkpoint to %s; it is not used: %s", aside, damage
   )
 
 

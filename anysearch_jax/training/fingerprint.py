@@ -118,8 +118,8 @@ class Fingerprint:
         f"from the trainer's policy of version {self._version}, expected "
         f"{self._bound:g} at most (watch.max_fingerprint_gap): it has other "
         "weights than it was given. Nothing that it sampled in this rollout "
-        "was trained on. See that nothing but this run hands weights to it; "
-        "the same command resumes and hands them over anew."
+        "was trained on. Make sure that only this run sends weights to it, "
+        "then run the same command again: it resumes and sends them again."
       )
     return Gap(len(found), mean, largest)
 

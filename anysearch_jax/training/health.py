@@ -97,8 +97,8 @@ class HealthMonitor:
       max_failed=self._config.max_failed,
     ):
       raise FailedEpisodesError(
-        f"{found} It was not trained on. Mend that and start the same command "
-        "again; it resumes, and samples this rollout again."
+        f"{found} It was not trained on. Fix the cause and run the same "
+        "command again: it resumes and samples this rollout again."
       )
 
   def step(
@@ -154,10 +154,10 @@ class HealthMonitor:
         kl > c.max_kl,
         f"the KL divergence from the start is {kl:.2g}, above {c.max_kl:g}.",
       ),
-      "gap": (bool(apart), f"{apart}: is it the same policy that samples?"),
+      "gap": (bool(apart), f"{apart}: the engine may have other weights."),
       "advantages": (
         values["policy/advantage_share"] == 0,
-        "all advantages are zero: nothing is learnt from such a rollout.",
+        "all advantages are zero, so the policy learns nothing from it.",
       ),
     } | self._stale(values)
     for name, (on, sentence) in signs.items():
@@ -168,9 +168,9 @@ class HealthMonitor:
     if self._apart >= c.gap_rollouts:
       raise WrongWeightsError(
         f"Rollout {rollout}: {apart}, in {self._apart} rollouts in a row "
-        "(watch.gap_rollouts). Something else than the trainer's policy "
-        "samples: see that nothing but this run hands weights to the engine. "
-        "The same command resumes and hands them over anew."
+        "(watch.gap_rollouts). The engine seems to have other weights than the "
+        "trainer. Make sure that only this run sends weights to it, then run "
+        "the same command again: it resumes and sends them again."
       )
 
   def _gap(self, values: Mapping[str, float]) -> str:
@@ -207,7 +207,7 @@ class HealthMonitor:
       age = rollout - self._last_seen.setdefault(budget, rollout)
       signs[f"window {budget}"] = (
         age >= bound and c.fixed_budget < 0,
-        f"budget {budget} had no episode for {age} rollouts; its accuracy, "
-        "which budgets are drawn by, is of an older policy.",
+        f"budget {budget} had no episode for {age} rollouts; its accuracy, by "
+        "which the curriculum draws budgets, is that of an older policy.",
       )
     return signs

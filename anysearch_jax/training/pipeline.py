@@ -163,8 +163,7 @@ class Pipeline:
     self._thread.join(self._patience)
     if self._thread.is_alive():
       logging.warning(
-        "The sampler was told to stop and still runs after %g seconds; it is "
-        "left behind.",
+        "The sampler's thread did not stop within %g seconds and is abandoned.",
         self._patience,
       )
 
@@ -190,10 +189,9 @@ class Pipeline:
         if clock() - told >= _TELL:
           told = clock()
           logging.warning(
-            "Training waits for rollout %d to be sampled, for %.0f seconds so "
-            "far.",
-            ahead.rollout,
+            "Training has waited %.0f seconds for rollout %d to be sampled.",
             told - start,
+            ahead.rollout,
           )
     return True
 

@@ -148,9 +148,10 @@ def _restored(
   expected = stream.position(rollout)
   if saved.progress["questions"] != expected:
     raise checkpoint.MismatchError(
-      f"The checkpoint of rollout {rollout} has questions "
-      f"{saved.progress['questions']}, this run has {expected}; resume with "
-      "what the run began with, or name another folder."
+      f"The checkpoint of rollout {rollout} is at position "
+      f"{saved.progress['questions']} in its questions, expected {expected}. "
+      "Resume with the questions that the run began with, or name another "
+      "folder."
     )
   return saved
 

@@ -193,8 +193,8 @@ class Sampler:
   def sample_anew(self, why: str, **counts: int) -> None:
     """Logs why stored rollouts are sampled again, and counts them."""
     _log.warning(
-      "%s It waited in the checkpoint; %d rollouts from it on are sampled "
-      "again, with the checkpoint's weights.",
+      "%s Sampling again with the checkpoint's weights: stored rollouts from "
+      "this one on, %d in all.",
       why,
       sum(counts.values()),
     )
@@ -221,7 +221,7 @@ class Sampler:
       with self._lock:
         if self._stopped:
           playing.close()
-          raise StoppedError("The sampler was told to stop.")
+          raise StoppedError("The sampler was stopped.")
         task = asyncio.current_task()
         if task is not None:  # It is None outside of coroutines only.
           self._playing = asyncio.get_running_loop(), task

@@ -167,9 +167,9 @@ def test_another_mesh_restores_the_same_bits(tmp_path, shape):
   ("change", "sentence"),
   [
     ({"layers": {"q": jnp.zeros((8, 9))}}, "8, 16], expected float32[8, 9];"),
-    ({"norm": jnp.zeros(16)}, "norm is bfloat16[16], expected float32[16]"),
-    ({"head": jnp.zeros(2)}, "head is not there, expected float32[2]"),
-    ({"norm": None}, "norm is bfloat16[16], expected no such array"),
+    ({"norm": jnp.zeros(16)}, "norm: found bfloat16[16], expected float32[16]"),
+    ({"head": jnp.zeros(2)}, "head: found no array, expected float32[2]"),
+    ({"norm": None}, "norm: found bfloat16[16], expected no array"),
   ],
 )
 def test_a_checkpoint_of_another_policy_is_refused(folder, change, sentence):

@@ -126,7 +126,7 @@ def test_a_run_with_only_damaged_checkpoints_does_not_start_over(folder):
   for rollout in ("2", "4"):
     _flip(_largest(folder / rollout / "params"))
   before = _files(folder)
-  with pytest.raises(checkpoint.DamagedError, match="is sound: .*/2/.*/4/"):
+  with pytest.raises(checkpoint.DamagedError, match="damaged: .*/2/.*/4/"):
     small.opened(folder)
   assert _files(folder) == before
 

@@ -77,7 +77,7 @@ def test_a_checkpoint_that_holds_an_outage_samples_it_again(
   # All rollouts ahead are sampled again: their budgets depend on this one.
   assert runs.metrics(tmp_path)[-1]["run/failed_rollouts"] == level
   assert "Rollout 2: 16 of 16 episodes failed" in caplog.text
-  assert f"{level} rollouts from it on are sampled again" in caplog.text
+  assert f"stored rollouts from this one on, {level} in all" in caplog.text
 
 
 def test_a_rollout_without_a_token_is_sampled_again(parts, tmp_path, scripted):
