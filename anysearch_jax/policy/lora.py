@@ -26,10 +26,13 @@ def attach(
 ) -> architecture_lib.Architecture:
   """Returns `a` with the adapters of `config`; unchanged if the rank is 0.
 
+  Args:
+    a: the architecture.
+    config: settings that `validate` accepts.
+
   Raises:
-    ValueError: the settings are invalid, or invalid for this policy.
+    ValueError: the rank is too large for this policy.
   """
-  validate(config)
   if not config.rank:
     return a
   if config.rank > a.d_model:
@@ -42,11 +45,7 @@ def attach(
 
 
 def validate(config: config_lib.LoraConfig) -> None:
-  """Raises ValueError for invalid settings."""
-  if config.rank < 0:
-    raise ValueError(f"lora.rank: found {config.rank}, expected 0 or more.")
-  if config.rank and config.alpha <= 0:
-    raise ValueError(f"lora.alpha: found {config.alpha}, expected above 0.")
+  """Raises ValueError for invalid settings; `config.ranges` has the numbers."""
   unknown = set(config.targets) - set(TARGETS)
   repeated = len(set(config.targets)) < len(config.targets)
   if unknown or repeated or (config.rank and not config.targets):

@@ -83,7 +83,6 @@ class BatchingRetriever:
     *,
     identity: Hashable = "",
   ):
-    validate(config)
     self._retriever = retriever
     self._many = (
       retriever.search_many
@@ -328,16 +327,3 @@ def _leave(query: _Query, mine: asyncio.Future, traffic: _Traffic) -> None:
       # From now on the same query starts a new call.
       traffic.open.pop(other.key, None)
     query.call.task.cancel()
-
-
-def validate(config: config_lib.SearchConfig) -> None:
-  """Raises ValueError for sizes that cannot work."""
-  for name, least in (
-    *(("cache", 0), ("batch", 1), ("concurrency", 1)),
-    *(("passage_characters", 1), ("answer_characters", 1)),
-  ):
-    found = getattr(config, name)
-    if found < least:
-      raise ValueError(
-        f"search.{name}: found {found}, expected at least {least}."
-      )

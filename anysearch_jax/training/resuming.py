@@ -166,9 +166,9 @@ def _stored_rollouts(
     return []
   learning = config_changes.named(changes, config_changes.Kind.LEARNING)
   if learning:
-    sampler.sample_anew(
+    sampler.discard_stored(
       f"Found {learning}.",
       stale_rollouts=len(saved.pending.values["rollouts"]),
     )
     return []
-  return sampler.take_up_all(saved.rollout, saved.pending)
+  return sampler.score_stored(saved.rollout, saved.pending)

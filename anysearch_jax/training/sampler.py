@@ -151,13 +151,13 @@ class Sampler:
       )
     return self._enter(rollout, assignment, collected)
 
-  def take_up(
+  def score_played(
     self, rollout: int, collected: rollout_buffer.RolloutBatch
   ) -> ScoredRollout:
     """Scores and records the next rollout, played before a resume."""
     return self._enter(rollout, self._assign(), collected)
 
-  def take_up_all(
+  def score_stored(
     self, first: int, packed: rollout_buffer.StoredRollouts
   ) -> list[ScoredRollout]:
     """Scores and records the stored rollouts of a checkpoint, from `first` on.
@@ -179,18 +179,18 @@ class Sampler:
         max_failed=self._settings.max_failed,
       )
       if outage:
-        self.sample_anew(outage, failed_rollouts=len(played) - len(ready))
+        self.discard_stored(outage, failed_rollouts=len(played) - len(ready))
         break
       if not staleness.holds(rollout, ages, bound=level):
-        self.sample_anew(
+        self.discard_stored(
           f"Rollout {rollout} is older than pipeline.async_level allows.",
           stale_rollouts=len(played) - len(ready),
         )
         break
-      ready.append(self.take_up(rollout, collected))
+      ready.append(self.score_played(rollout, collected))
     return ready
 
-  def sample_anew(self, why: str, **counts: int) -> None:
+  def discard_stored(self, why: str, **counts: int) -> None:
     """Logs why stored rollouts are sampled again, and counts them."""
     _log.warning(
       "%s Sampling again with the checkpoint's weights: stored rollouts from "

@@ -267,20 +267,3 @@ def test_metrics_are_counts_and_shares():
     "search/queries_a_batch": 2,
   }
   assert set(searching.metrics({}).values()) == {0}
-
-
-@pytest.mark.parametrize(
-  ("settings", "sentence"),
-  [
-    ({"cache": -1}, "search.cache: found -1, expected at least 0"),
-    ({"batch": 0}, "search.batch: found 0, expected at least 1"),
-    (
-      {"passage_characters": 0},
-      "search.passage_characters: found 0, expected at least 1",
-    ),
-    ({"concurrency": 0}, "search.concurrency: found 0, expected at least 1"),
-  ],
-)
-def test_invalid_settings_are_refused(settings, sentence):
-  with pytest.raises(ValueError, match=sentence):
-    searcher(Many(), **settings)
