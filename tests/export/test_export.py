@@ -55,7 +55,14 @@ def test_an_export_is_the_model_it_came_from(torch, make_pair, tmp_path, case):
     )  # The logits also depend on the configuration.
 
 
-@pytest.mark.parametrize("case", ["qwen2", "qwen3-biased", "llama-tied"])
+@pytest.mark.parametrize(
+  "case",
+  [
+    "qwen2",
+    pytest.param("qwen3-biased", marks=pytest.mark.slow),
+    pytest.param("llama-tied", marks=pytest.mark.slow),
+  ],
+)
 def test_a_half_precision_export_has_the_logits_of_rounded_weights(
   torch, make_pair, tmp_path, case
 ):

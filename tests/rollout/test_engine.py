@@ -144,7 +144,12 @@ def test_more_sizes_of_calls_agree_to_rounding(params, played):
 
 
 @pytest.mark.parametrize(
-  "axes", [{"tensor": 2}, {"data": 2}, {"data": 4, "tensor": 2}]
+  "axes",
+  [
+    pytest.param({"tensor": 2}, marks=pytest.mark.slow),
+    pytest.param({"data": 2}, marks=pytest.mark.slow),
+    {"data": 4, "tensor": 2},
+  ],
 )
 def test_mesh_samples_the_same_as_one_device(params, played, axes):
   mesh = sharding.mesh(**axes)

@@ -110,8 +110,18 @@ def test_real_tokenizers_halt_where_a_tag_may_end(real_tokenizer):
 
 
 @functools.cache
-def _halting_and_pieces(real_tokenizer, stop):
-  """Returns the tokens that halt, and the token of each piece of UTF-8."""
+def _texts(real_tokenizer):
+  return real_tokenizer.token_texts()
+
+
+@functools.cache
+def _halting(real_tokenizer, stop):
+  return halting(_texts(real_tokenizer), stop=(stop,))
+
+
+@functools.cache
+def _pieces(real_tokenizer):
+  """Returns the token of each piece of UTF-8."""
   unprintable = [b for b in range(256) if not _stands_for_itself(b)]
   # Byte-level vocabularies spell printable bytes as they are and all others as
   # the characters from U+0100 on.
@@ -121,12 +131,11 @@ def _halting_and_pieces(real_tokenizer, stop):
     list(range(real_tokenizer.vocab_size))
   )
   added = real_tokenizer.hf.added_tokens_decoder
-  pieces = {
+  return {
     bytes(byte[c] for c in text): token
     for token, text in enumerate(texts)
     if token not in added
   }
-  return halting(real_tokenizer.token_texts(), stop=(stop,)), pieces
 
 
 def _stands_for_itself(b):
@@ -137,7 +146,7 @@ def _stands_for_itself(b):
 def test_real_tokenizers_halt_where_a_stop_ends_however_it_is_cut(
   real_tokenizer, stop
 ):
-  halts, pieces = _halting_and_pieces(real_tokenizer, stop)
+  halts, pieces = _halting(real_tokenizer, stop), _pieces(real_tokenizer)
 
   @hypothesis.given(st.data())
   @hypothesis.settings(max_examples=40)
@@ -163,7 +172,7 @@ def test_real_tokenizers_halt_where_a_stop_ends_however_it_is_cut(
 def test_no_other_token_of_a_real_tokenizer_halts_for_ascii(
   real_tokenizer, stop
 ):
-  halts, pieces = _halting_and_pieces(real_tokenizer, stop)
+  halts, pieces = _halting(real_tokenizer, stop), _pieces(real_tokenizer)
   known = stop.encode()
   expected = {
     token
@@ -177,5 +186,5 @@ def test_few_tokens_of_a_real_tokenizer_halt_for_other_characters(
   real_tokenizer,
 ):
   """Each halt costs a check by the host."""
-  halts, _ = _halting_and_pieces(real_tokenizer, "。")
+  halts = _halting(real_tokenizer, "。")
   assert 0 < halts.sum() < 0.02 * len(halts)

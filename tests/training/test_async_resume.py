@@ -38,7 +38,13 @@ def finished(parts, tmp_path_factory):
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
-@pytest.mark.parametrize("kill", range(runs.ROLLOUTS - 1))
+@pytest.mark.parametrize(
+  "kill",
+  [
+    kill if kill in (0, 3) else pytest.param(kill, marks=pytest.mark.slow)
+    for kill in range(runs.ROLLOUTS - 1)
+  ],
+)
 def test_a_run_resumes_exactly_at_every_level_from_every_rollout(
   level, kill, finished, parts, tmp_path, scripted
 ):

@@ -128,7 +128,15 @@ def test_output_of_threads_about_a_disk_is_suppressed(printed):
     assert left not in said
 
 
-@pytest.mark.parametrize("share", [0.02, 0.15, 0.5, 0.8, 0.97])
+@pytest.mark.parametrize(
+  "share",
+  [
+    share
+    if share in (0.02, 0.5)
+    else pytest.param(share, marks=pytest.mark.slow)
+    for share in (0.02, 0.15, 0.5, 0.8, 0.97)
+  ],
+)
 def test_training_names_the_unwritten_file_and_resumes(
   share, training, whole, small_disk, printed
 ):

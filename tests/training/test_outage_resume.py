@@ -46,7 +46,14 @@ def check_whole(folder, level, first):
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
-@pytest.mark.parametrize("gone", [1, 2, 3])
+@pytest.mark.parametrize(
+  "gone",
+  [
+    pytest.param(1, marks=pytest.mark.slow),
+    2,
+    pytest.param(3, marks=pytest.mark.slow),
+  ],
+)
 def test_a_run_resumes_after_an_outage_at_every_level(
   level, gone, parts, finished, tmp_path, scripted
 ):
