@@ -17,6 +17,14 @@ _CHUNK = 4_000_000  # Numbers held at once: bounds memory, not the result.
 _KEPT = 16_000_000
 _KEPT_DRAWS = 12  # A study has a few numbers of questions, one per dataset.
 
+# A sum of integers below this bound is exact in float32, in any order.
+_EXACT = 2**24
+# Rows multiplied at once, which stay in the cache. OpenBLAS spreads products
+# of more multiplications than this over all cores, where waiting for each other
+# costs more than it saves; those are multiplied whole.
+_ROWS = 64
+_ALONE = 2**20
+
 # What the next draw of a PCG64 generator depends on: state, increment, and the
 # half of a 64-bit number that 32-bit draws have not used yet.
 _State = tuple[int, int, int, int]
@@ -38,10 +46,34 @@ def resampled_totals(
   questions = len(sums)
   if resamples * questions > _KEPT:
     blocks = _count_blocks(rng, resamples, questions)
-    return np.concatenate([block.astype(np.float64) @ sums for block in blocks])
+    return np.concatenate([product(block, sums) for block in blocks])
   kept, after = _kept_counts(_state_of(rng), resamples, questions)
   _set_state(rng, after)
-  return np.concatenate([block.astype(np.float64) @ sums for block in kept])
+  return np.concatenate([product(block, sums) for block in kept])
+
+
+def product(drawn: np.ndarray, sums: np.ndarray) -> np.ndarray:
+  """Returns drawn @ sums in float64.
+
+  Sums that are small integers, such as counts of right answers, are multiplied
+  in float32. The result is the same, because every partial sum is exact.
+
+  Args:
+    drawn: small integers `[R, N]`; the absolute values of a row sum to at most
+      N.
+    sums: float64 `[N, K]`.
+  """
+  bound = len(sums) * np.abs(sums).max(initial=0.0)
+  # A bound that is nan is not below _EXACT.
+  if not (bound < _EXACT and np.array_equal(sums, np.rint(sums))):
+    return drawn.astype(np.float64) @ sums
+  small = sums.astype(np.float32)
+  out = np.empty((len(drawn), sums.shape[1]))
+  step = _ROWS if _ROWS * sums.size <= _ALONE else max(1, len(drawn))
+  for start in range(0, len(drawn), step):
+    rows = slice(start, start + step)
+    out[rows] = drawn[rows].astype(np.float32) @ small
+  return out
 
 
 @functools.lru_cache(maxsize=_KEPT_DRAWS)
@@ -85,11 +117,9 @@ def _set_state(rng: np.random.Generator, state: _State) -> None:
 
 
 def signs(questions: int, draws: int, seed: int) -> Iterator[np.ndarray]:
-  """Yields random signs, 1.0 or -1.0, in blocks `[r, N]` of `draws` rows."""
+  """Yields random signs, 1 or -1, int8 `[r, N]` for `draws` rows in blocks."""
   few = questions * draws <= _KEPT
-  blocks = (_kept_signs if few else _sign_blocks)(questions, draws, seed)
-  for block in blocks:
-    yield block.astype(np.float64)
+  yield from (_kept_signs if few else _sign_blocks)(questions, draws, seed)
 
 
 @functools.lru_cache(maxsize=_KEPT_DRAWS)

@@ -92,7 +92,10 @@ def sign_flips(
   def differences(signs: np.ndarray) -> np.ndarray:
     # Selecting all columns of a mask would copy them.
     parts = [signs] if len(masks) == 1 else [signs[:, m] for m in masks]
-    gap = np.stack([p @ g for p, g in zip(parts, gaps, strict=True)], axis=1)
+    gap = np.stack(
+      [draws_lib.product(p, g) for p, g in zip(parts, gaps, strict=True)],
+      axis=1,
+    )
     both = np.stack(sums)
     return np.abs(statistic((both + gap) / 2, (both - gap) / 2))
 

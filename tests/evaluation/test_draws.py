@@ -40,6 +40,16 @@ def test_kept_resamples_are_those_of_a_fresh_generator(
     assert following == fresh[1]
 
 
+@pytest.mark.parametrize("scale", (1, 2**24 / 5000, 1e9, 0.1, np.nan), ids=str)
+def test_product_is_that_of_float64(scale):
+  rng = np.random.default_rng(0)
+  drawn = rng.integers(3, size=(700, 500), dtype=np.int8)
+  sums = rng.integers(10, size=(500, 4)) * float(scale)
+  np.testing.assert_array_equal(
+    draws.product(drawn, sums), drawn.astype(np.float64) @ sums
+  )
+
+
 def test_every_resample_draws_as_many_questions_as_there_are():
   rng = np.random.default_rng(0)
   totals = draws.resampled_totals(rng, np.ones((25, 1)), resamples=90)
