@@ -3,8 +3,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# `make setup LOCK=` takes the newest versions that requirements.txt allows.
+LOCK ?= requirements.lock
+LOCKED := $(if $(LOCK),--constraint $(LOCK))
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup quickstart quickstart-full serve test test-all bench lint docs clean
+.PHONY: setup quickstart quickstart-full serve test test-all bench lint docs lock clean
 
 setup: $(VENV)/.run-ready
 	@echo 'set up; now: . $(BIN)/activate'
@@ -45,6 +49,15 @@ lint: $(VENV)/.test-ready
 docs: .venv-docs/.ready
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
+# The newest versions that requirements.txt allows become the locked ones; run the
+# tests with them before you commit the file.
+lock:
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	(sed -n '/^#/p' requirements.lock; .venv-lock/bin/python -m pip freeze) > requirements.lock.writing
+	mv requirements.lock.writing requirements.lock
+	rm -rf .venv-lock
+
 clean:
 	rm -rf $(VENV) .venv-docs site .jax_cache
 
@@ -52,13 +65,13 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name it: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run-ready: requirements.txt $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+$(VENV)/.run-ready: requirements.txt $(LOCK) $(VENV)/bin/python
+	$(PIP) -r requirements.txt $(LOCKED)
+	$(PIP) --no-deps --editable .
 	touch $@
 
 $(VENV)/.test-ready: requirements-test.txt $(VENV)/.run-ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
+	$(PIP) -r requirements-test.txt $(LOCKED)
 	touch $@
 
 .venv-docs/.ready: requirements-docs.txt

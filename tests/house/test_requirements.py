@@ -1,0 +1,83 @@
+"""The lists of requirements agree with each other."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import pathlib
+import re
+
+import pytest
+from packaging import requirements, utils
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+ACCELERATORS = ("cuda12", "cuda13", "tpu")
+
+
+def read(name):
+  lines = (ROOT / name).read_text().splitlines()
+  stripped = (line.partition("#")[0].strip() for line in lines)
+  return [requirements.Requirement(line) for line in stripped if line]
+
+
+def locked():
+  """Returns the locked version of each package."""
+  pins = {}
+  for pin in read("requirements.lock"):
+    (specifier,) = pin.specifier
+    assert specifier.operator == "==", pin
+    pins[utils.canonicalize_name(pin.name)] = specifier.version
+  return pins
+
+
+def needed():
+  """Returns the packages that the requirements need, directly or not."""
+  waiting, found = read("requirements.txt"), set()
+  while waiting:
+    want = waiting.pop()
+    name = utils.canonicalize_name(want.name)
+    if name in found:
+      continue
+    found.add(name)
+    for each in importlib.metadata.requires(want.name) or []:
+      more = requirements.Requirement(each)
+      extras = ("", *want.extras)
+      if more.marker is None or any(
+        more.marker.evaluate({"extra": extra}) for extra in extras
+      ):
+        waiting.append(more)
+  return found
+
+
+@pytest.mark.parametrize(
+  "name",
+  ["requirements.txt", *(f"requirements-{x}.txt" for x in ACCELERATORS)],
+)
+def test_every_requirement_has_a_lower_and_an_upper_bound(name):
+  for want in read(name):
+    operators = {each.operator for each in want.specifier}
+    assert {">=", "<"} <= operators, want
+
+
+def test_locked_versions_are_allowed():
+  pins = locked()
+  for want in read("requirements.txt"):
+    pin = pins[utils.canonicalize_name(want.name)]
+    assert want.specifier.contains(pin), (want, pin)
+
+
+def test_lock_has_every_package_that_an_installation_brings():
+  assert needed() - set(locked()) == set()
+
+
+def test_accelerators_take_the_versions_of_jax_that_the_default_takes():
+  (default,) = (x for x in read("requirements.txt") if x.name == "jax")
+  for name in ACCELERATORS:
+    (own,) = read(f"requirements-{name}.txt")
+    assert (own.extras, own.specifier) == ({name}, default.specifier)
+
+
+def test_make_installs_the_locked_versions():
+  makefile = (ROOT / "Makefile").read_text()
+  for line in re.findall(r"^\t\$\(PIP\) -r .*$", makefile, re.MULTILINE):
+    assert line.endswith("$(LOCKED)")
+  assert makefile.count("$(PIP) -r") == 2
