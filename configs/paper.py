@@ -83,7 +83,9 @@ def experiment(
       micro_batch_tokens=32768,
       max_micro_batches=128,
       max_segments=16,
-      remat="full",
+      # launch.plan: 57 to 58 of 73 GiB of an H100 for 7B and 8B, and 9 to 11 %
+      # faster than recomputing everything ("full").
+      remat="dots",
     ),
     mesh=config_lib.MeshConfig(
       fsdp=2,
@@ -140,6 +142,8 @@ def _on_one_gpu(
       config.batch,
       micro_batch_tokens=32768 if large else 16384,
       max_micro_batches=128 if large else 256,
+      # One GPU holds every row's activations: "dots" needs 130 GiB of 80.
+      remat="full",
     ),
     engine=dataclasses.replace(
       config.engine,

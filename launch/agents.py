@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def opened(
-  config: config_lib.ExperimentConfig, chosen: policies.Chosen
+  config: config_lib.ExperimentConfig,
+  chosen: policies.Chosen,
+  *,
+  allow_cpu: bool = False,
 ) -> Iterator[agent_lib.Agent]:
   """Yields an agent; leaving the context closes it.
 
@@ -28,6 +31,7 @@ def opened(
   Args:
     config: environment, limits, retriever and engine.
     chosen: the policy.
+    allow_cpu: whether a policy of full size may be played on a CPU.
 
   Raises:
     ValueError: the policy or the retriever cannot be used.
@@ -41,7 +45,9 @@ def opened(
   validation.validate(config, trains=False, samples=chosen.local)
   source = _source(config)
   known = _examples(source)
-  policies.check(chosen, config, source, known or [_SHORTEST])
+  policies.check(
+    chosen, config, source, known or [_SHORTEST], allow_cpu=allow_cpu
+  )
   retriever = searching.BatchingRetriever(
     retrievers.make(config, source.retriever if source else None),
     config.search,

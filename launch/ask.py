@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
   asking = sys.stdin.isatty() and not questions
   answered = True
   try:
-    with agents.opened(config, chosen) as agent:
+    with agents.opened(config, chosen, allow_cpu=f.allow_cpu) as agent:
       examples = [question.text for question in agent.examples[:_EXAMPLES]]
       if asking and not f.json:
         transcript.greet(examples)

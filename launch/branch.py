@@ -90,7 +90,13 @@ def branch() -> str:
       )
   validation.validate(config, trains=False, samples=chosen.local)
   source = parts.source(config)
-  policies.check(chosen, config, source, source.evaluation_questions((), 1))
+  policies.check(
+    chosen,
+    config,
+    source,
+    source.evaluation_questions((), 1),
+    allow_cpu=f.allow_cpu,
+  )
   retriever = retrievers.make(config, source.retriever)
   journal.claim(
     folder,

@@ -51,6 +51,7 @@ def define_flags() -> None:
   )
   flags.DEFINE_integer("process", 0, "Number of this process, from 0.", 0)
   flags.DEFINE_integer("processes", 1, "How many build together.", 1)
+  launch_flags.define_devices()
   launch_flags.define_process()
 
 
@@ -58,7 +59,8 @@ def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   f = flags.FLAGS
-  jax_setup.configure(threads=f.threads, cache=f.cache)
+  jax_setup.configure(threads=f.threads, cache=f.cache, devices=f.devices)
+  from anysearch_jax.host import platforms
   from retrieval.index import building, opening
 
   settings = building.Settings(
@@ -85,7 +87,9 @@ def main(argv) -> None:
     if f.encoder:
       from retrieval.encoder import encoder as encoder_lib
 
-      encoder = encoder_lib.Encoder.load(f.encoder)
+      encoder = encoder_lib.Encoder.load(
+        f.encoder, devices=platforms.accelerators()
+      )
     finished = building.build(
       f.corpus,
       f.output,
@@ -99,7 +103,9 @@ def main(argv) -> None:
     if not finished:
       print("other processes still encode; the last one ends the work")
       return
-    index = opening.open_index(f.output, encoder=encoder)
+    index = opening.open_index(
+      f.output, encoder=encoder, devices=platforms.accelerators()
+    )
   except ValueError as error:
     sys.exit(f"launch.build_index: {error}")
   identity = index.identity

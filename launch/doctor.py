@@ -132,6 +132,7 @@ def _of_run(
     a, codec, _ = held[0]
     yield from look("texts", lambda: policy_checks.texts(codec, config))
     yield from look("mesh", lambda: run_checks.mesh(a, config, processes))
+    yield from look("accelerator", lambda: run_checks.accelerated(a))
     yield from look("memory", lambda: run_checks.memory(a, config))
     yield from look("disk", lambda: run_checks.disk(a, config, folder))
     if config.engine.kind == "sglang":

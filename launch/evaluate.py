@@ -81,7 +81,9 @@ def main(argv) -> None:
     questions = source.evaluation_questions(
       e.datasets, e.questions, split=flags.FLAGS.split
     )
-    policies.check(chosen, config, source, questions)
+    policies.check(
+      chosen, config, source, questions, allow_cpu=flags.FLAGS.allow_cpu
+    )
     retriever = retrievers.make(config, source.retriever)
     played = provenance(
       policies.identity(chosen), retriever, questions, flags.FLAGS.split

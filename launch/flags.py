@@ -71,6 +71,25 @@ def define_process() -> None:
   flags.DEFINE_string("cache", ".jax_cache", "Folder of compiled programs.")
 
 
+def define_devices() -> None:
+  """Defines `--devices`, for commands that run beside others on a machine."""
+  flags.DEFINE_string(
+    "devices",
+    "all" if os.environ.get("JAX_PLATFORMS") else "cpu",
+    "Accelerators that the command may use: cpu for none, all, or numbers as "
+    "0,1.",
+  )
+
+
+def define_allow_cpu() -> None:
+  """Defines `--allow_cpu`, for `accelerator.check`."""
+  flags.DEFINE_bool(
+    "allow_cpu",
+    False,
+    "Compute on the CPU, even a policy of full size, which takes days.",
+  )
+
+
 def define_output() -> None:
   """Defines `--output`, for `run_folder`."""
   flags.DEFINE_string(

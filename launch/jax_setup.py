@@ -1,4 +1,4 @@
-"""Sets up JAX for a command: threads, memory, the cache of programs."""
+"""Sets up JAX for a command: devices, flags, memory, the cache of programs."""
 
 from __future__ import annotations
 
@@ -7,29 +7,44 @@ import os
 import pathlib
 import tempfile
 
-from absl import logging
+from absl import app, logging
+
+from anysearch_jax.host import platforms, xla_flags
 
 
-def configure(*, threads: int, cache: str) -> None:
+def configure(*, threads: int, cache: str, devices: str = "all") -> None:
   """Sets up JAX; call before JAX computes anything.
 
   Args:
     threads: 1 restricts this process to one CPU thread; any other value leaves
       the choice to XLA.
     cache: folder of compiled programs, shared by processes; "" disables it.
+    devices: what the process may use, see `platforms.restrict`.
+
+  Raises:
+    app.UsageError: the devices are invalid.
   """
+  try:
+    platforms.restrict(devices)
+  except ValueError as error:
+    raise app.UsageError(f"--devices: {error}.") from error
+  platform = platforms.expected()
+  flags = xla_flags.merged(
+    xla_flags.FLAGS.get(platform, ()), os.environ.get("XLA_FLAGS", "")
+  )
   if threads == 1:
-    flags = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = (
-      f"{flags} --xla_cpu_multi_thread_eigen=false "
-      "intra_op_parallelism_threads=1"
-    ).strip()
+    flags = xla_flags.merged(xla_flags.ONE_THREAD, flags)
+    flags += " intra_op_parallelism_threads=1"
+  if flags:
+    os.environ["XLA_FLAGS"] = flags
+  if threads == 1:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
       os.environ.setdefault(name, "1")
   # By default JAX reserves 75% of a GPU; `launch.plan` assumes this share:
   # https://docs.jax.dev/en/latest/gpu_memory_allocation.html
   os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
-  _keep_freed_memory()
+  if platform == "cpu":
+    _keep_freed_memory()
   import jax  # Reads the flags above.
 
   if cache and _takes_files(folder := pathlib.Path(cache).absolute()):
@@ -59,7 +74,9 @@ def _keep_freed_memory() -> None:
 
   XLA allocates its temporaries anew for each call. Above 32 MB glibc serves
   them by mmap, which costs a page fault for every page and doubled the time of
-  a train step. Without glibc this does nothing. The options are described at
+  a train step. An accelerator's temporaries are not in this memory, and one
+  arena would only make the host's threads wait for each other. Without glibc
+  this does nothing. The options are described at
   https://man7.org/linux/man-pages/man3/mallopt.3.html
   """
   try:

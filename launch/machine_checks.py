@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
 import pathlib
 import re
 import subprocess
@@ -12,9 +13,17 @@ from collections.abc import Iterator
 
 from packaging import requirements
 
+from anysearch_jax.host import platforms
 from launch import checks, shipped
 
 _PYTHON = (3, 11)
+_START = "import jax; jax.devices()"
+_LONGEST = 300  # Characters of an error.
+# By platform, the lists of requirements that make JAX compute on it.
+_INSTALLS = {
+  "cuda": "requirements-cuda12.txt (or cuda13)",
+  "tpu": "requirements-tpu.txt",
+}
 _IMPORT_SECONDS = 110.0  # A check has 120 by default.
 REQUIREMENTS = shipped.ROOT / "requirements.txt"
 
@@ -120,7 +129,11 @@ def _broken(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def devices() -> Iterator[checks.Finding]:
-  """Reports the devices that JAX computes on."""
+  """Reports the devices that JAX computes on.
+
+  A plug-in that is installed may still fail to start; JAX then computes on the
+  CPU. So the plug-in is started by itself, and its error is reported.
+  """
   import jax
 
   found = jax.devices()
@@ -129,13 +142,34 @@ def devices() -> Iterator[checks.Finding]:
     f"{len(found)} x {first.device_kind} ({first.platform}), "
     f"{len(jax.local_devices())} of this process"
   )
-  gpus = sorted(pathlib.Path("/dev").glob("nvidia[0-9]*"))
-  if gpus and first.platform == "cpu":
-    yield checks.warning(
-      f"this machine has {len(gpus)} NVIDIA GPUs, and JAX computes on the CPU",
-      "pip install 'jax[cuda12]' of JAX's own version, and see that "
-      "JAX_PLATFORMS is not set.",
-    )
+  for platform, files in _INSTALLS.items():
+    if first.platform == "cpu" and platforms.has_device(platform):
+      yield checks.warning(
+        f"this machine has a {platform.upper()} device, and JAX computes on "
+        f"the CPU ({_refusal(platform)})",
+        f"pip install -r {files} --constraint requirements.lock, and see that "
+        "JAX_PLATFORMS is not set (docs/accelerators.md).",
+      )
+
+
+@functools.cache
+def _refusal(platform: str) -> str:
+  """Returns why JAX does not start on a platform, as its plug-in says."""
+  if not platforms.plugins(platform):
+    return "no plug-in is installed"
+  done = subprocess.run(
+    [sys.executable, "-c", _START],
+    env=os.environ | {"JAX_PLATFORMS": platform},
+    capture_output=True,
+    text=True,
+    timeout=_IMPORT_SECONDS,
+    check=False,
+  )
+  if done.returncode == 0:
+    return "it starts if JAX_PLATFORMS names it"
+  lines = done.stderr.split("\n")
+  last = next(filter(None, reversed(lines)), f"code {done.returncode}")
+  return last[:_LONGEST]
 
 
 def available_memory() -> int | None:

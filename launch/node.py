@@ -55,6 +55,7 @@ _TRAINER_FLAGS = (
   "allow_changes",
   "reward",
   "grace",
+  "allow_cpu",
 )
 
 
@@ -296,6 +297,7 @@ def define_flags() -> None:
   launch_flags.define_output()
   launch_flags.define_resume()
   launch_flags.define_reward()
+  launch_flags.define_allow_cpu()
   flags.DEFINE_bool("dry_run", False, "Print the commands and stop.")
   flags.DEFINE_integer(
     "servers",

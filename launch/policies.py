@@ -26,8 +26,8 @@ from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.host.http import redaction
-from launch import parts, remote_model, shipped
+from launch import flags as launch_flags
+from launch import parts, shipped
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.evaluation import harness
@@ -78,6 +78,7 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "scripted", None, "module:function of an engine, or `expert`."
   )
+  launch_flags.define_allow_cpu()
 
 
 def read_flags(
@@ -122,6 +123,9 @@ def _endpoint() -> Chosen:
   Raises:
     app.UsageError: they contradict each other.
   """
+  # Imported late: a training needs no HTTP.
+  from anysearch_jax.host.http import redaction
+
   f = flags.FLAGS
   for name in ("checkpoint", "scripted", "sglang"):
     if getattr(f, name):
@@ -185,17 +189,21 @@ def check(
   config: config_lib.ExperimentConfig,
   source: parts.Source | None,
   questions: Sequence[types.Question],
+  *,
+  allow_cpu: bool = False,
 ) -> None:
   """Checks that a policy can be played, before its weights are read.
 
   Args:
     chosen, config, source: as for `player`.
     questions: the questions that will be asked.
+    allow_cpu: whether a policy of full size may be played on a CPU.
 
   Raises:
     ValueError: the policy cannot be played in this configuration.
   """
   from anysearch_jax.training import placement
+  from launch import accelerator
 
   if config.retrieval.simulated:
     raise ValueError(
@@ -208,6 +216,8 @@ def check(
     _scripted(chosen.name, source)
     return
   if chosen.kind == "openai":
+    from launch import remote_model
+
     _check_prompts(questions, remote_model.codec(chosen.tokenizer), config)
     return
   folder = chosen.name
@@ -219,6 +229,8 @@ def check(
       )
     folder = str(run / "source")
   a, codec = describe(dataclasses.replace(config, policy=folder))
+  if config.engine.kind != "sglang":
+    accelerator.check(a, allow=allow_cpu)
   placement.check_playing(
     a, config.mesh, engine=config.engine, dtype=config.compute_dtype
   )
@@ -308,6 +320,8 @@ def player(
     yield harness.Player(*_scripted(chosen.name, source)(config, source))
     return
   if chosen.kind == "openai":
+    from launch import remote_model
+
     with remote_model.player(
       chosen.name,
       config,

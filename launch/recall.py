@@ -26,6 +26,7 @@ def define_flags() -> None:
   flags.DEFINE_list("questions", None, "JSON lines.", required=True)
   flags.DEFINE_integer("k", 3, "Passages a question.", 1)
   flags.DEFINE_string("json", None, "File for the numbers.")
+  launch_flags.define_devices()
   launch_flags.define_process()
 
 
@@ -33,12 +34,16 @@ def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   f = flags.FLAGS
-  jax_setup.configure(threads=f.threads, cache=f.cache)
+  jax_setup.configure(threads=f.threads, cache=f.cache, devices=f.devices)
+  from anysearch_jax.host import platforms
   from retrieval.index import fusion, opening, recall
 
   rows = []
   try:
-    searches = {folder: opening.open_index(folder) for folder in f.index}
+    searches = {
+      folder: opening.open_index(folder, devices=platforms.accelerators())
+      for folder in f.index
+    }
     if len(searches) > 1:
       searches["fused"] = fusion.FusedSearch(list(searches.values()))
     for path in f.questions:

@@ -22,7 +22,14 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.rollout.sglang import server as sglang_server
 from anysearch_jax.rollout.sglang import weights as sglang_weights
 from anysearch_jax.training import placement, validation
-from launch import checks, footprint, machine_checks, parts, retrievers
+from launch import (
+  accelerator,
+  checks,
+  footprint,
+  machine_checks,
+  parts,
+  retrievers,
+)
 from retrieval.recording import answer_log
 
 _QUERIES = 10
@@ -65,6 +72,17 @@ def mesh(
   return checks.ok(
     f"data {m.data} x fsdp {m.fsdp} x tensor {m.tensor} fits this process"
   )
+
+
+def accelerated(a: architecture_lib.Architecture) -> checks.Finding:
+  """Checks that a policy of full size has an accelerator."""
+  if found := accelerator.problem(a):
+    return checks.problem(
+      found,
+      "install JAX for the accelerator (docs/accelerators.md), or pass "
+      "--allow_cpu to the command that computes.",
+    )
+  return checks.ok("the policy suits the devices")
 
 
 def memory(

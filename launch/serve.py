@@ -95,7 +95,10 @@ def main(argv: Sequence[str]) -> None:
   jax_setup.configure(threads=f.threads, cache=f.cache)
   _log_requests()
   try:
-    with agents.opened(config, chosen) as agent, _guard(f.keys) as guard:
+    with (
+      agents.opened(config, chosen, allow_cpu=f.allow_cpu) as agent,
+      _guard(f.keys) as guard,
+    ):
       from anysearch_jax.serving import fields, service
 
       agent.ask(_warming(agent.examples), budget=0)

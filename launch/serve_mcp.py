@@ -76,7 +76,9 @@ def main(argv: Sequence[str]) -> None:
     wire = None if f.http else stack.enter_context(_only_protocol())
     jax_setup.configure(threads=f.threads, cache=f.cache)
     try:
-      agent = stack.enter_context(agents.opened(config, chosen))
+      agent = stack.enter_context(
+        agents.opened(config, chosen, allow_cpu=f.allow_cpu)
+      )
       service = make(
         agent,
         version=anysearch_jax.__version__,

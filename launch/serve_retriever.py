@@ -131,6 +131,7 @@ def define_flags() -> None:
   flags.DEFINE_float(
     "grace", 30, "Seconds for what is open when it is stopped.", 0
   )
+  launch_flags.define_devices()
   launch_flags.define_process()
 
 
@@ -157,11 +158,17 @@ def main(argv) -> None:
     token = _token(f.token_variable)
   except ValueError as error:
     raise app.UsageError(f"--{error}") from error
-  jax_setup.configure(threads=f.threads, cache=f.cache)
+  jax_setup.configure(threads=f.threads, cache=f.cache, devices=f.devices)
+  from anysearch_jax.host import platforms
   from retrieval.index import opening
 
   try:
-    index = opening.open_index(f.index, encoder=f.encoder, verify=f.verify)
+    index = opening.open_index(
+      f.index,
+      encoder=f.encoder,
+      devices=platforms.accelerators(),
+      verify=f.verify,
+    )
   except ValueError as error:
     sys.exit(f"launch.serve_retriever: {error}")
   # A first search loads and compiles, so that the first client need not wait.

@@ -71,6 +71,7 @@ def define_flags() -> None:
   distributed.define_flags()
   launch_flags.define_resume()
   launch_flags.define_reward()
+  launch_flags.define_allow_cpu()
   flags.DEFINE_float(
     "grace",
     None,
@@ -281,9 +282,11 @@ def _begin(
   from anysearch_jax.data import dataset_iterator, evidence
   from anysearch_jax.methods import systems
   from anysearch_jax.training import placement, validation
+  from launch import accelerator
 
   retrievers.validate(config.retrieval)
   a, codec = policies.describe(config)
+  accelerator.check(a, allow=flags.FLAGS.allow_cpu)
   placement.check(
     a,
     config.mesh,

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from anysearch_jax.host import platforms
 from anysearch_jax.policy import hf_config, tensor_files
 from retrieval.encoder import bert, encoder_settings, encoder_tokenizer
 
@@ -112,7 +113,7 @@ class Encoder:
         tokens; longer texts are cut.
       dtype: dtype of the weights and the matrix products; vectors are float32.
       devices: devices over which rows are sharded, each with all weights; None:
-        the accelerators of this process, or one CPU device.
+        one CPU device, because accelerators are for the policy.
       batch_tokens: tokens of a call for passages on each device; None: a
         default for the kind of device.
 
@@ -138,8 +139,7 @@ class Encoder:
       folder, vocab_size=a.vocab_size, max_tokens=max_tokens
     )
     if devices is None:
-      devices = jax.local_devices()
-      devices = devices[:1] if devices[0].platform == "cpu" else devices
+      devices = [platforms.cpu()]
     mesh = jax.sharding.Mesh(np.asarray(devices), ("data",))
     params = bert.load(
       folder,

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from anysearch_jax.host import platforms
 from retrieval.index import search as search_lib
 from retrieval.index import vectors as vectors_lib
 
@@ -28,8 +29,8 @@ class JaxFlat:
 
   Args:
     shards: the shards, all finished.
-    devices: devices that hold the vectors; None: the local accelerators or, if
-      there are none, the vectors stay in their files.
+    devices: devices that hold the vectors; None: the vectors stay in their
+      files, and a CPU device scores them.
     block: number of rows that are scored at a time.
 
   Raises:
@@ -49,8 +50,6 @@ class JaxFlat:
     self.type = "IndexFlatIP" if is_exact else f"JaxFlat ({shards.dtype})"
     for shard in range(len(shards)):
       shards.check(shard, read=False)
-    if devices is None and jax.default_backend() != "cpu":
-      devices = jax.local_devices()
     self._search: Callable[..., tuple[jax.Array, jax.Array]]
     self._search = (
       _Mapped(shards, block)
@@ -82,6 +81,7 @@ class _Mapped:
   """Vectors in files: one call for each block, in the order of rows."""
 
   def __init__(self, shards: vectors_lib.Shards, block: int):
+    self._device = platforms.cpu()
     self._blocks = []
     for shard in range(len(shards)):
       first, _ = shards.span(shard)
@@ -93,9 +93,10 @@ class _Mapped:
         self._blocks.append((first + start, rows.values[here], scales))
 
   def __call__(self, queries: np.ndarray, k: int):
-    best = _nothing(len(queries), k)
-    for first, values, scales in self._blocks:
-      best = _better(best, queries, values, scales, first, k=k)
+    with jax.default_device(self._device):
+      best = _nothing(len(queries), k)
+      for first, values, scales in self._blocks:
+        best = _better(best, queries, values, scales, first, k=k)
     return best
 
 

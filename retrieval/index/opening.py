@@ -26,8 +26,8 @@ def open_index(
     folder: folder of the index.
     encoder: the encoder that built the index, or its folder; None: the folder
       where it was.
-    devices: JAX devices that hold the vectors of `jax_flat`; None: the local
-      accelerators.
+    devices: JAX devices for the vectors of `jax_flat` and for an encoder that
+      is loaded here; None: the CPU.
     verify: whether to read the corpus and `jax_flat`'s vectors and compare
       their hashes.
 
@@ -55,7 +55,7 @@ def open_index(
 
     index = word_index.WordIndex(folder / "words")
   else:
-    made = _encoder(identity["encoder"], encoder)
+    made = _encoder(identity["encoder"], encoder, devices)
     found = identity["encoder"].get("folder", "")
     if isinstance(encoder, str | os.PathLike):
       found = encoder
@@ -84,12 +84,13 @@ def _read(folder: pathlib.Path) -> dict[str, Any]:
 def _encoder(
   expected: dict[str, Any],
   given: str | os.PathLike | search.Encoder | None,
+  devices: Sequence[Any] | None,
 ) -> search.Encoder:
   if given is None or isinstance(given, str | os.PathLike):
     from retrieval.encoder import encoder as encoder_lib
 
     try:
-      given = encoder_lib.Encoder.like(expected, given)
+      given = encoder_lib.Encoder.like(expected, given, devices=devices)
     except KeyError as error:
       raise ValueError(
         f"encoder: the index was built with one that says no {error}, so not "

@@ -14,7 +14,7 @@ import jax
 import optax
 import pytest
 
-from anysearch_jax.host import run_lock
+from anysearch_jax.host import platforms, run_lock
 from anysearch_jax.policy import hf
 from launch import (
   checks,
@@ -290,3 +290,20 @@ def test_locked_or_read_only_folder_is_a_problem(tmp_path):
     assert finding.level == checks.PROBLEM
     assert "writes to it" in finding.found
   assert run_checks.output(pathlib.Path("/proc/run")).level == checks.PROBLEM
+
+
+def test_a_device_that_jax_does_not_use_is_reported_with_the_reason(
+  monkeypatch,
+):
+  monkeypatch.setattr(platforms, "has_device", lambda name: name == "cuda")
+  found = list(machine_checks.devices())
+  assert [each.level for each in found] == [checks.OK, checks.WARNING]
+  assert "has a CUDA device" in found[1].found
+  assert "requirements-cuda12.txt" in found[1].todo
+
+
+def test_a_plug_in_that_fails_says_why(monkeypatch):
+  monkeypatch.setattr(platforms, "plugins", lambda name: [name])
+  monkeypatch.setattr(machine_checks, "_START", "raise OSError('no libcuda')")
+  machine_checks._refusal.cache_clear()
+  assert machine_checks._refusal("cuda") == "OSError: no libcuda"

@@ -1,0 +1,60 @@
+"""How commands set JAX up: flags, memory, devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Sets JAX up on a machine whose platform is the first argument, without
+# starting JAX, and prints what was set.
+CODE = """
+import json, os, sys
+from anysearch_jax.host import platforms
+from launch import jax_setup
+platform, devices = sys.argv[1:]
+if platform != "own":
+  platforms.expected = lambda: platform
+arenas = []
+jax_setup._keep_freed_memory = lambda: arenas.append(1)
+jax_setup.configure(threads=0, cache="", devices=devices)
+print(json.dumps({"kept": bool(arenas), **os.environ}))
+"""
+
+
+def configured(platform, devices="all", **variables):
+  environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  done = subprocess.run(
+    [sys.executable, "-c", CODE, platform, devices],
+    env=environment | variables,
+    capture_output=True,
+    text=True,
+    timeout=120,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+  ("platform", "kept"), [("cpu", True), ("cuda", False), ("tpu", False)]
+)
+def test_freed_memory_is_kept_on_the_cpu_only(platform, kept):
+  assert configured(platform)["kept"] == kept
+
+
+def test_flags_of_gpus_are_set_on_gpus_and_give_way_to_the_users():
+  hiding = "--xla_gpu_enable_latency_hiding_scheduler"
+  assert f"{hiding}=true" in configured("cuda")["XLA_FLAGS"].split()
+  assert hiding not in configured("cpu").get("XLA_FLAGS", "")
+  found = configured("cuda", XLA_FLAGS=f"{hiding}=false")["XLA_FLAGS"]
+  assert f"{hiding}=false" in found and f"{hiding}=true" not in found
+
+
+def test_devices_hide_the_other_accelerators():
+  found = configured("own", devices="2,3", JAX_PLATFORMS="")
+  assert found["CUDA_VISIBLE_DEVICES"] == "2,3"
+  assert configured("own", devices="cpu")["JAX_PLATFORMS"] == "cpu"
