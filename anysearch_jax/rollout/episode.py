@@ -286,7 +286,7 @@ def _next_turn(
     chunks = (*chunks, _written(episode, line))
   asking = dataclasses.replace(episode, chunks=episode.chunks + chunks)
   kept = _reserve(asking)
-  if kept >= asking.room > 0 and not first:
+  if kept and asking.room <= kept and not first:
     return land(episode)
   if reason := _limit(asking):
     return _finish(episode, types.Outcome.TRUNCATED, reason)

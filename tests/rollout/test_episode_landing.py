@@ -60,6 +60,16 @@ def test_observation_without_room_is_left_out_and_the_answer_asked_for():
   assert trajectory.outcome is types.Outcome.ANSWERED
 
 
+def test_observation_that_is_longer_than_the_context_is_left_out_as_well():
+  most = length_of_prompt() + len(search("a")) + len(LINE) + ROOM + 1
+  long = types.Passage("1", "Emma", "word " * most)
+  trajectory, _ = play(
+    search("a"), answer("Jane"), hits=(long,), config=config(context=most)
+  )
+  assert transcript(trajectory)[1:] == ["E " + LINE, "M " + answer("Jane")]
+  assert trajectory.outcome is types.Outcome.ANSWERED
+
+
 @pytest.mark.parametrize("last", ["y" * 99, search("b"), "nothing"])
 def test_no_answer_after_the_line_is_truncated_with_a_reason(last):
   trajectory, asked = play(
@@ -130,6 +140,10 @@ def test_limits_hold_and_whoever_answers_when_asked_is_answered(
     answer_room=room,
   )
   state, request = begin(config=limits, budget=budget, scaffold=scaffold)
+  # A prompt that leaves less than the room gets all of it.
+  kept = not isinstance(request, episode_state.Done) and (
+    request.max_tokens < state.room
+  )
   script, landed = iter(turns), False
   while not isinstance(request, episode_state.Done):
     if isinstance(request, types.SearchRequest):
@@ -143,5 +157,5 @@ def test_limits_hold_and_whoever_answers_when_asked_is_answered(
   assert trajectory.searches <= budget
   assert trajectory.generated_tokens <= generated
   assert len(trajectory.token_ids) <= limits.max_context
-  if landed and room >= len(answer("J")):
+  if landed and kept and room >= len(answer("J")):
     assert trajectory.outcome is types.Outcome.ANSWERED
