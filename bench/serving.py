@@ -89,7 +89,7 @@ def agent_of(
     if torch
     else engines.make(policy, config, seed=0)
   )
-  retriever = searching.Searcher(
+  retriever = searching.BatchingRetriever(
     Failing(world.retriever, failing), config.search
   )
   return agent_lib.Agent(
