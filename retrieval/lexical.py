@@ -14,7 +14,7 @@ from typing import Any
 import bm25s
 
 from anysearch_jax import types
-from retrieval.index import word_index
+from retrieval import bm25
 
 
 class LexicalRetriever:
@@ -112,12 +112,10 @@ class LexicalRetriever:
     passages, index = self._index(corpus)
     if index is None:
       return ()
-    hits = word_index.rank(index, query, k)
+    rows, scores = bm25.rank(index, query, k)
     return tuple(
       dataclasses.replace(passages[row], score=score)
-      for row, score in zip(
-        hits.rows.tolist(), hits.scores.tolist(), strict=True
-      )
+      for row, score in zip(rows.tolist(), scores.tolist(), strict=True)
     )
 
   def _build_index(
@@ -126,7 +124,7 @@ class LexicalRetriever:
     """Returns the passages and their index; None if no passage has a word."""
     passages = self._passages(corpus)
     texts = [
-      word_index.words(p.title) * self._title_weight + word_index.words(p.text)
+      bm25.words(p.title) * self._title_weight + bm25.words(p.text)
       for p in passages
     ]
     if not any(texts):

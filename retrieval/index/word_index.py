@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import array
 import json
-import logging
 import os
 import pathlib
-import re
 import shutil
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,15 +13,13 @@ from typing import Any
 import bm25s
 import numpy as np
 
+from retrieval import bm25
 from retrieval.index import search as search_lib
 from retrieval.index import vectors as vectors_lib
 
-_WORD = re.compile(r"\w+")
 _INFO = "words.json"
 # Words that are held in memory and counted at a time.
 _WORDS_AT_ONCE = 1 << 23
-# bm25s logs a line for every index that it builds.
-logging.getLogger("bm25s").setLevel(logging.WARNING)
 
 
 class WordIndex:
@@ -53,7 +49,9 @@ class WordIndex:
 
   def search(self, queries: Sequence[str], k: int) -> list[search_lib.Hits]:
     """Returns rows that share a word with the query; see `search.TextIndex`."""
-    return [rank(self._index, query, k) for query in queries]
+    return [
+      search_lib.Hits(*bm25.rank(self._index, query, k)) for query in queries
+    ]
 
 
 def write(
@@ -119,7 +117,7 @@ class _Spool:
     begun = 0
     for text in texts:
       before = len(numbers)
-      numbers.extend(number(w, len(self.vocabulary)) for w in words(text))
+      numbers.extend(number(w, len(self.vocabulary)) for w in bm25.words(text))
       self.lengths.append(len(numbers) - before)
       if len(numbers) >= _WORDS_AT_ONCE:
         self._write(numbers, begun)
@@ -171,27 +169,3 @@ class _Spool:
       "indptr": starts,
       "num_docs": count,
     }
-
-
-def rank(index: bm25s.BM25, query: str, k: int) -> search_lib.Hits:
-  """Returns the best k rows that share a word with the query.
-
-  Equal scores keep the order of rows, so that a run repeats to the byte.
-  """
-  known = [w for w in words(query) if w in index.vocab_dict]
-  if not known:
-    return search_lib.Hits(np.zeros(0, np.int64), np.zeros(0, np.float32))
-  scores = index.get_scores(known)
-  if k < len(scores):
-    # Keep all ties at the k-th place, so that the sort below breaks them.
-    least = np.partition(scores, -k)[-k]
-    rows = np.flatnonzero(scores >= max(least, np.finfo(np.float32).tiny))
-  else:
-    rows = np.flatnonzero(scores > 0)
-  rows = rows[np.argsort(-scores[rows], kind="stable")[:k]]
-  return search_lib.Hits(rows, scores[rows].astype(np.float32))
-
-
-def words(text: str) -> list[str]:
-  """Returns the runs of letters, digits and underscores, in lower case."""
-  return _WORD.findall(text.lower())

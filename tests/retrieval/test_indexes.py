@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retrieval import bm25
 from retrieval.index import faiss_flat, jax_flat, vectors, word_index
 
 COUNT, DIM = 1000, 24
@@ -258,12 +259,12 @@ def words(tmp_path):
   return word_index.WordIndex(tmp_path / "words")
 
 
-def bm25(query, *, k1=0.9, b=0.4):
+def scores_by_formula(query, *, k1=0.9, b=0.4):
   """Computes Lucene's BM25 in float64 from its formula."""
-  documents = [word_index.words(text) for text in TEXTS]
+  documents = [bm25.words(text) for text in TEXTS]
   mean = np.mean([len(d) for d in documents])
   scores = np.zeros(len(documents))
-  for word in word_index.words(query):
+  for word in bm25.words(query):
     having = sum(word in d for d in documents)
     if not having:
       continue
@@ -278,7 +279,7 @@ def bm25(query, *, k1=0.9, b=0.4):
   "query", ["iron", "Does GOLD rust?", "tea", "a drink of iron", "is is tea"]
 )
 def test_words_rank_as_bm25_does(words, query):
-  expected = bm25(query)
+  expected = scores_by_formula(query)
   rows = [i for i in np.argsort(-expected, kind="stable") if expected[i] > 0]
   for k in (1, 2, 3, 10):
     (hits,) = words.search([query], k)
@@ -300,7 +301,7 @@ def test_words_are_counted_in_blocks_as_bm25s_counts_them(
   word_index.write(tmp_path, texts, k1=1.2, b=0.75)
   ours = bm25s.BM25.load(tmp_path)
   theirs = bm25s.BM25(k1=1.2, b=0.75, method="lucene", backend="numpy")
-  theirs.index([word_index.words(t) for t in texts], show_progress=False)
+  theirs.index([bm25.words(t) for t in texts], show_progress=False)
   for word, number in theirs.vocab_dict.items():
     if not word:  # Theirs alone has one for texts without words.
       continue

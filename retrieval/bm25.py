@@ -1,0 +1,42 @@
+"""The words of a text, and how BM25 ranks: the same in memory and in files."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import bm25s
+import numpy as np
+
+_WORD = re.compile(r"\w+")
+# bm25s logs a line for every index that it builds.
+logging.getLogger("bm25s").setLevel(logging.WARNING)
+
+
+def words(text: str) -> list[str]:
+  """Returns the runs of letters, digits and underscores, in lower case."""
+  return _WORD.findall(text.lower())
+
+
+def rank(
+  index: bm25s.BM25, query: str, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the best k rows that share a word with the query.
+
+  Equal scores keep the order of rows, so that a run repeats to the byte.
+
+  Returns:
+    The rows, int64 `[n]`, best first, and their scores, float32 `[n]`.
+  """
+  known = [w for w in words(query) if w in index.vocab_dict]
+  if not known:
+    return np.zeros(0, np.int64), np.zeros(0, np.float32)
+  scores = index.get_scores(known)
+  if k < len(scores):
+    # Keep all ties at the k-th place, so that the sort below breaks them.
+    least = np.partition(scores, -k)[-k]
+    rows = np.flatnonzero(scores >= max(least, np.finfo(np.float32).tiny))
+  else:
+    rows = np.flatnonzero(scores > 0)
+  rows = rows[np.argsort(-scores[rows], kind="stable")[:k]]
+  return rows, scores[rows].astype(np.float32)
