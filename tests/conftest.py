@@ -18,6 +18,10 @@ os.environ.setdefault(
   os.path.join(os.path.dirname(__file__), "..", ".jax_cache", "tests"),
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+# What is computed once is compiled faster than it is optimized, which is how
+# JAX runs its own tests. `make test-all` runs the programs that users run.
+if not os.environ.get("ANYSEARCH_TEST_ALL"):
+  os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 import functools
 import gc

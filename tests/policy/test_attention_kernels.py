@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import packed_rows
+import planned
 import pytest
 
 from anysearch_jax.planning import targets
@@ -155,6 +156,7 @@ def test_saved_attention_is_not_computed_again(policy, kernels):
   assert found.count("dot_product_attention_fwd_wrapper") == kernels
 
 
+@planned.optimized()
 def _compiled(target: str, implementation: str) -> str:
   """Returns the compiled attention with gradients for four such devices."""
   try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +84,22 @@ def need(name: str) -> None:
       importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
       pytest.skip(f"needs {package} of requirements-plan.txt")
+
+
+@contextlib.contextmanager
+def optimized() -> Iterator[None]:
+  """Has this process and the commands it starts compile as for users.
+
+  `make test` compiles without most optimizations, which changes plans.
+  """
+  before = jax.config.read("jax_disable_most_optimizations")
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "0")
+    jax.config.update("jax_disable_most_optimizations", False)
+    try:
+      yield
+    finally:
+      jax.config.update("jax_disable_most_optimizations", before)
 
 
 def mesh(devices, *shape: int) -> jax.sharding.Mesh:
