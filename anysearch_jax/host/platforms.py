@@ -74,8 +74,8 @@ def restrict(devices: str) -> None:
   for variable in _VISIBLE.values():
     seen = os.environ.get(variable)
     chosen = indices
-    if seen:
-      visible = seen.split(",")
+    if seen is not None:
+      visible = seen.split(",") if seen else []
       if max(map(int, indices)) >= len(visible):
         raise ValueError(
           f"found {devices!r} with {variable}={seen}, expected numbers below "

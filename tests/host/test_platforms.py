@@ -84,7 +84,12 @@ def test_no_accelerator_is_left_to_a_command_on_the_cpu(machine):
 
 @pytest.mark.parametrize(
   ("devices", "variables"),
-  [("gpu", {}), ("0;1", {}), ("2", {"CUDA_VISIBLE_DEVICES": "4,5"})],
+  [
+    ("gpu", {}),
+    ("0;1", {}),
+    ("2", {"CUDA_VISIBLE_DEVICES": "4,5"}),
+    ("0", {"CUDA_VISIBLE_DEVICES": ""}),
+  ],
 )
 def test_invalid_devices_are_refused(machine, devices, variables):
   machine(**variables)

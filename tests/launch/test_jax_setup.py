@@ -12,7 +12,8 @@ import pytest
 # Sets JAX up on a machine whose platform is the first argument, without
 # starting JAX, and prints what was set.
 CODE = """
-import json, os, sys
+import json, os, sys, types
+sys.modules["jax"] = types.ModuleType("jax")
 from anysearch_jax.host import platforms
 from launch import jax_setup
 platform, devices = sys.argv[1:]
