@@ -27,7 +27,11 @@ from bench import harness
 from launch import jax_setup
 
 if TYPE_CHECKING:
+  import numpy as np
+
   from anysearch_jax.policy import architecture as architecture_lib
+  from anysearch_jax.policy import decoder
+  from anysearch_jax.rollout.jax_engine import kv_store
 
 SMALL = {
   "architectures": ["Qwen2ForCausalLM"],
@@ -51,6 +55,7 @@ class Decoder:
     a: the policy's architecture, with its adapters.
     engine: `slots` rows are decoded, `decode_steps` tokens a call.
     dtype: of weights, keys and values.
+    params: weights as `kv_store.apart` returns them; by default random ones.
   """
 
   def __init__(
@@ -59,6 +64,7 @@ class Decoder:
     engine: config_lib.EngineConfig,
     *,
     dtype: str,
+    params: decoder.Params | None = None,
   ):
     import jax
     import jax.numpy as jnp
@@ -71,9 +77,9 @@ class Decoder:
     self.a, self.rows, self.steps = a, engine.slots, engine.decode_steps
     self.dtype = jnp.dtype(dtype)
     mesh = sharding.mesh()
-    self.params = kv_store.apart(
-      random_weights.policy(a, dtype=self.dtype), a=a
-    )
+    if params is None:
+      params = kv_store.apart(random_weights.policy(a, dtype=self.dtype), a=a)
+    self.params = params
     self._pages = kv_store.empty(
       a, kv_memory.pages(engine, shards=1), engine.page, self.dtype, mesh=mesh
     )
@@ -96,6 +102,31 @@ class Decoder:
     import jax
     import numpy as np
 
+    jax.block_until_ready(self.sample(np.ones(self.rows, np.int32), context))
+
+  def prefill(self, tokens: np.ndarray) -> None:
+    """Writes int `[rows, T]` as the beginning of the rows."""
+    import numpy as np
+
+    from anysearch_jax.rollout.jax_engine import kv_store
+
+    rows, count = tokens.shape
+    self._pages = kv_store.prefill(
+      self.params,
+      self._pages,
+      kv_store.Chunks(
+        self._table,
+        tokens=tokens,
+        starts=np.zeros(rows, np.int32),
+        counts=np.full(rows, count, np.int32),
+      ),
+      model=self._model,
+    )
+
+  def sample(self, tokens: np.ndarray, context: int) -> kv_store.Decoded:
+    """Samples `steps` tokens after `context` cached ones and `tokens`."""
+    import numpy as np
+
     from anysearch_jax.rollout.jax_engine import kv_store
 
     rows = self.rows
@@ -104,7 +135,7 @@ class Decoder:
       self._pages,
       kv_store.Turns(
         self._table,
-        tokens=np.ones(rows, np.int32),
+        tokens=tokens,
         starts=np.full(rows, context, np.int32),
         limits=np.full(rows, self.steps, np.int32),
         addresses=np.zeros((rows, 5), np.uint32),
@@ -116,7 +147,7 @@ class Decoder:
       steps=self.steps,
       sampling=config_lib.SamplingConfig(),
     )
-    jax.block_until_ready(decoded)
+    return decoded
 
   def weight_bytes(self) -> int:
     """Returns the bytes of weights that each step reads."""

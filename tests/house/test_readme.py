@@ -43,7 +43,9 @@ def test_links_lead_to_files_and_headings(page):
 def test_commands_and_files_exist(page):
   text = page.read_text()
   for folder, name in re.findall(r"\b(launch|bench)\.([a-z]\w*)", text):
-    assert (ROOT / folder / f"{name}.py").is_file(), name
+    module, package = f"{name}.py", f"{name}/__main__.py"
+    found = [(ROOT / folder / path).is_file() for path in (module, package)]
+    assert any(found), name
   for path in re.findall(r"\b(?:configs|docs|tests)/[\w/]+\.\w+", text):
     # Made from a finished quickstart.
     assert path.endswith(".svg") or (ROOT / path).is_file(), path
@@ -68,7 +70,10 @@ def test_site_lists_every_page():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_flags_exist(page):
   known = set(OTHER_FLAGS)
-  for path in [*(ROOT / "launch").glob("*.py"), *(ROOT / "bench").glob("*.py")]:
+  for path in [
+    *(ROOT / "launch").glob("*.py"),
+    *(ROOT / "bench").rglob("*.py"),
+  ]:
     known |= set(FLAG.findall(path.read_text()))
     known |= set(re.findall(r"DEFINE_alias\(\"(\w+)\"", path.read_text()))
   commands = re.findall(

@@ -1,0 +1,277 @@
+"""The in-process engine on this device: decode, prefill, log-probabilities."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import decoder as decoder_lib
+from anysearch_jax.policy import lora as lora_lib
+from anysearch_jax.policy import sharding
+from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
+from anysearch_jax.training import logprobs, placement
+from bench import decode as decode_lib
+from bench import harness, random_weights
+from bench.first_gpu import notes as notes_lib
+from bench.first_gpu import shapes
+
+_DTYPE = "bfloat16"
+_CALLS = 5
+_STEPS = 32
+_PAGE = 64
+# A search's passages, as tokens of Qwen2.5 over wiki-18: 3 of about 195.
+_PASSAGES, _SPREAD = 590, 60
+_PREFILL_ROWS, _CHUNK = 8, 512
+
+
+def decode(
+  notes: notes_lib.Notes, *, policy: str, lora: bool, profile: bool = False
+) -> None:
+  """Times decode calls at several rows and contexts.
+
+  Args:
+    notes: gets the figures.
+    policy: of configs/shapes.
+    lora: whether the engine applies adapters of rank 32.
+    profile: whether to trace the calls of the first case, and run no other.
+  """
+  a = _architecture(policy, lora=lora, rehearse=notes.rehearse)
+  params = kv_store.apart(random_weights.policy(a, dtype=_DTYPE), a=a)
+  cases = list(itertools.product((32, 128, 256), (2048, 8192)))
+  if notes.rehearse:
+    cases = [(2, 64), (4, 64)]
+  if profile:
+    cases = cases[:1]
+  for rows, context in cases:
+    notes.case(
+      f"{rows} rows of {context}",
+      functools.partial(
+        _decode, notes, a, params, rows=rows, context=context, profile=profile
+      ),
+    )
+  if profile:
+    notes.add({"trace": str(notes.traces)})
+
+
+def _architecture(
+  policy: str, *, lora: bool, rehearse: bool
+) -> architecture_lib.Architecture:
+  a = shapes.architecture(policy, rehearse=rehearse)
+  rank = config_lib.LoraConfig(rank=32 if lora else 0)
+  return lora_lib.attach(a, rank)
+
+
+def _decode(
+  notes: notes_lib.Notes,
+  a: architecture_lib.Architecture,
+  params: decoder_lib.Params,
+  *,
+  rows: int,
+  context: int,
+  profile: bool,
+) -> Mapping[str, Any]:
+  steps, calls = (4, 2) if notes.rehearse else (_STEPS, _CALLS)
+  engine = config_lib.EngineConfig(
+    slots=rows,
+    max_context=context + steps * (calls + 2),
+    page=_PAGE,
+    lanes=(rows,),
+    decode_steps=steps,
+  )
+  shapes.need(_engine_bytes(a, params, rows * engine.max_context))
+  decoder = decode_lib.Decoder(a, engine, dtype=_DTYPE, params=params)
+  if profile:
+    decoder(context)
+    notes.traces.mkdir(parents=True, exist_ok=True)
+    with jax.profiler.trace(str(notes.traces)):
+      return {"traced call, s": harness.seconds(lambda: decoder(context))}
+  return decode_lib.measure(decoder, context=context, calls=calls)
+
+
+def _engine_bytes(
+  a: architecture_lib.Architecture, params: decoder_lib.Params, tokens: int
+) -> float:
+  """Returns the bytes of weights and cache, and of the copy that is timed."""
+  weights = sum(x.nbytes for x in jax.tree.leaves(params))
+  each = a.layers * 2 * a.kv_heads * a.head_dim * jnp.dtype(_DTYPE).itemsize
+  return weights + tokens * each + 3 * 2**30
+
+
+def prefill(notes: notes_lib.Notes, *, policy: str) -> None:
+  """Times the prefill of passages behind contexts of several lengths."""
+  a = _architecture(policy, lora=False, rehearse=notes.rehearse)
+  params = kv_store.apart(random_weights.policy(a, dtype=_DTYPE), a=a)
+  for context in (16,) if notes.rehearse else (0, 2048, 6144):
+    notes.case(
+      f"passages after {context} tokens",
+      functools.partial(_prefill, a, params, context, rehearse=notes.rehearse),
+    )
+
+
+def _prefill(
+  a: architecture_lib.Architecture,
+  params: decoder_lib.Params,
+  context: int,
+  *,
+  rehearse: bool,
+) -> Mapping[str, Any]:
+  """Prefills one search's passages for each row, chunk by chunk."""
+  rows, chunk = (2, 16) if rehearse else (_PREFILL_ROWS, _CHUNK)
+  mean, spread = (20, 2) if rehearse else (_PASSAGES, _SPREAD)
+  lengths = np.random.default_rng(0).normal(mean, spread, rows).astype(int)
+  engine = config_lib.EngineConfig(
+    slots=rows,
+    max_context=context + int(lengths.max()) + chunk,
+    page=16 if rehearse else _PAGE,
+    lanes=(rows,),
+    prefill_lanes=rows,
+    prefill_chunk=chunk,
+  )
+  shapes.need(_engine_bytes(a, params, rows * engine.max_context))
+  mesh = sharding.mesh()
+  model = kv_store.model(engine, a, mesh, dtype=_DTYPE)
+  pages = kv_store.empty(
+    a, kv_memory.pages(engine, shards=1), engine.page, _DTYPE, mesh=mesh
+  )
+  calls = _chunks(engine, lengths, context)
+
+  def run() -> None:
+    nonlocal pages
+    for chunks in calls:
+      pages = kv_store.prefill(params, pages, chunks, model=model)
+    jax.block_until_ready(pages)
+
+  first = harness.seconds(run)
+  seconds = min(harness.seconds(run) for _ in range(_CALLS))
+  tokens = int(lengths.sum())
+  computed = len(calls) * rows * chunk
+  return {
+    "tokens": tokens,
+    "calls": len(calls),
+    "padding": 1 - tokens / computed,
+    "first, s": first,
+    "ms": 1e3 * seconds,
+    "tokens/s": tokens / seconds,
+    "TFLOP/s by 2 N": 2 * shapes.parameters(a) * tokens / seconds / 1e12,
+  }
+
+
+def _chunks(
+  engine: config_lib.EngineConfig, lengths: np.ndarray, context: int
+) -> list[kv_store.Chunks[np.ndarray]]:
+  """Returns the calls that prefill `lengths` tokens for each row."""
+  rows, size = engine.prefill_lanes, engine.prefill_chunk
+  columns = kv_memory.pages_of(engine.max_context, engine)
+  table = 1 + np.arange(rows * columns, dtype=np.int32).reshape(rows, -1)
+  return [
+    kv_store.Chunks(
+      table=table,
+      tokens=np.ones((rows, size), np.int32),
+      starts=np.full(rows, context + start, np.int32),
+      counts=np.clip(lengths - start, 0, size).astype(np.int32),
+    )
+    for start in range(0, int(lengths.max()), size)
+  ]
+
+
+def gaps(notes: notes_lib.Notes, *, policy: str) -> None:
+  """Compares sampled log-probabilities with the trainer's, in bfloat16.
+
+  Both are also compared with the trainer's computation in float32.
+  """
+  a = _architecture(policy, lora=False, rehearse=notes.rehearse)
+  rows, prompt, steps = (2, 20, 8) if notes.rehearse else (16, 256, 128)
+  shapes.need(6 * shapes.parameters(a) + 8 * 2**30)
+  masters = random_weights.policy(a)
+  # Larger logits than at random: a trained policy is seldom undecided.
+  masters["embed"] = 4 * masters["embed"]
+  tokens, sampled = _sampled(a, masters, rows, prompt, steps)
+  targets = tokens[:, 1:]
+  run = functools.partial(_trained, a, masters, tokens[:, :-1], targets)
+  ours = run(_DTYPE)[:, prompt - 1 :]
+  exact = run("float32")[:, prompt - 1 :]
+  for name, difference in (
+    ("engine - trainer", sampled - ours),
+    ("engine - float32", sampled - exact),
+    ("trainer - float32", ours - exact),
+  ):
+    size = np.abs(difference)
+    notes.add(
+      {
+        f"{name}: mean": float(size.mean()),
+        f"{name}: 99 of 100 below": float(np.quantile(size, 0.99)),
+        f"{name}: largest": float(size.max()),
+        f"{name}: bias": float(difference.mean()),
+      }
+    )
+  notes.add(
+    {"tokens": sampled.size, "mean log-probability": float(exact.mean())}
+  )
+
+
+def _sampled(
+  a: architecture_lib.Architecture,
+  masters: decoder_lib.Params,
+  rows: int,
+  prompt: int,
+  steps: int,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Samples after random prompts; returns all tokens, and log-probabilities."""
+  engine = config_lib.EngineConfig(
+    slots=rows,
+    max_context=prompt + 2 * steps,
+    page=16,
+    lanes=(rows,),
+    prefill_lanes=rows,
+    prefill_chunk=prompt,
+    decode_steps=steps,
+  )
+  half = jax.tree.map(lambda x: x.astype(_DTYPE), masters)
+  decoder = decode_lib.Decoder(
+    a, engine, dtype=_DTYPE, params=kv_store.apart(half, a=a)
+  )
+  prompts = np.random.default_rng(0).integers(1, a.vocab_size, (rows, prompt))
+  prompts = prompts.astype(np.int32)
+  decoder.prefill(prompts[:, :-1])
+  found = jax.device_get(decoder.sample(prompts[:, -1], prompt - 1))
+  return np.concatenate([prompts, found.tokens], 1), np.asarray(found.logps)
+
+
+def _trained(
+  a: architecture_lib.Architecture,
+  masters: decoder_lib.Params,
+  tokens: np.ndarray,
+  targets: np.ndarray,
+  dtype: str,
+) -> np.ndarray:
+  """Returns the log-probabilities as the train step computes them."""
+  mesh = sharding.mesh()
+  compute = placement.compute(
+    a,
+    config_lib.BatchConfig(row_lengths=(tokens.shape[1],)),
+    mesh,
+    dtype=dtype,
+    sequence_parallel=False,
+  )
+  # Devices multiply float32 in fewer bits unless told otherwise.
+  with jax.default_matmul_precision(
+    "highest" if dtype == "float32" else "default"
+  ):
+    logps, _ = jax.jit(
+      functools.partial(logprobs.token_logprobs, a=a, compute=compute)
+    )(
+      masters,
+      tokens=tokens,
+      targets=targets,
+      positions=np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape),
+      segment_ids=np.ones_like(tokens),
+    )
+  return np.asarray(logps)

@@ -1,0 +1,282 @@
+"""Whole rollouts with their optimizer steps, and the bits they end with."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.methods import systems
+from anysearch_jax.policy import hf
+from anysearch_jax.rollout.jax_engine import engine as engine_lib
+from anysearch_jax.training import learner as learner_lib
+from anysearch_jax.training import rewards_and_advantages, throughput
+from anysearch_jax.world import world as world_lib
+from bench import harness, playing, random_weights
+from bench.first_gpu import notes as notes_lib
+from bench.first_gpu import shapes
+from configs import quickstart, qwen3_4b
+from launch import shipped
+
+_ROLLOUTS = 4
+_WORD = re.compile(r"\w+")
+
+
+class WordOverlap:
+  """Finds the passages of the world that share most words with a query.
+
+  The retriever of the quickstart needs a package; this one needs none.
+  """
+
+  def __init__(self, world: world_lib.World):
+    self._world = world
+    self._bags = functools.cache(self._count)
+
+  async def search(
+    self, request: types.SearchRequest
+  ) -> Sequence[types.Passage]:
+    wanted = set(_words(request.query))
+    passages = self._world.corpus(request.corpus)
+    order = sorted(
+      range(len(passages)),
+      key=lambda i: (-self._shared(request.corpus, i, wanted), i),
+    )
+    return [passages[i] for i in order[: request.k]]
+
+  def _shared(self, corpus: str, index: int, wanted: set[str]) -> float:
+    bag = self._bags(corpus)[index]
+    return sum(bag[word] for word in wanted)
+
+  def _count(self, corpus: str) -> list[collections.Counter[str]]:
+    """Counts the words of each passage; those of the title three times."""
+    return [
+      collections.Counter(3 * _words(p.title) + _words(p.text))
+      for p in self._world.corpus(corpus)
+    ]
+
+
+class Invented:
+  """Answers every search with three passages of about 195 words."""
+
+  async def search(
+    self, request: types.SearchRequest
+  ) -> Sequence[types.Passage]:
+    rng = np.random.default_rng(len(request.query))
+    return [
+      types.Passage(
+        id=str(i),
+        title=f'"Passage {i}"',
+        text=" ".join(f"word{n}" for n in rng.integers(0, 9999, 190)),
+      )
+      for i in range(request.k)
+    ]
+
+
+def _words(text: str) -> list[str]:
+  return _WORD.findall(text.lower())
+
+
+class Loop:
+  """Plays a rollout, trains on it, and hands the weights to the engine."""
+
+  def __init__(
+    self,
+    config: config_lib.ExperimentConfig,
+    policy: hf.Policy,
+    *,
+    questions: Sequence[types.Question],
+    retriever: types.Retriever,
+  ):
+    self._config = config
+    self._questions, self._retriever = questions, retriever
+    self._codec = policy.tokenizer
+    self._learner = learner_lib.Learner(config, policy)
+    self._method = systems.trained(config)
+    self._engine = engine_lib.JaxEngine(
+      policy._replace(
+        params=self._learner.published(),
+        architecture=self._learner.architecture,
+      ),
+      config=config.engine,
+      sampling=config.sampling,
+      seed=config.seed,
+      dtype=config.compute_dtype,
+      mesh=self._learner.placement.rollout,
+      stop=self._method.environment.stops,
+    )
+    self._done = 0
+
+  def rollout(self) -> dict[str, Any]:
+    """Plays and trains one rollout; returns its figures."""
+    config, number = self._config, self._done
+    count = config.questions
+    some = [
+      self._questions[(number * count + i) % len(self._questions)]
+      for i in range(count)
+    ]
+    groups, played = harness.timed(functools.partial(self._play, some, number))
+    scored = rewards_and_advantages.score(
+      groups,
+      np.asarray([g.budget for g in groups]),
+      samples=config.group,
+      method=self._method,
+      objective=config.objective,
+    )
+    packed = self._learner.pack(scored)
+    values, trained = harness.timed(lambda: list(self._learner.steps(packed)))
+    published, handed = harness.timed(self._publish)
+    self._done += 1
+    found = [t for g in groups for t in g.trajectories]
+    tokens = sum(t.generated_tokens for t in found)
+    counters = self._engine.counters
+    return {
+      "sampled, s": played.seconds,
+      "trained, s": trained.seconds,
+      "handed over, s": handed.seconds,
+      "trajectories": len(found),
+      "failed": sum(t.failed for t in found),
+      "generated tokens": tokens,
+      "generated tokens/s": tokens / played.seconds,
+      "trained tokens": throughput.count(packed).tokens,
+      "searches": sum(t.searches for t in found),
+      "occupancy": counters["lanes_used"] / max(counters["lanes_offered"], 1),
+      "loss": values[-1]["loss/total"],
+      "bits": published,
+    }
+
+  def _play(
+    self, questions: Sequence[types.Question], number: int
+  ) -> Sequence[types.Group]:
+    return playing.play(
+      questions,
+      config=self._config,
+      codec=self._codec,
+      engine=self._engine,
+      retriever=self._retriever,
+      rollout=number,
+      concurrency=self._config.engine.slots,
+    ).groups
+
+  def _publish(self) -> str:
+    """Hands over the weights; returns a hash of the trained ones."""
+    published = self._learner.published()
+    self._engine.set_params(published, self._done + 1)
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(self._learner.state.params):
+      digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def small(notes: notes_lib.Notes) -> None:
+  """Trains the quickstart's policy twice: do the bits repeat?"""
+  config = quickstart.get_config()
+  count = _ROLLOUTS
+  if notes.rehearse:
+    config, count = _fewer(config), 1
+  runs = [_small(config, count) for _ in range(2)]
+  first, second = runs
+  for number, figures in enumerate(first):
+    notes.add({f"rollout {number}": figures})
+  notes.add(
+    {
+      "same bits twice": [x["bits"] for x in first]
+      == [x["bits"] for x in second],
+      "second run, s a rollout": sum(
+        second[-1][name] for name in ("sampled, s", "trained, s")
+      ),
+    }
+  )
+
+
+def _small(
+  config: config_lib.ExperimentConfig, rollouts: int
+) -> list[dict[str, Any]]:
+  world = world_lib.World(world_lib.WorldConfig(seed=config.data.world_seed))
+  loop = Loop(
+    config,
+    hf.load(shipped.find(config.policy)),
+    questions=world.questions("train", rollouts * config.questions, 0),
+    retriever=WordOverlap(world),
+  )
+  return [loop.rollout() for _ in range(rollouts)]
+
+
+def _fewer(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
+  return dataclasses.replace(
+    config,
+    questions=2,
+    group=2,
+    curriculum=dataclasses.replace(config.curriculum, steps_per_rollout=1),
+    engine=dataclasses.replace(config.engine, lanes=(4,)),
+    batch=dataclasses.replace(
+      config.batch, row_lengths=(576,), micro_batch_tokens=576
+    ),
+  )
+
+
+def colocated(notes: notes_lib.Notes, *, policy: str) -> None:
+  """Samples, trains and hands over adapters of a large policy on one device."""
+  a = shapes.architecture(policy, rehearse=notes.rehearse)
+  config = _colocated(rehearse=notes.rehearse)
+  shapes.need(2 * shapes.parameters(a) + 30 * 2**30)
+  tokenizer = shapes.Words(a.vocab_size)
+  base = random_weights.policy(a, dtype=config.lora.base_dtype)
+  loop = Loop(
+    config,
+    hf.Policy(base, a, tokenizer),
+    questions=_questions(config.questions),
+    retriever=Invented(),
+  )
+  for number in range(1 if notes.rehearse else 2):
+    notes.case(f"rollout {number}", loop.rollout)
+  notes.add(throughput.memory(jax.local_devices()))
+
+
+def _questions(count: int) -> list[types.Question]:
+  return [
+    types.Question(
+      id=str(i),
+      text=" ".join(f"word{i + n}" for n in range(20)),
+      golden_answers=(f"word{i}",),
+    )
+    for i in range(count)
+  ]
+
+
+def _colocated(*, rehearse: bool) -> config_lib.ExperimentConfig:
+  """Returns a rollout of 160 trajectories of at most 2,048 tokens."""
+  config = qwen3_4b.get_config("lora80")
+  context, generated = (1024, 24) if rehearse else (4096, 512)
+  slots, lanes, questions = (4, 4, 1) if rehearse else (160, 128, 32)
+  return dataclasses.replace(
+    config,
+    questions=questions,
+    group=2 if rehearse else 5,
+    curriculum=dataclasses.replace(config.curriculum, steps_per_rollout=1),
+    episode=dataclasses.replace(
+      config.episode, max_generated=generated, max_context=context
+    ),
+    engine=dataclasses.replace(
+      config.engine,
+      slots=slots,
+      max_context=context,
+      kv_tokens=slots * context if rehearse else 1 << 17,
+      lanes=(lanes,),
+      prefill_lanes=2 if rehearse else config.engine.prefill_lanes,
+    ),
+    batch=dataclasses.replace(
+      config.batch,
+      row_lengths=(context,),
+      micro_batch_tokens=context if rehearse else 4 * context,
+      max_micro_batches=2 * questions,
+    ),
+  )

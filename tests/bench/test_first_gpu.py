@@ -1,0 +1,123 @@
+"""Rehearses bench.first_gpu on the CPU, with few packages."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from bench.first_gpu import stages as stages_lib
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+_OWN = ("anysearch_jax", "bench", "configs", "launch", "retrieval")
+_PACKAGES = (
+  "absl",
+  "chex",
+  "flax",
+  "jax",
+  "numpy",
+  "optax",
+  "orbax",
+  "safetensors",
+  "tokenizers",
+  "transformers",
+  # Requirements of JAX and of transformers.
+  "jaxlib",
+  "ml_dtypes",
+  "packaging",
+)
+# Refuses other packages to files of this project.
+_SITE = f"""
+import builtins, sys
+
+allowed = {{*sys.stdlib_module_names, *{_OWN + _PACKAGES!r}}}
+before = builtins.__import__
+
+def checked(name, globals=None, locals=None, fromlist=(), level=0):
+  file = (globals or {{}}).get("__file__") or ""
+  top = name.partition(".")[0]
+  ours = file.startswith({str(ROOT)!r}) and "site-packages" not in file
+  if ours and not level and top not in allowed:
+    raise ModuleNotFoundError(f"{{file}} imports {{top}}", name=top)
+  return before(name, globals, locals, fromlist, level)
+
+builtins.__import__ = checked
+"""
+
+
+def _rehearse(folder, *arguments):
+  site = folder / "site"
+  site.mkdir()
+  (site / "sitecustomize.py").write_text(_SITE)
+  env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  done = subprocess.run(
+    [
+      sys.executable,
+      *("-m", "bench.first_gpu", "--rehearse"),
+      *("--minutes=20", f"--output={folder / 'out'}", *arguments),
+    ],
+    cwd=ROOT,
+    env={**env, "PYTHONPATH": str(site), "JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=1200,
+    check=False,
+  )
+  logs = "\n".join(
+    f"{path.name}: {path.read_text()[-1500:]}"
+    for path in sorted((folder / "out/logs").glob("*.log"))
+  )
+  assert done.returncode == 0, done.stdout + done.stderr + logs
+  found = json.loads((folder / "out/first_gpu.json").read_text())
+  assert found["rehearsal"]
+  table = (folder / "out/first_gpu.txt").read_text()
+  stages = {stage["name"]: stage for stage in found["stages"]}
+  for name, stage in stages.items():
+    assert stage["status"] == "done", stage
+    assert stage["seconds"] > 0
+    assert name in table
+    assert not list(_failed(stage["figures"])), name
+  return {name: stage["figures"] for name, stage in stages.items()}
+
+
+def _failed(figures):
+  for name, value in figures.items():
+    if isinstance(value, dict):
+      yield from _failed(value)
+    elif name == "failed":
+      yield value
+
+
+def test_stages_need_few_packages_and_write_figures(tmp_path):
+  found = _rehearse(tmp_path, "--stages=doctor,peaks,kernels,gaps")
+  assert found["doctor"]["backend"] == "cpu"
+  assert found["peaks"]["square bfloat16"]["TFLOP/s"] > 0
+  kernels = found["kernels"]
+  errors = [
+    value
+    for case in kernels.values()
+    for name, value in case.items()
+    if name.endswith("error")
+  ]
+  # bfloat16 has 8 bits.
+  assert errors and all(0 < error < 0.01 for error in errors)
+  gaps = found["gaps"]
+  # The engine, like the trainer, is near float32.
+  assert 0 < gaps["engine - trainer: mean"] < 0.02
+  assert gaps["trainer - float32: mean"] < 0.02
+
+
+@pytest.mark.slow
+def test_the_whole_rehearsal(tmp_path):
+  found = _rehearse(tmp_path)
+  assert list(found) == [stage.name for stage in stages_lib.STAGES]
+  assert found["small"]["same bits twice"] is True
+  for figures in found.values():
+    assert figures
+  for name in ("trace_decode", "trace_step"):
+    folder = pathlib.Path(found[name]["trace"])
+    assert list(folder.rglob("*.xplane.pb"))

@@ -1,0 +1,166 @@
+"""Stages of bench.first_gpu: limits, crashes, resumption, what is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+import pytest
+
+from bench.first_gpu import notes as notes_lib
+from bench.first_gpu import running
+from bench.first_gpu import stages as stages_lib
+
+_WRITES = """
+import json, pathlib
+def note(values):
+  pathlib.Path({path!r}).write_text(json.dumps(values))
+note({{"figures": {{"so far": 1}}}})
+"""
+_SCRIPTS = {
+  "good": 'note({"status": "done", "figures": {"ms": 2.5}})',
+  "small_machine": (
+    'note({"status": "skipped", "reason": "needs 99 GiB", "figures": {}})'
+  ),
+  "wrong": (
+    'note({"status": "failed", "reason": "ValueError: no", "figures": {}})\n'
+    "raise SystemExit(1)"
+  ),
+  "crash": "import os\nprint('last words', flush=True)\nos.abort()",
+  "hang": "import time\ntime.sleep(600)",
+}
+
+
+def _stage(name, seconds=30.0):
+  return stages_lib.Stage(name, f"what {name} measures", "nothing.at", seconds)
+
+
+class _Runs:
+  """Runs scripts as stages, and counts them."""
+
+  def __init__(self, path):
+    self.folder = running.Folder(path)
+    self.started = []
+
+  def __call__(self, *stages, minutes=5.0, rehearse=False, scripts=_SCRIPTS):
+    def command(stage):
+      self.started.append(stage.name)
+      head = _WRITES.format(path=str(self.folder.notes(stage.name)))
+      return [sys.executable, "-c", head + scripts[stage.name]]
+
+    results = running.run(
+      stages,
+      self.folder,
+      rehearse=rehearse,
+      minutes=minutes,
+      command=command,
+    )
+    written = json.loads((self.folder.path / running.RESULTS).read_text())
+    assert written["stages"] == [dataclasses.asdict(r) for r in results]
+    return {r.name: r for r in results}
+
+
+@pytest.fixture
+def runs(tmp_path):
+  return _Runs(tmp_path)
+
+
+def test_a_stage_that_ends_badly_does_not_end_the_others(runs):
+  found = runs(
+    _stage("wrong"),
+    _stage("crash"),
+    _stage("hang", seconds=1.0),
+    _stage("small_machine"),
+    _stage("good"),
+  )
+  assert {name: r.status for name, r in found.items()} == {
+    "wrong": "failed",
+    "crash": "failed",
+    "hang": "timed out",
+    "small_machine": "skipped",
+    "good": "done",
+  }
+  assert found["wrong"].reason == "ValueError: no"
+  assert found["crash"].reason == "ended by SIGABRT: last words"
+  assert found["small_machine"].reason == "needs 99 GiB"
+  assert found["good"].figures == {"ms": 2.5}
+  # What a stage found before its end is kept.
+  assert found["crash"].figures == found["hang"].figures == {"so far": 1}
+  assert 1 <= found["hang"].seconds < 20
+
+
+def test_only_what_is_not_done_runs_again(runs):
+  runs(_stage("good"), _stage("small_machine"), _stage("wrong"))
+  runs.started.clear()
+  mended = _SCRIPTS | {"wrong": _SCRIPTS["good"]}
+  found = runs(
+    _stage("good"), _stage("small_machine"), _stage("wrong"), scripts=mended
+  )
+  assert runs.started == ["wrong"]
+  assert found["wrong"].status == found["good"].status == "done"
+
+
+def test_stages_that_were_not_asked_for_keep_their_results(runs):
+  runs(_stage("good"))
+  found = runs(_stage("small_machine"))
+  assert found["good"].status == "done"
+  assert found["small_machine"].status == "skipped"
+
+
+def test_no_stage_begins_after_the_minutes(runs):
+  found = runs(_stage("good"), minutes=0.0)
+  assert found["good"].status == "no time left"
+  assert not runs.started
+  # With time it runs.
+  assert runs(_stage("good"))["good"].status == "done"
+
+
+def test_a_rehearsal_is_not_mixed_with_measurements(runs):
+  runs(_stage("good"), rehearse=True)
+  with pytest.raises(ValueError, match="rehearsal"):
+    runs(_stage("good"))
+
+
+def test_the_table_has_every_figure():
+  results = [
+    running.Result("a", "this", "done", 3.0, "", {"case": {"ms": 1.25}}),
+    running.Result(
+      "b", "that", "failed", 0.1, "OSError: gone", {"TFLOP/s": 7.0}
+    ),
+  ]
+  lines = [line.split() for line in running.table(results).splitlines()]
+  assert ["a", "done", "3.0", "s"] in lines
+  assert ["b", "failed", "0.1", "s", "OSError:", "gone"] in lines
+  assert ["ms", "1.25"] in lines
+  assert ["TFLOP/s", "7"] in lines
+
+
+def test_a_case_that_fails_is_noted_and_the_next_one_measured(tmp_path):
+  notes = notes_lib.Notes(
+    tmp_path / "x.json", traces=tmp_path / "traces", rehearse=True
+  )
+
+  def fails():
+    raise MemoryError("RESOURCE_EXHAUSTED: out of memory\nmany more lines")
+
+  def skips():
+    raise notes_lib.SkippedError("needs 99 GiB")
+
+  notes.case("large", fails)
+  with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+    notes.check()
+  notes.case("larger", skips)
+  notes.case("small", lambda: {"ms": 2.0})
+  notes.check()
+  assert notes_lib.read(tmp_path / "x.json")["figures"] == {
+    "large": {"failed": "MemoryError: RESOURCE_EXHAUSTED: out of memory"},
+    "larger": {"skipped": "needs 99 GiB"},
+    "small": {"ms": 2.0},
+  }
+
+
+def test_names_of_stages_are_files_and_differ():
+  names = [stage.name for stage in stages_lib.STAGES]
+  assert len(set(names)) == len(names)
+  assert all(name.isidentifier() for name in names)
