@@ -72,13 +72,16 @@ class Decoder:
 
     from anysearch_jax.policy import sharding
     from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
+    from anysearch_jax.rollout.jax_engine import model as model_lib
     from bench import random_weights
 
     self.a, self.rows, self.steps = a, engine.slots, engine.decode_steps
     self.dtype = jnp.dtype(dtype)
     mesh = sharding.mesh()
+    self._model = model_lib.make(engine, a, mesh, dtype=self.dtype)
     if params is None:
-      params = kv_store.apart(random_weights.policy(a, dtype=self.dtype), a=a)
+      weights = random_weights.policy(a, dtype=self.dtype)
+      params = self._model.prepare(weights, a)
     self.params = params
     self._pages = kv_store.empty(
       a, kv_memory.pages(engine, shards=1), engine.page, self.dtype, mesh=mesh
@@ -87,7 +90,6 @@ class Decoder:
     self._table = 1 + np.arange(self.rows * columns, dtype=np.int32).reshape(
       self.rows, -1
     )
-    self._model = kv_store.model(engine, a, mesh, dtype=self.dtype)
     self._draws = kv_store.Draws(
       jnp.zeros(a.vocab_size, bool), jax.random.key(0)
     )

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 from anysearch_jax import config as config_lib
 from anysearch_jax.planning import program
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, lora, sharding, table
+from anysearch_jax.policy import decoder, lora, serving, sharding, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy.attention import paged_attention
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
+from anysearch_jax.rollout.jax_engine import model as model_lib
 from anysearch_jax.training import batching, placement, ppo, train_step
 
 
@@ -64,7 +65,7 @@ class _Engine(NamedTuple):
   store: paged_attention.Pools
   columns: int
   blocks: int
-  model: kv_store.Model
+  model: model_lib.Model
 
   @property
   def kinds(self) -> dict[str, Any]:
@@ -265,11 +266,11 @@ def _engine(
 ) -> _Engine:
   """Returns the engine at its largest: all rows at full context."""
   a, mesh = placed.a, placed.rollout
-  model = kv_store.model(config, a, mesh, dtype=placed.dtype)
+  model = model_lib.make(config, a, mesh, dtype=placed.dtype)
   return _Engine(
     mesh=mesh,
     config=config,
-    params=_engine_weights(placed, base_dtype),
+    params=_engine_weights(model, placed, base_dtype),
     store=_cache(config, placed),
     columns=kv_memory.pages_of(config.max_context, config),
     blocks=math.ceil(config.max_context / max(model.paged.block, config.page)),
@@ -278,9 +279,9 @@ def _engine(
 
 
 def _engine_weights(
-  placed: placement.Placement, base_dtype: Any
+  model: model_lib.Model, placed: placement.Placement, base_dtype: Any
 ) -> decoder.Params:
-  """Returns the engine's abstract weights, layer by layer."""
+  """Returns the abstract weights that decode reads, layer by layer."""
   a = placed.a
   cut = sharding.shardings(a, placed.rollout)
   base = _cast(table.base_rows(a), cut, base_dtype)
@@ -288,8 +289,8 @@ def _engine_weights(
     base = lora.combine(base, _cast(table.adapter_rows(a), cut, placed.dtype))
   return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    jax.eval_shape(functools.partial(decoder.apart, a=a), base),
-    _apart(a, base),
+    jax.eval_shape(functools.partial(model.prepare, a=a), base),
+    serving.shardings(a, placed.rollout, fused=model.fused),
   )
 
 
@@ -366,24 +367,6 @@ def _decode(e: _Engine, sampling: config_lib.SamplingConfig) -> program.Program:
     reads=e.reads(rows),
     blocks=e.blocks,
   )
-
-
-def _apart(
-  a: architecture_lib.Architecture, params: decoder.Params
-) -> decoder.Params:
-  """Returns the shardings of weights after their layers are unstacked."""
-  layers = jax.tree.map(
-    lambda x: jax.sharding.NamedSharding(
-      x.sharding.mesh, jax.P(*x.sharding.spec[1:])
-    ),
-    params[table.LAYERS],
-  )
-  others = {
-    k: jax.tree.map(lambda x: x.sharding, v)
-    for k, v in params.items()
-    if k != table.LAYERS
-  }
-  return others | {table.LAYERS: [layers] * a.layers}
 
 
 def _read_pages(

@@ -1,9 +1,8 @@
 """The decoder as a thin, stateless Flax module over a plain nested dict.
 
 `forward` computes whole sequences, for training and scoring, by one `nn.scan`
-over stacked layers, on one device or sharded over a mesh. `extend` appends
-tokens to paged KV caches, for prefill and decode, with the same block and
-unrolled layers. A test holds the two within 1e-5 of each other.
+over stacked layers, on one device or sharded over a mesh. `serving` runs the
+same layers over KV caches.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import embedding, sharding, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy.attention import masks as attention
-from anysearch_jax.policy.attention import paged_attention, self_attention
+from anysearch_jax.policy.attention import self_attention
 
 Params = dict[str, Any]
 
@@ -103,6 +102,33 @@ class Block(nn.Module):
       attend = c.layout.over_heads(attend, self.a)
     return attend(q, k, v, segment_ids)
 
+  def _project(
+    self, w: dict[str, jax.Array], key: str, x: jax.Array
+  ) -> jax.Array:
+    """Applies a projection with its adapter and its bias."""
+    a = self.a
+    (p,) = (p for p in table.projections(a) if p.key == key)
+    axes = len(p.takes)
+    last = (tuple(range(-axes, 0)),) * 2
+    y = jnp.tensordot(x, w[key], last if p.gives_first else axes)
+    if a.lora is not None and key in a.lora.targets:
+      low = jnp.tensordot(x, w[key + "_lora_a"], axes)
+      y += a.lora.scale * jnp.tensordot(low, w[key + "_lora_b"], 1)
+    if key + "_bias" in w:
+      y += w[key + "_bias"]
+    return y
+
+  def _heads(
+    self, w: dict[str, jax.Array], y: jax.Array
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns queries `[B, T, N, H]`, keys and values `[B, T, K, H]`."""
+    q, k, v = (self._project(w, key, y) for key in ("q", "k", "v"))
+    return q, k, v
+
+  def _gated(self, w: dict[str, jax.Array], y: jax.Array) -> jax.Array:
+    """Returns the input of `down` (SwiGLU, https://arxiv.org/abs/2002.05202)."""
+    return nn.silu(self._project(w, "gate", y)) * self._project(w, "up", y)
+
   @nn.compact
   def __call__(
     self,
@@ -120,31 +146,19 @@ class Block(nn.Module):
       cached: maps q, k, v to the attention output and the new cache.
     """
     a, w = self.a, self._weights(x.dtype)
-    projections = {p.key: p for p in table.projections(a)}
     layout = self.compute.layout
 
     def stands(x: jax.Array, *axes: str | None) -> jax.Array:
       """Constrains the sharding of x `[B, ...]`, if there is a mesh."""
       return x if layout is None else layout.constrain(x, *axes)
 
-    def project(key: str, x: jax.Array) -> jax.Array:
-      """Applies a projection with its adapter and its bias."""
-      p = projections[key]
-      axes = len(p.takes)
-      last = (tuple(range(-axes, 0)),) * 2
-      y = jnp.tensordot(x, w[key], last if p.gives_first else axes)
-      if a.lora is not None and key in a.lora.targets:
-        low = jnp.tensordot(x, w[key + "_lora_a"], axes)
-        y += a.lora.scale * jnp.tensordot(low, w[key + "_lora_b"], 1)
-      if key + "_bias" in w:
-        y += w[key + "_bias"]
-      return y
-
     y = stands(rms_norm(x, w["attention_norm"], a.norm_eps), None, None)
     # [B, T, D] to [B, T, N or K, H].
     q, k, v = (
-      stands(project(key, y), None, axis, None)
-      for key, axis in (("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads"))
+      stands(x, None, axis, None)
+      for x, axis in zip(
+        self._heads(w, y), ("heads", "kv_heads", "kv_heads"), strict=True
+      )
     )
     if a.qk_norm:
       q = rms_norm(q, w["q_norm"], a.norm_eps)
@@ -156,14 +170,14 @@ class Block(nn.Module):
     else:
       assert segment_ids is not None
       out = self._attend(q, k, v, segment_ids)
-    x += stands(project("o", out), "between", None)
+    x += stands(self._project(w, "o", out), "between", None)
 
     y = stands(rms_norm(x, w["mlp_norm"], a.norm_eps), None, None)
     if layout is None:
       # Merge [B, T] into one axis: XLA's CPU matmul is twice as fast then.
       y = y.reshape(-1, a.d_model)
-    y = nn.silu(project("gate", y)) * project("up", y)
-    y = project("down", stands(y, None, "mlp")).reshape(x.shape)
+    y = stands(self._gated(w, y), None, "mlp")
+    y = self._project(w, "down", y).reshape(x.shape)
     return x + stands(y, "between", None), cache
 
 
@@ -258,71 +272,6 @@ def project(hidden: jax.Array, head: jax.Array) -> jax.Array:
 def logits(params: Params, hidden: jax.Array) -> jax.Array:
   """Returns float32 logits `[..., V]` of hidden states by the policy's head."""
   return project(hidden, head(params))
-
-
-def apart(params: Params, a: architecture_lib.Architecture) -> Params:
-  """Unstacks the layers of parameters into a list, for `extend`.
-
-  If the stack were sliced inside the decode loop, every call would copy all
-  layers.
-  """
-  layers = [
-    jax.tree.map(lambda p, i=i: p[i], params[table.LAYERS])
-    for i in range(a.layers)
-  ]
-  return params | {table.LAYERS: layers}
-
-
-def extend(
-  params: Params,
-  a: architecture_lib.Architecture,
-  tokens: jax.Array,
-  starts: jax.Array,
-  counts: jax.Array,
-  pages: paged_attention.Pools,
-  page_table: jax.Array,
-  *,
-  dtype: Any = jnp.float32,
-  paged: paged_attention.Paged,
-) -> tuple[jax.Array, paged_attention.Pools]:
-  """Appends tokens to cached sequences.
-
-  Args:
-    params: as returned by `apart`.
-    a: the architecture.
-    tokens: int `[B, T]`; token t of a row has position start + t.
-    starts: int `[B]`, number of tokens cached in each row's pages.
-    counts: int `[B]`, number of real tokens in each row; the rest is padding.
-    pages: of every layer.
-    page_table: int `[B, M]`, see `paged_attention.Paged`; start + count must
-      fit into the row's pages.
-    dtype: compute type.
-    paged: how cached attention is computed.
-
-  Returns:
-    Normed hidden states `[B, T, D]`, meaningless at padding, and the new pages.
-    Several rows may be chunks of one sequence, because every layer writes the
-    keys and values of all rows before it attends.
-  """
-  chex.assert_equal_shape([starts, counts])
-  step = jnp.arange(tokens.shape[1])[None]
-  real = step < counts[:, None]
-  # Padding repeats the last position, so that no row reads beyond its pages.
-  positions = starts[:, None] + jnp.minimum(
-    step, jnp.maximum(counts[:, None] - 1, 0)
-  )
-  rotary = attention.rotary(a, positions)
-  x = params["embed"][tokens].astype(dtype)
-  block = Block(a)
-  out: list[Any] = []
-  for layer, pool in zip(params[table.LAYERS], pages, strict=True):
-
-    def cached(q, k, v, pool=pool):
-      return paged(q, k, v, pool, page_table, positions, real)
-
-    x, written = block.apply({"params": layer}, x, rotary, None, cached)
-    out.append(written)
-  return rms_norm(x, params["norm"], a.norm_eps), tuple(out)
 
 
 def initialize(a: architecture_lib.Architecture, seed: int) -> Params:

@@ -83,7 +83,7 @@ def merged(
   params: decoder.Params,
   a: architecture_lib.Architecture,
   row: weights.Weight,
-  layer: int,
+  layer: int | jax.Array,
 ) -> jax.Array:
   """Returns a layer of a base row, merged with its adapter if it has one.
 

@@ -125,13 +125,13 @@ def get(params: Mapping, path: Sequence[str]):
   return params
 
 
-def layer(params: Mapping, row: Weight, i: int):
+def layer(params: Mapping, row: Weight, i: int | jax.Array):
   """Returns layer `i` of a row in our layout (NumPy or JAX)."""
   array = get(params, row.path)
   return index(array, i) if row.stacked else array
 
 
-def index(array, i: int):
+def index(array, i: int | jax.Array):
   """Returns `array[i]`; for JAX arrays one compiled program serves all i."""
   return _index(array, i) if isinstance(array, jax.Array) else array[i]
 

@@ -21,7 +21,8 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy.attention import self_attention
-from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
+from anysearch_jax.rollout.jax_engine import kv_memory
+from anysearch_jax.rollout.jax_engine import model as model_lib
 from anysearch_jax.training import batching
 
 
@@ -173,7 +174,7 @@ def check_playing(
   mesh = sharding.rollout_mesh(config, a)
   if engine.kind == "jax":
     kv_memory.validate(engine, shards=mesh.shape["data"])
-    kv_store.model(engine, a, mesh, dtype=dtype)
+    model_lib.make(engine, a, mesh, dtype=dtype)
 
 
 def training_mesh(

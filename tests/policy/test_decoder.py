@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder
+from anysearch_jax.policy import decoder, serving
 from anysearch_jax.policy.attention import paged_attention
 from bench import random_models
 
@@ -26,8 +26,13 @@ ARCHITECTURES = {
 } | {"qwen3-adapted": ADAPTED}
 
 
+def prepared(params, a, *, fused=False):
+  return serving.prepare(params, a, dtype=jnp.float32, fused=fused)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["as stored", "fused"])
 @pytest.mark.parametrize("a", ARCHITECTURES.values(), ids=ARCHITECTURES)
-def test_cached_forward_equals_the_full_forward(a):
+def test_cached_forward_equals_the_full_forward(a, fused):
   params = random_models.params(a)
   tokens = random_models.random_tokens((3, 40))
   full = jax.jit(decoder.forward, static_argnums=1)(
@@ -35,14 +40,17 @@ def test_cached_forward_equals_the_full_forward(a):
   )
   size, columns = 4, 12
   table = 1 + np.arange(3 * columns).reshape(3, columns)
-  apart = decoder.apart(params, a)
+  weights = prepared(params, a, fused=fused)
   paged = paged_attention.Paged(block=8)
 
   @jax.jit
   def extend(new, starts, counts, pages):
-    return decoder.extend(
-      apart, a, new, starts, counts, pages, table, paged=paged
+    return serving.extend(
+      weights, a.without_lora(), new, starts, counts, pages, attend
     )
+
+  def attend(q, k, v, pages, positions, real):
+    return paged(q, k, v, pages, table, positions, real)
 
   prompts, chunk = np.array([19, 8, 26]), 8
   pages = paged_attention.empty(a, 1 + table.size, size, jnp.float32)
@@ -82,14 +90,19 @@ def test_rows_of_one_call_may_be_chunks_of_one_sequence():
   params = random_models.params(a)
   tokens = random_models.random_tokens((1, 24))
   full = decoder.forward(params, a, *random_models.one_segment(tokens))
-  hidden, _ = decoder.extend(
-    decoder.apart(params, a),
+  table = jnp.tile(jnp.arange(1, 7), (3, 1))
+
+  def attend(q, k, v, pages, positions, real):
+    paged = paged_attention.Paged()
+    return paged(q, k, v, pages, table, positions, real)
+
+  hidden, _ = serving.extend(
+    prepared(params, a),
     a,
     tokens.reshape(3, 8),
     jnp.array([0, 8, 16]),
     jnp.array([8, 8, 8]),
     paged_attention.empty(a, 7, 4, jnp.float32),
-    jnp.tile(jnp.arange(1, 7), (3, 1)),
-    paged=paged_attention.Paged(),
+    attend,
   )
   np.testing.assert_allclose(hidden.reshape(full.shape), full, atol=1e-5)

@@ -23,6 +23,7 @@ from anysearch_jax import types
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
+from anysearch_jax.rollout.jax_engine import model as model_lib
 
 # Long, because the first call compiles.
 _SCORING_SECONDS = 600.0
@@ -63,14 +64,14 @@ class KvDevice:
     dtype: Any,
     mesh: jax.sharding.Mesh,
   ):
-    self._config, self._sampling = config, sampling
+    self._a, self._config, self._sampling = architecture, config, sampling
     self._shards = mesh.shape["data"]
     self._by_rows = jax.sharding.NamedSharding(mesh, jax.P("data"))
     self._draws = jax.device_put(
       kv_store.Draws(jnp.asarray(halts), jax.random.key(seed)),
       jax.sharding.NamedSharding(mesh, jax.P()),
     )
-    self._model = kv_store.model(config, architecture, mesh, dtype=dtype)
+    self._model = model_lib.make(config, architecture, mesh, dtype=dtype)
     self._pages = kv_store.empty(
       architecture,
       kv_memory.pages(config, shards=self._shards),
@@ -90,7 +91,7 @@ class KvDevice:
 
   def set_params(self, params: decoder.Params) -> None:
     """Sets the weights of later calls."""
-    self._params = kv_store.apart(params, a=self._model.a)
+    self._params = self._model.prepare(params, self._a)
 
   def copy(self, sources: np.ndarray, targets: np.ndarray) -> None:
     """See `kv_store.copy`."""

@@ -7,7 +7,6 @@ of the call.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -17,8 +16,9 @@ import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder
+from anysearch_jax.policy import decoder, serving
 from anysearch_jax.policy.attention import paged_attention
+from anysearch_jax.rollout.jax_engine import model as model_lib
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 
 # NumPy arrays on the host, JAX arrays on the devices, abstract ones in a plan.
@@ -73,41 +73,6 @@ class Decoded(NamedTuple):
   counts: jax.Array  # int32 [R]
 
 
-@dataclasses.dataclass(frozen=True)
-class Model:
-  """How the rows of all calls are computed.
-
-  a: the architecture. dtype: of activations and matrix products. paged: how
-  cached attention is computed.
-  """
-
-  a: architecture_lib.Architecture
-  dtype: np.dtype
-  paged: paged_attention.Paged
-
-  def extend(
-    self,
-    params: decoder.Params,
-    pages: paged_attention.Pools,
-    table: jax.Array,
-    tokens: jax.Array,
-    starts: jax.Array,
-    counts: jax.Array,
-  ) -> tuple[jax.Array, paged_attention.Pools]:
-    """Appends tokens to cached rows; see `decoder.extend`."""
-    return decoder.extend(
-      params,
-      self.a,
-      tokens,
-      starts,
-      counts,
-      pages,
-      table,
-      dtype=self.dtype,
-      paged=self.paged,
-    )
-
-
 def empty(
   a: architecture_lib.Architecture,
   pages: int,
@@ -152,37 +117,6 @@ def sharding(
   return jax.sharding.NamedSharding(mesh, jax.P(*spec))
 
 
-def model(
-  config: config_lib.EngineConfig,
-  a: architecture_lib.Architecture,
-  mesh: jax.sharding.Mesh,
-  *,
-  dtype: Any,
-) -> Model:
-  """Returns how rows are computed on a mesh.
-
-  Raises:
-    ValueError: `engine.attention` cannot run there.
-  """
-  platform = mesh.devices.flat[0].platform
-  paged = paged_attention.Paged(
-    paged_attention.choose(
-      config.attention,
-      platform=platform,
-      head_dim=a.head_dim,
-      dtype=dtype,
-      page=config.page,
-    ),
-    # Small blocks skip more padding; on accelerators loop overhead dominates.
-    block=64 if platform == "cpu" else 512,
-    mesh=mesh if mesh.size > 1 else None,
-  )
-  return Model(a, jnp.dtype(dtype), paged)
-
-
-apart = jax.jit(decoder.apart, static_argnames="a")
-
-
 @functools.partial(
   jax.jit, static_argnames=("shards",), donate_argnames=("pages",)
 )
@@ -223,17 +157,20 @@ def prefill(
   pages: paged_attention.Pools,
   chunks: Chunks[jax.Array],
   *,
-  model: Model,
+  model: model_lib.Model,
 ) -> paged_attention.Pools:
   """Appends known tokens to some rows (chunked prefill).
 
   Args:
-    params: the policy's, as returned by `apart`.
+    params: the policy's, as returned by `model.Model.prepare`.
     pages: donated.
     chunks: the rows.
     model: how they are computed.
   """
-  _, pages = model.extend(params, pages, *chunks)
+  table, tokens, starts, counts = chunks
+  _, pages = model.extend(
+    params, tokens, starts, counts, pages, model.over_pages(table)
+  )
   return pages
 
 
@@ -242,14 +179,14 @@ def score(
   params: decoder.Params,
   tokens: jax.Array,
   *,
-  model: Model,
+  model: model_lib.Model,
   size: int,
   shards: int,
 ) -> jax.Array:
   """Scores a sequence by the computation of prefill, in separate pages.
 
   Args:
-    params: the policy's, as returned by `apart`.
+    params: the policy's, as returned by `model.Model.prepare`.
     tokens: int `[T]`.
     model: how they are computed.
     size: tokens per page.
@@ -268,7 +205,9 @@ def score(
     model.a, shards * (table.shape[1] + 1), size, model.dtype
   )
   starts = jnp.zeros(shards, jnp.int32)
-  hidden, _ = model.extend(params, pages, table, rows, starts, starts + count)
+  hidden, _ = model.extend(
+    params, rows, starts, starts + count, pages, model.over_pages(table)
+  )
   logps = jax.nn.log_softmax(decoder.logits(params, hidden))
   targets = jnp.broadcast_to(tokens[1:], (shards, count))
   return jnp.take_along_axis(logps, targets[..., None], -1)[..., 0]
@@ -277,13 +216,14 @@ def score(
 class _Carry(NamedTuple):
   """What the decode loop changes.
 
-  step: number of steps taken. tokens: int `[R]`, each row's last token. done:
-  bool `[R]`, rows that have halted. found: the tokens that were sampled.
+  step: number of steps taken. tokens: int `[R]`, each row's last token. caches:
+  each layer's pages or gathered rows. done: bool `[R]`, rows that have halted.
+  found: the tokens that were sampled.
   """
 
   step: jax.Array
   tokens: jax.Array
-  pages: paged_attention.Pools
+  caches: tuple[Any, ...]
   done: jax.Array
   found: Decoded
 
@@ -300,14 +240,14 @@ def decode(
   enough: jax.Array,
   draws: Draws,
   *,
-  model: Model,
+  model: model_lib.Model,
   steps: int,
   sampling: config_lib.SamplingConfig,
 ) -> tuple[paged_attention.Pools, Decoded]:
   """Samples up to `steps` tokens for each row, until the row halts.
 
   Args:
-    params: the policy's, as returned by `apart`.
+    params: the policy's, as returned by `model.Model.prepare`.
     pages: donated.
     turns: the rows.
     enough: int, the call ends when at most `enough` rows are still running.
@@ -322,6 +262,7 @@ def decode(
   row_keys = jax.vmap(functools.partial(sampling_lib.address_key, draws.seed))
   keys = row_keys(turns.addresses)
   limits = jnp.minimum(turns.limits, steps)
+  caches, attend = _opened(model, pages, turns, steps)
 
   def goes_on(carry: _Carry) -> jax.Array:
     # Always run one step; a call without a step would be scheduled forever.
@@ -336,15 +277,15 @@ def decode(
     )
 
   def step(carry: _Carry) -> _Carry:
-    i, tokens, pages, done, found = carry
+    i, tokens, caches, done, found = carry
     going = (~done).astype(jnp.int32)
-    hidden, pages = model.extend(
+    hidden, caches = model.extend(
       params,
-      pages,
-      turns.table,
       tokens[:, None],
       turns.starts + found.counts,
       going,
+      caches,
+      attend,
     )
     logits = decoder.logits(params, hidden[:, 0])
     drawn, logps = jax.vmap(draw)(logits, keys, turns.sampled + found.counts)
@@ -355,13 +296,46 @@ def decode(
       found.counts + going,
     )
     done = done | draws.halts[tokens] | (found.counts >= limits)
-    return _Carry(i + 1, tokens, pages, done, found)
+    return _Carry(i + 1, tokens, caches, done, found)
 
   first = _Carry(
-    jnp.int32(0), turns.tokens, pages, limits <= 0, _nothing(limits, steps)
+    jnp.int32(0), turns.tokens, caches, limits <= 0, _nothing(limits, steps)
   )
   last = jax.lax.while_loop(goes_on, step, first)
-  return last.pages, last.found
+  pages = _closed(model, pages, last.caches, turns, last.found)
+  return pages, last.found
+
+
+def _opened(
+  model: model_lib.Model,
+  pages: paged_attention.Pools,
+  turns: Turns[jax.Array],
+  steps: int,
+) -> tuple[tuple[Any, ...], serving.Attend[Any]]:
+  """Returns what decode reads and writes of each layer, and its attention."""
+  gathered = model.gathered
+  if gathered is None:
+    return pages, model.over_pages(turns.table)
+  caches = [
+    gathered.gather(x, turns.table, turns.starts, steps=steps) for x in pages
+  ]
+  return tuple(caches), gathered
+
+
+def _closed(
+  model: model_lib.Model,
+  pages: paged_attention.Pools,
+  caches: tuple[Any, ...],
+  turns: Turns[jax.Array],
+  found: Decoded,
+) -> paged_attention.Pools:
+  """Returns the pages after a decode call."""
+  if model.gathered is None:
+    return caches
+  return tuple(
+    model.gathered.write_back(x, rows, turns.table, found.counts)
+    for x, rows in zip(pages, caches, strict=True)
+  )
 
 
 def _nothing(limits: jax.Array, steps: int) -> Decoded:

@@ -1,0 +1,127 @@
+"""Weights as the engine reads them: merged, cast, fused and sharded."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import lora, serving, sharding, table
+from anysearch_jax.policy import parameters as weights
+from bench import random_models
+
+ADAPTED = architecture_lib.Lora(rank=2, alpha=4.0, targets=lora.TARGETS)
+
+
+def adapted(case):
+  """Returns an architecture with adapters, and parameters with B not zero."""
+  a = dataclasses.replace(random_models.architecture(case), lora=ADAPTED)
+  rng = np.random.default_rng(0)
+  drawn = jax.tree.map(
+    lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32),
+    lora.initialize(a, 0),
+  )
+  base = random_models.params(a.without_lora())
+  return a, lora.combine(base, drawn)
+
+
+def test_adapters_are_merged_as_an_export_merges_them():
+  a, params = adapted("llama-biased")
+  found = serving.prepare(params, a, dtype=jnp.float32, fused=False)
+  for row in table.base_rows(a):
+    if not row.stacked:
+      continue
+    for i, layer in enumerate(found[table.LAYERS]):
+      np.testing.assert_array_equal(
+        layer[row.path[-1]], lora.merged(params, a, row, i), row.path[-1]
+      )
+  assert not any("lora" in key for key in found[table.LAYERS][0])
+
+
+@pytest.mark.parametrize("case", ["qwen2", "qwen3", "llama-biased"])
+def test_fused_matrices_hold_each_kv_head_with_its_queries(case):
+  a = random_models.architecture(case)
+  params = random_models.params(a)
+  apart, fused = (
+    serving.prepare(params, a, dtype=jnp.float32, fused=fused)
+    for fused in (False, True)
+  )
+  group = a.heads // a.kv_heads
+  for one, other in zip(apart[table.LAYERS], fused[table.LAYERS]):
+    for end in ("", "_bias"):
+      if f"q{end}" not in one:
+        assert f"qkv{end}" not in other
+        continue
+      for head in range(a.kv_heads):
+        part = other[f"qkv{end}"][..., head, :, :]
+        mine = slice(head * group, (head + 1) * group)
+        np.testing.assert_array_equal(
+          part[..., :group, :], one[f"q{end}"][..., mine, :]
+        )
+        np.testing.assert_array_equal(
+          part[..., group, :], one[f"k{end}"][..., head, :]
+        )
+        np.testing.assert_array_equal(
+          part[..., group + 1, :], one[f"v{end}"][..., head, :]
+        )
+    np.testing.assert_array_equal(
+      other["gate_up"], np.stack([one["gate"], one["up"]], -2)
+    )
+
+
+def test_weights_are_cast_and_scales_of_norms_are_not():
+  a, params = adapted("qwen3")
+  found = serving.prepare(params, a, dtype=jnp.bfloat16, fused=True)
+  layer = found[table.LAYERS][0]
+  scales = {"attention_norm", "mlp_norm", "q_norm", "k_norm"}
+  assert {key for key, x in layer.items() if x.dtype == jnp.float32} == scales
+  assert found["norm"].dtype == jnp.float32
+  assert found["embed"].dtype == jnp.bfloat16
+
+
+def test_one_program_prepares_all_layers():
+  a, params = adapted("qwen2")
+  serving._layer.clear_cache()
+  serving.prepare(params, a, dtype=jnp.float32, fused=True)
+  assert serving._layer._cache_size() == 1
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_weights_are_sharded_as_told(fused):
+  a, params = adapted("qwen2")
+  mesh = sharding.mesh(data=2, tensor=2)
+  placed = jax.device_put(params, sharding.shardings(a, mesh))
+  found = serving.prepare(placed, a, dtype=jnp.float32, fused=fused, mesh=mesh)
+  told = serving.shardings(a, mesh, fused=fused)
+  assert jax.tree.structure(found) == jax.tree.structure(told)
+  jax.tree.map(
+    lambda x, s: s.is_equivalent_to(x.sharding, x.ndim) or pytest.fail(str(s)),
+    found,
+    told,
+  )
+  cut = {
+    key: x.addressable_shards[0].data.size / x.size
+    for key, x in found[table.LAYERS][0].items()
+  }
+  names = ("qkv", "gate_up") if fused else ("q", "k", "v", "gate", "up")
+  assert {cut[name] for name in (*names, "o", "down")} == {0.5}
+  alone = serving.prepare(params, a, dtype=jnp.float32, fused=fused)
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6),
+    found,
+    alone,
+  )
+
+
+def test_the_table_counts_the_same_numbers():
+  a = random_models.architecture("qwen3")
+  shapes = jax.eval_shape(
+    lambda p: serving.prepare(p, a, dtype=jnp.float32, fused=True),
+    random_models.params(a),
+  )
+  total = sum(x.size for x in jax.tree.leaves(shapes))
+  assert total == weights.count(table.rows(a))
