@@ -194,9 +194,7 @@ def first_piece(agent: agent_lib.Agent, question: types.Question) -> float:
   from anysearch_jax.agent import events
 
   started = time.perf_counter()
-  with contextlib.closing(
-    agent.stream(question, budget=_BUDGET)  # type: ignore[type-var]  # A generator.
-  ) as told:
+  with contextlib.closing(agent.stream(question, budget=_BUDGET)) as told:
     for event in told:
       if isinstance(event, events.Thinking):
         break

@@ -59,12 +59,12 @@ def greet(examples: Sequence[str]) -> None:
 
 
 def warn(unknown: Sequence[str], examples: Sequence[str]) -> None:
-  """Says that the policy cannot read some words."""
+  """Says on standard error that the policy cannot read some words."""
   words = ", ".join(map(repr, unknown[:5]))
   hint = (
     f" It knows the words of, for example: {examples[0]}" if examples else ""
   )
-  _say(f"The policy's tokenizer has no {words}.{hint}", "problem")
+  _say(f"The policy's tokenizer has no {words}.{hint}", "problem", stderr=True)
 
 
 def show(told: Iterable[events.Event]) -> events.Reply:
@@ -124,15 +124,17 @@ def _conclude(reply: events.Reply) -> None:
   _say(f"{searches}, {reply.tokens} tokens, {reply.seconds:.1f} s", "thinking")
 
 
-def _say(text: str, style: str, end: str = "\n") -> None:
-  _console().print(
+def _say(
+  text: str, style: str, end: str = "\n", *, stderr: bool = False
+) -> None:
+  _console(stderr=stderr).print(
     rich.text.Text(_clean(text), _STYLES[style]), end=end, soft_wrap=True
   )
 
 
-def _console() -> rich.console.Console:
-  """Returns a console of the present stdout; it is plain if that is a pipe."""
-  return rich.console.Console(highlight=False)
+def _console(*, stderr: bool = False) -> rich.console.Console:
+  """Returns a console of the present streams; it is plain if that is a pipe."""
+  return rich.console.Console(highlight=False, stderr=stderr)
 
 
 def _line(title: str, text: str) -> str:

@@ -8,19 +8,16 @@ import contextlib
 import itertools
 import pathlib
 import queue
-import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Self
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.agent import asking, events
+from anysearch_jax.agent import asking, background, events
 from anysearch_jax.agent import limits as limits_lib
+from anysearch_jax.environment import protocol
 from anysearch_jax.evaluation import harness
 from anysearch_jax.rollout import searching
-
-# Seconds that `close` waits for the questions that it cancels.
-_PATIENCE = 30.0
 
 
 class Agent:
@@ -31,7 +28,8 @@ class Agent:
   together and equal searches are made once. A question beyond `slots` waits for
   a place.
 
-  `load` makes an agent from a folder.
+  `load` makes an agent from a folder. An agent that nobody refers to any more
+  ends its event loop; only `close` frees the engine at once.
 
   Attributes:
     engine, slots: as given.
@@ -74,13 +72,7 @@ class Agent:
     self._close = close
     self._places = asyncio.Semaphore(slots)
     self._numbers = itertools.count()
-    self._loop = asyncio.new_event_loop()
-    self._thread = threading.Thread(
-      target=self._loop.run_forever, name="agent", daemon=True
-    )
-    self._lock = threading.Lock()
-    self._closed = False
-    self._thread.start()
+    self._background = background.Background()
 
   @classmethod
   def load(
@@ -122,7 +114,7 @@ class Agent:
     return [
       word
       for word in text.split()
-      if codec.decode(codec.encode(word)).strip() != word
+      if codec.decode(codec.encode(protocol.neutralise(word))).strip() != word
     ]
 
   def ask(
@@ -154,7 +146,7 @@ class Agent:
 
     Raises:
       ValueError: an argument is out of range.
-      RuntimeError: the agent is closed.
+      background.ClosedError: the agent is closed, or was before the reply.
       limits.BusyError: no place was free before the deadline.
     """
     future = self._submit(
@@ -225,18 +217,20 @@ class Agent:
     seed: int = 42,
     deadline: float | None = None,
     max_tokens: int | None = None,
-  ) -> Iterator[events.Event]:
+  ) -> Generator[events.Event, None, None]:
     """Yields the events of a question as they happen; arguments as for `ask`.
 
-    The last event is an `Answer`. Closing the iterator cancels the episode.
+    The episode starts with the first `next`. The last event is an `Answer`.
+    Closing the generator cancels the episode.
     """
-    told: queue.SimpleQueue[events.Event | None] = queue.SimpleQueue()
-    future = self._submit(
-      question, limits_lib.Limits(budget, seed, deadline, max_tokens), told.put
-    )
-    future.add_done_callback(lambda _: told.put(None))
+    limits = limits_lib.Limits(budget, seed, deadline, max_tokens)
+    limits.check()
+    limits_lib.check_question(question)
 
-    def listen() -> Iterator[events.Event]:
+    def listen() -> Generator[events.Event, None, None]:
+      told: queue.SimpleQueue[events.Event | None] = queue.SimpleQueue()
+      future = self._submit(question, limits, told.put)
+      future.add_done_callback(lambda _: told.put(None))
       try:
         while (event := told.get()) is not None:
           yield event
@@ -288,35 +282,24 @@ class Agent:
       ValueError: an argument is out of range, or the retriever answers the
         searches of a policy only.
       types.RetrievalError: the retriever cannot answer in time.
-      RuntimeError: the agent is closed.
+      background.ClosedError: the agent is closed, or was before the reply.
     """
     if not query.strip():
       raise ValueError("query: found no text, expected words to search for.")
     if k < 1:
       raise ValueError(f"k: found {k}, expected at least 1.")
     request = types.SearchRequest(query.strip(), k, self._corpus)
-    with self._lock:
-      self._check_open()
-      future = asyncio.run_coroutine_threadsafe(
-        asking.search(request, self._parts), self._loop
-      )
-    return await asyncio.wrap_future(future)
+    return await asyncio.wrap_future(
+      self._background.start(lambda: asking.search(request, self._parts))
+    )
+
+  def end_questions(self) -> None:
+    """Refuses new questions, and ends those under way with a `ClosedError`."""
+    self._background.end()
 
   def close(self) -> None:
-    """Cancels all questions, then closes the engine. May be called twice."""
-    with self._lock:
-      if self._closed:
-        return
-      self._closed = True
-    cancelling = asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
-    try:
-      cancelling.result(_PATIENCE)
-    finally:
-      self._loop.call_soon_threadsafe(self._loop.stop)
-      self._thread.join(_PATIENCE)
-      if not self._thread.is_alive():
-        self._loop.close()
-      self._close()
+    """Ends all questions, then closes the engine. May be called twice."""
+    self._background.close(self._close)
 
   def __enter__(self) -> Self:
     return self
@@ -338,15 +321,8 @@ class Agent:
       question = self._known.get(text) or types.Question(
         text, text, (), self._corpus
       )
-    with self._lock:
-      self._check_open()
-      return asyncio.run_coroutine_threadsafe(
-        self._run(question, limits, tell), self._loop
-      )
-
-  def _check_open(self) -> None:
-    if self._closed:
-      raise RuntimeError("The agent is closed; load another one.")
+    asked = question
+    return self._background.start(lambda: self._run(asked, limits, tell))
 
   async def _run(
     self,
@@ -355,7 +331,7 @@ class Agent:
     tell: Callable[[events.Event], None],
   ) -> events.Reply:
     """Waits for a place and plays the episode."""
-    started = self._loop.time()
+    started = asyncio.get_running_loop().time()
     try:
       async with asyncio.timeout(limits.deadline):
         await self._places.acquire()
@@ -382,11 +358,3 @@ class Agent:
 
 def _nothing(event: events.Event) -> None:
   """Tells nobody."""
-
-
-async def _cancel_all() -> None:
-  """Cancels all other tasks of the running loop and waits for them."""
-  tasks = asyncio.all_tasks() - {asyncio.current_task()}
-  for task in tasks:
-    task.cancel()
-  await asyncio.gather(*tasks, return_exceptions=True)

@@ -53,8 +53,8 @@ class Reply:
     searches: number of searches charged, at most the budget.
     documents: the passages that each search showed, best first.
     tokens: number of tokens that the policy wrote.
-    seconds: from the start of the episode to its end; the time in the agent's
-      queue is not included.
+    seconds: from the question's arrival to its end; the time in the agent's
+      queue is included.
     trajectory: the whole episode.
   """
 

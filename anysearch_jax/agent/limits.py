@@ -8,6 +8,8 @@ from typing import NamedTuple
 from anysearch_jax import types
 from anysearch_jax.agent import asking
 
+_YEARS = 1e9  # Seconds; a deadline beyond it is a mistake.
+
 
 class BusyError(RuntimeError):
   """A question got no place before its deadline."""
@@ -33,9 +35,11 @@ class Limits(NamedTuple):
         raise ValueError(
           f"{name}: found {value}, expected {least} to 2^32 - 1."
         )
-    if self.deadline is not None and not 0 < self.deadline < float("inf"):
+    seconds = self.deadline
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if seconds is not None and not (number and 0 < seconds <= _YEARS):
       raise ValueError(
-        f"deadline: found {self.deadline}, expected seconds above 0, or None."
+        f"deadline: found {seconds!r}, expected seconds above 0, or None."
       )
 
   def applied(self, parts: asking.Parts) -> asking.Parts:

@@ -173,9 +173,9 @@ def address(question_id: str, *, seed: int, variant: int) -> types.Address:
     variant: distinguishes the episodes that run at the same time.
   """
   # Python's `hash` of a string differs between processes; CRC-32 does not.
-  return types.Address(
-    seed, zlib.crc32(question_id.encode()), sample=0, variant=variant
-  )
+  # JSON can hold half of a surrogate pair.
+  number = zlib.crc32(question_id.encode(errors="surrogatepass"))
+  return types.Address(seed, number, sample=0, variant=variant)
 
 
 async def each(

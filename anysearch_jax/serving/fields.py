@@ -86,7 +86,7 @@ class Body:
   def flag(self, name: str) -> bool:
     """Returns a truth value; absent is False."""
     found = self.take(name)
-    if found not in (None, True, False):
+    if found is not None and not isinstance(found, bool):
       raise errors.refuse(name, found, "true or false")
     return bool(found)
 
@@ -103,7 +103,12 @@ class Body:
   def same(self, name: str, *served: Any) -> None:
     """Accepts a field only with one of the values that hold anyway."""
     found = self.take(name)
-    if found is not None and found not in served:
+    # Python's True equals 1.
+    equal = (
+      found == value and isinstance(found, bool) == isinstance(value, bool)
+      for value in served
+    )
+    if found is not None and not any(equal):
       values = " or ".join(repr(value) for value in served) or "no such field"
       raise errors.refuse(name, found, f"{values}; this service has no other")
 
@@ -182,8 +187,11 @@ def _model(body: Body, served: Served) -> tuple[str, int | None]:
   model = body.take("model")
   if model is None:
     return served.model, None
-  name, at, budget = str(model).partition("@")
-  if name not in (served.model, "anysearch"):
+  names = (served.model, "anysearch")
+  if model in names:
+    return model, None
+  name, at, budget = str(model).rpartition("@")
+  if not at or name not in names:
     raise errors.RequestError(
       404,
       f"model: found {str(model)[:80]!r}, expected {served.model!r} (or "
@@ -191,8 +199,6 @@ def _model(body: Body, served: Served) -> tuple[str, int | None]:
       param="model",
       code="model_not_found",
     )
-  if not at:
-    return str(model), None
   if not budget.isascii() or not budget.isdecimal() or len(budget) > 9:
     raise errors.refuse("model", model, "a number of searches after @")
   return str(model), int(budget)
@@ -226,9 +232,9 @@ def _deadline(body: Body, served: Served) -> float:
   if found is None:
     return served.seconds
   number = isinstance(found, int | float) and not isinstance(found, bool)
-  if not number or not math.isfinite(found) or found <= 0:
+  if not number or not 0 < found < math.inf:
     raise errors.refuse("deadline", found, "seconds above 0")
-  return min(float(found), served.seconds)
+  return float(min(found, served.seconds))
 
 
 def _or(value: int | None, default: int) -> int:

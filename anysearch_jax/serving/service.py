@@ -21,6 +21,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import threading
 import time
 import uuid
 from collections.abc import (
@@ -35,7 +36,7 @@ from starlette import exceptions, requests
 
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
-from anysearch_jax.agent import events
+from anysearch_jax.agent import background, events
 from anysearch_jax.agent import limits as limits_lib
 from anysearch_jax.serving import (
   chat_api,
@@ -52,6 +53,7 @@ _log = logging.getLogger(__name__)
 _BODY = 2**20  # Bytes of a request.
 _BODY_SECONDS = 30.0
 _EXAMPLES = 100
+_FAILED = errors.RequestError(500, "The server failed; its log says more.")
 _GONE = errors.RequestError(499, "The client left.")
 _STOPPING = errors.RequestError(
   503, "The service stops; ask another one, or later.", retry_after=1
@@ -62,6 +64,10 @@ _STOPPING = errors.RequestError(
 class _Account:
   """What a request used, for logs, metrics and its key.
 
+  replies: of the questions that have ended.
+  begun: questions that had a place, ended or not.
+  searches: made so far, by questions that have not ended as well.
+  status: of the response.
   ends: is closed when the request has ended.
   """
 
@@ -70,18 +76,25 @@ class _Account:
   key: str = ""
   asked: fields.Asked | None = None
   replies: list[events.Reply] = dataclasses.field(default_factory=list)
+  begun: int = 0
+  searches: int = 0
+  status: int = 200
   started: float = dataclasses.field(default_factory=time.monotonic)
   ends: contextlib.ExitStack = dataclasses.field(
     default_factory=contextlib.ExitStack
   )
 
   @property
-  def searches(self) -> int:
-    return sum(reply.searches for reply in self.replies)
-
-  @property
   def tokens(self) -> int:
     return sum(reply.tokens for reply in self.replies)
+
+  @property
+  def most_tokens(self) -> int:
+    """What the request can have used: all of a question that was cut short."""
+    if self.asked is None:
+      return 0
+    cut = self.begun - len(self.replies)
+    return self.tokens + cut * self.asked.max_tokens
 
 
 class Service:
@@ -119,9 +132,11 @@ class Service:
     self.draining = False
 
   def drain(self, seconds: float) -> None:
-    """Refuses new questions; the server ends the others after `seconds`."""
-    del seconds
+    """Refuses new questions; those under way get 503 after `seconds`."""
     self.draining = True
+    timer = threading.Timer(seconds, self._agent.end_questions)
+    timer.daemon = True
+    timer.start()
 
   def on_closed(self, reason: str) -> None:
     """Counts a connection that was closed early."""
@@ -189,6 +204,7 @@ class Service:
           for value in writer.write(event):
             yield streaming.named(value)
     except errors.RequestError as error:
+      account.status = error.status
       if not account.asked or not account.asked.stream:
         raise
       yield streaming.named(writer.refused(error))
@@ -218,6 +234,7 @@ class Service:
           for value in writer.write(index, event):
             yield streaming.data(value)
     except errors.RequestError as error:
+      account.status = error.status
       yield streaming.data(error.body())
       return
     for value in writer.end():
@@ -237,19 +254,12 @@ class Service:
     """Yields the events of all answers to a request, with their index.
 
     Raises:
-      errors.RequestError: there is no place, or the service stops.
+      errors.RequestError: there is no place, the service stops, or a bug.
     """
     asked = account.asked
     assert asked is not None
     sources = [
-      self._agent.stream_async(
-        asked.question,
-        budget=asked.budget,
-        seed=asked.seed + index,
-        deadline=asked.deadline,
-        max_tokens=asked.max_tokens,
-      )
-      for index in range(asked.choices)
+      self._accounted(account, asked, index) for index in range(asked.choices)
     ]
     first = True
     try:
@@ -260,13 +270,39 @@ class Service:
             self._metrics.first_event.observe(
               time.monotonic() - account.started
             )
-          if isinstance(event, events.Answer):
-            self._ended(account, event.reply)
           yield index, event
     except limits_lib.BusyError as error:
       raise errors.RequestError(503, str(error), retry_after=5) from error
-    except RuntimeError as error:  # The agent is closed.
+    except background.ClosedError as error:
       raise _STOPPING from error
+    except Exception as error:
+      _log.error("A question was not answered.", exc_info=error)
+      raise _FAILED from error
+
+  async def _accounted(
+    self, account: _Account, asked: fields.Asked, index: int
+  ) -> AsyncGenerator[events.Event]:
+    """Yields the events of one answer, and counts what they cost.
+
+    They are counted even if the client reads none of them.
+    """
+    told = self._agent.stream_async(
+      asked.question,
+      budget=asked.budget,
+      seed=asked.seed + index,
+      deadline=asked.deadline,
+      max_tokens=asked.max_tokens,
+    )
+    async with contextlib.aclosing(told):
+      async for event in told:
+        match event:
+          case events.Budget(used=0):
+            account.begun += 1
+          case events.Searching():
+            account.searches += 1
+          case events.Answer(reply):
+            self._ended(account, reply)
+        yield event
 
   def _ended(self, account: _Account, reply: events.Reply) -> None:
     account.replies.append(reply)
@@ -353,7 +389,7 @@ class Service:
         )
       )
       account.ends.callback(
-        lambda: grant.used(account.searches, account.tokens)
+        lambda: grant.used(account.searches, account.most_tokens)
       )
     self._count(asked.choices)
     account.ends.callback(self._count, -asked.choices)
@@ -369,7 +405,9 @@ class Service:
   ) -> fastapi.Response:
     return streaming.EventStream(
       chunks,
-      on_end=lambda complete: self._close(account, 200 if complete else 499),
+      on_end=lambda complete: self._close(
+        account, account.status if complete else 499
+      ),
     )
 
 
@@ -393,8 +431,7 @@ def create_app(service: Service) -> fastapi.FastAPI:
   @app.exception_handler(Exception)
   async def failed(_: Any, error: Exception) -> fastapi.Response:
     _log.error("A request was not answered.", exc_info=error)
-    told = errors.RequestError(500, "The server failed; its log says more.")
-    return _json(told.body(), told.status)
+    return _json(_FAILED.body(), _FAILED.status)
 
   static_page.add(app)
 

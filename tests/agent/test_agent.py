@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
+import gc
+import os
 import threading
 import time
 
@@ -15,7 +17,7 @@ from scripted import CODEC, answer, search
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
-from anysearch_jax.agent import events, limits
+from anysearch_jax.agent import background, events, limits
 from anysearch_jax.environment import prompts
 
 EMMA = types.Passage("7", '"Emma"', "A novel by Jane Austen.")
@@ -194,12 +196,71 @@ def test_closing_cancels_what_runs_and_refuses_what_comes():
     asking = pool.submit(agent.ask, "Who?", budget=1)
     engine.started.wait(10)
     agent.close()
-    with pytest.raises(concurrent.futures.CancelledError):
+    with pytest.raises(background.ClosedError):
       asking.result(10)
   agent.close()
   assert closed == [1] and len(engine.released) == 1
   with pytest.raises(RuntimeError, match="closed"):
     agent.ask("Who?", budget=1)
+
+
+def test_closing_does_not_look_like_a_cancelled_task_of_the_caller():
+  async def asked(agent, call):
+    asking = asyncio.ensure_future(call)
+    await asyncio.sleep(0.1)
+    await asyncio.to_thread(agent.close)
+    with pytest.raises(background.ClosedError):
+      await asking
+
+  async def streamed(agent):
+    async for _ in agent.stream_async("Who?", budget=1):
+      pass
+
+  agent = make(engine=Held())
+  asyncio.run(asked(agent, agent.ask_async("Who?", budget=1)))
+  agent = make(engine=Held())
+  asyncio.run(asked(agent, streamed(agent)))
+  agent = make(retriever=scripted.Retriever(seconds=30))
+  asyncio.run(asked(agent, agent.search_async("emma", k=1)))
+
+
+def test_stream_that_was_not_begun_costs_nothing():
+  with make([answer("Jane")]) as agent:
+    agent.stream("Who?", budget=1).close()
+    agent.stream("Who?", budget=1)
+    agent.ask("Who?", budget=0)
+    assert len(agent.engine.requests) == 1
+
+
+def test_forked_process_is_refused_and_may_leave_the_context():
+  with make() as agent:
+    child = os.fork()
+    if not child:
+      code = 1
+      try:
+        with agent:
+          agent.ask("Who?", budget=1)
+      except background.ClosedError:
+        code = 0
+      finally:
+        os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert agent.ask("Who?", budget=1).answer == "Jane"
+
+
+def test_agent_that_nobody_refers_to_ends_its_thread():
+  before = threading.active_count()
+  make().ask("Who?", budget=1)
+  gc.collect()
+  wait_for(lambda: threading.active_count() <= before + 1)
+  names = [thread.name for thread in threading.enumerate()]
+  assert "agent" not in names
+
+
+def test_half_a_surrogate_pair_is_asked_and_is_an_unknown_word():
+  with make() as agent:
+    assert agent.ask("Who? \ud800", budget=1).answer == "Jane"
+    assert agent.unknown_words("Who? \ud800") == ["\ud800"]
 
 
 def test_deadline_asks_for_the_answer_and_gets_one():
@@ -295,6 +356,7 @@ def test_question_without_a_place_before_its_deadline_is_refused():
   engine = Held()
   with make(engine=engine, slots=1) as agent:
     first = agent.stream("Who?", budget=1)
+    next(first)
     engine.started.wait(10)
     with pytest.raises(limits.BusyError, match="1 places"):
       agent.ask("Who?", budget=1, deadline=0.05)

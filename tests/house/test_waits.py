@@ -79,7 +79,7 @@ _ENDED = {
     "future.result()",
   ): "its turns and searches have deadlines",
   ("agent/agent.py", "await asyncio.wrap_future"): "as `future.result`",
-  ("agent/agent.py", "await asyncio.gather"): "`close` waits for _PATIENCE",
+  ("agent/background.py", "await asyncio.gather"): "`close` has _PATIENCE",
   ("agent/agent.py", "told.get()"): "the end of its episode ends it",
   ("launch/ask.py", "input("): "the person at the terminal, or the pipe's end",
   ("launch/stopping.py", "listening.recv"): "the other end is closed",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import re
@@ -119,6 +120,11 @@ def test_piped_questions_give_one_line_of_json_for_each_budget(
     assert row["searches"] <= row["budget"]
 
 
+def test_words_that_the_policy_cannot_read_are_no_line_of_json(capsys):
+  said = output(capsys, "--json", "--budget=0", "zzzz \udcff ?")
+  assert json.loads(said)["question"] == "zzzz \udcff ?"
+
+
 def test_budgets_are_shown_side_by_side(capsys):
   said = output(capsys, "--compare=0,1,3", QUESTION)
   header = re.findall(r"\d+|budget", said.splitlines()[1])
@@ -127,7 +133,9 @@ def test_budgets_are_shown_side_by_side(capsys):
 
 
 def test_words_that_the_policy_cannot_read_are_named(capsys):
-  said = output(capsys, "--budget=0", "Who founded IBM ?")
+  with contextlib.redirect_stderr(io.StringIO()) as told:
+    output(capsys, "--budget=0", "Who founded IBM ?")
+  said = told.getvalue()
   assert "'Who'" in said and "'IBM'" in said
   assert QUESTION not in said and "for example" in said
 
@@ -152,7 +160,7 @@ def test_control_characters_and_markup_of_outside_text_are_shown(
   monkeypatch.setattr(
     transcript,
     "_console",
-    lambda: rich.console.Console(force_terminal=True, color_system=None),
+    lambda **_: rich.console.Console(force_terminal=True, color_system=None),
   )
   passage = types.Passage("1", "[red]t[/red]", "a\x1b[31mb\x07")
   with pytest.raises(ValueError, match="without an answer"):

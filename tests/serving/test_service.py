@@ -158,6 +158,35 @@ def test_key_is_needed_and_charged_for_what_was_used(guarded):
   client.responses.create(model="tiny", input="Who?", max_tool_calls=1)
 
 
+def test_client_that_leaves_before_the_end_is_charged_what_it_may_have_used(
+  tmp_path,
+):
+  path = tmp_path / "keys.json"
+  key = keys.add(path, "alice")
+  guard = keys.Guard(keys.read(path), tmp_path / "used.sqlite")
+  (known,) = guard.keys
+
+  class Slow(Held):
+    async def generate(self, request):
+      if not request.turn:
+        return scripted.turn(request, search("emma"))
+      return await super().generate(request)
+
+  engine = Slow()
+  with served(engine=engine, guard=guard) as (url, service):
+    body = QUESTION | {"max_tool_calls": 5, "stream": True}
+    header = {"authorization": f"Bearer {key}"}
+    with httpx2.stream(
+      "POST", f"{url}/v1/responses", json=body, headers=header
+    ) as told:
+      for line in told.iter_lines():
+        if "web_search_call.completed" in line:
+          break
+    wait_for(lambda: service._running == 0)
+  assert guard.used(known) == (1, 2000)
+  guard.close()
+
+
 @pytest.mark.parametrize(
   "body, status",
   [(b"{", 400), (b"[]", 400), (b"\xff", 400), (b" " * (2**20 + 1), 413)],
@@ -171,6 +200,76 @@ def test_body_that_is_not_one_is_refused_in_openais_form(body, status):
       found = httpx2.get(f"{url}{wrong}")
       assert found.status_code in (404, 405)
       assert "message" in found.json()["error"]
+
+
+@pytest.mark.parametrize(
+  "field, wrong",
+  [
+    ("deadline", float("nan")),
+    ("stream", 1),
+    ("background", 0),
+    ("temperature", True),
+    ("seed", True),
+    ("model", ["tiny"]),
+    ("model", {"tiny": 1}),
+  ],
+)
+def test_value_of_another_type_is_refused_by_its_field(field, wrong):
+  with served() as (url, _):
+    body = json.dumps(QUESTION | {field: wrong}).encode()
+    found = httpx2.post(f"{url}/v1/responses", content=body)
+  assert found.status_code in (400, 404)
+  assert found.json()["error"]["param"] == field
+
+
+def test_deadline_beyond_all_numbers_is_the_longest():
+  with served() as (url, _):
+    body = json.dumps(QUESTION | {"deadline": 10**400}).encode()
+    found = httpx2.post(f"{url}/v1/responses", content=body)
+  assert found.json()["status"] == "completed"
+
+
+def test_half_a_surrogate_pair_is_a_question():
+  body = b'{"input": "Who wrote \\ud800?", "max_tool_calls": 1}'
+  with served() as (url, _):
+    found = httpx2.post(f"{url}/v1/responses", content=body)
+  assert found.json()["status"] == "completed"
+
+
+def test_stream_ends_with_the_error_of_a_bug_and_logs_500(caplog):
+  caplog.set_level(logging.INFO, "anysearch_jax.serving.service")
+
+  def bug(request):
+    if request.turn:
+      raise ZeroDivisionError("secret")
+    return search("emma")
+
+  with served(engine=scripted.Engine(bug)) as (url, _):
+    body = QUESTION | {"stream": True}
+    told = httpx2.post(f"{url}/v1/responses", json=body).text
+    assert "event: error" in told and "secret" not in told
+    body = {"messages": [{"role": "user", "content": "Who?"}], "stream": True}
+    told = httpx2.post(f"{url}/v1/chat/completions", json=body).text
+    assert '"server_error"' in told and "secret" not in told
+    found = httpx2.get(f"{url}/metrics").text
+  for route in ("responses", "chat"):
+    assert f'{{route="{route}",status="500"}} 1.0' in found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_question_that_outlasts_the_grace_is_told_that_the_service_stops(
+  stream,
+):
+  engine = Held()
+  with served(engine=engine) as (url, service):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+      body = QUESTION | {"stream": stream}
+      asked = pool.submit(httpx2.post, f"{url}/v1/responses", json=body)
+      wait_for(lambda: engine.requests)
+      service.drain(0.1)
+      found = asked.result(10)
+  assert found.status_code == (200 if stream else 503)
+  assert "The service stops" in found.text
 
 
 def test_bug_is_500_without_its_text(caplog):
