@@ -128,20 +128,24 @@ def _tpus(target: Target) -> list[jax.Device]:
 
   # libtpu refuses a second process, to protect a TPU; here it uses none.
   os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+  # The compiler takes a host to have four chips. A single chip is its own host.
+  bounds = {"chips_per_host_bounds": (1, 1, 1)} if target.count == 1 else {}
   try:
     return topologies.get_topology_desc(
-      platform=target.hardware.platform, topology_name=str(target)
+      platform=target.hardware.platform, topology_name=str(target), **bounds
     ).devices
   except jax.errors.JaxRuntimeError as error:
     raise ValueError(
       f"target: {target} is no slice that its compiler knows ({error}); try "
-      f"one of {_known_slices(target.hardware)}."
+      f"one of {_known_slices(target.hardware, but=str(target))}."
     ) from error
 
 
-def _known_slices(hardware: hardware_lib.Hardware) -> str:
+def _known_slices(hardware: hardware_lib.Hardware, *, but: str = "") -> str:
+  """Returns examples of slices, without the one that was refused."""
   shapes = hardware.shapes if isinstance(hardware, hardware_lib.Tpu) else ()
-  return ", ".join(f"{hardware.name}:{shape}" for shape in shapes)
+  names = [f"{hardware.name}:{shape}" for shape in shapes]
+  return ", ".join(name for name in names if name != but)
 
 
 def target_config(gpu: hardware_lib.Gpu) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import jax
 import planned
 import pytest
+from jax.experimental import topologies
 
 from anysearch_jax.host import hardware
 from anysearch_jax.planning import targets
@@ -130,3 +132,32 @@ def test_an_unknown_tpu_slice_is_refused():
   planned.need("v5e")
   with pytest.raises(ValueError, match="no slice .*2x3.*try one of v5e:1x1"):
     targets.devices(targets.parse("v5e:2x3"))
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    f"{tpu.name}:{shape}"
+    for tpu in hardware.HARDWARE.values()
+    if isinstance(tpu, hardware.Tpu)
+    for shape in tpu.shapes
+  ],
+)
+def test_every_slice_that_errors_recommend_is_accepted(name):
+  planned.need(name)
+  target = targets.parse(name)
+  assert len(targets.devices(target)) == target.count
+
+
+def test_a_refused_slice_is_not_recommended(monkeypatch):
+  planned.need("v5e")
+
+  def refuse(**_):
+    raise jax.errors.JaxRuntimeError("unknown")
+
+  monkeypatch.setattr(topologies, "get_topology_desc", refuse)
+  with pytest.raises(ValueError, match="v5e:2x2 is no slice") as caught:
+    targets.devices(targets.parse("v5e:2x2"))
+  _, recommended = str(caught.value).split("try")
+  assert "v5e:2x2" not in recommended
+  assert "v5e:2x4" in recommended
