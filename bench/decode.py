@@ -48,6 +48,24 @@ SMALL = {
 }
 
 
+def prepared(
+  weights: decoder.Params, a: architecture_lib.Architecture, dtype: str
+) -> decoder.Params:
+  """Returns weights as the engine prepares them for one device.
+
+  Args:
+    weights: laid out by `table.rows(a)`.
+    a: the architecture, adapters included.
+    dtype: compute type.
+  """
+  from anysearch_jax.policy import sharding
+  from anysearch_jax.rollout.jax_engine import model as model_lib
+
+  engine = config_lib.EngineConfig()
+  model = model_lib.make(engine, a, sharding.mesh(), dtype=dtype)
+  return model.prepare(weights, a)
+
+
 class Decoder:
   """Decode calls over rows of the same length, with random weights.
 
@@ -55,7 +73,7 @@ class Decoder:
     a: the policy's architecture, with its adapters.
     engine: `slots` rows are decoded, `decode_steps` tokens a call.
     dtype: of weights, keys and values.
-    params: weights as `kv_store.apart` returns them; by default random ones.
+    params: weights as `prepared` returns them; by default random ones.
   """
 
   def __init__(
@@ -80,8 +98,7 @@ class Decoder:
     mesh = sharding.mesh()
     self._model = model_lib.make(engine, a, mesh, dtype=self.dtype)
     if params is None:
-      weights = random_weights.policy(a, dtype=self.dtype)
-      params = self._model.prepare(weights, a)
+      params = prepared(random_weights.policy(a, dtype=self.dtype), a, dtype)
     self.params = params
     self._pages = kv_store.empty(
       a, kv_memory.pages(engine, shards=1), engine.page, self.dtype, mesh=mesh

@@ -17,6 +17,7 @@ from anysearch_jax.policy import decoder as decoder_lib
 from anysearch_jax.policy import lora as lora_lib
 from anysearch_jax.policy import sharding
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
+from anysearch_jax.rollout.jax_engine import model as model_lib
 from anysearch_jax.training import logprobs, placement
 from bench import decode as decode_lib
 from bench import harness, random_weights
@@ -40,11 +41,12 @@ def decode(
   Args:
     notes: gets the figures.
     policy: of configs/shapes.
-    lora: whether the engine applies adapters of rank 32.
+    lora: whether the policy has adapters of rank 32, which the engine merges.
     profile: whether to trace the calls of the first case, and run no other.
   """
   a = _architecture(policy, lora=lora, rehearse=notes.rehearse)
-  params = kv_store.apart(random_weights.policy(a, dtype=_DTYPE), a=a)
+  weights = random_weights.policy(a, dtype=_DTYPE)
+  params = decode_lib.prepared(weights, a, _DTYPE)
   cases = list(itertools.product((32, 128, 256), (2048, 8192)))
   if notes.rehearse:
     cases = [(2, 64), (4, 64)]
@@ -108,7 +110,8 @@ def _engine_bytes(
 def prefill(notes: notes_lib.Notes, *, policy: str) -> None:
   """Times the prefill of passages behind contexts of several lengths."""
   a = _architecture(policy, lora=False, rehearse=notes.rehearse)
-  params = kv_store.apart(random_weights.policy(a, dtype=_DTYPE), a=a)
+  weights = random_weights.policy(a, dtype=_DTYPE)
+  params = decode_lib.prepared(weights, a, _DTYPE)
   for context in (16,) if notes.rehearse else (0, 2048, 6144):
     notes.case(
       f"passages after {context} tokens",
@@ -137,7 +140,7 @@ def _prefill(
   )
   shapes.need(_engine_bytes(a, params, rows * engine.max_context))
   mesh = sharding.mesh()
-  model = kv_store.model(engine, a, mesh, dtype=_DTYPE)
+  model = model_lib.make(engine, a, mesh, dtype=_DTYPE)
   pages = kv_store.empty(
     a, kv_memory.pages(engine, shards=1), engine.page, _DTYPE, mesh=mesh
   )
@@ -235,9 +238,8 @@ def _sampled(
     decode_steps=steps,
   )
   half = jax.tree.map(lambda x: x.astype(_DTYPE), masters)
-  decoder = decode_lib.Decoder(
-    a, engine, dtype=_DTYPE, params=kv_store.apart(half, a=a)
-  )
+  params = decode_lib.prepared(half, a, _DTYPE)
+  decoder = decode_lib.Decoder(a, engine, dtype=_DTYPE, params=params)
   prompts = np.random.default_rng(0).integers(1, a.vocab_size, (rows, prompt))
   prompts = prompts.astype(np.int32)
   decoder.prefill(prompts[:, :-1])
