@@ -71,7 +71,8 @@ class Decoder:
 
   Args:
     a: the policy's architecture, with its adapters.
-    engine: `slots` rows are decoded, `decode_steps` tokens a call.
+    engine: `slots` rows are decoded, `decode_steps` tokens a call. With fewer
+      `kv_tokens` than rows at full context, contexts must be shorter.
     dtype: of weights, keys and values.
     params: weights as `prepared` returns them; by default random ones.
   """
@@ -100,13 +101,13 @@ class Decoder:
     if params is None:
       params = prepared(random_weights.policy(a, dtype=self.dtype), a, dtype)
     self.params = params
-    self._pages = kv_store.empty(
-      a, kv_memory.pages(engine, shards=1), engine.page, self.dtype, mesh=mesh
-    )
+    pages = kv_memory.pages(engine, shards=1)
+    self._pages = kv_store.empty(a, pages, engine.page, self.dtype, mesh=mesh)
+    # Each row has the same share of the pages; page 0 is for padding.
     columns = kv_memory.pages_of(engine.max_context, engine)
-    self._table = 1 + np.arange(self.rows * columns, dtype=np.int32).reshape(
-      self.rows, -1
-    )
+    each = min((pages - 1) // self.rows, columns)
+    self._table = np.zeros((self.rows, columns), np.int32)
+    self._table[:, :each] = 1 + np.arange(self.rows * each).reshape(-1, each)
     self._draws = kv_store.Draws(
       jnp.zeros(a.vocab_size, bool), jax.random.key(0)
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,25 +41,80 @@ def decode(
     notes: gets the figures.
     policy: of configs/shapes.
     lora: whether the policy has adapters of rank 32, which the engine merges.
-    profile: whether to trace the calls of the first case, and run no other.
+    profile: whether to trace a call of the smallest size instead.
   """
   a = _architecture(policy, lora=lora, rehearse=notes.rehearse)
-  weights = random_weights.policy(a, dtype=_DTYPE)
-  params = decode_lib.prepared(weights, a, _DTYPE)
-  cases = list(itertools.product((32, 128, 256), (2048, 8192)))
-  if notes.rehearse:
-    cases = [(2, 64), (4, 64)]
-  if profile:
-    cases = cases[:1]
-  for rows, context in cases:
-    notes.case(
-      f"{rows} rows of {context}",
-      functools.partial(
-        _decode, notes, a, params, rows=rows, context=context, profile=profile
-      ),
+  params = _random(a)
+  for rows in (2, 4) if notes.rehearse else (32, 128, 256):
+    calls = _Calls(a, params, rows, rehearse=notes.rehearse)
+    if profile:
+      notes.case(f"{rows} rows", functools.partial(_trace, notes, calls))
+      return
+    for context in calls.contexts:
+      notes.case(
+        f"{rows} rows of {context}", functools.partial(calls.measure, context)
+      )
+
+
+class _Calls:
+  """Decode calls of one size.
+
+  All contexts use one compiled program, as in a run: the table has columns for
+  the longest, and the pool has pages for the longest that fits.
+  """
+
+  def __init__(
+    self,
+    a: architecture_lib.Architecture,
+    params: decoder_lib.Params,
+    rows: int,
+    *,
+    rehearse: bool,
+  ):
+    self.contexts = (32, 64) if rehearse else (2048, 8192)
+    self._a, self._params, self._rows = a, params, rows
+    self._steps, self._count = (4, 2) if rehearse else (_STEPS, _CALLS)
+
+  def measure(self, context: int) -> Mapping[str, Any]:
+    """Raises SkippedError if the keys and values do not fit."""
+    shapes.need(self.size(context))
+    return decode_lib.measure(self.decoder, context=context, calls=self._count)
+
+  @functools.cached_property
+  def decoder(self) -> decode_lib.Decoder:
+    fitting = [c for c in self.contexts if shapes.fits(self.size(c))]
+    engine = config_lib.EngineConfig(
+      slots=self._rows,
+      max_context=self._tokens(self.contexts[-1]),
+      kv_tokens=self._rows * self._tokens(max(fitting)),
+      page=_PAGE,
+      lanes=(self._rows,),
+      decode_steps=self._steps,
     )
-  if profile:
-    notes.add({"trace": str(notes.traces)})
+    return decode_lib.Decoder(
+      self._a, engine, dtype=_DTYPE, params=self._params
+    )
+
+  def _tokens(self, context: int) -> int:
+    """Returns the tokens of a row after all calls, in whole pages."""
+    tokens = context + self._steps * (self._count + 2)
+    return -(-tokens // _PAGE) * _PAGE
+
+  def size(self, context: int) -> float:
+    """Returns the bytes that calls at `context` tokens need."""
+    return _engine_bytes(
+      self._a, self._params, self._rows * self._tokens(context)
+    )
+
+
+def _trace(notes: notes_lib.Notes, calls: _Calls) -> Mapping[str, Any]:
+  context = calls.contexts[0]
+  shapes.need(calls.size(context))
+  calls.decoder(context)
+  notes.traces.mkdir(parents=True, exist_ok=True)
+  with jax.profiler.trace(str(notes.traces)):
+    seconds = harness.seconds(lambda: calls.decoder(context))
+  return {"traced call, s": seconds, "trace": str(notes.traces)}
 
 
 def _architecture(
@@ -71,31 +125,10 @@ def _architecture(
   return lora_lib.attach(a, rank)
 
 
-def _decode(
-  notes: notes_lib.Notes,
-  a: architecture_lib.Architecture,
-  params: decoder_lib.Params,
-  *,
-  rows: int,
-  context: int,
-  profile: bool,
-) -> Mapping[str, Any]:
-  steps, calls = (4, 2) if notes.rehearse else (_STEPS, _CALLS)
-  engine = config_lib.EngineConfig(
-    slots=rows,
-    max_context=context + steps * (calls + 2),
-    page=_PAGE,
-    lanes=(rows,),
-    decode_steps=steps,
-  )
-  shapes.need(_engine_bytes(a, params, rows * engine.max_context))
-  decoder = decode_lib.Decoder(a, engine, dtype=_DTYPE, params=params)
-  if profile:
-    decoder(context)
-    notes.traces.mkdir(parents=True, exist_ok=True)
-    with jax.profiler.trace(str(notes.traces)):
-      return {"traced call, s": harness.seconds(lambda: decoder(context))}
-  return decode_lib.measure(decoder, context=context, calls=calls)
+def _random(a: architecture_lib.Architecture) -> decoder_lib.Params:
+  """Returns random weights, prepared; those before are free afterwards."""
+  weights = random_weights.policy(a, dtype=_DTYPE)
+  return decode_lib.prepared(weights, a, _DTYPE)
 
 
 def _engine_bytes(
@@ -110,12 +143,19 @@ def _engine_bytes(
 def prefill(notes: notes_lib.Notes, *, policy: str) -> None:
   """Times the prefill of passages behind contexts of several lengths."""
   a = _architecture(policy, lora=False, rehearse=notes.rehearse)
-  weights = random_weights.policy(a, dtype=_DTYPE)
-  params = decode_lib.prepared(weights, a, _DTYPE)
-  for context in (16,) if notes.rehearse else (0, 2048, 6144):
+  params = _random(a)
+  contexts = (0, 16) if notes.rehearse else (0, 2048, 6144)
+  for context in contexts:
     notes.case(
       f"passages after {context} tokens",
-      functools.partial(_prefill, a, params, context, rehearse=notes.rehearse),
+      functools.partial(
+        _prefill,
+        a,
+        params,
+        context,
+        longest=contexts[-1],
+        rehearse=notes.rehearse,
+      ),
     )
 
 
@@ -124,15 +164,25 @@ def _prefill(
   params: decoder_lib.Params,
   context: int,
   *,
+  longest: int,
   rehearse: bool,
 ) -> Mapping[str, Any]:
-  """Prefills one search's passages for each row, chunk by chunk."""
+  """Prefills one search's passages for each row, chunk by chunk.
+
+  Args:
+    a: the architecture.
+    params: its weights, layer by layer.
+    context: tokens of each row before the passages.
+    longest: the longest context, which all cases have pages for, so that they
+      share a compiled program.
+    rehearse: whether sizes are tiny.
+  """
   rows, chunk = (2, 16) if rehearse else (_PREFILL_ROWS, _CHUNK)
   mean, spread = (20, 2) if rehearse else (_PASSAGES, _SPREAD)
   lengths = np.random.default_rng(0).normal(mean, spread, rows).astype(int)
   engine = config_lib.EngineConfig(
     slots=rows,
-    max_context=context + int(lengths.max()) + chunk,
+    max_context=longest + int(lengths.max()) + chunk,
     page=16 if rehearse else _PAGE,
     lanes=(rows,),
     prefill_lanes=rows,

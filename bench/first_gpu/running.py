@@ -231,9 +231,29 @@ def _write(
 def table(results: Sequence[Result]) -> str:
   """Formats the results: a line for each stage, then the figures of each."""
   lines = [f"{result.name:<18}{_verdict(result)}" for result in results]
+  lines += [*highlights({r.name: r.figures for r in results})]
   for result in results:
     lines += ["", f"{result.name}: {result.measures}", *_lines(result.figures)]
   return "\n".join(lines) + "\n"
+
+
+def highlights(figures: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+  """Yields train steps as shares of the measured peak, and the best decode."""
+  peak = figures.get("peaks", {}).get("training bfloat16", {}).get("TFLOP/s")
+  for name, found in figures.items():
+    if peak and (speed := found.get("TFLOP/s by 6 N")):
+      yield (
+        f"{name}: {speed:.0f} TFLOP/s by 6 N, {speed / peak:.0%} of the matrix "
+        "products measured here"
+      )
+    cases = [(k, v) for k, v in found.items() if isinstance(v, Mapping)]
+    shares = [(k, v) for k, v in cases if "share of the limit" in v]
+    if shares:
+      case, best = max(shares, key=lambda item: item[1]["tokens/s"])
+      yield (
+        f"{name}: at most {best['tokens/s']:,.0f} tokens/s ({case}), "
+        f"{best['share of the limit']:.0%} of the limit by bytes"
+      )
 
 
 def _verdict(result: Result) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import zlib
 from collections.abc import Sequence
@@ -44,14 +45,23 @@ def parameters(a: architecture_lib.Architecture) -> int:
   return weights.count(table.rows(a))
 
 
-def need(bytes_needed: float) -> None:
-  """Raises SkippedError if the first device has less memory than this."""
-  limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-  if limit is not None and bytes_needed > _HEAD_ROOM * limit:
+def need(size: float) -> None:
+  """Raises SkippedError if the first device cannot hold `size` bytes."""
+  if not fits(size):
     raise notes_lib.SkippedError(
-      f"needs {bytes_needed / 2**30:.1f} GiB; the device gives "
-      f"{limit / 2**30:.1f}"
+      f"needs {size / 2**30:.1f} GiB; the device gives {_limit() / 2**30:.1f}"
     )
+
+
+def fits(size: float) -> bool:
+  """Returns whether the first device can hold `size` bytes."""
+  return size <= _HEAD_ROOM * _limit()
+
+
+def _limit() -> float:
+  """Returns the bytes that JAX may use; infinite if it does not say."""
+  stats = jax.local_devices()[0].memory_stats() or {}
+  return stats.get("bytes_limit", math.inf)
 
 
 class Words(tokenizer_lib.Tokenizer):

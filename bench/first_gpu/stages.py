@@ -50,7 +50,7 @@ STAGES = (
   Stage("peaks", "matrix products and copies", "machine.peaks", 90),
   Stage("kernels", "attention against float64", "kernels.attention", 180),
   Stage("small", "the quickstart's policy, twice", "rollouts.small", 180),
-  Stage("decode", "decode, Qwen3-4B", "engine.decode", 240, _4B),
+  Stage("decode", "decode, Qwen3-4B", "engine.decode", 300, _4B),
   Stage(
     "step",
     "train step, Qwen3-4B, adapters, remat dots",
@@ -69,7 +69,7 @@ STAGES = (
     "gaps",
     "sampled against trained log-probabilities, Qwen3-0.6B",
     "engine.gaps",
-    150,
+    200,
     {"policy": "Qwen3-0.6B"},
   ),
   Stage(
@@ -91,7 +91,7 @@ STAGES = (
     "decode_lora",
     "decode, Qwen3-4B with adapters",
     "engine.decode",
-    200,
+    300,
     _4B | {"lora": True},
   ),
   Stage(
@@ -119,7 +119,7 @@ STAGES = (
     "decode_cublas",
     "decode, Qwen3-4B, matrix products by cuBLAS",
     "engine.decode",
-    200,
+    300,
     _4B,
     _CUBLAS,
   ),
@@ -135,7 +135,7 @@ STAGES = (
     "decode_no_graphs",
     "decode, Qwen3-4B, without command buffers",
     "engine.decode",
-    200,
+    300,
     _4B,
     _NO_GRAPHS,
   ),
@@ -143,7 +143,7 @@ STAGES = (
     "decode_7b",
     "decode, Qwen2.5-7B",
     "engine.decode",
-    240,
+    300,
     {"policy": "Qwen2.5-7B-Instruct", "lora": False},
   ),
 )

@@ -80,15 +80,16 @@ def _rehearse(folder, *arguments):
     assert stage["status"] == "done", stage
     assert stage["seconds"] > 0
     assert name in table
-    assert not list(_failed(stage["figures"])), name
+    assert not list(_values(stage["figures"], "failed")), name
   return {name: stage["figures"] for name, stage in stages.items()}
 
 
-def _failed(figures):
+def _values(figures, wanted):
+  """Yields the figures of a name, those of cases too."""
   for name, value in figures.items():
     if isinstance(value, dict):
-      yield from _failed(value)
-    elif name == "failed":
+      yield from _values(value, wanted)
+    elif name == wanted:
       yield value
 
 
@@ -119,5 +120,5 @@ def test_the_whole_rehearsal(tmp_path):
   for figures in found.values():
     assert figures
   for name in ("trace_decode", "trace_step"):
-    folder = pathlib.Path(found[name]["trace"])
-    assert list(folder.rglob("*.xplane.pb"))
+    (folder,) = _values(found[name], "trace")
+    assert list(pathlib.Path(folder).rglob("*.xplane.pb"))

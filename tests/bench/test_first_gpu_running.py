@@ -136,6 +136,23 @@ def test_the_table_has_every_figure():
   assert ["TFLOP/s", "7"] in lines
 
 
+def test_highlights_relate_stages_to_the_measured_peak():
+  found = running.highlights(
+    {
+      "peaks": {"training bfloat16": {"TFLOP/s": 600.0}},
+      "step": {"TFLOP/s by 6 N": 300.0},
+      "decode": {
+        "32 rows": {"tokens/s": 1000.0, "share of the limit": 0.9},
+        "128 rows": {"tokens/s": 3000.0, "share of the limit": 0.5},
+        "256 rows": {"skipped": "needs 99 GiB"},
+      },
+    }
+  )
+  step, decode = found
+  assert step.startswith("step: 300 TFLOP/s") and "50%" in step
+  assert "3,000 tokens/s (128 rows), 50%" in decode
+
+
 def test_a_case_that_fails_is_noted_and_the_next_one_measured(tmp_path):
   notes = notes_lib.Notes(
     tmp_path / "x.json", traces=tmp_path / "traces", rehearse=True
