@@ -44,7 +44,7 @@ def decode(
     profile: whether to trace a call of the smallest size instead.
   """
   a = _architecture(policy, lora=lora, rehearse=notes.rehearse)
-  params = _random(a)
+  params = _random(notes, a)
   for rows in (2, 4) if notes.rehearse else (32, 128, 256):
     calls = _Calls(a, params, rows, rehearse=notes.rehearse)
     if profile:
@@ -125,10 +125,22 @@ def _architecture(
   return lora_lib.attach(a, rank)
 
 
-def _random(a: architecture_lib.Architecture) -> decoder_lib.Params:
-  """Returns random weights, prepared; those before are free afterwards."""
+def _random(
+  notes: notes_lib.Notes, a: architecture_lib.Architecture
+) -> decoder_lib.Params:
+  """Returns random weights as the engine holds them; notes the hand-over.
+
+  The weights before are free afterwards.
+  """
   weights = random_weights.policy(a, dtype=_DTYPE)
-  return decode_lib.prepared(weights, a, _DTYPE)
+
+  def prepare() -> decoder_lib.Params:
+    return jax.block_until_ready(decode_lib.prepared(weights, a, _DTYPE))
+
+  prepare()  # Compiles.
+  params, took = harness.timed(prepare)
+  notes.add({"weights prepared, s": took.seconds})
+  return params
 
 
 def _engine_bytes(
@@ -143,7 +155,7 @@ def _engine_bytes(
 def prefill(notes: notes_lib.Notes, *, policy: str) -> None:
   """Times the prefill of passages behind contexts of several lengths."""
   a = _architecture(policy, lora=False, rehearse=notes.rehearse)
-  params = _random(a)
+  params = _random(notes, a)
   contexts = (0, 16) if notes.rehearse else (0, 2048, 6144)
   for context in contexts:
     notes.case(

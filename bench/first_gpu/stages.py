@@ -88,13 +88,6 @@ STAGES = (
     {"lora": False, "remat": "full", "rows": 1},
   ),
   Stage(
-    "decode_lora",
-    "decode, Qwen3-4B with adapters",
-    "engine.decode",
-    300,
-    _4B | {"lora": True},
-  ),
-  Stage(
     "step_remat",
     "train step, Qwen3-4B, adapters, remat full",
     "steps.step",
@@ -138,6 +131,13 @@ STAGES = (
     300,
     _4B,
     _NO_GRAPHS,
+  ),
+  Stage(
+    "decode_lora",
+    "decode, Qwen3-4B with adapters",
+    "engine.decode",
+    300,
+    _4B | {"lora": True},
   ),
   Stage(
     "decode_7b",
