@@ -1,18 +1,22 @@
 """Listens for an HTTP service until a signal arrives.
 
-Ctrl-C, SIGTERM or SIGHUP stop the server: it accepts no more requests, answers
-open ones within the grace and returns. A second signal ends it at once.
+Ctrl-C, SIGTERM or SIGHUP stop the server: it answers open requests within the
+grace and returns. Until then it still listens, so that the service can tell new
+clients that it stops. A second signal ends it at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 import uvicorn
+from uvicorn.protocols.http import httptools_impl
 
 from launch import stopping
 from retrieval.service import connections as connections_lib
@@ -26,6 +30,7 @@ _BACKLOG = 2048
 # large backlog a burst would use up all file descriptors despite our limit:
 # https://github.com/python/cpython/blob/3.11/Lib/asyncio/selector_events.py#L159
 _ACCEPTED = 8
+_POLL = 0.05
 # Seconds within which a client must read its answer.
 _READING = 60
 
@@ -75,7 +80,21 @@ class _Server(uvicorn.Server):
       yield
 
   async def shutdown(self, sockets=None) -> None:
+    end = time.monotonic() + self._grace
     self._service.drain(self._grace)
+    open_now = [
+      connection.cycle
+      for connection in self.server_state.connections
+      if isinstance(connection, httptools_impl.HttpToolsProtocol)
+      and connection.cycle is not None
+    ]
+    while not self.force_exit and time.monotonic() < end:
+      if all(each.response_complete or each.disconnected for each in open_now):
+        break
+      await asyncio.sleep(_POLL)
+    # The service has answered; the rest is for slow readers.
+    left = max(0.0, end - time.monotonic())
+    self.config.timeout_graceful_shutdown = int(left) + 2
     await super().shutdown(sockets)
 
 
@@ -123,8 +142,6 @@ def serve(
     access_log=False,
     server_header=False,
     timeout_keep_alive=_KEEP_ALIVE,
-    # The service answers its requests by then; the rest is for slow readers.
-    timeout_graceful_shutdown=int(grace) + 2,
   )
   with listening(host, port) as opened:
     shown = f"[{host}]" if ":" in host else host
