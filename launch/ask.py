@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from absl import app, flags
 
 from anysearch_jax import types
+from anysearch_jax.agent import limits
 from launch import agents, jax_setup, policies, transcript
 from launch import evaluate as launch_evaluate
 from launch import flags as launch_flags
@@ -82,7 +83,7 @@ def main(argv: Sequence[str]) -> None:
           )
           replies = [transcript.show(events)]
         answered = all(reply.answer is not None for reply in replies)
-  except (OSError, ValueError, types.EngineError) as error:
+  except (OSError, ValueError, types.EngineError, limits.BusyError) as error:
     sys.exit(f"launch.ask: {error}")
   if questions and not answered:
     sys.exit(1)
@@ -94,6 +95,8 @@ def _typed(*, prompt: bool) -> Iterator[str]:
     try:
       line = input("\nquestion: " if prompt else "")
     except EOFError:
+      if prompt:
+        print()  # Ctrl-D leaves the prompt on its line.
       return
     if line.strip():
       yield line.strip()

@@ -49,7 +49,7 @@ def record(reply: events.Reply) -> dict[str, Any]:
 
 def greet(examples: Sequence[str]) -> None:
   """Says how to ask, with questions that can be asked."""
-  _say("Type a question; an empty end of input (Ctrl-D) leaves.", "budget")
+  _say("Type a question; Ctrl-D leaves.", "budget")
   if examples:
     _say(
       "Nobody knows the words of the generated world. For example:", "budget"

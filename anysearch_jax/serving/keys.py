@@ -130,6 +130,8 @@ def add(path: pathlib.Path, name: str) -> str:
       f"--new_key: found {name!r}, expected letters, digits, '.', '_' and '-'."
     )
   listed = json.loads(path.read_text()) if path.exists() else {}
+  if not isinstance(listed, dict):
+    raise ValueError(f"--keys={path}: found no object of keys; name another.")
   if name in listed:
     raise ValueError(
       f"--new_key: {path} has a key {name!r}; remove it there, or "

@@ -144,6 +144,7 @@ def test_words_that_the_policy_cannot_read_are_named(capsys):
   "arguments, expected",
   [
     (["--compare=x", QUESTION], "--compare=x: found 'x'"),
+    (["--compare=0..99", "--deadline=0.001", QUESTION], "places were taken"),
     (["--hf=nowhere", QUESTION], "nowhere: no config.json"),
     (["--budget=1", " "], "question: found no text"),
   ],

@@ -52,6 +52,9 @@ def test_added_key_is_shown_once_and_only_its_hash_is_stored(tmp_path):
   assert guard.key(f"Bearer {second}").name == "bob"
   with pytest.raises(ValueError, match="alice"):
     keys.add(path, "alice")
+  path.write_text("[]")
+  with pytest.raises(ValueError, match="no object of keys"):
+    keys.add(path, "carol")
 
 
 @pytest.mark.parametrize(

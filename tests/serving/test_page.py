@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import chromium
@@ -12,6 +13,7 @@ from scripted import answer, search
 from served_agent import served
 
 from anysearch_jax import types
+from anysearch_jax.serving import keys
 
 pytestmark = pytest.mark.skipif(
   chromium.BINARY is None, reason="needs Chromium on the PATH"
@@ -103,6 +105,26 @@ def test_every_budget_is_shown_side_by_side(browser, url):
   assert len(set(tops)) == 1
   assert page.run("document.querySelector('article a').download.length") > 0
   assert not page.errors
+
+
+def test_key_with_fewer_requests_at_a_time_is_asked_every_budget(
+  browser, tmp_path
+):
+  path = tmp_path / "keys.json"
+  key = keys.add(path, "alice")
+  listed = json.loads(path.read_text())
+  listed["alice"]["requests"] = 2
+  path.write_text(json.dumps(listed))
+  guard = keys.Guard(keys.read(path), tmp_path / "used.sqlite")
+  engine = scripted.Engine(lambda _: answer("Jane"), seconds=lambda: 0.3)
+  with served(engine=engine, guard=guard) as (address, _):
+    page = opened(browser, address)
+    page.run("document.getElementById('question').value = 'Who?'")
+    page.run(f"document.getElementById('key').value = {key!r}")
+    page.run("document.getElementById('every').click()")
+    wait(page, f"{ENDED} === 5")
+    assert page.run("document.querySelectorAll('.problem').length") == 0
+  guard.close()
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -122,12 +122,26 @@ class Episode {
   }
 }
 
+// A key may ask only so much at a time: what is refused for that alone is asked
+// again when the service says so.
+async function admitted(url, request) {
+  for (;;) {
+    const response = await fetch(url, request);
+    if (response.status !== 429) return response;
+    const told = await response.clone().json();
+    if (told.error.code !== "rate_limit_exceeded") return response;
+    const seconds = Number(response.headers.get("retry-after")) || 1;
+    await new Promise((done) => setTimeout(done, 1000 * seconds));
+    request.signal.throwIfAborted();
+  }
+}
+
 async function ask(question, budget, signal) {
   const episode = new Episode(budget);
   const headers = { "content-type": "application/json" };
   if ($("key").value) headers.authorization = `Bearer ${$("key").value}`;
   try {
-    const response = await fetch("v1/responses", {
+    const response = await admitted("v1/responses", {
       method: "POST",
       headers,
       signal,
