@@ -83,7 +83,7 @@ def experiment(
       micro_batch_tokens=32768,
       max_micro_batches=128,
       max_segments=16,
-      # launch.plan: 57 to 58 of 73 GiB of an H100 for 7B and 8B, and 9 to 11 %
+      # launch.plan: 57 to 58 of 73 GiB of an H100 for 7B and 8B, and 13 %
       # faster than recomputing everything ("full").
       remat="dots",
     ),

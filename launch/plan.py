@@ -44,7 +44,13 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     "micro_batches",
     None,
-    "Of an optimizer step, for its time; default: batch.max_micro_batches.",
+    "Of an optimizer step, for its time; default: what the episodes fill.",
+  )
+  flags.DEFINE_integer(
+    "episode_tokens",
+    None,
+    "Tokens of an average episode, its prompt and passages included; default: "
+    "2,560, or a training row if that is shorter.",
   )
   flags.DEFINE_bool("search", False, "Try other micro-batches, remat, meshes.")
   flags.DEFINE_string("json", None, "File that the plan is written to.")
@@ -119,23 +125,36 @@ def _devices(mesh: config_lib.MeshConfig) -> int:
 
 def _plan(config: config_lib.ExperimentConfig):
   with captured_stderr.standard_error():  # JAX warns of missing plugins.
-    from anysearch_jax.planning import planner, search, targets
+    from anysearch_jax.planning import episodes, planner, search, targets
     from anysearch_jax.training import validation
 
   target = targets.parse(flags.FLAGS.target)
   validation.validate(config)
   a = read_architecture(config.policy)
+  expected = episodes.of(config, tokens=flags.FLAGS.episode_tokens)
   micro_batches = flags.FLAGS.micro_batches
   if flags.FLAGS.search:
     found = search.best(
-      config, a, target, micro_batches=micro_batches, log=_log
+      config,
+      a,
+      target,
+      micro_batches=micro_batches,
+      expected=expected,
+      log=_log,
     )
     if found is None:
       _log("nothing fits; this is the configuration as it is")
     else:
       _log(f"best: {found.words}")
       config, micro_batches = found.config, found.micro_batches
-  return planner.make(config, a, target, micro_batches=micro_batches, log=_log)
+  return planner.make(
+    config,
+    a,
+    target,
+    micro_batches=micro_batches,
+    expected=expected,
+    log=_log,
+  )
 
 
 def read_architecture(policy: str):

@@ -3,6 +3,7 @@
 * `targets`: hardware by name, with compile-only devices.
 * `program`: a jitted function with abstract arguments; `programs`: those of a
   configuration.
+* `episodes`: what is assumed about the episodes of a run.
 * `compilation`: compiles a program for a target; reads the compiler's report.
 * `flops`: counts the matrix products of a jaxpr, with loops multiplied out.
 * `collectives`: counts bytes between devices in compiled text; `hlo` parses it.

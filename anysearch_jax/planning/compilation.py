@@ -76,7 +76,7 @@ def compile(
   platform = target.hardware.platform
   with _lowering(target), tempfile.TemporaryDirectory() as folder:
     traced = program.fn.trace(*program.args, **program.kwargs)
-    work = flops.count(traced.jaxpr, **program.loops)
+    work = flops.count(traced.jaxpr, segment=program.segment, **program.loops)
     result: jax.stages.Compiled | int
     with captured_stderr.standard_error() as errors:
       lowered = traced.lower(lowering_platforms=(platform,))

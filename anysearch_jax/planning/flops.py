@@ -14,16 +14,24 @@ from typing import Any
 from jax.extend import core
 
 # cuDNN's attention is a custom call without visible products. With queries
-# `[B, T, N, H]` and keys `[B, S, K, H]`, the forward pass has two products; the
-# backward pass recomputes the scores and has four more. Masked scores count.
+# `[B, T, N, H]` and keys `[B, T, N, H]`, the forward pass has two products; the
+# backward pass recomputes the scores and has four more.
 _FUSED_PRODUCTS = {
   "dot_product_attention_fwd": 2,
   "dot_product_attention_bwd": 5,
 }
+# Queries and keys of a tile of cuDNN's attention, which computes whole tiles.
+TILE = 128
+# The name of every splash attention kernel begins with this.
+_SPLASH = "splash_"
 
 
 def count(
-  jaxpr: core.ClosedJaxpr | core.Jaxpr, *, trips: int = 1, inner: int = 1
+  jaxpr: core.ClosedJaxpr | core.Jaxpr,
+  *,
+  trips: int = 1,
+  inner: int = 1,
+  segment: int | None = None,
 ) -> int:
   """Counts the FLOPs of one call.
 
@@ -32,30 +40,67 @@ def count(
     trips: iterations to assume for a `while`, whose bound only the device
       knows. Loops of fixed length (`scan`) have theirs in the jaxpr.
     inner: iterations to assume for a `while` in the body of another.
+    segment: tokens of the causal segments that attention's rows are packed
+      with; the last one of a row is shorter. Masked tiles that the kernel skips
+      then do not count: cuDNN skips those after a query and those of other
+      segments, splash only those after a query. None counts every score.
 
   Returns:
     The total over all devices. A conditional counts its most expensive branch;
-    a Pallas kernel counts its body times its grid, as if it skipped no block.
+    a Pallas kernel counts its body times its grid, splash with a `segment`
+    excepted.
   """
   if isinstance(jaxpr, core.ClosedJaxpr):
     jaxpr = jaxpr.jaxpr
-  return sum(_equation(equation, trips, inner) for equation in jaxpr.eqns)
+  return sum(
+    _equation(equation, trips, inner, segment) for equation in jaxpr.eqns
+  )
 
 
-def _equation(equation: Any, trips: int, inner: int) -> int:
+def packed_scores(row: int, segment: int) -> int:
+  """Returns the scores that cuDNN computes for a row of packed segments.
+
+  Args:
+    row: tokens. Padding at its end is a segment too.
+    segment: tokens of all segments but the last.
+  """
+  whole, rest = divmod(row, segment)
+  return whole * _causal_scores(segment) + _causal_scores(rest)
+
+
+def _causal_scores(tokens: int) -> int:
+  """Returns the scores in the tiles on and below the diagonal."""
+  tiles = math.ceil(tokens / TILE)
+  return TILE * TILE * tiles * (tiles + 1) // 2
+
+
+def _equation(
+  equation: Any, trips: int, inner: int, segment: int | None
+) -> int:
   name, params = equation.primitive.name, equation.params
   if name in _RULES:
     return _RULES[name](equation)
   for prefix, products in _FUSED_PRODUCTS.items():
     if name.startswith(prefix):
-      return products * _attention_product(equation)
+      return products * _attention_product(equation, segment)
   within = (inner, 1) if name == "while" else (trips, inner)
   counts = [
-    count(jaxpr, trips=within[0], inner=within[1]) for jaxpr in _jaxprs(params)
+    count(jaxpr, trips=within[0], inner=within[1], segment=segment)
+    for jaxpr in _jaxprs(params)
   ]
   if name == "cond":
     return max(counts)
-  return _repeats(name, params, trips) * sum(counts)
+  total = _repeats(name, params, trips) * sum(counts)
+  if segment and name == "pallas_call" and _is_splash(params):
+    # The last axis of the grid has a row's blocks, of queries or of keys. With
+    # n blocks each, n (n + 1) / 2 of n^2 are on or below the diagonal.
+    blocks = params["grid_mapping"].grid[-1]
+    return total * (blocks + 1) // (2 * blocks)
+  return total
+
+
+def _is_splash(params: dict[str, Any]) -> bool:
+  return str(params.get("name")).startswith(_SPLASH)
 
 
 def _repeats(name: str, params: dict[str, Any], trips: int) -> int:
@@ -95,10 +140,11 @@ def _ragged_dot(equation: Any) -> int:
   return 2 * rows * depth * equation.invars[1].aval.shape[-1]
 
 
-def _attention_product(equation: Any) -> int:
+def _attention_product(equation: Any, segment: int | None) -> int:
   b, t, n, h = equation.invars[0].aval.shape
   s = equation.invars[1].aval.shape[1]
-  return 2 * b * n * t * s * h
+  scores = t * s if segment is None else packed_scores(t, segment)
+  return 2 * b * n * scores * h
 
 
 _RULES: dict[str, Callable[[Any], int]] = {

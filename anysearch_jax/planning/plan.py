@@ -17,15 +17,16 @@ from anysearch_jax.planning import compilation, roofline, targets
 class Part:
   """One program of a plan.
 
-  devices: number of devices. tokens: that a call processes. kinds: bytes of its
-  arguments by kind. gradients: bytes of gradients among the temporary ones.
-  held: bytes that other programs keep meanwhile, by kind. predicted: None if it
-  did not compile.
+  devices: number of devices. tokens: that a call processes. read: bytes that a
+  call reads from a device's memory at least. kinds: bytes of its arguments by
+  kind. gradients: bytes of gradients among the temporary ones. held: bytes that
+  other programs keep meanwhile, by kind. predicted: None if it did not compile.
   """
 
   name: str
   devices: int
   tokens: int
+  read: int
   kinds: Mapping[str, int]
   gradients: int
   held: Mapping[str, int]
@@ -65,6 +66,7 @@ class Part:
       "total_bytes": self.total,
       "refused_by_compiler": c.refused,
       "flops": c.flops,
+      "read_bytes": self.read,
       "collectives": {
         kind: traffic._asdict() for kind, traffic in (c.traffic or {}).items()
       },

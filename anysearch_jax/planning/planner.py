@@ -12,6 +12,8 @@ from anysearch_jax.host import captured_stderr, hardware
 from anysearch_jax.planning import (
   advice,
   compilation,
+  episodes,
+  flops,
   memory,
   plan,
   programs,
@@ -24,6 +26,12 @@ from anysearch_jax.policy import lora, sharding, table
 from anysearch_jax.policy import parameters as weights
 
 ASSUMPTIONS = roofline.Assumptions()
+_ATTENTION = (
+  "Rows are packed: the last episode of a row is shorter. Of attention's "
+  f"scores, cuDNN computes tiles of {flops.TILE} x {flops.TILE} and skips "
+  "those after a query and those of other episodes; splash skips only those "
+  "after a query; XLA computes about 5/8 of all."
+)
 
 
 def make(
@@ -32,6 +40,7 @@ def make(
   target: targets.Target,
   *,
   micro_batches: int | None = None,
+  expected: episodes.Episodes | None = None,
   log: Callable[[str], None] = lambda line: None,
 ) -> plan.Plan:
   """Compiles the programs of a configuration for a target.
@@ -41,17 +50,23 @@ def make(
       have larger indices, sampling has another target of the same kind.
     a: the policy's architecture, without adapters.
     target: the hardware to plan for.
-    micro_batches: of an optimizer step; by default
-      `batch.max_micro_batches`.
+    micro_batches: of an optimizer step; by default as many as the episodes
+      fill.
+    expected: the episodes; by default those of `episodes.of`.
     log: called with a sentence before each program is compiled.
 
   Raises:
     ValueError: the mesh does not suit the target or the policy.
     ModuleNotFoundError: a compiler is not installed.
   """
-  micro_batches = micro_batches or config.batch.max_micro_batches
+  expected = expected or episodes.of(config)
+  micro_batches = micro_batches or expected.micro_batches(config.batch)
   found = programs.programs(
-    config, a, devices=devices(config.mesh, target), micro_batches=micro_batches
+    config,
+    a,
+    devices=devices(config.mesh, target),
+    micro_batches=micro_batches,
+    segment=expected.tokens,
   )
   parts = []
   for program in found:
@@ -68,7 +83,9 @@ def make(
     trained=weights.count(table.trainable_rows(a)),
     parts=tuple(parts),
     assumptions=(
-      f"An optimizer step fills {micro_batches} micro-batches.",
+      f"An optimizer step fills {micro_batches} micro-batches with "
+      f"{expected.trajectories} episodes of {expected.tokens:,} tokens.",
+      _ATTENTION,
       *_memory_sentences(target.hardware),
       *roofline.sentences(target, ASSUMPTIONS),
     ),
@@ -130,12 +147,13 @@ def measure(
   count = len(memory.devices(program))
   kinds = memory.kinds(program)
   reads = program.args if program.reads is None else program.reads
+  read = program.trips * memory.on_device(reads)
   predicted = None
   if compiled.traffic is not None:
     predicted = roofline.predict(
       target,
       flops=compiled.flops / count,
-      read=program.trips * memory.on_device(reads),
+      read=read,
       traffic=compiled.traffic,
       assumptions=ASSUMPTIONS,
     )
@@ -143,6 +161,7 @@ def measure(
     name=program.name,
     devices=count,
     tokens=program.tokens,
+    read=read,
     kinds=kinds,
     gradients=memory.gradients(kinds),
     held=memory.held(program, (p for p in together if p is not program)),

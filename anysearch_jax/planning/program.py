@@ -25,6 +25,8 @@ class Program(NamedTuple):
     kinds: abstract arrays by kind: `masters`, `critic`, `moments`, `reference`,
       `KV cache`, `engine weights`, `batch`, ... . The same kind in two programs
       is the same arrays; all but `batch` remain between calls.
+    segment: tokens of the segments that its rows are packed with; None if rows
+      are not packed.
     reads: abstract arrays that each trip reads from memory at least; None means
       all arguments.
   """
@@ -38,6 +40,7 @@ class Program(NamedTuple):
   kinds: Mapping[str, Any]
   reads: Any = None
   blocks: int = 0
+  segment: int | None = None
 
   @property
   def loops(self) -> dict[str, int]:

@@ -30,6 +30,7 @@ class _Training(NamedTuple):
   reference: abstract weights of the KL reference or the frozen base, if any.
   batch: abstract, of an optimizer step.
   trips: micro-batches of each row length.
+  segment: tokens of the episodes in a row.
   """
 
   placed: placement.Placement
@@ -39,6 +40,7 @@ class _Training(NamedTuple):
   reference: decoder.Params | None
   batch: batching.TrainBatch
   trips: int
+  segment: int
 
   @property
   def tokens(self) -> int:
@@ -87,6 +89,7 @@ def programs(
   *,
   devices: Sequence[jax.Device],
   micro_batches: int,
+  segment: int,
 ) -> list[program.Program]:
   """Returns the train step, the passes before it, prefill and decode.
 
@@ -96,6 +99,7 @@ def programs(
     devices: of the target. Training uses those of `config.mesh`; sampling those
       of `config.mesh.rollout`, by default the training devices.
     micro_batches: number of micro-batches that one optimizer step fills.
+    segment: tokens of the episodes that training rows are packed with.
 
   Raises:
     ValueError: the mesh does not suit the devices or the policy.
@@ -123,6 +127,7 @@ def programs(
     # Each row length has its own loop; micro-batches are assumed to be divided
     # evenly among them.
     trips=math.ceil(micro_batches / len(batch)),
+    segment=segment,
   )
   engine = _engine(config.engine, placed, base_dtype)
   return [
@@ -218,6 +223,7 @@ def _train_step(
       "batch": batch,
     },
     reads=(state.trained, t.reference),
+    segment=t.segment,
   )
 
 
@@ -236,6 +242,7 @@ def _reference_pass(t: _Training) -> program.Program:
     tokens=t.tokens,
     trips=t.trips,
     kinds={"reference": t.reference, "batch": t.batch},
+    segment=t.segment,
   )
 
 
@@ -258,6 +265,7 @@ def _value_pass(
     tokens=t.tokens,
     trips=t.trips,
     kinds={"critic": critic, "reference": base, "batch": t.batch},
+    segment=t.segment,
   )
 
 

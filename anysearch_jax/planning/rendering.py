@@ -108,6 +108,7 @@ def _rows(plan: plan_lib.Plan) -> Cells:
     row(
       "PFLOP a call, all devices", lambda p: p.compiled.flops / 1e15, "{:.3f}"
     ),
+    row("GB a device reads at least", lambda p: p.read / 1e9, "{:.1f}"),
     ["GB a device sends", *[""] * len(parts)],
     *(
       row(f"  {kind}", functools.partial(_gigabytes, kind), "{:.2f}")

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.planning import (
+  episodes,
   memory,
   plan,
   planner,
@@ -53,6 +54,7 @@ def best(
   target: targets.Target,
   *,
   micro_batches: int | None = None,
+  expected: episodes.Episodes | None = None,
   log: Callable[[str], None] = lambda line: None,
 ) -> Trial | None:
   """Returns the candidate that fits with most predicted tokens a second.
@@ -66,17 +68,19 @@ def best(
     config: the configuration to vary.
     a: the policy's architecture, without adapters.
     target: the hardware to plan for.
-    micro_batches: of an optimizer step of `config`; by default
-      `batch.max_micro_batches`.
+    micro_batches: of an optimizer step of `config`; by default as many as the
+      episodes fill.
+    expected: the episodes; by default those of `episodes.of`.
     log: called with a sentence for each candidate.
 
   Returns:
     The best trial; None if no candidate fits.
   """
+  expected = expected or episodes.of(config)
   tokens = config.batch.micro_batch_tokens * (
-    micro_batches or config.batch.max_micro_batches
+    micro_batches or expected.micro_batches(config.batch)
   )
-  search = _Search(config, a, target, tokens, log)
+  search = _Search(config, a, target, tokens, expected.tokens, log)
   found: list[Trial] = []
   for mesh in meshes(config.mesh):
     try:
@@ -90,14 +94,15 @@ def best(
 class _Search:
   """What all candidates of a search have in common.
 
-  config: the configuration to vary. tokens: of an optimizer step. log: is
-  called with a sentence for each candidate.
+  config: the configuration to vary. tokens: of an optimizer step. segment: of
+  an episode. log: is called with a sentence for each candidate.
   """
 
   config: config_lib.ExperimentConfig
   a: architecture_lib.Architecture
   target: targets.Target
   tokens: int
+  segment: int
   log: Callable[[str], None]
 
   def on_mesh(self, mesh: config_lib.MeshConfig) -> Iterator[Trial]:
@@ -146,6 +151,7 @@ class _Search:
       self.a,
       devices=planner.devices(mesh, self.target),
       micro_batches=micro_batches,
+      segment=self.segment,
     )
     train = next(p for p in found if "moments" in p.kinds)
     least = _state(train, found) + _layer_inputs(

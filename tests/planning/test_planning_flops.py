@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import planned
 import pytest
 from jax.experimental import pallas as pl
@@ -12,11 +13,12 @@ from anysearch_jax.planning import flops
 from anysearch_jax.policy.attention import cudnn, self_attention
 
 
-def count(function, *shapes, trips=1, dtype=jnp.float32):
+def count(function, *shapes, trips=1, dtype=jnp.float32, segment=None):
   args = [
     s if hasattr(s, "dtype") else jax.ShapeDtypeStruct(s, dtype) for s in shapes
   ]
-  return flops.count(jax.jit(function).trace(*args).jaxpr, trips=trips)
+  jaxpr = jax.jit(function).trace(*args).jaxpr
+  return flops.count(jaxpr, trips=trips, segment=segment)
 
 
 def test_a_product():
@@ -147,6 +149,83 @@ def test_a_kernel_counts_its_body_for_each_block():
     out_shape=jax.ShapeDtypeStruct((32, 16), jnp.float32),
   )
   assert count(f, (32, 16), (16, 16)) == 2 * 32 * 16 * 16
+
+
+def tiles_with_scores(lengths, *, segments_skip, tile):
+  """Counts scores in the tiles that a mask leaves, drawn score by score.
+
+  Tiles of queries and keys begin at the first token of a segment if
+  `segments_skip`, otherwise at that of the row.
+  """
+  ids = np.repeat(np.arange(len(lengths)), lengths)
+  position = np.arange(len(ids))
+  causal = position[:, None] >= position
+  if not segments_skip:
+    return tile**2 * len(_tiles(causal, tile))
+  return tile**2 * sum(
+    len(_tiles(causal[np.ix_(ids == i, ids == i)], tile))
+    for i in range(len(lengths))
+  )
+
+
+def _tiles(mask, tile):
+  return {tuple(score) for score in np.argwhere(mask) // tile}
+
+
+@pytest.mark.parametrize(
+  ("row", "segment", "lengths"),
+  [
+    (1024, 300, [300, 300, 300, 124]),
+    (1024, 256, [256] * 4),
+    (1024, 1024, [1024]),
+    (640, 1000, [640]),
+    (512, 7, [7] * 73 + [1]),
+  ],
+)
+def test_cudnn_computes_the_tiles_of_each_segment(row, segment, lengths):
+  assert sum(lengths) == row
+  drawn = tiles_with_scores(lengths, segments_skip=True, tile=flops.TILE)
+  assert flops.packed_scores(row, segment) == drawn
+
+
+def test_packed_episodes_need_a_sixth_of_a_rows_square():
+  # Three episodes of 20 tiles and one of four.
+  tiles = 3 * 20 * 21 / 2 + 4 * 5 / 2
+  assert flops.packed_scores(8192, 2560) == tiles * 128**2
+  assert flops.packed_scores(8192, 2560) / 8192**2 == pytest.approx(
+    0.156, abs=0.001
+  )
+
+
+@pytest.mark.parametrize("length", [512, 1024])
+def test_kernels_count_the_tiles_that_they_do_not_skip(length):
+  shapes = ((1, length, N, H), (1, length, K, H), (1, length, K, H))
+  args = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]
+  ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
+  segment = 384
+  lengths = [segment] * (length // segment) + [length % segment]
+  product = 2 * N * H
+  for implementation, skips, tile, products in (
+    ("cudnn", True, 128, 7),
+    # Splash takes the largest of its blocks that divides the row.
+    ("splash", False, 512, 9),
+  ):
+
+    def f(q, k, v, ids, implementation=implementation):
+      return (
+        self_attention.self_attention(
+          q, k, v, ids, implementation=implementation, chunk=length
+        )
+        .astype(jnp.float32)
+        .sum()
+      )
+
+    scores = tiles_with_scores(lengths, segments_skip=skips, tile=tile)
+    with cudnn.lowering(9.0):
+      forward = count(f, *args, ids, segment=segment)
+      gradient = count(jax.grad(f, (0, 1, 2)), *args, ids, segment=segment)
+    assert forward == 2 * product * scores
+    assert gradient == pytest.approx(products * product * scores, rel=0.01)
 
 
 B, T, N, K, H = 2, 256, 4, 2, 128

@@ -158,14 +158,14 @@ def test_the_prediction_is_the_larger_of_compute_and_memory_plus_links():
     )
 
   # Half of the peaks of 1e12 FLOP/s, 1e11 and 1e10 bytes/s.
-  assert predict(1e12, 1e10, {}) == pytest.approx((2.0, 0.2, 0.0, 2.0))
-  assert predict(1e12, 1e12, {}) == pytest.approx((2.0, 20.0, 0.0, 20.0))
+  assert predict(1e12, 1e10, {}) == pytest.approx((2.0, 0.2, 0.0, 2.0, 1.0))
+  assert predict(1e12, 1e12, {}) == pytest.approx((2.0, 20.0, 0.0, 20.0, 10.0))
   sent = {"all-gather": (10, 5e9), "all-reduce": (20, 5e9)}
   traffic = {
     kind: roofline.collectives.Traffic(*numbers)
     for kind, numbers in sent.items()
   }
-  assert predict(1e12, 0, traffic) == pytest.approx((2.0, 0.0, 2.03, 4.03))
+  assert predict(1e12, 0, traffic) == pytest.approx((2.0, 0.0, 2.03, 4.03, 1.0))
 
 
 def test_every_assumption_is_stated():

@@ -284,7 +284,9 @@ def test_the_train_step_has_the_flops_counted_by_hand(toy):
 
 
 def test_more_micro_batches_are_more_work(toy):
-  found = programs.programs(CONFIG, A, devices=jax.devices(), micro_batches=1)
+  found = programs.programs(
+    CONFIG, A, devices=jax.devices(), micro_batches=1, segment=128
+  )
   work = flops.count(
     found[0].fn.trace(*found[0].args).jaxpr, trips=found[0].trips
   )
@@ -308,7 +310,7 @@ def test_a_policy_of_full_size_has_the_flops_counted_by_hand():
   )
   a = plan_command.read_architecture(config.policy)
   found, *_ = programs.programs(
-    config, a, devices=jax.devices()[:4], micro_batches=2
+    config, a, devices=jax.devices()[:4], micro_batches=2, segment=8192
   )
   kept = jax.tree.leaves((found.kinds["masters"], found.kinds["moments"]))
   kept += jax.tree.leaves(found.kinds["reference"])

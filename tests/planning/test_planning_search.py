@@ -24,7 +24,7 @@ class _Fake:
   def __init__(self):
     self.tried = []
 
-  def programs(self, config, a, *, devices, micro_batches):
+  def programs(self, config, a, *, devices, micro_batches, segment):
     mesh = config.mesh
     size = 4 * hardware.GIB // (mesh.fsdp * mesh.tensor)
     cut = jax.ShapeDtypeStruct((size,), "int8")
@@ -49,7 +49,7 @@ class _Fake:
       total=total,
       kinds={"masters": state / 4, "moments": state / 2},
       tokens=tokens,
-      predicted=roofline.Prediction(0, 0, 0, tokens / speed),
+      predicted=roofline.Prediction(0, 0, 0, tokens / speed, 0),
     )
 
 

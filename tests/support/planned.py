@@ -229,11 +229,12 @@ def part(name="train step", *, total=0.0, **changes) -> plan.Part:
     name=name,
     devices=4,
     tokens=1000,
+    read=10**9,
     kinds=kinds,
     gradients=gradients,
     held=held,
     compiled=compiled,
-    predicted=roofline.Prediction(0.4, 0.1, 0.1, 0.5),
+    predicted=roofline.Prediction(0.4, 0.1, 0.1, 0.5, 0.2),
   )
   return dataclasses.replace(whole, **changes)
 
