@@ -16,16 +16,18 @@ them; a ratio is the median of the rounds' ratios.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import resource
+import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from absl import flags
@@ -141,6 +143,22 @@ def timed_in_turns(
   return in_turns(
     sides, lambda name: timed(sides[name])[1]._asdict(), rounds=rounds
   )
+
+
+@contextlib.contextmanager
+def deadline(seconds: int) -> Iterator[None]:
+  """Raises TimeoutError if the block takes longer than `seconds`."""
+
+  def late(*_):
+    raise TimeoutError(f"not done after {seconds} s")
+
+  before = signal.signal(signal.SIGALRM, late)
+  signal.alarm(seconds)
+  try:
+    yield
+  finally:
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 def peak_memory() -> int:

@@ -19,11 +19,9 @@ _BUDGETS = 5
 
 def play(
   questions: Sequence[types.Question],
+  parts: driver.EpisodeParts,
   *,
-  config: config_lib.ExperimentConfig,
-  codec: types.TextCodec,
-  engine: types.Engine,
-  retriever: types.Retriever,
+  group: int,
   rollout: int,
   concurrency: int | None = None,
 ) -> driver.Rollout:
@@ -34,8 +32,8 @@ def play(
         driver.Assignment(i, question, i % _BUDGETS + 1, False)
         for i, question in enumerate(questions)
       ],
-      driver.EpisodeParts(engine, retriever, config.episode, codec),
-      group=config.group,
+      parts,
+      group=group,
       rollout=rollout,
       max_concurrency=concurrency,
     )

@@ -51,8 +51,11 @@ def main() -> dict[str, object]:
   )
   examples, batch = _train_batch(config, groups)
   size = sum(len(e.token_ids) for e in examples)
-  step = _OurStep(config, policy, batch)
-  their_step = _their_step(config, policy, theirs.model, examples)
+  step = _OurStep(policy, batch, config.optimizer, config.objective)
+  frozen = torch_peer.TorchEngine(config.policy, policy.tokenizer).model
+  their_step = _their_step(
+    frozen, theirs.model, examples, config.optimizer.learning_rate
+  )
   step()
   their_step()
   steps = _speeds({"ours": step, "torch": their_step}, size, rounds)
@@ -100,6 +103,7 @@ def _rollouts(
   rounds: int,
 ) -> tuple[harness.Rounds, Sequence[types.Group]]:
   """Times rollouts in turns; also returns the groups that ours played last."""
+  from anysearch_jax.rollout import driver
   from bench import playing
   from launch import world_source
 
@@ -112,10 +116,10 @@ def _rollouts(
     last[name], timing = harness.timed(
       lambda: playing.play(
         questions,
-        config=config,
-        codec=policy.tokenizer,
-        engine=engines[name],
-        retriever=source.retriever,
+        driver.EpisodeParts(
+          engines[name], source.retriever, config.episode, policy.tokenizer
+        ),
+        group=config.group,
         rollout=numbers[name],
       )
     )
@@ -151,17 +155,18 @@ class _OurStep:
 
   def __init__(
     self,
-    config: config_lib.ExperimentConfig,
     policy: hf.Policy,
     batch: batching.HostBatch,
+    optimizer: config_lib.OptimizerConfig,
+    objective: config_lib.ObjectiveConfig,
   ):
     import jax
 
     from anysearch_jax.training import train_step
 
     a = policy.architecture
-    tx = train_step.optimizer(a, config.optimizer)
-    loss = train_step.grpo_loss(a, config.objective, temperature=1.0)
+    tx = train_step.optimizer(a, optimizer)
+    loss = train_step.grpo_loss(a, objective, temperature=1.0)
     self.program: Any = train_step.make(loss, tx)
     self._state = jax.device_put(
       train_step.init(policy.params, tx), jax.devices()[0]
@@ -179,20 +184,19 @@ class _OurStep:
 
 
 def _their_step(
-  config: config_lib.ExperimentConfig,
-  policy: hf.Policy,
+  frozen: Any,
   model: Any,
   examples: Sequence[batching.Example],
+  learning_rate: float,
 ) -> Callable[[], object]:
   import torch
 
   from bench import torch_peer
 
   model = model.train()
-  frozen = torch_peer.TorchEngine(config.policy, policy.tokenizer).model
   adam = torch.optim.AdamW(
     model.parameters(),
-    lr=config.optimizer.learning_rate,
+    lr=learning_rate,
     betas=(0.9, 0.98),
     weight_decay=0.01,
   )

@@ -114,6 +114,7 @@ class Ways:
 
   def play(self, way: str, rollout: int, latency: float) -> dict[str, float]:
     """Plays one rollout; `latency` is the seconds of a search."""
+    from anysearch_jax.rollout import driver
     from bench import playing
 
     engine = self.engines[way]
@@ -123,10 +124,13 @@ class Ways:
     played, timing = harness.timed(
       lambda: playing.play(
         self.questions,
-        config=self.config,
-        codec=self.codec,
-        engine=engine,
-        retriever=Late(self.retriever, latency),
+        driver.EpisodeParts(
+          engine,
+          Late(self.retriever, latency),
+          self.config.episode,
+          self.codec,
+        ),
+        group=self.config.group,
         rollout=rollout,
         concurrency=self.slots,
       )

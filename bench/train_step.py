@@ -23,10 +23,9 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import signal
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -225,22 +224,6 @@ def describe(
   return out | throughput.memory(devices)
 
 
-@contextlib.contextmanager
-def deadline(seconds: int) -> Iterator[None]:
-  """Raises TimeoutError if the block takes longer than `seconds`."""
-
-  def late(*_):
-    raise TimeoutError(f"not done after {seconds} s")
-
-  before = signal.signal(signal.SIGALRM, late)
-  signal.alarm(seconds)
-  try:
-    yield
-  finally:
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
 def theirs(
   folder: pathlib.Path,
   trajectories: Sequence[batching.Example],
@@ -299,7 +282,7 @@ def beside_torch(
     first = {name: harness.timed(side) for name, side in sides.items()}
     if compiled:
       try:
-        with deadline(_COMPILE_SECONDS):
+        with harness.deadline(_COMPILE_SECONDS):
           side = theirs(folder, work, compiled=True)
           first["torch compiled"] = harness.timed(side)
       except Exception as error:  # torch.compile may fail in many ways.

@@ -17,6 +17,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import hf
+from anysearch_jax.rollout import driver
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import rewards_and_advantages, throughput
@@ -158,10 +159,10 @@ class Loop:
   ) -> Sequence[types.Group]:
     return playing.play(
       questions,
-      config=self._config,
-      codec=self._codec,
-      engine=self._engine,
-      retriever=self._retriever,
+      driver.EpisodeParts(
+        self._engine, self._retriever, self._config.episode, self._codec
+      ),
+      group=self._config.group,
       rollout=number,
       concurrency=self._config.engine.slots,
     ).groups
