@@ -371,12 +371,10 @@ class Counting(Protocol):
 
 @runtime_checkable
 class Paged(Protocol):
-  """An engine with a paged KV cache in this process."""
+  """An engine with a paged KV cache; `pages` are those held, and all."""
 
   @property
-  def pages(self) -> tuple[int, int]:
-    """The pages of the KV cache that episodes hold, and all pages."""
-    ...
+  def pages(self) -> tuple[int, int]: ...
 
 
 def counters(part: object) -> Counter[str]:

@@ -8,21 +8,23 @@ run resumes.
 from __future__ import annotations
 
 from anysearch_jax.config.experiment import (
-  BatchConfig,
   CheckpointConfig,
-  CriticConfig,
-  CurriculumConfig,
   DataConfig,
   EvaluationConfig,
   ExperimentConfig,
+  WarmStartConfig,
+  WatchConfig,
+)
+from anysearch_jax.config.learning import (
+  BatchConfig,
+  CriticConfig,
+  CurriculumConfig,
   LoraConfig,
   MeshConfig,
   ObjectiveConfig,
   OptimizerConfig,
   PipelineConfig,
   RewardConfig,
-  WarmStartConfig,
-  WatchConfig,
 )
 from anysearch_jax.config.methods import (
   IkeaConfig,
