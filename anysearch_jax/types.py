@@ -271,8 +271,7 @@ class ScoringEngine(TrainableEngine, Protocol):
   def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
     """Returns log-probabilities of all tokens but the first, at temperature 1.
 
-    Returns:
-      A list for each of the engine's parts (servers, devices), by name.
+    There is a list for each of the engine's parts (servers, devices), by name.
     """
     ...
 
