@@ -176,17 +176,23 @@ def write(
   positions: jax.Array,
   real: jax.Array,
 ) -> Pages:
-  """Writes tokens to their pages; arguments as in `Paged.__call__`."""
-  size = pages.k.shape[2]
+  """Writes tokens to their pages; arguments as in `Paged.__call__`.
+
+  The pool is written as one list of `[H]` vectors. A scatter over the axes of
+  pages and tokens, with heads inside, makes the TPU compiler lay out the whole
+  pool anew before and after it, in every layer of every step.
+  """
+  heads, count, size, h = pages.k.shape
   number = jnp.take_along_axis(table, positions // size, axis=1, mode="clip")
-  number, offset = jnp.where(real, number, 0), positions % size
-  return jax.tree.map(
-    lambda pool, new: pool.at[:, number, offset].set(
-      new.transpose(2, 0, 1, 3).astype(pool.dtype)
-    ),
-    pages,
-    Pages(k, v),
-  )
+  at = jnp.where(real, number, 0) * size + positions % size
+  at += count * size * jnp.arange(heads)[:, None, None]
+
+  def written(pool: jax.Array, new: jax.Array) -> jax.Array:
+    vectors = pool.reshape(heads * count * size, h)
+    new = new.transpose(2, 0, 1, 3).astype(pool.dtype)
+    return vectors.at[at].set(new).reshape(pool.shape)
+
+  return Pages(written(pages.k, k), written(pages.v, v))
 
 
 def _xla(

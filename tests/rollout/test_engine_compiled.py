@@ -1,0 +1,145 @@
+"""Decode and prefill, compiled for accelerators that are absent.
+
+The optimized programs must not rewrite weights or pages: a decode step reads
+each weight once, and nothing but its new tokens changes in the cache.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import tempfile
+
+import compiled_loops
+import jax
+import jax.numpy as jnp
+import planned
+import pytest
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.planning import compilation, programs, targets
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import lora, parameters, serving, table
+from anysearch_jax.training import placement
+
+# Two layers of sizes that no activation has. Weights and pages are bfloat16.
+ENGINE = config_lib.EngineConfig(
+  slots=64,
+  max_context=4096,
+  page=64,
+  lanes=(64,),
+  prefill_lanes=4,
+  prefill_chunk=512,
+  decode_steps=16,
+)
+FAMILIES = {
+  "qwen2": {"qkv_bias": True},
+  "qwen3": {"qk_norm": True},
+  "llama": {},
+}
+TARGETS = ("h100:1", "v5p:2x2x1")
+# Allowed temporary memory, MiB: far below one layer's pages.
+TEMPORARY = 64
+
+
+def optimized(program, target):
+  """Returns the optimized text of a program and its temporary bytes."""
+  platform = target.hardware.platform
+  with compilation._lowering(target), tempfile.TemporaryDirectory() as folder:
+    traced = program.fn.trace(*program.args, **program.kwargs)
+    lowered = traced.lower(lowering_platforms=(platform,))
+    options = compilation._options(platform, folder)
+    found = lowered.compile(compiler_options=options)
+    text = compilation._text(found, platform, folder)
+  return text, found.memory_analysis().temp_size_in_bytes
+
+
+@functools.cache
+def compiled(target_name, family, adapted, name):
+  """Returns a program's text and temporary bytes, and what it must not write.
+
+  The last are numbers of elements on a device: of each weight, and of a layer's
+  keys.
+  """
+  planned.need(target_name)
+  target = targets.parse(target_name)
+  devices = targets.devices(target)
+  a = architecture_lib.Architecture(
+    family=family,
+    vocab_size=32768,
+    d_model=2560,
+    layers=2,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    mlp_dim=9728,
+    tied=True,
+    **FAMILIES[family],
+  )
+  adapters = config_lib.LoraConfig(rank=16 if adapted else 0)
+  placed = placement.Placement.of(
+    lora.attach(a, adapters),
+    config_lib.MeshConfig(fsdp=len(devices)),
+    dtype="bfloat16",
+    devices=devices,
+  )
+  engine = programs._engine(ENGINE, placed, "bfloat16")
+  program = (
+    programs._prefill(engine)
+    if name == "prefill"
+    else programs._decode(engine, config_lib.SamplingConfig())
+  )
+  text, temporary = optimized(program, target)
+  sizes = weights(a, placed.rollout)
+  pages = {
+    math.prod(x.sharding.shard_shape(x.shape))
+    for x in jax.tree.leaves(engine.store)
+  }
+  return text, temporary, sizes, pages
+
+
+def weights(a, mesh):
+  """Returns numbers of elements of matrices on a device, fused and not."""
+  rows = parameters.abstract(table.rows(a), None, jnp.bfloat16)
+  sizes = set()
+  for fused in (False, True):
+    prepared = jax.eval_shape(
+      functools.partial(serving.prepare, a=a, dtype="bfloat16", fused=fused),
+      rows,
+    )
+    cut = serving.shardings(a, mesh, fused=fused)
+    sizes |= set(
+      jax.tree.leaves(
+        jax.tree.map(
+          lambda x, s: math.prod(s.shard_shape(x.shape)), prepared, cut
+        )
+      )
+    )
+  return {size for size in sizes if size > 2**20}
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_decode_step_rewrites_a_weight(target, family, adapted):
+  text, _, sizes, _ = compiled(target, family, adapted, "decode")
+  again = [x for x in compiled_loops.written(text) if x.elements in sizes]
+  assert sum(2 * x.elements for x in again) == 0, again
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_decode_writes_new_tokens_to_the_pages_in_place(
+  target, family, adapted
+):
+  text, temporary, _, pages = compiled(target, family, adapted, "decode")
+  found = [x for x in compiled_loops.written(text) if x.elements in pages]
+  assert len(found) == 4, found  # Keys and values of two layers.
+  assert all("scatter" in x.name for x in found), found
+  assert temporary < TEMPORARY * 2**20
+
+
+def test_prefill_on_a_tpu_makes_no_copy_of_the_pages():
+  _, temporary, _, pages = compiled("v5p:2x2x1", "qwen3", False, "prefill")
+  assert temporary < 2 * max(pages) * jnp.bfloat16.dtype.itemsize
