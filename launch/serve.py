@@ -96,8 +96,9 @@ def main(argv: Sequence[str]) -> None:
   _log_requests()
   try:
     with (
-      agents.opened(config, chosen, allow_cpu=f.allow_cpu) as agent,
+      # The keys first: a policy may take minutes to load.
       _guard(f.keys) as guard,
+      agents.opened(config, chosen, allow_cpu=f.allow_cpu) as agent,
     ):
       from anysearch_jax.serving import fields, service
 

@@ -80,7 +80,7 @@ def read(path: pathlib.Path) -> tuple[Key, ...]:
   """
   try:
     listed = json.loads(path.read_text())
-  except (OSError, ValueError) as error:
+  except (OSError, ValueError, RecursionError) as error:
     raise ValueError(
       f"--keys={path}: {error}; make a key by --keys={path} --new_key=NAME."
     ) from error
@@ -151,6 +151,9 @@ class Guard:
     keys: the known keys.
     path: SQLite file of what was used; it is made if it is missing.
     now: returns the time, in UTC.
+
+  Raises:
+    ValueError: the file is damaged or cannot be written.
   """
 
   def __init__(
@@ -164,10 +167,16 @@ class Guard:
   ):
     self.keys, self._now = keys, now
     self._running: Counter[str] = Counter()
-    self._rows = sqlite3.connect(path, timeout=10, check_same_thread=False)
-    self._rows.execute("PRAGMA journal_mode=WAL")
-    self._rows.execute(_TABLE)
-    self._rows.commit()
+    try:
+      self._rows = sqlite3.connect(path, timeout=10, check_same_thread=False)
+      self._rows.execute("PRAGMA journal_mode=WAL")
+      self._rows.execute(_TABLE)
+      self._rows.commit()
+    except sqlite3.Error as error:
+      raise ValueError(
+        f"{path}: {error}; expected the file of what keys have used today. "
+        "Without it their day begins again."
+      ) from error
 
   def close(self) -> None:
     """Closes the file."""
@@ -252,13 +261,15 @@ class Guard:
       ("tokens", used[1], tokens, key.tokens_a_day),
     ):
       if most is not None and before + wanted > most:
+        # What is under way may give back what it reserved.
+        soon = self._running[key.name] > 0 and wanted <= most
         raise errors.RequestError(
           429,
           f"This key has used or reserved {before} of its {most} {what} of "
           f"today (UTC), and this request may need {wanted}; ask for less, or "
-          "tomorrow.",
-          code="insufficient_quota",
-          retry_after=self._seconds_left(),
+          f"{'when a request has ended' if soon else 'tomorrow'}.",
+          code="rate_limit_exceeded" if soon else "insufficient_quota",
+          retry_after=1 if soon else self._seconds_left(),
         )
 
   def _seconds_left(self) -> int:

@@ -99,7 +99,7 @@ def test_running_requests_cannot_exceed_the_day_together(guard):
     with guard.admitted(ALICE, searches=5, tokens=1) as grant:
       grant.used(0, 0)
     found = refusal(guard, searches=5, tokens=1000)
-    assert found.code == "insufficient_quota" and "tokens" in str(found)
+    assert found.status == 429 and "tokens" in str(found)
     with guard.admitted(ALICE, searches=5, tokens=1):
       assert "searches" in str(refusal_of_third(guard))
 
@@ -111,6 +111,27 @@ def refusal_of_third(guard):
     with guard.admitted(other, searches=1, tokens=1):
       pass
   return refused.value
+
+
+def test_what_is_only_reserved_is_soon_given_back(guard):
+  with guard.admitted(ALICE, searches=5, tokens=600):
+    refused = refusal(guard, searches=5, tokens=500)
+    assert (refused.code, refused.retry_after) == ("rate_limit_exceeded", 1)
+    assert refusal(guard, tokens=1001).code == "insufficient_quota"
+
+
+def test_damaged_file_of_what_was_used_is_one_sentence(tmp_path):
+  path = tmp_path / "used.sqlite"
+  path.write_text("no database " * 999)
+  with pytest.raises(ValueError, match="used.sqlite: "):
+    keys.Guard((ALICE,), path)
+
+
+def test_file_that_is_nested_too_deeply_is_one_sentence(tmp_path):
+  path = tmp_path / "keys.json"
+  path.write_text("[" * 100_000)
+  with pytest.raises(ValueError, match="keys.json: "):
+    keys.read(path)
 
 
 def test_day_that_is_used_up_ends_at_midnight(guard, clock):
