@@ -13,8 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from tensorboardX import event_file_writer, summary
-from tensorboardX.proto import event_pb2, summary_pb2
 
 from anysearch_jax.algorithms import grpo
 from anysearch_jax.host import disk
@@ -26,6 +24,9 @@ class Writer:
   """Appends the records of rollouts; use as a context manager."""
 
   def __init__(self, folder: str | pathlib.Path):
+    # Imported late: a learner outside of a run writes no files.
+    from tensorboardX import event_file_writer
+
     folder = pathlib.Path(folder)
     self._rollouts = folder / "metrics.jsonl"
     self._steps = folder / "steps.jsonl"
@@ -72,6 +73,9 @@ class Writer:
 
   def _show(self, step: int, values: Values) -> None:
     """Writes a rollout's event for TensorBoard."""
+    from tensorboardX import summary
+    from tensorboardX.proto import event_pb2, summary_pb2
+
     scalars = [
       scalar
       for name, value in _plain(values).items()

@@ -94,9 +94,10 @@ def _values(figures, wanted):
 
 
 def test_stages_need_few_packages_and_write_figures(tmp_path):
-  found = _rehearse(tmp_path, "--stages=doctor,peaks,kernels,gaps")
+  found = _rehearse(tmp_path, "--stages=doctor,peaks,kernels,small,gaps")
   assert found["doctor"]["backend"] == "cpu"
   assert found["peaks"]["square bfloat16"]["TFLOP/s"] > 0
+  assert found["small"]["same bits twice"] is True
   kernels = found["kernels"]
   errors = [
     value
