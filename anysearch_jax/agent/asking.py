@@ -57,7 +57,9 @@ async def ask(
   loop = asyncio.get_running_loop()
   documents: list[tuple[types.Passage, ...]] = []
   try:
-    state, request = episode.start(
+    # Threads, because long texts take milliseconds to tokenize.
+    state, request = await asyncio.to_thread(
+      episode.start,
       question,
       budget=budget,
       scaffold=parts.scaffold,
@@ -74,7 +76,6 @@ async def ask(
       elif isinstance(event, episode_state.Retrieved):
         documents.append(event.passages)
         tell(events.Found(len(documents), event.passages))
-        # A thread, because long passages take milliseconds to tokenize.
         state, request = await asyncio.to_thread(episode.step, state, event)
         tell(events.Budget(state.used, budget))
       else:

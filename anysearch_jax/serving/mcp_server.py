@@ -24,7 +24,7 @@ from mcp_types import ToolAnnotations
 
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
-from anysearch_jax.agent import events
+from anysearch_jax.agent import background, events, limits
 from anysearch_jax.environment import records
 
 _URI = "anysearch://trajectories/"
@@ -207,7 +207,13 @@ class Service:
     self._under_way += 1
     try:
       yield
-    except (ValueError, types.EngineError, types.RetrievalError) as error:
+    except (
+      ValueError,
+      types.EngineError,
+      types.RetrievalError,
+      limits.BusyError,
+      background.ClosedError,
+    ) as error:
       raise ToolError(str(error)) from error
     finally:
       self._under_way -= 1

@@ -224,6 +224,30 @@ def test_closing_does_not_look_like_a_cancelled_task_of_the_caller():
   asyncio.run(asked(agent, agent.search_async("emma", k=1)))
 
 
+def test_long_question_does_not_hold_up_the_others():
+  class Slow(scripted.Codec):
+    def render(self, content):
+      time.sleep(1)
+      return super().render(content)
+
+  async def searched(agent):
+    asking = asyncio.ensure_future(agent.ask_async("Who?", budget=1))
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(0.7):
+      await agent.search_async("emma", k=1)
+    await asking
+
+  agent = agent_lib.Agent(
+    scripted.Engine(ANSWERED),
+    Slow(),
+    scripted.Retriever({"emma": [EMMA]}),
+    config=CONFIG,
+    slots=4,
+  )
+  with agent:
+    asyncio.run(searched(agent))
+
+
 def test_stream_that_was_not_begun_costs_nothing():
   with make([answer("Jane")]) as agent:
     agent.stream("Who?", budget=1).close()
@@ -232,6 +256,7 @@ def test_stream_that_was_not_begun_costs_nothing():
     assert len(agent.engine.requests) == 1
 
 
+@pytest.mark.filterwarnings("ignore:os.fork")
 def test_forked_process_is_refused_and_may_leave_the_context():
   with make() as agent:
     child = os.fork()

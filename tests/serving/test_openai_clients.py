@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import typing
+
+import httpx2
 import openai
+import openai.types.responses
 import pytest
 import scripted
-from scripted import CODEC, answer
+from scripted import CODEC, answer, search
 from served_agent import served
 
 from anysearch_jax import types
@@ -75,6 +80,45 @@ def test_streaming_helper_of_the_client_accepts_the_events(client):
     for _ in stream:
       pass
     assert stream.get_final_response().output_text == "Jane"
+
+
+def _model_of(name):
+  """Returns the client's class of an event."""
+  for model in vars(openai.types.responses).values():
+    fields = getattr(model, "model_fields", {})
+    if "type" in fields and name in typing.get_args(fields["type"].annotation):
+      return model
+  raise ValueError(name)
+
+
+def _bug(request):
+  if request.turn:
+    raise ZeroDivisionError
+  return search("emma")
+
+
+@pytest.mark.parametrize(
+  "script, last",
+  [
+    (lambda r: answer("J") if r.turn == 2 else search("emma"), "completed"),
+    (lambda _: "no action", "failed"),
+    (lambda _: "x" * 5000, "incomplete"),
+    (_bug, "error"),
+  ],
+)
+def test_every_event_is_strictly_one_of_the_clients_types(script, last):
+  with served(engine=scripted.Engine(script)) as (url, _):
+    body = {"input": "Who?", "max_tool_calls": 2, "stream": True}
+    lines = httpx2.post(f"{url}/v1/responses", json=body).text.splitlines()
+  told = [json.loads(each[6:]) for each in lines if each.startswith("data: ")]
+  assert [each["sequence_number"] for each in told] == list(range(len(told)))
+  for each in told:
+    _model_of(each["type"]).model_validate(each, strict=True)
+  assert told[-1]["type"].removeprefix("response.") == last
+  items = [each for each in told if "output_item" in each["type"]]
+  for added, done in zip(items[::2], items[1::2], strict=True):
+    assert (added["type"][-5:], done["type"][-4:]) == ("added", "done")
+    assert added["item"]["id"] == done["item"]["id"]
 
 
 def test_chat_completion_has_answer_reasoning_and_usage(client):
