@@ -63,7 +63,8 @@ class TorchEngine:
       | {
         i
         for i, text in enumerate(self._tokenizer.token_texts())
-        if text in requests[0].stop
+        # Added tokens are decoded with a space before them.
+        if text.strip() in requests[0].stop
       }
     )
     with torch.inference_mode():
