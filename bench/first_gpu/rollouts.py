@@ -144,7 +144,7 @@ class Loop:
       "trained, s": trained.seconds,
       "handed over, s": handed.seconds,
       "trajectories": len(found),
-      "failed": sum(t.failed for t in found),
+      "failed episodes": sum(t.failed for t in found),
       "generated tokens": tokens,
       "generated tokens/s": tokens / played.seconds,
       "trained tokens": throughput.count(packed).tokens,
