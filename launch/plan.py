@@ -3,8 +3,9 @@ r"""Predicts whether a configuration fits hardware, which need not be present.
     python -m launch.plan --config=configs/qwen2_5_7b.py --target=h100:4 \
         --mesh=fsdp=2,tensor=2 --json=plan.json
 
-Compiles the train step, the reference pass, prefill and decode ahead of time
-and prints the memory and the predicted time of each, and a verdict. `--search`
+Compiles the train step, the pass for old log-probabilities, prefill and decode
+ahead of time and prints the memory and the predicted time of each and of the
+hand-over, the time of a whole optimizer step, and a verdict. `--search`
 first tries micro-batches, recomputation and meshes, and plans the best. The
 exit code is 0 if the configuration fits, 1 if it does not, and 2 if the flags
 or the configuration are invalid. Needs the compilers of requirements-plan.txt,
@@ -51,6 +52,12 @@ def define_flags() -> None:
     None,
     "Tokens of an average episode, its prompt and passages included; default: "
     "2,560, or a training row if that is shorter.",
+  )
+  flags.DEFINE_integer(
+    "generated_tokens",
+    None,
+    "Of an episode's tokens, those that the policy samples; default: 800, or "
+    "half of the episode if that is less.",
   )
   flags.DEFINE_bool("search", False, "Try other micro-batches, remat, meshes.")
   flags.DEFINE_string("json", None, "File that the plan is written to.")
@@ -131,7 +138,11 @@ def _plan(config: config_lib.ExperimentConfig):
   target = targets.parse(flags.FLAGS.target)
   validation.validate(config)
   a = read_architecture(config.policy)
-  expected = episodes.of(config, tokens=flags.FLAGS.episode_tokens)
+  expected = episodes.of(
+    config,
+    tokens=flags.FLAGS.episode_tokens,
+    generated=flags.FLAGS.generated_tokens,
+  )
   micro_batches = flags.FLAGS.micro_batches
   if flags.FLAGS.search:
     found = search.best(

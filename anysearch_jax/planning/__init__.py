@@ -9,6 +9,7 @@
 * `collectives`: counts bytes between devices in compiled text; `hlo` parses it.
 * `memory`: bytes on a device by kind, of a program and of the others beside it.
 * `roofline`: predicts seconds, under stated assumptions.
+* `whole_step`: predicts a step with its sampling.
 * `plan`: the resulting values, with a verdict.
 * `planner`: makes plans; `search`: compiles candidates; `advice`: suggests
   changes that would fit.

@@ -35,6 +35,35 @@ def gradients(kinds: Mapping[str, int]) -> int:
   return kinds.get("masters", 0) + kinds.get("critic", 0)
 
 
+def hand_over(
+  trained: program_lib.Program,
+  sampled: program_lib.Program,
+  *,
+  itemsize: int,
+  adapters: bool,
+) -> tuple[int, int]:
+  """Returns what a hand-over of new weights to the engine needs on a device.
+
+  Args:
+    trained: the train step.
+    sampled: decode, with the engine's weights.
+    itemsize: bytes of the compute type.
+    adapters: whether only adapters are trained.
+
+  Returns:
+    The bytes of the cast copy that the trainer publishes, and the bytes that
+    are read and written on the way. The engine's new weights are made of that
+    copy while it has its old ones.
+  """
+  masters = kinds(trained)["masters"]
+  weights = kinds(sampled)["engine weights"]
+  cast = 0 if itemsize == 4 else masters * itemsize // 4
+  frozen = weights if adapters else 0
+  if not devices(trained) & devices(sampled):
+    cast, masters = weights, 0
+  return cast, masters + 2 * cast + frozen + weights
+
+
 def held(
   program: program_lib.Program, others: Iterable[program_lib.Program]
 ) -> dict[str, int]:

@@ -6,8 +6,8 @@ Bytes are those of one device.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from anysearch_jax.host import hardware
 from anysearch_jax.planning import compilation, roofline, targets
@@ -45,7 +45,10 @@ class Part:
 
   @property
   def tokens_per_second(self) -> float | None:
-    return self.tokens / self.predicted.total if self.predicted else None
+    """Predicted tokens a second; None for a program without tokens."""
+    if not self.predicted or not self.tokens:
+      return None
+    return self.tokens / self.predicted.total
 
   def fits(self, target: targets.Target) -> bool:
     return not self.compiled.refused and self.total <= target.capacity
@@ -77,13 +80,57 @@ class Part:
     }
 
 
+class Phase(NamedTuple):
+  """Seconds of one phase of a step.
+
+  predicted: as assumed. sixty: with 60 % of every peak. floor: at the peaks.
+  """
+
+  name: str
+  predicted: float
+  sixty: float
+  floor: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """One optimizer step, with the sampling of its episodes.
+
+  overlapped: whether it samples while it trains.
+  """
+
+  sampling: tuple[Phase, ...]
+  training: tuple[Phase, ...]
+  overlapped: bool
+
+  @property
+  def phases(self) -> list[Phase]:
+    """All phases, and the whole step as the last one."""
+    return [
+      *self.sampling,
+      *self.training,
+      Phase(
+        "whole step",
+        self._whole(lambda phase: phase.predicted),
+        self._whole(lambda phase: phase.sixty),
+        self._whole(lambda phase: phase.floor),
+      ),
+    ]
+
+  def _whole(self, seconds: Callable[[Phase], float]) -> float:
+    sampled = sum(map(seconds, self.sampling))
+    trained = sum(map(seconds, self.training))
+    return max(sampled, trained) if self.overlapped else sampled + trained
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
   """A configuration on a target.
 
   mesh: sizes of the training mesh's axes. own_rollout: whether sampling has its
   own devices. parameters, trained: numbers of all and of trained parameters.
-  advice: changes that would make it fit; empty if it fits.
+  advice: changes that would make it fit; empty if it fits. step: None if a
+  program did not compile.
   """
 
   name: str
@@ -96,6 +143,7 @@ class Plan:
   parts: tuple[Part, ...]
   assumptions: tuple[str, ...]
   advice: tuple[str, ...] = ()
+  step: Step | None = None
 
   @property
   def too_large(self) -> list[Part]:
@@ -135,6 +183,8 @@ class Plan:
       "memory_bytes": self.target.hardware.memory,
       "capacity_bytes": self.target.capacity,
       "programs": {part.name: part.to_dict() for part in self.parts},
+      "step_seconds": self.step
+      and {phase.name: phase._asdict() for phase in self.step.phases},
       "assumptions": list(self.assumptions),
     }
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import captured_stderr, hardware
@@ -19,6 +20,7 @@ from anysearch_jax.planning import (
   programs,
   roofline,
   targets,
+  whole_step,
 )
 from anysearch_jax.planning import program as program_lib
 from anysearch_jax.policy import architecture as architecture_lib
@@ -72,6 +74,15 @@ def make(
   for program in found:
     log(f"compiling the {program.name} for {target}")
     parts.append(measure(program, found, target))
+  parts.append(_hand_over(config, found, target))
+  step = whole_step.predict(
+    parts,
+    config=config,
+    a=a,
+    expected=expected,
+    target=target,
+    assumptions=ASSUMPTIONS,
+  )
   a = lora.attach(a, config.lora)
   made = plan.Plan(
     name=config.name,
@@ -88,7 +99,9 @@ def make(
       _ATTENTION,
       *_memory_sentences(target.hardware),
       *roofline.sentences(target, ASSUMPTIONS),
+      *whole_step.sentences(config, expected),
     ),
+    step=step,
   )
   return dataclasses.replace(
     made,
@@ -167,6 +180,56 @@ def measure(
     held=memory.held(program, (p for p in together if p is not program)),
     compiled=compiled,
     predicted=predicted,
+  )
+
+
+def _hand_over(
+  config: config_lib.ExperimentConfig,
+  found: Sequence[program_lib.Program],
+  target: targets.Target,
+) -> plan.Part:
+  """Counts the hand-over of new weights to the engine by its arrays.
+
+  It is a program for each layer, so there is none to compile for the whole.
+  """
+  train = next(p for p in found if "moments" in p.kinds)
+  decode = found[-1]
+  cast, moved = memory.hand_over(
+    train,
+    decode,
+    itemsize=jnp.dtype(config.compute_dtype).itemsize,
+    adapters=bool(config.lora.rank),
+  )
+  program = program_lib.Program(
+    "hand-over",
+    None,
+    (),
+    {},
+    tokens=0,
+    trips=1,
+    kinds={"engine weights": decode.kinds["engine weights"]},
+  )
+  kinds = memory.kinds(program)
+  weights_size = kinds["engine weights"]
+  return plan.Part(
+    name=program.name,
+    devices=len(memory.devices(program)),
+    tokens=0,
+    read=moved,
+    kinds=kinds,
+    gradients=0,
+    held=memory.held(program, found),
+    compiled=compilation.Compilation(
+      traffic={},
+      arguments=weights_size,
+      outputs=weights_size,
+      temporary=cast + weights_size,
+      peak=cast + 2 * weights_size,
+      refused=False,
+    ),
+    predicted=roofline.predict(
+      target, flops=0, read=moved, traffic={}, assumptions=ASSUMPTIONS
+    ),
   )
 
 

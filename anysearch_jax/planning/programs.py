@@ -93,6 +93,8 @@ def programs(
 ) -> list[program.Program]:
   """Returns the train step, the passes before it, prefill and decode.
 
+  The last one is decode, whose weights the hand-over replaces.
+
   Args:
     config: the whole configuration.
     a: the policy's architecture, without adapters.
@@ -164,8 +166,8 @@ def _training(
   if t.critic is not None:
     loss = ppo.with_critic(loss, a, t.critic, compute=t.compute)
   yield _train_step(t, train_step.make(loss, tx, shardings), state)
-  if a.lora is None and t.reference is not None:
-    yield _reference_pass(t)
+  if objective.old_logp == "trainer" and not on_policy:
+    yield _old_logprobs(t, state.params)
   if t.critic is not None and state.critic is not None:
     yield _value_pass(t, t.critic, state.critic)
 
@@ -227,7 +229,7 @@ def _train_step(
   )
 
 
-def _reference_pass(t: _Training) -> program.Program:
+def _old_logprobs(t: _Training, params: decoder.Params) -> program.Program:
   score = train_step.make_scorer(
     t.placed.a,
     sharding=t.placed.rows,
@@ -235,13 +237,14 @@ def _reference_pass(t: _Training) -> program.Program:
     compute=t.compute,
   )
   return program.Program(
-    "reference pass",
+    "old log-probabilities",
     score,
-    (t.reference, None, t.batch),
+    (params, t.reference, t.batch),
     {},
     tokens=t.tokens,
     trips=t.trips,
-    kinds={"reference": t.reference, "batch": t.batch},
+    kinds={"masters": params, "reference": t.reference, "batch": t.batch},
+    reads=(params, t.reference),
     segment=t.segment,
   )
 

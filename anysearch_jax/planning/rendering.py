@@ -15,7 +15,14 @@ Cells = Sequence[Sequence[str]]
 
 def text(plan: plan_lib.Plan) -> str:
   """Formats a plan for a terminal."""
-  rows = _rows(plan)
+  lines = [_title(plan), "", *_aligned(_rows(plan)), ""]
+  if plan.step:
+    lines += [*_aligned(_step_rows(plan.step)), ""]
+  return "\n".join([*lines, *_sentences(plan, "  ")])
+
+
+def _aligned(rows: Cells) -> list[str]:
+  """Returns lines with aligned columns."""
   widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
 
   def line(row: Sequence[str]) -> str:
@@ -25,24 +32,20 @@ def text(plan: plan_lib.Plan) -> str:
     )
     return "  ".join([first, *rest]).rstrip()
 
-  return "\n".join(
-    [
-      _title(plan),
-      "",
-      *map(line, rows),
-      "",
-      *_sentences(plan, "  "),
-    ]
-  )
+  return list(map(line, rows))
 
 
 def markdown(plan: plan_lib.Plan) -> str:
   """Formats a plan as Markdown."""
-  head, *rows = ["| " + " | ".join(row) + " |" for row in _rows(plan)]
-  rule = "|---" + "|---:" * len(plan.parts) + "|"
-  return "\n".join(
-    [f"**{_title(plan)}**", "", head, rule, *rows, "", *_sentences(plan, "* ")]
-  )
+  lines = [f"**{_title(plan)}**", "", *_markdown_table(_rows(plan)), ""]
+  if plan.step:
+    lines += [*_markdown_table(_step_rows(plan.step)), ""]
+  return "\n".join([*lines, *_sentences(plan, "* ")])
+
+
+def _markdown_table(cells: Cells) -> list[str]:
+  head, *rows = ["| " + " | ".join(row) + " |" for row in cells]
+  return [head, "|---" + "|---:" * (len(cells[0]) - 1) + "|", *rows]
 
 
 def to_json(plan: plan_lib.Plan) -> str:
@@ -125,6 +128,18 @@ def _rows(plan: plan_lib.Plan) -> Cells:
     row("predicted tokens a second", lambda p: p.tokens_per_second, "{:,.0f}"),
   ]
   return [row for row in found if any(row[1:]) or not row[0].startswith("  ")]
+
+
+def _step_rows(step: plan_lib.Step) -> Cells:
+  """Returns table rows of the phases of a step."""
+  together = ", sampling beside training" if step.overlapped else ""
+  return [
+    [f"seconds of a step{together}", "predicted", "at 60 %", "floor"],
+    *(
+      [name, *(f"{seconds:.1f}" for seconds in found)]
+      for name, *found in step.phases
+    ),
+  ]
 
 
 def _gigabytes(kind: str, part: plan_lib.Part) -> float | None:

@@ -90,15 +90,15 @@ def test_a_configuration_that_fits(tmp_path):
   # The output of compilers and plug-ins is not shown.
   assert done.stderr.splitlines() == [
     f"compiling the {name} for h100:1"
-    for name in ("train step", "reference pass", "prefill", "decode")
+    for name in ("train step", "prefill", "decode")
   ]
   found = json.loads((tmp_path / "plan.json").read_text())
   assert found["fits"] is True
   assert set(found["programs"]) == {
     "train step",
-    "reference pass",
     "prefill",
     "decode",
+    "hand-over",
   }
   assert "| train step |" in (tmp_path / "plan.md").read_text()
 

@@ -37,5 +37,8 @@ def test_a_step_fills_no_more_micro_batches_than_there_are():
 def test_an_episode_is_at_most_a_row():
   short = dataclasses.replace(CONFIG, batch=planned.CONFIG.batch)
   assert episodes.of(short).tokens == 128
+  assert episodes.of(short).generated == 64
+  with pytest.raises(ValueError, match="generated_tokens: found 129.*1 to 128"):
+    episodes.of(short, generated=129)
   with pytest.raises(ValueError, match="episode_tokens: found 129.*1 to 128"):
     episodes.of(short, tokens=129)

@@ -14,6 +14,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.planning import (
   advice,
   flops,
+  memory,
   plan,
   planner,
   programs,
@@ -244,8 +245,8 @@ def toy():
 
 def test_a_configuration_is_planned_program_by_program(toy):
   whole, lines = toy
-  names = ["train step", "reference pass", "prefill", "decode"]
-  assert [p.name for p in whole.parts] == names
+  names = ["train step", "prefill", "decode"]
+  assert [p.name for p in whole.parts] == [*names, "hand-over"]
   assert [line.split(" for ")[0] for line in lines] == [
     f"compiling the {name}" for name in names
   ]
@@ -255,6 +256,68 @@ def test_a_configuration_is_planned_program_by_program(toy):
   layer = 64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64 + 2 * 16
   parameters = 512 * 64 + 2 * layer + 64
   assert whole.parameters == whole.trained == parameters
+
+
+def test_a_hand_over_has_old_and_new_weights_and_a_cast_copy(toy):
+  train, _, decode, hand_over = toy[0].parts
+  weights = decode.kinds["engine weights"]
+  masters = train.kinds["masters"]
+  assert hand_over.compiled.peak == 2 * weights + masters // 2
+  assert hand_over.read == masters + 2 * (masters // 2) + weights
+  assert set(hand_over.held) == {"masters", "moments", "reference", "KV cache"}
+
+
+@pytest.mark.parametrize(
+  ("apart", "adapters", "cast", "moved"),
+  [
+    # float32 masters of 4 GiB are cast to 2, which become weights of 1.5.
+    (False, False, 2.0, 4 + 2 * 2 + 1.5),
+    # Adapters are merged into the frozen base.
+    (False, True, 2.0, 4 + 2 * 2 + 1.5 + 1.5),
+    # The sampling devices receive the copy.
+    (True, False, 1.5, 2 * 1.5 + 1.5),
+  ],
+)
+def test_a_hand_over_is_counted_by_hand(apart, adapters, cast, moved):
+  devices = jax.devices()
+
+  def program(device, **gib):
+    placed = jax.sharding.SingleDeviceSharding(device)
+    kinds = {
+      name.replace("_", " "): jax.ShapeDtypeStruct(
+        (int(size * GIB),), "int8", sharding=placed
+      )
+      for name, size in gib.items()
+    }
+    return planned.program.Program("", None, (), {}, 1, 1, kinds)
+
+  trained = program(devices[0], masters=4)
+  sampled = program(devices[int(apart)], engine_weights=1.5)
+  found = memory.hand_over(trained, sampled, itemsize=2, adapters=adapters)
+  assert found == (cast * GIB, moved * GIB)
+
+
+def test_old_log_probabilities_are_a_program_where_a_run_computes_them():
+  def names(**objective):
+    config = dataclasses.replace(
+      CONFIG, objective=config_lib.ObjectiveConfig(**objective)
+    )
+    found = programs.programs(
+      config, A, devices=jax.devices(), micro_batches=1, segment=128
+    )
+    return [p.name for p in found]
+
+  assert "old log-probabilities" in names(old_logp="trainer")
+  assert "old log-probabilities" not in names(old_logp="engine")
+
+
+def test_text_markdown_and_json_have_the_phases_of_a_step(toy):
+  phases = ["prefill", "decode", "hand-over", "train step", "whole step"]
+  text = rendering.text(toy[0]).split("seconds of a step")[1]
+  assert [line.split("  ")[0] for line in text.splitlines()[1:6]] == phases
+  assert "| whole step |" in rendering.markdown(toy[0])
+  found = json.loads(rendering.to_json(toy[0]))["step_seconds"]
+  assert list(found) == phases
 
 
 def test_kinds_sum_to_the_arguments_of_the_compiler(toy):

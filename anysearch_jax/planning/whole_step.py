@@ -1,0 +1,191 @@
+"""Predicts one optimizer step with the sampling of its episodes.
+
+Training is counted from its compiled programs. Sampling is counted by hand,
+because the compiled calls have every row at the longest context: FLOPs of the
+weights and of attention at the mean context, and bytes of weights, keys and
+values for each token that a row samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.planning import (
+  collectives,
+  episodes,
+  plan,
+  roofline,
+  targets,
+)
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import parameters as weights
+from anysearch_jax.policy import table
+
+# The share of a decode call's rows that sample, on average.
+OCCUPANCY = 0.8
+# Tokens of the passages that a search adds; a chunk of prefill is padded.
+OBSERVATION = 590
+SIXTY = roofline.Assumptions(compute=0.6, memory=0.6, links=0.6)
+
+
+class Work(NamedTuple):
+  """What one device does in a phase: FLOPs, bytes of memory, collectives."""
+
+  name: str
+  flops: float
+  bytes: float
+  traffic: Mapping[str, collectives.Traffic]
+
+
+def predict(
+  parts: Sequence[plan.Part],
+  *,
+  config: config_lib.ExperimentConfig,
+  a: architecture_lib.Architecture,
+  expected: episodes.Episodes,
+  target: targets.Target,
+  assumptions: roofline.Assumptions,
+) -> plan.Step | None:
+  """Predicts a step; returns None if a program was refused by its compiler.
+
+  Args:
+    parts: of the plan.
+    config: the whole configuration.
+    a: the policy's architecture, without adapters.
+    expected: the episodes.
+    target: the devices.
+    assumptions: shares of the peaks.
+  """
+  named = {part.name: part for part in parts}
+  if any(part.predicted is None for part in parts):
+    return None
+  sampled = sampling(config, a, expected, decode=named["decode"])
+  hand_over = named["hand-over"]
+  share = 1 / config.curriculum.steps_per_rollout
+  sampled.append(Work("hand-over", 0, share * hand_over.read, {}))
+  trained = [
+    Work(
+      part.name,
+      part.compiled.flops / part.devices,
+      part.read,
+      part.compiled.traffic or {},
+    )
+    for name in ("old log-probabilities", "value pass", "train step")
+    if (part := named.get(name)) is not None
+  ]
+
+  def phases(works: Sequence[Work]) -> tuple[plan.Phase, ...]:
+    return tuple(_phase(work, target, assumptions) for work in works)
+
+  return plan.Step(
+    phases(sampled),
+    phases(trained),
+    overlapped=bool(config.mesh.rollout and config.pipeline.async_level),
+  )
+
+
+def sampling(
+  config: config_lib.ExperimentConfig,
+  a: architecture_lib.Architecture,
+  expected: episodes.Episodes,
+  *,
+  decode: plan.Part,
+) -> list[Work]:
+  """Returns the prefill and the decode of a step's episodes, on one device."""
+  engine, devices = config.engine, decode.devices
+  resident = decode.kinds["engine weights"]
+  vocabulary = a.vocab_size * a.d_model
+  matrices = weights.count(table.rows(a)) - (0 if a.tied else vocabulary)
+  # Contexts grow evenly, so the mean one is half of the last.
+  context = expected.tokens // 2
+  scores = 4 * a.layers * a.heads * a.head_dim * context
+  cached = _token_bytes(config, a) * context
+
+  chunk = engine.prefill_chunk
+  padding = math.ceil(OBSERVATION / chunk) * chunk / OBSERVATION
+  read = expected.trajectories * (expected.tokens - expected.generated)
+  calls = padding * read / (engine.prefill_lanes * chunk)
+  prefill = Work(
+    "prefill",
+    padding * read * (2 * (matrices - vocabulary) + scores) / devices,
+    calls * (resident + engine.prefill_lanes * cached / devices),
+    {},
+  )
+
+  rows = concurrent_rows(engine, context) * OCCUPANCY
+  steps = expected.trajectories * expected.generated / rows
+  traffic = decode.compiled.traffic or {}
+  calls = steps / engine.decode_steps
+  return [
+    prefill,
+    Work(
+      "decode",
+      # Rows that do not sample are computed too.
+      steps * rows / OCCUPANCY * (2 * matrices + scores) / devices,
+      steps * (resident + rows * cached / devices),
+      {
+        kind: collectives.Traffic(
+          math.ceil(calls * one.operations), calls * one.bytes
+        )
+        for kind, one in traffic.items()
+      },
+    ),
+  ]
+
+
+def concurrent_rows(engine: config_lib.EngineConfig, context: int) -> int:
+  """Returns the rows of a decode call that the KV cache has room for."""
+  rows = engine.lanes[-1]
+  if engine.kv_tokens:
+    rows = min(rows, max(1, engine.kv_tokens // max(1, context)))
+  return rows
+
+
+def sentences(
+  config: config_lib.ExperimentConfig, expected: episodes.Episodes
+) -> list[str]:
+  """Returns sentences that state what the prediction of a step assumes."""
+  rows = concurrent_rows(config.engine, expected.tokens // 2)
+  return [
+    f"Of an episode's tokens, {expected.generated:,} are sampled and the "
+    "others prefilled once; prompts that a group shares count for each "
+    "episode.",
+    f"Decode has {rows} rows, {OCCUPANCY:.0%} of them sampling, at half of an "
+    "episode's context. A step of all rows reads every weight once. Prefill "
+    f"pads passages of {OBSERVATION} tokens to chunks of "
+    f"{config.engine.prefill_chunk}.",
+    "Searches, the host and the start of kernels take no time: a search is "
+    "answered while other rows sample.",
+    "A rollout has one hand-over, and "
+    f"{config.curriculum.steps_per_rollout} optimizer steps share its time. "
+    "Its memory is counted by its arrays, not compiled.",
+  ]
+
+
+def _phase(
+  work: Work, target: targets.Target, assumptions: roofline.Assumptions
+) -> plan.Phase:
+  predicted, sixty = (
+    roofline.predict(
+      target,
+      flops=work.flops,
+      read=work.bytes,
+      traffic=work.traffic,
+      assumptions=shares,
+    )
+    for shares in (assumptions, SIXTY)
+  )
+  return plan.Phase(work.name, predicted.total, sixty.total, predicted.floor)
+
+
+def _token_bytes(
+  config: config_lib.ExperimentConfig, a: architecture_lib.Architecture
+) -> int:
+  """Returns the bytes of a token's keys and values in all layers."""
+  size = jnp.dtype(config.compute_dtype).itemsize
+  return 2 * a.layers * a.kv_heads * a.head_dim * size
