@@ -60,11 +60,13 @@ class Paged:
   mesh: rows and pages are sharded over `data`, heads over `tensor`. Each data
     shard has its own pages, and its table counts them from 0. None means one
     device.
+  as_vectors: see `write`.
   """
 
   implementation: str = "xla"
   block: int = 128
   mesh: jax.sharding.Mesh | None = None
+  as_vectors: bool = False
 
   def __call__(
     self,
@@ -94,7 +96,9 @@ class Paged:
     chex.assert_equal_shape([positions, real])
 
     def here(q, k, v, pages, table, positions, real):
-      pages = write(pages, k, v, table, positions, real)
+      pages = write(
+        pages, k, v, table, positions, real, as_vectors=self.as_vectors
+      )
       attend = (
         functools.partial(_xla, block=self.block)
         if q.shape[1] > 1 or self.implementation == "xla"
@@ -175,21 +179,26 @@ def write(
   table: jax.Array,
   positions: jax.Array,
   real: jax.Array,
+  *,
+  as_vectors: bool = False,
 ) -> Pages:
   """Writes tokens to their pages; arguments as in `Paged.__call__`.
 
-  The pool is written as one list of `[H]` vectors. A scatter over the axes of
-  pages and tokens, with heads inside, makes the TPU compiler lay out the whole
-  pool anew before and after it, in every layer of every step.
+  With `as_vectors` the pool is written as one list of `[H]` vectors. Otherwise
+  the TPU compiler lays out the whole pool anew before and after the scatter, in
+  every layer of every step.
   """
   heads, count, size, h = pages.k.shape
   number = jnp.take_along_axis(table, positions // size, axis=1, mode="clip")
-  at = jnp.where(real, number, 0) * size + positions % size
-  at += count * size * jnp.arange(heads)[:, None, None]
+  number, offset = jnp.where(real, number, 0), positions % size
+  head = jnp.arange(heads)[:, None, None]
+  at = (head * count + number) * size + offset
 
   def written(pool: jax.Array, new: jax.Array) -> jax.Array:
-    vectors = pool.reshape(heads * count * size, h)
     new = new.transpose(2, 0, 1, 3).astype(pool.dtype)
+    if not as_vectors:
+      return pool.at[:, number, offset].set(new)
+    vectors = pool.reshape(heads * count * size, h)
     return vectors.at[at].set(new).reshape(pool.shape)
 
   return Pages(written(pages.k, k), written(pages.v, v))

@@ -109,6 +109,7 @@ def make(
     # Small blocks skip more padding; on accelerators loop overhead dominates.
     block=64 if platform == "cpu" else 512,
     mesh=several,
+    as_vectors=platform == "tpu",
   )
   gathered = gathered_attention.Gathered(paged.block, several)
   return Model(
