@@ -105,14 +105,14 @@ def agent_of(
 def serve(folder: str, failing: str) -> dict[str, float]:
   """Serves an agent until a signal arrives; a worker of this bench."""
   jax_setup.configure(threads=0, cache=".jax_cache")
-  from anysearch_jax.serving import fields, service
+  from anysearch_jax.serving import app, fields, service
   from launch import http_server
 
   with agent_of(folder, failing=float(failing)) as agent:
     agent.ask(agent.examples[0], budget=_BUDGET)
     running = service.Service(agent, fields.Served("bench"), most=10_000)
     http_server.serve(
-      service.create_app(running),
+      app.create_app(running),
       running,
       named="a bench",
       host="127.0.0.1",

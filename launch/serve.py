@@ -3,7 +3,7 @@ r"""Serves a policy over HTTP, for OpenAI's clients, under search budgets.
     python -m launch.serve --config=configs/quickstart.py --port=8400
 
 `max_tool_calls` of a request is its search budget, `max_output_tokens` its
-token budget; anysearch_jax/serving/service.py lists the paths. The server is
+token budget; anysearch_jax/serving/app.py lists the paths. The server is
 ready when GET /health answers 200. By default only this machine can reach it.
 Others need keys:
 
@@ -100,6 +100,7 @@ def main(argv: Sequence[str]) -> None:
       _guard(f.keys) as guard,
       agents.opened(config, chosen, allow_cpu=f.allow_cpu) as agent,
     ):
+      from anysearch_jax.serving import app as serving_app
       from anysearch_jax.serving import fields, service
 
       agent.ask(_warming(agent.examples), budget=0)
@@ -119,7 +120,7 @@ def main(argv: Sequence[str]) -> None:
         log_questions=f.log_questions,
       )
       http_server.serve(
-        service.create_app(running),
+        serving_app.create_app(running),
         running,
         named=_described(config),
         host=f.host,

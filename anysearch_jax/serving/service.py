@@ -1,29 +1,13 @@
-"""An agent over HTTP, for OpenAI's clients.
-
-    POST /v1/responses          see `responses_api`
-    POST /v1/chat/completions   see `chat_api`
-    GET  /                      a page to ask from
-    GET  /v1/models             the policy's name
-    GET  /examples              questions that can be asked
-    GET  /health                200, or 503 while the service drains
-    GET  /metrics               for Prometheus
-
-Errors have OpenAI's form: 400 a field that cannot be honoured, 401 no key, 404
-no such model or path, 408 body too slow, 413 body too large, 429 too many
-requests or a day's limit, 500 a bug, 503 the engine, the retriever or a place
-is missing, or the service stops.
-"""
+"""Answers the requests of the HTTP service; `app` has its routes."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import logging
 import threading
 import time
-import uuid
 from collections.abc import (
   AsyncGenerator,
   Iterator,
@@ -32,69 +16,30 @@ from typing import Any
 
 import fastapi
 import prometheus_client
-from starlette import exceptions, requests
+from starlette import requests
 
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import background, events
 from anysearch_jax.agent import limits as limits_lib
 from anysearch_jax.serving import (
+  accounts,
+  bodies,
   chat_api,
   errors,
   fields,
   keys,
   responses_api,
   service_metrics,
-  static_page,
   streaming,
 )
 
 _log = logging.getLogger(__name__)
-_BODY = 2**20  # Bytes of a request.
-_BODY_SECONDS = 30.0
 _EXAMPLES = 100
-_FAILED = errors.RequestError(500, "The server failed; its log says more.")
-_GONE = errors.RequestError(499, "The client left.")
+FAILED = errors.RequestError(500, "The server failed; its log says more.")
 _STOPPING = errors.RequestError(
   503, "The service stops; ask another one, or later.", retry_after=1
 )
-
-
-@dataclasses.dataclass
-class _Account:
-  """What a request used, for logs, metrics and its key.
-
-  replies: of the questions that have ended.
-  begun: questions that had a place, ended or not.
-  searches: made so far, by questions that have not ended as well.
-  status: of the response.
-  ends: is closed when the request has ended.
-  """
-
-  route: str
-  id: str = dataclasses.field(default_factory=lambda: f"req_{uuid.uuid4().hex}")
-  key: str = ""
-  asked: fields.Asked | None = None
-  replies: list[events.Reply] = dataclasses.field(default_factory=list)
-  begun: int = 0
-  searches: int = 0
-  status: int = 200
-  started: float = dataclasses.field(default_factory=time.monotonic)
-  ends: contextlib.ExitStack = dataclasses.field(
-    default_factory=contextlib.ExitStack
-  )
-
-  @property
-  def tokens(self) -> int:
-    return sum(reply.tokens for reply in self.replies)
-
-  @property
-  def most_tokens(self) -> int:
-    """What the request can have used: all of a question that was cut short."""
-    if self.asked is None:
-      return 0
-    cut = self.begun - len(self.replies)
-    return self.tokens + cut * self.asked.max_tokens
 
 
 class Service:
@@ -154,7 +99,7 @@ class Service:
       "max_budget": self._served.max_budget,
       "keys": self._guard is not None,
     }
-    return _json(values, 503 if self.draining else 200)
+    return bodies.respond(values, 503 if self.draining else 200)
 
   def metrics(self, request: requests.Request) -> fastapi.Response:
     """Returns the metrics for Prometheus."""
@@ -173,11 +118,11 @@ class Service:
       "created": 0,
       "owned_by": "anysearch",
     }
-    return _json({"object": "list", "data": [model]})
+    return bodies.respond({"object": "list", "data": [model]})
 
   def examples(self) -> fastapi.Response:
     """Returns questions that one can ask; it is empty for real corpora."""
-    return _json([q.text for q in self._agent.examples[:_EXAMPLES]])
+    return bodies.respond([q.text for q in self._agent.examples[:_EXAMPLES]])
 
   async def responses(self, request: requests.Request) -> fastapi.Response:
     """Answers `POST /v1/responses`."""
@@ -191,10 +136,10 @@ class Service:
         request, _drained(self._responses_events(writer, account))
       )
       _raise_failed(account.replies)
-      return _json(writer.response)
+      return bodies.respond(writer.response)
 
   async def _responses_events(
-    self, writer: responses_api.Writer, account: _Account
+    self, writer: responses_api.Writer, account: accounts.Account
   ) -> AsyncGenerator[bytes]:
     for value in writer.begin():
       yield streaming.named(value)
@@ -221,10 +166,10 @@ class Service:
       told: list[list[events.Event]] = [[] for _ in range(asked.choices)]
       await streaming.unless_gone(request, self._collect(account, told))
       _raise_failed(account.replies)
-      return _json(writer.completion(told))
+      return bodies.respond(writer.completion(told))
 
   async def _chat_events(
-    self, writer: chat_api.Writer, account: _Account
+    self, writer: chat_api.Writer, account: accounts.Account
   ) -> AsyncGenerator[bytes]:
     for value in writer.begin():
       yield streaming.data(value)
@@ -242,14 +187,14 @@ class Service:
     yield streaming.DONE
 
   async def _collect(
-    self, account: _Account, told: list[list[events.Event]]
+    self, account: accounts.Account, told: list[list[events.Event]]
   ) -> None:
     async with contextlib.aclosing(self._told(account)) as all_told:
       async for index, event in all_told:
         told[index].append(event)
 
   async def _told(
-    self, account: _Account
+    self, account: accounts.Account
   ) -> AsyncGenerator[tuple[int, events.Event]]:
     """Yields the events of all answers to a request, with their index.
 
@@ -277,10 +222,10 @@ class Service:
       raise _STOPPING from error
     except Exception as error:
       _log.error("A question was not answered.", exc_info=error)
-      raise _FAILED from error
+      raise FAILED from error
 
   async def _accounted(
-    self, account: _Account, asked: fields.Asked, index: int
+    self, account: accounts.Account, asked: fields.Asked, index: int
   ) -> AsyncGenerator[events.Event]:
     """Yields the events of one answer, and counts what they cost.
 
@@ -304,7 +249,7 @@ class Service:
             self._ended(account, reply)
         yield event
 
-  def _ended(self, account: _Account, reply: events.Reply) -> None:
+  def _ended(self, account: accounts.Account, reply: events.Reply) -> None:
     account.replies.append(reply)
     trajectory = reply.trajectory
     self._metrics.ended(
@@ -315,12 +260,12 @@ class Service:
     )
 
   @contextlib.contextmanager
-  def _account(self, route: str) -> Iterator[_Account]:
+  def _account(self, route: str) -> Iterator[accounts.Account]:
     """Opens the account of a request and closes it if the request fails.
 
     A response that streams closes its account itself, at its end.
     """
-    account = _Account(route)
+    account = accounts.Account(route)
     try:
       yield account
     except errors.RequestError as error:
@@ -335,42 +280,30 @@ class Service:
     if account.asked is None or not account.asked.stream:
       self._close(account, 200)
 
-  def _close(self, account: _Account, status: int) -> None:
+  def _close(self, account: accounts.Account, status: int) -> None:
     account.ends.close()
     seconds = time.monotonic() - account.started
     self._metrics.responded(account.route, status, seconds)
-    asked = account.asked
-    line: dict[str, Any] = {
-      "request": account.id,
-      "route": account.route,
-      "status": status,
-      "key": account.key,
-      "seconds": round(seconds, 3),
-      "budget": asked.budget if asked else None,
-      "searches": account.searches,
-      "tokens": account.tokens,
-      "outcomes": [str(reply.outcome) for reply in account.replies],
-    }
-    if self._log_questions and asked:
-      line["question"] = asked.question
-    _log.info(json.dumps(line))
+    _log.info(json.dumps(account.line(status, seconds, self._log_questions)))
 
   async def _admitted(
-    self, request: requests.Request, account: _Account
+    self, request: requests.Request, account: accounts.Account
   ) -> Any:
     """Checks the key and returns the JSON of the body."""
     if self.draining:
       raise _STOPPING
     key = self._key(request)
     account.key = key.name if key else ""
-    return await _read(request)
+    return await bodies.read(request)
 
   def _key(self, request: requests.Request) -> keys.Key | None:
     if self._guard is None:
       return None
     return self._guard.key(request.headers.get("authorization"))
 
-  def _begin(self, account: _Account, asked: fields.Asked) -> fields.Asked:
+  def _begin(
+    self, account: accounts.Account, asked: fields.Asked
+  ) -> fields.Asked:
     """Charges the key and counts the request until it ends."""
     if self._running + asked.choices > self._most:
       raise errors.RequestError(
@@ -401,7 +334,7 @@ class Service:
     self._metrics.running.set(self._running)
 
   def _stream(
-    self, account: _Account, chunks: AsyncGenerator[bytes]
+    self, account: accounts.Account, chunks: AsyncGenerator[bytes]
   ) -> fastapi.Response:
     return streaming.EventStream(
       chunks,
@@ -409,57 +342,6 @@ class Service:
         account, account.status if complete else 499
       ),
     )
-
-
-def create_app(service: Service) -> fastapi.FastAPI:
-  """Returns the ASGI app of a service."""
-  app = fastapi.FastAPI(title="AnySearch", docs_url=None, redoc_url=None)
-  app.state.service = service
-
-  @app.exception_handler(errors.RequestError)
-  async def refused(_: Any, error: errors.RequestError) -> fastapi.Response:
-    return _json(error.body(), error.status, error.headers)
-
-  @app.exception_handler(exceptions.HTTPException)
-  async def unknown(
-    _: Any, error: exceptions.HTTPException
-  ) -> fastapi.Response:
-    sentence = f"{error.detail}; the paths are in GET /openapi.json."
-    told = errors.RequestError(error.status_code, sentence)
-    return _json(told.body(), told.status)
-
-  @app.exception_handler(Exception)
-  async def failed(_: Any, error: Exception) -> fastapi.Response:
-    _log.error("A request was not answered.", exc_info=error)
-    return _json(_FAILED.body(), _FAILED.status)
-
-  static_page.add(app)
-
-  @app.post("/v1/responses")
-  async def responses(request: fastapi.Request) -> fastapi.Response:
-    return await service.responses(request)
-
-  @app.post("/v1/chat/completions")
-  async def chat(request: fastapi.Request) -> fastapi.Response:
-    return await service.chat(request)
-
-  @app.get("/v1/models")
-  async def models(request: fastapi.Request) -> fastapi.Response:
-    return service.models(request)
-
-  @app.get("/examples")
-  async def examples() -> fastapi.Response:
-    return service.examples()
-
-  @app.get("/health")
-  async def health() -> fastapi.Response:
-    return service.health()
-
-  @app.get("/metrics")
-  async def metrics(request: fastapi.Request) -> fastapi.Response:
-    return service.metrics(request)
-
-  return app
 
 
 def _raise_failed(replies: list[events.Reply]) -> None:
@@ -474,37 +356,3 @@ def _raise_failed(replies: list[events.Reply]) -> None:
 async def _drained(chunks: AsyncGenerator[bytes]) -> None:
   async for _ in chunks:
     pass
-
-
-async def _read(request: requests.Request) -> Any:
-  """Returns the JSON of a request's body."""
-  body = bytearray()
-  try:
-    async with asyncio.timeout(_BODY_SECONDS):
-      async for chunk in request.stream():
-        body += chunk
-        if len(body) > _BODY:
-          raise errors.RequestError(
-            413, f"The request has more than {_BODY} bytes; send less."
-          )
-  except TimeoutError as error:
-    raise errors.RequestError(
-      408, f"The body took more than {_BODY_SECONDS:g} seconds."
-    ) from error
-  except requests.ClientDisconnect as error:
-    raise _GONE from error
-  try:
-    return json.loads(body)
-  except (ValueError, RecursionError) as error:
-    raise errors.RequestError(
-      400, f"The body is no JSON ({error}); expected an object."
-    ) from error
-
-
-def _json(
-  value: Any, status: int = 200, headers: dict[str, str] | None = None
-) -> fastapi.Response:
-  # The strings of a policy may hold half a surrogate pair; ASCII escapes it.
-  return fastapi.Response(
-    json.dumps(value), status, headers, "application/json"
-  )

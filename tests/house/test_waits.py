@@ -68,6 +68,7 @@ _AWAITED = ("gather", "wrap_future", "shield")
 
 # The waits without a timeout of their own, each with what ends it.
 _ENDED = {
+  ("policy/attention/gathered_attention.py", "rows."): "gathers of arrays",
   ("serving/streaming.py", "asyncio.wait("): (
     "a question has a deadline, and so has the request's connection"
   ),
