@@ -1,4 +1,4 @@
-"""Policies of 0.5 to 4 billion parameters on one GPU of 24, 80 or 141 GB.
+"""Policies of 0.5 to 8 billion parameters on one GPU of 24, 80 or 141 GB.
 
     hf download Qwen/Qwen3-1.7B --local-dir models/Qwen3-1.7B
     python -m launch.train --config=configs/one_gpu.py:qwen3_1_7b-24 \\
@@ -7,6 +7,9 @@
 Presets, `--config=configs/one_gpu.py:<policy>-<GB>`:
     qwen2_5_0_5b, qwen2_5_1_5b, qwen3_0_6b, qwen3_1_7b or qwen3_4b
     24 (as an RTX 4090), 80 (H100, A100) or 141 (H200)
+and three that decode 128 rows at a time:
+    qwen3_4b-full141             every weight is trained, not adapters
+    qwen2_5_7b-80, llama3_1_8b-80
 
 The GPU trains adapters of rank 32 and samples in turns. Differences from the
 paper's run (`configs/paper.py`), besides the adapters: a rollout has 128
@@ -47,6 +50,25 @@ class Memory(NamedTuple):
   rows: int
 
 
+class Large(NamedTuple):
+  """A preset for a policy that nearly fills its GPU.
+
+  Attributes:
+    policy: name of the policy.
+    folder: of its weights.
+    kv_tokens: of KV cache. At the hand-over, old and new weights of the engine
+      are beside it.
+    rows: of a micro-batch.
+    full: whether every weight is trained.
+  """
+
+  policy: str
+  folder: str
+  kv_tokens: int
+  rows: int
+  full: bool = False
+
+
 MEMORIES = {
   "24": Memory(32, (8, 16), rows=1),
   "80": Memory(128, (8, 16, 32), rows=4),
@@ -61,8 +83,17 @@ POLICIES = {
   "qwen3_1_7b": ("Qwen3-1.7B", (1 << 16, 1 << 18, 1 << 19)),
   "qwen3_4b": ("Qwen3-4B", (1 << 14, 3 << 16, 3 << 17)),
 }
-PRESETS = tuple(
-  f"{policy}-{memory}" for policy in POLICIES for memory in MEMORIES
+LARGE = {
+  "qwen3_4b-full141": Large("qwen3_4b", "Qwen3-4B", 7 << 15, rows=4, full=True),
+  "qwen2_5_7b-80": Large("qwen2_5_7b", "Qwen2.5-7B-Instruct", 5 << 16, rows=2),
+  "llama3_1_8b-80": Large(
+    "llama3_1_8b", "Llama-3.1-8B-Instruct", 5 << 15, rows=2
+  ),
+}
+_LANES = (32, 64, 128)
+PRESETS = (
+  *(f"{policy}-{memory}" for policy in POLICIES for memory in MEMORIES),
+  *LARGE,
 )
 
 
@@ -72,14 +103,25 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
       f"configs/one_gpu.py: found preset {preset!r}, expected one of "
       f"{', '.join(PRESETS)}."
     )
-  policy, size = preset.rsplit("-", 1)
-  folder, kv_tokens = POLICIES[policy]
-  memory = MEMORIES[size]
-  kv = kv_tokens[list(MEMORIES).index(size)]
+  large = LARGE.get(preset)
+  if large is not None:
+    policy, folder, kv = large.policy, large.folder, large.kv_tokens
+    memory = Memory(_LANES[-1], _LANES, large.rows)
+  else:
+    policy, size = preset.rsplit("-", 1)
+    folder, kv_tokens = POLICIES[policy]
+    memory = MEMORIES[size]
+    kv = kv_tokens[list(MEMORIES).index(size)]
   # The paper's run with adapters on one GPU, in smaller.
   base = paper.experiment(
     policy, f"models/{folder}", "lora80", kv_tokens=paper.KvTokens(kv, kv, kv)
   )
+  if large is not None and large.full:
+    base = dataclasses.replace(
+      base,
+      lora=config_lib.LoraConfig(),
+      optimizer=config_lib.OptimizerConfig(),
+    )
   trajectories = _QUESTIONS * base.group // base.curriculum.steps_per_rollout
   return dataclasses.replace(
     base,
