@@ -64,7 +64,7 @@ def predict(
   named = {part.name: part for part in parts}
   if any(part.predicted is None for part in parts):
     return None
-  sampled = sampling(config, a, expected, decode=named["decode"])
+  sampled = sampling(config, a, expected, named)
   hand_over = named["hand-over"]
   share = 1 / config.curriculum.steps_per_rollout
   sampled.append(Work("hand-over", 0, share * hand_over.read, {}))
@@ -93,10 +93,14 @@ def sampling(
   config: config_lib.ExperimentConfig,
   a: architecture_lib.Architecture,
   expected: episodes.Episodes,
-  *,
-  decode: plan.Part,
+  parts: Mapping[str, plan.Part],
 ) -> list[Work]:
-  """Returns the prefill and the decode of a step's episodes, on one device."""
+  """Returns the prefill and the decode of a step's episodes, on one device.
+
+  Collectives are those of the compiled calls, `prefill` and `decode` of
+  `parts`.
+  """
+  decode = parts["decode"]
   engine, devices = config.engine, decode.devices
   resident = decode.kinds["engine weights"]
   vocabulary = a.vocab_size * a.d_model
@@ -114,13 +118,11 @@ def sampling(
     "prefill",
     padding * read * (2 * (matrices - vocabulary) + scores) / devices,
     calls * (resident + engine.prefill_lanes * cached / devices),
-    {},
+    _of_calls(parts["prefill"], calls),
   )
 
   rows = concurrent_rows(engine, context) * OCCUPANCY
   steps = expected.trajectories * expected.generated / rows
-  traffic = decode.compiled.traffic or {}
-  calls = steps / engine.decode_steps
   return [
     prefill,
     Work(
@@ -128,14 +130,19 @@ def sampling(
       # Rows that do not sample are computed too.
       steps * rows / OCCUPANCY * (2 * matrices + scores) / devices,
       steps * (resident + rows * cached / devices),
-      {
-        kind: collectives.Traffic(
-          math.ceil(calls * one.operations), calls * one.bytes
-        )
-        for kind, one in traffic.items()
-      },
+      _of_calls(decode, steps / engine.decode_steps),
     ),
   ]
+
+
+def _of_calls(part: plan.Part, calls: float) -> dict[str, collectives.Traffic]:
+  """Returns the collectives of some calls of a program."""
+  return {
+    kind: collectives.Traffic(
+      math.ceil(calls * one.operations), calls * one.bytes
+    )
+    for kind, one in (part.compiled.traffic or {}).items()
+  }
 
 
 def concurrent_rows(engine: config_lib.EngineConfig, context: int) -> int:

@@ -23,14 +23,14 @@ EPISODES = episodes.Episodes(tokens=2000, generated=400, trajectories=32)
 GIB = 2**30
 
 
-def _sampled(config=CONFIG, **changes):
+def _sampled(config=CONFIG):
   decode = planned.part(
     "decode", total=2, kinds={"engine weights": 1.0, "KV cache": 0.5}
   )
-  decode = dataclasses.replace(decode, **changes)
+  prefill = planned.part("prefill", total=2)
+  parts = {"decode": decode, "prefill": prefill}
   return {
-    work.name: work
-    for work in whole_step.sampling(config, A, EPISODES, decode=decode)
+    work.name: work for work in whole_step.sampling(config, A, EPISODES, parts)
   }
 
 
@@ -61,6 +61,8 @@ def test_prefill_pads_passages_to_chunks_and_has_no_head():
   found = _sampled()["prefill"]
   tokens = 32 * (2000 - 400) * 1024 / 590
   assert found.flops == pytest.approx(tokens * (2 * LAYERS + SCORES) / 4)
+  calls = tokens / (2 * 512)
+  assert found.traffic["all-gather"].bytes == pytest.approx(2e9 * calls)
   fitting = dataclasses.replace(
     CONFIG, engine=dataclasses.replace(ENGINE, prefill_chunk=590)
   )
@@ -88,6 +90,7 @@ def test_phases_add_up_unless_sampling_is_beside_training():
 def test_sixty_percent_and_the_floor_are_shares_of_the_peaks():
   parts = [
     planned.part(total=40, kinds={"masters": 7.0}),
+    planned.part("prefill", total=2),
     planned.part("decode", total=2, kinds={"engine weights": 1.0}),
     planned.part("hand-over", total=2, tokens=0),
   ]
