@@ -392,20 +392,11 @@ class JaxEngine:
   async def _land(self, flight: turn_lib.Flight) -> None:
     """Waits for a decode call and hands out its tokens."""
     decoded = await flight.decoded
-    self.counters["decode_calls"] += 1
-    self.counters["lanes_offered"] += flight.width * int(decoded.counts.max())
-    self.counters["lanes_used"] += int(decoded.counts.sum())
-    self.counters["sampled_tokens"] += int(decoded.counts.sum())
+    self.counters.update(flight.counters(decoded))
     over = set()
     for lane, running in flight.lanes.items():
-      running.flying = False
-      turn, count = running.turn, int(decoded.counts[lane])
-      sampled = decoded.tokens[lane, :count].tolist()
-      turn.context += sampled
-      if turn.request.on_tokens is not None and not turn.future.done():
-        turn.request.on_tokens(sampled)
-      turn.logps += decoded.logps[lane, :count].tolist()
-      running.row.cached += count
+      turn = running.turn
+      running.extend(decoded, lane)
       done = turn.ended(self._halts, self._tokenizer, self._version)
       if done is not None:
         over.add(id(turn))

@@ -79,6 +79,17 @@ class Running:
     """Number of tokens to prefill; the last one is decode's first input."""
     return len(self.turn.context) - 1 - self.row.cached
 
+  def extend(self, decoded: kv_store.Decoded, lane: int) -> None:
+    """Adds what a decode call sampled in a lane, and tells its caller."""
+    self.flying = False
+    turn, count = self.turn, int(decoded.counts[lane])
+    sampled = decoded.tokens[lane, :count].tolist()
+    turn.context += sampled
+    turn.logps += decoded.logps[lane, :count].tolist()
+    self.row.cached += count
+    if turn.request.on_tokens is not None and not turn.future.done():
+      turn.request.on_tokens(sampled)
+
 
 def bounded(
   request: types.GenerateRequest, max_context: int
@@ -132,6 +143,16 @@ class Flight(NamedTuple):
   width: int
   lanes: dict[int, Running]
   decoded: asyncio.Future[kv_store.Decoded]
+
+  def counters(self, decoded: kv_store.Decoded) -> dict[str, int]:
+    """Returns what the call adds to the engine's counters."""
+    sampled = int(decoded.counts.sum())
+    return {
+      "decode_calls": 1,
+      "lanes_offered": self.width * int(decoded.counts.max()),
+      "lanes_used": sampled,
+      "sampled_tokens": sampled,
+    }
 
 
 def give_up(*flights: Flight | None) -> None:
