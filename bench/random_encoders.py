@@ -100,7 +100,7 @@ def make(
   config = transformers.BertConfig(**settings | CASES[case] | sizes)
   config.save_pretrained(folder)
   # A name of some releases: in others it is the same class as `BertTokenizer`.
-  transformers.BertTokenizerFast(tokens).save_pretrained(folder)  # type: ignore[attr-defined]  # The library resolves the name when it runs.
+  transformers.BertTokenizerFast(tokens).save_pretrained(folder)
   a = bert.from_hf(config.to_dict())
   rng = np.random.default_rng(seed)
 

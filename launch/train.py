@@ -194,7 +194,7 @@ def _trainer(
   validation.validate(config, processes=jax.process_count())
   count = config.curriculum.rollouts * config.questions_per_rollout
   questions, retriever, provenance = processes.barrier_call(
-    lambda: _begin(config, count)
+    lambda: _begin(config, count, allow_cpu=flags.FLAGS.allow_cpu)
   )
   agree(config, provenance)
   allow = flags.FLAGS.allow_changes
@@ -273,7 +273,7 @@ def _goes_on(error: disk.DiskError, folder: pathlib.Path) -> str:
 
 
 def _begin(
-  config: config_lib.ExperimentConfig, count: int
+  config: config_lib.ExperimentConfig, count: int, *, allow_cpu: bool
 ) -> tuple[Sequence[types.Question], types.Retriever, dict]:
   """Returns questions, retriever and provenance of a run.
 
@@ -286,7 +286,7 @@ def _begin(
 
   retrievers.validate(config.retrieval)
   a, codec = policies.describe(config)
-  accelerator.check(a, allow=flags.FLAGS.allow_cpu)
+  accelerator.check(a, allow=allow_cpu)
   placement.check(
     a,
     config.mesh,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -11,13 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.planning import program
+from anysearch_jax.planning import abstract, engine_programs, program
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, lora, serving, sharding, table
+from anysearch_jax.policy import decoder, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
-from anysearch_jax.policy.attention import paged_attention
-from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
-from anysearch_jax.rollout.jax_engine import model as model_lib
 from anysearch_jax.training import batching, placement, ppo, train_step
 
 
@@ -48,39 +44,6 @@ class _Training(NamedTuple):
     return sum(
       self.trips * math.prod(rows.tokens.shape[1:]) for rows in self.batch
     )
-
-
-class _Engine(NamedTuple):
-  """What prefill and decode have in common.
-
-  mesh: of the rollout devices.
-  config: of the engine.
-  params, store: abstract weights and KV cache.
-  columns: pages of a row at full context.
-  blocks: iterations of attention over them.
-  model: how they compute.
-  """
-
-  mesh: jax.sharding.Mesh
-  config: config_lib.EngineConfig
-  params: decoder.Params
-  store: paged_attention.Pools
-  columns: int
-  blocks: int
-  model: model_lib.Model
-
-  @property
-  def kinds(self) -> dict[str, Any]:
-    return {"engine weights": self.params, "KV cache": self.store}
-
-  def rows(self, *shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
-    """Returns an abstract array, sharded by rows."""
-    by_rows = jax.sharding.NamedSharding(self.mesh, jax.P("data"))
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=by_rows)
-
-  def reads(self, rows: int) -> tuple[decoder.Params, paged_attention.Pools]:
-    """Returns what one step over `rows` rows reads at most."""
-    return self.params, _read_pages(self.store, rows * self.columns)
 
 
 def programs(
@@ -131,7 +94,7 @@ def programs(
     trips=math.ceil(micro_batches / len(batch)),
     segment=segment,
   )
-  engine = _engine(config.engine, placed, base_dtype)
+  engine = engine_programs.make(config.engine, placed, base_dtype)
   return [
     *_training(
       training,
@@ -139,8 +102,8 @@ def programs(
       config.objective,
       on_policy=config.curriculum.steps_per_rollout == 1,
     ),
-    _prefill(engine),
-    _decode(engine, config.sampling),
+    engine_programs.prefill(engine),
+    engine_programs.decode(engine, config.sampling),
   ]
 
 
@@ -186,7 +149,7 @@ def _state(t: _Training, tx: Any, shardings: Any) -> train_step.TrainState:
     trained,
     critic,
   )
-  return _placed(shapes, shardings)
+  return abstract.placed(shapes, shardings)
 
 
 def _batch(
@@ -272,152 +235,9 @@ def _value_pass(
   )
 
 
-def _engine(
-  config: config_lib.EngineConfig, placed: placement.Placement, base_dtype: Any
-) -> _Engine:
-  """Returns the engine at its largest: all rows at full context."""
-  a, mesh = placed.a, placed.rollout
-  model = model_lib.make(config, a, mesh, dtype=placed.dtype)
-  return _Engine(
-    mesh=mesh,
-    config=config,
-    params=_engine_weights(model, placed, base_dtype),
-    store=_cache(config, placed),
-    columns=kv_memory.pages_of(config.max_context, config),
-    blocks=math.ceil(config.max_context / max(model.paged.block, config.page)),
-    model=model,
-  )
-
-
-def _engine_weights(
-  model: model_lib.Model, placed: placement.Placement, base_dtype: Any
-) -> decoder.Params:
-  """Returns the abstract weights that decode reads, layer by layer."""
-  a = placed.a
-  cut = sharding.shardings(a, placed.rollout)
-  base = _cast(table.base_rows(a), cut, base_dtype)
-  if a.lora is not None:
-    base = lora.combine(base, _cast(table.adapter_rows(a), cut, placed.dtype))
-  return jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    jax.eval_shape(functools.partial(model.prepare, a=a), base),
-    serving.shardings(a, placed.rollout, fused=model.fused),
-  )
-
-
-def _cache(
-  config: config_lib.EngineConfig, placed: placement.Placement
-) -> paged_attention.Pools:
-  """Returns the abstract KV cache."""
-  shards = placed.rollout.shape["data"]
-  store = jax.eval_shape(
-    functools.partial(
-      paged_attention.empty,
-      placed.a,
-      kv_memory.pages(config, shards=shards) * shards,
-      config.page,
-      placed.dtype,
-    )
-  )
-  pages = kv_store.sharding(placed.a, placed.rollout)
-  return jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=pages), store
-  )
-
-
-def _prefill(e: _Engine) -> program.Program:
-  rows, chunk = e.config.prefill_lanes, e.config.prefill_chunk
-  starts = counts = e.rows(rows)
-  return program.Program(
-    "prefill",
-    kv_store.prefill,
-    (
-      e.params,
-      e.store,
-      kv_store.Chunks(
-        e.rows(rows, e.columns), e.rows(rows, chunk), starts, counts
-      ),
-    ),
-    {"model": e.model},
-    tokens=rows * chunk,
-    trips=1,
-    kinds=e.kinds,
-    reads=e.reads(rows),
-    blocks=e.blocks,
-  )
-
-
-def _decode(e: _Engine, sampling: config_lib.SamplingConfig) -> program.Program:
-  rows, steps = e.config.lanes[-1], e.config.decode_steps
-  tokens = starts = limits = sampled = e.rows(rows)
-  vocabulary = e.model.a.vocab_size
-  draws = jax.eval_shape(
-    lambda: kv_store.Draws(jnp.zeros(vocabulary, bool), jax.random.key(0))
-  )
-  return program.Program(
-    "decode",
-    kv_store.decode,
-    (
-      e.params,
-      e.store,
-      kv_store.Turns(
-        e.rows(rows, e.columns),
-        tokens,
-        starts,
-        limits,
-        e.rows(rows, 5, dtype=jnp.uint32),
-        sampled,
-      ),
-      jax.ShapeDtypeStruct((), jnp.int32),
-      draws,
-    ),
-    {"model": e.model, "steps": steps, "sampling": sampling},
-    tokens=rows * steps,
-    trips=steps,
-    kinds=e.kinds,
-    reads=e.reads(rows),
-    blocks=e.blocks,
-  )
-
-
-def _read_pages(
-  store: paged_attention.Pools, pages: int
-) -> paged_attention.Pools:
-  """Returns the part of the cache that one call reads at most."""
-  return jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(
-      (x.shape[0], min(pages, x.shape[1]), *x.shape[2:]),
-      x.dtype,
-      sharding=x.sharding,
-    ),
-    store,
-  )
-
-
 def _reference(placed: placement.Placement, dtype: Any) -> decoder.Params:
   """Returns the KL reference or frozen base, as `learner.Learner` keeps it."""
   a = placed.a.without_lora()
-  return _cast(table.rows(a), sharding.shardings(a, placed.trainer), dtype)
-
-
-def _cast(
-  rows: Sequence[weights.Weight], shardings: dict, dtype: Any
-) -> decoder.Params:
-  """Returns abstract weights in `dtype`, except float32 scales of norms."""
-
-  def leaf(row: weights.Weight) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(
-      row.shape,
-      jnp.float32 if row.init is None else dtype,
-      sharding=weights.get(shardings, row.path),
-    )
-
-  return weights.tree(rows, leaf)
-
-
-def _placed(shapes: Any, shardings: Any) -> Any:
-  return jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    shapes,
-    shardings,
+  return abstract.cast(
+    table.rows(a), sharding.shardings(a, placed.trainer), dtype
   )

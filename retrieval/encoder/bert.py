@@ -299,7 +299,7 @@ def forward(
     `[B, T, D]`; values at padding are undefined.
   """
   hidden = Bert(a).apply({"params": params}, ids, lengths)
-  return hidden  # type: ignore[return-value]  # Flax: no state is asked for.
+  return hidden
 
 
 def _dot(x: jax.Array, w: jax.Array) -> jax.Array:

@@ -150,7 +150,7 @@ def test_damaged_checkpoint_is_skipped(runs, tmp_path, caplog):
   assert hf_export.write(run, tmp_path / "out") == 2
   assert str(victim) in caplog.text
   assert sorted(run.rglob("*")) == before
-  with pytest.raises(checkpoint.DamagedError, match="No checkpoint to read"):
+  with pytest.raises(checkpoint.DamagedError, match="checkpoint is damaged"):
     hf_export.write(run, tmp_path / "again", rollout=4)
   with pytest.raises(FileNotFoundError, match=r"found checkpoints \[2, 4\]"):
     hf_export.write(run, tmp_path / "again", rollout=3)

@@ -130,7 +130,7 @@ def test_training_checks_all_of_its_questions_first(tmp_path):
   # Even if the first question has evidence.
   for count in (8, 100):
     with pytest.raises(ValueError, match="6 of 8 questions without evidence"):
-      train._begin(config, count)
+      train._begin(config, count, allow_cpu=True)
 
 
 def test_evidence_flag_drops_questions_without_evidence(tmp_path):

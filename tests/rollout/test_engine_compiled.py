@@ -17,7 +17,7 @@ import planned
 import pytest
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.planning import compilation, programs, targets
+from anysearch_jax.planning import compilation, engine_programs, targets
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, parameters, serving, table
 from anysearch_jax.training import placement
@@ -83,11 +83,11 @@ def compiled(target_name, family, adapted, name):
     dtype="bfloat16",
     devices=devices,
   )
-  engine = programs._engine(ENGINE, placed, "bfloat16")
+  engine = engine_programs.make(ENGINE, placed, "bfloat16")
   program = (
-    programs._prefill(engine)
+    engine_programs.prefill(engine)
     if name == "prefill"
-    else programs._decode(engine, config_lib.SamplingConfig())
+    else engine_programs.decode(engine, config_lib.SamplingConfig())
   )
   text, temporary = optimized(program, target)
   sizes = weights(a, placed.rollout)

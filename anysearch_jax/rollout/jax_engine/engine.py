@@ -43,8 +43,7 @@ from anysearch_jax.rollout.jax_engine import turn as turn_lib
 # An episode that was answered needs this many iterations of the event loop to
 # request its next turn. Decoding before that would leave lanes empty.
 _YIELDS = 8
-# Polling interval in seconds when no event arrives.
-_PATIENCE = 1.0
+_PATIENCE = 1.0  # Seconds between looks when no event arrives.
 # A decode call ends when this share of its rows has finished, so that waiting
 # turns can take their lanes.
 _FINISHED = 0.25
@@ -167,11 +166,7 @@ class JaxEngine:
     request = turn_lib.bounded(request, self.max_context)
     for turn in self._turns():
       if turn.request.address == request.address:
-        if not turn.future.done():
-          raise RuntimeError(
-            f"Turn {turn.request.turn} of {request.address} is being sampled; "
-            "wait for it or release the episode."
-          )
+        turn.check_over()
         # Its waiter was cancelled, but a call may still write to its pages.
         self.release(request.address)
     loop = asyncio.get_running_loop()

@@ -91,6 +91,8 @@ class KvDevice:
 
   def set_params(self, params: decoder.Params) -> None:
     """Sets the weights of later calls."""
+    # The old ones go first: on a full device there is no room for both.
+    self._params: decoder.Params = {}
     self._params = self._model.prepare(params, self._a)
 
   def copy(self, sources: np.ndarray, targets: np.ndarray) -> None:

@@ -34,6 +34,14 @@ class Turn:
     """Number of tokens that the turn may still sample."""
     return self.request.max_tokens - self.sampled
 
+  def check_over(self) -> None:
+    """Raises RuntimeError if the turn is being sampled."""
+    if not self.future.done():
+      raise RuntimeError(
+        f"Turn {self.request.turn} of {self.request.address} is being sampled; "
+        "wait for it or release the episode."
+      )
+
   def ended(
     self, halts: np.ndarray, tokenizer: tokenizer_lib.Tokenizer, version: int
   ) -> types.Generation | None:
