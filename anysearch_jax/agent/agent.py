@@ -99,8 +99,16 @@ class Agent:
     """
     from anysearch_jax.agent import loading  # Imports JAX.
 
-    return loading.load(
-      policy, retriever=retriever, config=config, corpus=corpus
+    loaded = loading.load(policy, retriever=retriever, config=config)
+    return cls(
+      loaded.engine,
+      loaded.codec,
+      loaded.retriever,
+      config=loaded.config.episode,
+      slots=loaded.config.engine.slots,
+      corpus=corpus,
+      scaffold=loaded.config.evaluation.scaffold,
+      close=loaded.engine.close,
     )
 
   @property

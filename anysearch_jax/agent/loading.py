@@ -1,17 +1,16 @@
-"""Makes an agent of a Hugging Face folder and something that searches."""
+"""Loads what an agent is made of: a Hugging Face folder and a retriever."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.config import values as config_values
 from anysearch_jax.host import json_files
 from anysearch_jax.policy import hf, sharding
@@ -23,14 +22,22 @@ _SLOTS = 16
 _SEED = 0  # The engine's own; the seed of a question is part of its address.
 
 
+class Loaded(NamedTuple):
+  """A policy with its engine, a retriever, and how both are used."""
+
+  engine: types.TrainableEngine
+  codec: types.TextCodec
+  retriever: types.Retriever
+  config: config_lib.ExperimentConfig
+
+
 def load(
   policy: str | os.PathLike,
   *,
   retriever: types.Retriever | str | os.PathLike,
   config: config_lib.ExperimentConfig | None,
-  corpus: str,
-) -> agent_lib.Agent:
-  """Loads an agent; see `agent.Agent.load`."""
+) -> Loaded:
+  """Loads a policy and opens a retriever; see `agent.Agent.load`."""
   folder = pathlib.Path(policy)
   a, _ = hf.describe(folder)
   if config is None:
@@ -40,15 +47,7 @@ def load(
   mesh = sharding.rollout_mesh(config.mesh, a)
   loaded = hf.load(folder, mesh=mesh)
   engine = engines.make(loaded, config, seed=_SEED)
-  return agent_lib.Agent(
-    engine,
-    loaded.tokenizer,
-    searcher,
-    config=config.episode,
-    slots=config.engine.slots,
-    corpus=corpus,
-    scaffold=config.evaluation.scaffold,
-  )
+  return Loaded(engine, loaded.tokenizer, searcher, config)
 
 
 def default_config(max_context: int) -> config_lib.ExperimentConfig:
