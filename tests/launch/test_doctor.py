@@ -40,6 +40,7 @@ def test_doctor_finds_no_problem_in_a_valid_configuration(tmp_path, capsys):
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_doctor_exits_with_1_if_there_is_a_problem(tmp_path):
   def command(*arguments):
     return subprocess.run(

@@ -242,6 +242,7 @@ def make_searcher(config, source):
   return scripted.Engine(script), scripted.CODEC
 
 
+@pytest.mark.slow
 def test_the_command_of_branches_takes_the_policy_of_the_evaluation(tmp_path):
   out = tmp_path / "e"
   code, _, error = command(

@@ -82,7 +82,9 @@ def test_a_plan_includes_the_critic_and_its_pass():
     small_run.CONFIG, objective=PPO, mesh=config_lib.MeshConfig(fsdp=2)
   )
   a = dataclasses.replace(A, tied=False)
-  found = programs.programs(config, a, devices=jax.devices(), micro_batches=1)
+  found = programs.programs(
+    config, a, devices=jax.devices(), micro_batches=1, segment=128
+  )
   step, values = found[:2]
   assert (step.name, values.name) == ("train step", "value pass")
   kinds = memory.kinds(step)

@@ -173,10 +173,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-  "name",
-  [name if name == "tensor-above-kv-heads" else slow(name) for name in CASES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_axes_that_do_not_divide_are_replicated(name, capfd):
   case, sizes, mesh = CASES[name]
   sizes = SIZES | sizes
@@ -199,6 +197,7 @@ def test_recomputation_changes_nothing(remat):
   assert_same(result, on_one_device("qwen2"))
 
 
+@pytest.mark.slow
 def test_adapters_on_a_mesh_are_those_of_one_device():
   a = dataclasses.replace(
     architecture("qwen2"),
