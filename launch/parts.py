@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from launch.jax_setup import configure as setup_jax
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.data import prepared
@@ -18,8 +17,6 @@ if typing.TYPE_CHECKING:
 
   # Where questions come from, and passages if it brings them.
   Source = world_source.WorldSource | prepared.Prepared
-
-__all__ = ["policy", "provenance", "reward", "setup_jax", "source"]
 
 
 def source(config: config_lib.ExperimentConfig) -> Source:
