@@ -17,7 +17,7 @@ from anysearch_jax.agent import asking, background, events
 from anysearch_jax.agent import limits as limits_lib
 from anysearch_jax.environment import protocol
 from anysearch_jax.evaluation import harness
-from anysearch_jax.rollout import searching
+from anysearch_jax.rollout import driver, searching
 
 
 class Agent:
@@ -66,7 +66,8 @@ class Agent:
       raise ValueError(f"slots: found {slots}, expected at least 1.")
     searching.attach(retriever, engine, codec)
     self.engine, self.slots = engine, slots
-    self._parts = asking.Parts(engine, codec, retriever, config, scaffold)
+    self._parts = driver.EpisodeParts(engine, retriever, config, codec)
+    self._scaffold = scaffold
     self._known = {question.text: question for question in known}
     self._corpus = corpus
     self._close = close
@@ -353,6 +354,7 @@ class Agent:
         question,
         limits.applied(self._parts),
         budget=limits.budget,
+        scaffold=self._scaffold,
         address=harness.address(
           question.id, seed=limits.seed, variant=next(self._numbers)
         ),

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 
-from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import events, reasoning
 from anysearch_jax.methods import systems
@@ -16,22 +15,12 @@ from anysearch_jax.rollout import driver, episode, episode_state
 _LANDING = 0.75
 
 
-@dataclasses.dataclass(frozen=True)
-class Parts:
-  """What plays episodes; the same for all questions of an agent."""
-
-  engine: types.Engine
-  codec: types.TextCodec
-  retriever: types.Retriever
-  config: config_lib.EpisodeConfig
-  scaffold: bool = False
-
-
 async def ask(
   question: types.Question,
-  parts: Parts,
+  parts: driver.EpisodeParts,
   *,
   budget: int,
+  scaffold: bool,
   address: types.Address,
   started: float,
   deadline: float | None,
@@ -43,6 +32,7 @@ async def ask(
     question: what is asked.
     parts: engine, retriever and limits.
     budget: searches allowed, >= 0.
+    scaffold: whether the environment states the budget before every turn.
     address: seeds the episode's random numbers; no other episode that is being
       played may have it.
     started: time of the event loop at which the question arrived.
@@ -62,7 +52,7 @@ async def ask(
       episode.start,
       question,
       budget=budget,
-      scaffold=parts.scaffold,
+      scaffold=scaffold,
       address=address,
       config=parts.config,
       codec=parts.codec,
@@ -100,7 +90,7 @@ async def ask(
 
 
 async def search(
-  request: types.SearchRequest, parts: Parts
+  request: types.SearchRequest, parts: driver.EpisodeParts
 ) -> list[types.Passage]:
   """Answers one query, without an episode.
 
@@ -129,7 +119,7 @@ def _until(
 async def _answered(
   request: types.GenerateRequest | types.SearchRequest,
   state: episode_state.Episode,
-  parts: Parts,
+  parts: driver.EpisodeParts,
   *,
   until: float | None,
   tell: Callable[[events.Event], None],

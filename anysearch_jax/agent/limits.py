@@ -6,7 +6,7 @@ import dataclasses
 from typing import NamedTuple
 
 from anysearch_jax import types
-from anysearch_jax.agent import asking
+from anysearch_jax.rollout import driver
 
 _YEARS = 1e9  # Seconds; a deadline beyond it is a mistake.
 
@@ -42,7 +42,7 @@ class Limits(NamedTuple):
         f"deadline: found {seconds!r}, expected seconds above 0, or None."
       )
 
-  def applied(self, parts: asking.Parts) -> asking.Parts:
+  def applied(self, parts: driver.EpisodeParts) -> driver.EpisodeParts:
     """Returns the parts with the limit of tokens.
 
     The room for the answer shrinks with it, to a half at most.

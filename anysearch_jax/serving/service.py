@@ -133,7 +133,7 @@ class Service:
       if asked.stream:
         return self._stream(account, self._responses_events(writer, account))
       await streaming.unless_gone(
-        request, _drained(self._responses_events(writer, account))
+        request.receive, _drained(self._responses_events(writer, account))
       )
       _raise_failed(account.replies)
       return bodies.respond(writer.response)
@@ -164,7 +164,7 @@ class Service:
       if asked.stream:
         return self._stream(account, self._chat_events(writer, account))
       told: list[list[events.Event]] = [[] for _ in range(asked.choices)]
-      await streaming.unless_gone(request, self._collect(account, told))
+      await streaming.unless_gone(request.receive, self._collect(account, told))
       _raise_failed(account.replies)
       return bodies.respond(writer.completion(told))
 

@@ -19,7 +19,6 @@ from collections.abc import (
 from typing import Any, TypeVar
 
 import fastapi
-from starlette import requests
 
 from anysearch_jax.serving import errors
 
@@ -58,7 +57,7 @@ class EventStream(fastapi.Response):
   async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
     complete = False
     try:
-      await _unless_gone(receive, self._send(send))
+      await unless_gone(receive, self._send(send))
       complete = True
     except errors.RequestError:
       pass  # The client left; nobody reads an error.
@@ -82,20 +81,14 @@ class EventStream(fastapi.Response):
 
 
 async def unless_gone(
-  request: requests.Request, work: Coroutine[Any, Any, _T]
+  receive: Callable[[], Awaitable[Mapping[str, Any]]],
+  work: Coroutine[Any, Any, _T],
 ) -> _T:
   """Runs `work`, and cancels it if the client leaves.
 
   Raises:
     errors.RequestError: 499, the client left.
   """
-  return await _unless_gone(request.receive, work)
-
-
-async def _unless_gone(
-  receive: Callable[[], Awaitable[Mapping[str, Any]]],
-  work: Coroutine[Any, Any, _T],
-) -> _T:
   working = asyncio.ensure_future(work)
   gone = asyncio.ensure_future(_departed(receive))
   try:

@@ -23,7 +23,10 @@ from anysearch_jax.rollout.sglang import engine as sglang
 
 _URL = os.environ.get("ANYSEARCH_SGLANG_URL", "")
 if not _URL:
-  pytest.skip("no SGLang server", allow_module_level=True)
+  pytest.skip(
+    "no SGLang server; set ANYSEARCH_SGLANG_URL as test_sglang_real.py says",
+    allow_module_level=True,
+  )
 # What each chain says, and why it ends.
 EXPECTED = {
   "spelled": (types.Finish.STOP, "</search>"),
