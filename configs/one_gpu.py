@@ -56,8 +56,7 @@ class Large(NamedTuple):
   Attributes:
     policy: name of the policy.
     folder: of its weights.
-    kv_tokens: of KV cache. At the hand-over, old and new weights of the engine
-      are beside it.
+    kv_tokens: of KV cache.
     rows: of a micro-batch.
     full: whether every weight is trained.
   """

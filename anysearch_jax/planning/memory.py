@@ -52,8 +52,8 @@ def hand_over(
 
   Returns:
     The bytes of the cast copy that the trainer publishes, and the bytes that
-    are read and written on the way. The engine's new weights are made of that
-    copy while it has its old ones.
+    are read and written on the way. The engine drops its old weights before it
+    makes new ones of that copy.
   """
   masters = kinds(trained)["masters"]
   weights = kinds(sampled)["engine weights"]

@@ -222,9 +222,10 @@ def _hand_over(
     compiled=compilation.Compilation(
       traffic={},
       arguments=weights_size,
-      outputs=weights_size,
-      temporary=cast + weights_size,
-      peak=cast + 2 * weights_size,
+      # The engine drops its old weights before it makes new ones.
+      outputs=0,
+      temporary=cast,
+      peak=cast + weights_size,
       refused=False,
     ),
     predicted=roofline.predict(

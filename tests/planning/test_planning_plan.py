@@ -258,11 +258,11 @@ def test_a_configuration_is_planned_program_by_program(toy):
   assert whole.parameters == whole.trained == parameters
 
 
-def test_a_hand_over_has_old_and_new_weights_and_a_cast_copy(toy):
+def test_a_hand_over_has_one_copy_of_the_weights_and_a_cast_one(toy):
   train, _, decode, hand_over = toy[0].parts
   weights = decode.kinds["engine weights"]
   masters = train.kinds["masters"]
-  assert hand_over.compiled.peak == 2 * weights + masters // 2
+  assert hand_over.compiled.peak == weights + masters // 2
   assert hand_over.read == masters + 2 * (masters // 2) + weights
   assert set(hand_over.held) == {"masters", "moments", "reference", "KV cache"}
 

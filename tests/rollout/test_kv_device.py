@@ -7,8 +7,12 @@ import pathlib
 import subprocess
 import sys
 import threading
+import weakref
 
+import jax
 import small_engine
+
+from anysearch_jax.rollout.jax_engine import model
 
 _HANGS = """
 import queue, threading, time
@@ -43,3 +47,20 @@ def test_deleted_engine_leaves_no_thread():
   gc.collect()
   thread.join(10)
   assert not thread.is_alive()
+
+
+def test_old_weights_are_gone_before_new_ones_are_made(monkeypatch):
+  engine = small_engine.engine(small_engine.params())
+  layers = engine._device._params["layers"]
+  old = [weakref.ref(x) for x in jax.tree.leaves(layers)]
+  del layers
+  alive = []
+  prepare = model.Model.prepare
+
+  def watched(self, params, a):
+    alive.append(sum(x() is not None for x in old))
+    return prepare(self, params, a)
+
+  monkeypatch.setattr(model.Model, "prepare", watched)
+  engine.set_params(small_engine.params(), 1)
+  assert old and alive == [0]
