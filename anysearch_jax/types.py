@@ -125,8 +125,7 @@ class Trajectory:
   question: Question
   budget: int
   scaffold: bool
-  # The arrays are not in the repr: asyncio formats the result of every finished
-  # task.
+  # Not in the repr: asyncio formats the result of every finished task.
   token_ids: np.ndarray = dataclasses.field(repr=False)
   authors: np.ndarray = dataclasses.field(repr=False)
   logps: np.ndarray = dataclasses.field(repr=False)
@@ -179,6 +178,7 @@ class GenerateRequest:
     token_ids: the whole context so far, at least one token.
     max_tokens: limit on the sampled tokens, >= 1.
     stop: the turn ends when its decoded text contains one of these texts.
+    temperature, top_p, top_k: see `config.SamplingConfig`; None: the engine's.
     on_tokens: if given, the in-process engine calls it with the ids that each
       of its calls sampled, in order; other engines tell nothing before the end.
   """
@@ -188,6 +188,9 @@ class GenerateRequest:
   token_ids: tuple[int, ...]
   max_tokens: int
   stop: tuple[str, ...]
+  temperature: float | None = None
+  top_p: float | None = None
+  top_k: int | None = None
   on_tokens: Callable[[Sequence[int]], None] | None = dataclasses.field(
     default=None, compare=False, repr=False
   )
@@ -317,11 +320,7 @@ class SearchRequest:
 
 
 class Retriever(Protocol):
-  """Finds passages, best first; it may find fewer than `k`.
-
-  This is all that a retriever needs. The protocols below declare what it may
-  offer beyond that; `rollout/searching` uses what it finds.
-  """
+  """Finds at most `k` passages, best first; the protocols below add to it."""
 
   async def search(self, request: SearchRequest) -> Sequence[Passage]:
     """Answers one query. Raises `RetrievalError` when it cannot."""

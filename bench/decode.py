@@ -109,7 +109,7 @@ class Decoder:
     self._table = np.zeros((self.rows, columns), np.int32)
     self._table[:, :each] = 1 + np.arange(self.rows * each).reshape(-1, each)
     self._draws = kv_store.Draws(
-      jnp.zeros(a.vocab_size, bool), jax.random.key(0)
+      jnp.zeros(a.vocab_size, jnp.uint32), jax.random.key(0)
     )
 
   @property
@@ -148,6 +148,7 @@ class Decoder:
     import numpy as np
 
     from anysearch_jax.rollout.jax_engine import kv_store
+    from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 
     rows = self.rows
     self._pages, decoded = kv_store.decode(
@@ -160,12 +161,14 @@ class Decoder:
         limits=np.full(rows, self.steps, np.int32),
         addresses=np.zeros((rows, 5), np.uint32),
         sampled=np.zeros(rows, np.int32),
+        stops=np.ones(rows, np.uint32),
+        settings=sampling_lib.settings([config_lib.SamplingConfig()] * rows),
       ),
       np.int32(0),
       self._draws,
       model=self._model,
       steps=self.steps,
-      sampling=config_lib.SamplingConfig(),
+      restricted=False,
     )
     return decoded
 

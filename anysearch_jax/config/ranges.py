@@ -10,8 +10,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from anysearch_jax import config as config_lib
-
 
 class _Range(NamedTuple):
   """A condition on a number, and its words; NaN satisfies no condition."""
@@ -174,14 +172,18 @@ _FINITE = _Range("a finite number", math.isfinite)
 _MAY_BE_EMPTY = ("mesh.trainer", "mesh.rollout")
 
 
-def check(config: config_lib.ExperimentConfig) -> None:
+def check(config: Any, root: str = "") -> None:
   """Refuses numbers outside their ranges, and tuples that must not be empty.
+
+  Args:
+    config: an `ExperimentConfig`, or the part of one at `root`.
+    root: "" for the whole; `sampling` for a `SamplingConfig`.
 
   Raises:
     ValueError: the message names the path of the first such value and what was
       expected.
   """
-  for path, value in _numbers(config):
+  for path, value in _numbers(config, root):
     name = path.partition("[")[0]
     kind = _RANGES.get(name, _FINITE)
     if value is None:

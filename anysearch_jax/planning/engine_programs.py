@@ -15,6 +15,7 @@ from anysearch_jax.policy import decoder, lora, serving, sharding, table
 from anysearch_jax.policy.attention import paged_attention
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.rollout.jax_engine import model as model_lib
+from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 from anysearch_jax.training import placement
 
 
@@ -129,11 +130,13 @@ def prefill(e: Engine) -> program.Program:
 
 
 def decode(e: Engine, sampling: config_lib.SamplingConfig) -> program.Program:
+  """Returns the decode program of requests drawn as `sampling` says."""
   rows, steps = e.config.lanes[-1], e.config.decode_steps
-  tokens = starts = limits = sampled = e.rows(rows)
+  tokens = starts = limits = sampled = top_k = e.rows(rows)
+  temperature = top_p = e.rows(rows, dtype=jnp.float32)
   vocabulary = e.model.a.vocab_size
   draws = jax.eval_shape(
-    lambda: kv_store.Draws(jnp.zeros(vocabulary, bool), jax.random.key(0))
+    lambda: kv_store.Draws(jnp.zeros(vocabulary, jnp.uint32), jax.random.key(0))
   )
   return program.Program(
     "decode",
@@ -148,11 +151,17 @@ def decode(e: Engine, sampling: config_lib.SamplingConfig) -> program.Program:
         limits,
         e.rows(rows, 5, dtype=jnp.uint32),
         sampled,
+        e.rows(rows, dtype=jnp.uint32),
+        sampling_lib.Settings(temperature, top_p, top_k),
       ),
       jax.ShapeDtypeStruct((), jnp.int32),
       draws,
     ),
-    {"model": e.model, "steps": steps, "sampling": sampling},
+    {
+      "model": e.model,
+      "steps": steps,
+      "restricted": sampling_lib.restricts(sampling),
+    },
     tokens=rows * steps,
     trips=steps,
     kinds=e.kinds,

@@ -23,7 +23,7 @@ import httpx2
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host.http import calls, openai
-from anysearch_jax.rollout import stops
+from anysearch_jax.rollout import drawing, stops
 
 _ADVICE = "Does a server with OpenAI's completions run there?"
 _EXPECTED = "a text at choices[0].text and finish_reason 'stop' or 'length'"
@@ -57,7 +57,7 @@ class CompletionsEngine:
     codec: counts tokens and renders prompts.
     model: the model's name at the server.
     key_variable: environment variable with the key; "": no key.
-    sampling: how tokens are drawn.
+    sampling: how tokens are drawn, unless a request says otherwise.
     deadline: seconds of one turn, with its retries.
     concurrency: limit on concurrent turns.
     transport: replaces the network, for tests.
@@ -104,7 +104,7 @@ class CompletionsEngine:
     Raises:
       types.EngineError: they are not.
     """
-    await self._ask({"prompt": "?", "max_tokens": 1})
+    await self._ask({"prompt": "?", "max_tokens": 1}, self._sampling)
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
     """See `types.Engine`."""
@@ -115,7 +115,8 @@ class CompletionsEngine:
       # Turns are reproducible if the server honours the seed.
       "seed": _seed(request.address, request.turn),
     }
-    return _generation(await self._ask(asked), request, self._codec)
+    sampling = drawing.sampling(request, self._sampling)
+    return _generation(await self._ask(asked, sampling), request, self._codec)
 
   def release(self, address: types.Address) -> None:
     """Does nothing: the server keeps no episodes."""
@@ -124,8 +125,9 @@ class CompletionsEngine:
     """Closes connections; running turns fail."""
     self._endpoint.close()
 
-  async def _ask(self, asked: dict[str, Any]) -> _Completion:
-    s = self._sampling
+  async def _ask(
+    self, asked: dict[str, Any], s: config_lib.SamplingConfig
+  ) -> _Completion:
     body = {
       "model": self._model,
       "temperature": s.temperature,

@@ -29,12 +29,12 @@ def halting_tokens(
 
   Args:
     token_texts: what each token adds to the decoded text.
-    stops: the texts that end a turn.
+    stops: the texts that end a turn; there may be none.
     end_of_turn_ids: tokens that end a turn by themselves.
     vocab_size: the policy's; ids beyond `token_texts` are padding.
   """
   suffixes = {stop[i:] for stop in stops for i in range(len(stop))}
-  longest = max(len(stop) for stop in stops)
+  longest = max((len(stop) for stop in stops), default=0)
   parts = not all(stop.isascii() for stop in stops)
   halts = np.zeros(vocab_size, bool)
   for token, text in enumerate(token_texts):

@@ -75,6 +75,22 @@ def test_request_carries_prompt_limits_key_and_seed(monkeypatch):
   }
 
 
+def test_a_request_may_name_its_own_sampling():
+  ids = tuple(PLAIN.encode("Who?"))
+  request = types.GenerateRequest(
+    ADDRESS, 0, ids, 9, STOP, temperature=0.0, top_k=5
+  )
+  with (
+    fake_openai.served(completion("yes")) as server,
+    engine_at(
+      server.url, sampling={"temperature": 0.7, "top_p": 0.9}
+    ) as engine,
+  ):
+    asyncio.run(engine.generate(request))
+    _, _, body = server.asked[0]
+  assert (body["temperature"], body["top_p"], body["top_k"]) == (0.0, 0.9, 5)
+
+
 @pytest.mark.parametrize(
   ("reply", "text", "finish"),
   [

@@ -23,10 +23,15 @@ def draw(**kwargs):
   """Returns counts of each token over many keys, and each draw's log-prob."""
   config = config_lib.SamplingConfig(**kwargs)
   keys = jax.random.split(jax.random.key(0), DRAWS)
-  tokens, logps = jax.jit(
-    jax.vmap(functools.partial(sampling.sample, config=config), (None, 0))
-  )(LOGITS, keys)
+  rows = sampling.settings([config] * DRAWS)
+  tokens, logps = drawn(sampling.restricts(config))(LOGITS, keys, rows)
   return np.bincount(tokens, minlength=len(P)), np.asarray(tokens), logps
+
+
+@functools.cache
+def drawn(restricted):
+  one = functools.partial(sampling.sample, restricted=restricted)
+  return jax.jit(jax.vmap(one, (None, 0, 0)))
 
 
 def assert_frequencies(counts, p):
@@ -69,6 +74,38 @@ def test_temperature_zero_is_greedy_with_logps_at_temperature_one():
   counts, _, logps = draw(temperature=0.0)
   assert counts[0] == DRAWS
   np.testing.assert_allclose(logps, np.log(P[0]), atol=1e-6)
+
+
+def test_rows_of_one_call_are_drawn_by_their_own_settings():
+  """A row draws what it draws in a call whose rows all have its settings."""
+  configs = [
+    config_lib.SamplingConfig(),
+    config_lib.SamplingConfig(temperature=0.0),
+    config_lib.SamplingConfig(temperature=0.5, top_p=0.8),
+    config_lib.SamplingConfig(top_k=2),
+    config_lib.SamplingConfig(temperature=2.0, top_p=0.9, top_k=4),
+  ]
+  count = 40 * len(configs)
+  keys = jax.random.split(jax.random.key(3), count)
+  mixed = drawn(True)(LOGITS, keys, sampling.settings(configs * 40))
+  for i, config in enumerate(configs):
+    alone = drawn(sampling.restricts(config))(
+      LOGITS, keys, sampling.settings([config] * count)
+    )
+    for one, other in zip(mixed, alone, strict=True):
+      np.testing.assert_array_equal(
+        one[i :: len(configs)], other[i :: len(configs)]
+      )
+
+
+def test_an_unrestricted_draw_is_that_of_jax():
+  key = jax.random.key(11)
+  keys = jax.random.split(key, 500)
+  rows = sampling.settings([config_lib.SamplingConfig(temperature=0.5)] * 500)
+  tokens, _ = drawn(False)(LOGITS, keys, rows)
+  logps = jax.nn.log_softmax(LOGITS / 0.5)
+  expected = jax.vmap(lambda k: jax.random.categorical(k, logps))(keys)
+  np.testing.assert_array_equal(tokens, expected)
 
 
 @pytest.mark.parametrize(

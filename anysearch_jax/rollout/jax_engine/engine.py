@@ -31,8 +31,9 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 from anysearch_jax.policy import decoder, hf, sharding
-from anysearch_jax.rollout import stops
+from anysearch_jax.rollout import drawing
 from anysearch_jax.rollout.jax_engine import (
+  halting,
   kv_device,
   kv_memory,
   kv_store,
@@ -55,13 +56,13 @@ class JaxEngine:
   Args:
     policy: what is sampled.
     config: slots, pages and compiled shapes.
-    sampling: how tokens are drawn, the same for all turns.
+    sampling: how tokens are drawn, unless a request says otherwise.
     seed: seed of all draws; `types.Address` is folded into it.
     version: version of its parameters, recorded with every token.
     dtype: compute and cache type.
     mesh: of its parameters; kv heads are sharded over its `tensor` axis, rows
       and pages over `data`. None means one device.
-    stop: texts that end a turn, those of the environment that is played.
+    stop: texts that end most turns, those of the environment that is played.
 
   Attributes:
     counters: `sampled_tokens`, `prefilled_tokens`, `shared_tokens` (prefilled
@@ -92,19 +93,14 @@ class JaxEngine:
     self._tokenizer = policy.tokenizer
     self._config = config
     self._version = version
-    self._stop = stop
-    self._halts = stops.halting_tokens(
-      policy.tokenizer.token_texts(),
-      stop,
-      policy.tokenizer.end_of_turn_ids,
-      vocab_size=policy.architecture.vocab_size,
+    self._sampling = sampling
+    self._halting = halting.Halting(
+      policy.tokenizer, vocab_size=policy.architecture.vocab_size, stop=stop
     )
     self._device = kv_device.KvDevice(
       policy.params,
       policy.architecture,
-      halts=self._halts,
       config=config,
-      sampling=sampling,
       seed=seed,
       dtype=dtype,
       mesh=mesh,
@@ -156,13 +152,11 @@ class JaxEngine:
 
     Raises:
       types.EngineError: the context leaves no room for a token.
-      ValueError: the request has other stop texts than the engine.
+      ValueError: a sampling setting is out of its range, or a stop text empty.
       RuntimeError: another turn of the episode is being sampled.
     """
-    if request.stop != self._stop:
-      raise ValueError(
-        f"stop {request.stop!r}: this engine stops at {self._stop!r}."
-      )
+    sampling = drawing.sampling(request, self._sampling)
+    halts = await self._halting.of(request.stop)
     request = turn_lib.bounded(request, self.max_context)
     for turn in self._turns():
       if turn.request.address == request.address:
@@ -171,7 +165,8 @@ class JaxEngine:
         self.release(request.address)
     loop = asyncio.get_running_loop()
     future: asyncio.Future[types.Generation] = loop.create_future()
-    self._queue.append(turn_lib.Turn(request, future, list(request.token_ids)))
+    context = list(request.token_ids)
+    self._queue.append(turn_lib.Turn(request, future, context, sampling, halts))
     self._news.set()
     if self._server is None or self._server.done():
       self._server = asyncio.create_task(self._serve())
@@ -359,9 +354,12 @@ class JaxEngine:
     lanes = self._board(ready, call)
     if not lanes:
       return None
+    rows = turn_lib.decode_call(call.table, lanes, self._halting)
     decoded = self._device.decode(
-      turn_lib.rows(call.table, lanes),
+      rows.turns,
+      rows.halts,
       enough=len(lanes) - max(1, int(len(lanes) * _FINISHED)),
+      restricted=rows.restricted,
     )
     for running in lanes.values():
       running.flying = True
@@ -392,7 +390,7 @@ class JaxEngine:
     for lane, running in flight.lanes.items():
       turn = running.turn
       running.extend(decoded, lane)
-      done = turn.ended(self._halts, self._tokenizer, self._version)
+      done = turn.ended(self._tokenizer, self._version)
       if done is not None:
         over.add(id(turn))
         if not turn.future.done():

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import config as config_lib
@@ -41,9 +40,7 @@ class KvDevice:
   Args:
     params: the policy's parameters.
     architecture: the policy's sizes.
-    halts: bool `[V]`, tokens that halt a row.
     config: pages and compiled shapes.
-    sampling: how tokens are drawn.
     seed: seed of all draws.
     dtype: compute and cache type.
     mesh: the mesh of `params`.
@@ -57,20 +54,18 @@ class KvDevice:
     params: decoder.Params,
     architecture: architecture_lib.Architecture,
     *,
-    halts: np.ndarray,
     config: config_lib.EngineConfig,
-    sampling: config_lib.SamplingConfig,
     seed: int,
     dtype: Any,
     mesh: jax.sharding.Mesh,
   ):
-    self._a, self._config, self._sampling = architecture, config, sampling
+    self._a, self._config = architecture, config
     self._shards = mesh.shape["data"]
     self._by_rows = jax.sharding.NamedSharding(mesh, jax.P("data"))
-    self._draws = jax.device_put(
-      kv_store.Draws(jnp.asarray(halts), jax.random.key(seed)),
-      jax.sharding.NamedSharding(mesh, jax.P()),
-    )
+    self._everywhere = jax.sharding.NamedSharding(mesh, jax.P())
+    self._seed = jax.device_put(jax.random.key(seed), self._everywhere)
+    # What halts the rows of the last decode call, here and on the devices.
+    self._halts: tuple[np.ndarray | None, Any] = None, None
     self._model = model_lib.make(config, architecture, mesh, dtype=dtype)
     self._pages = kv_store.empty(
       architecture,
@@ -116,21 +111,35 @@ class KvDevice:
     self._submit(call)
 
   def decode(
-    self, turns: kv_store.Turns[np.ndarray], *, enough: int
+    self,
+    turns: kv_store.Turns[np.ndarray],
+    halts: np.ndarray,
+    *,
+    enough: int,
+    restricted: bool,
   ) -> concurrent.futures.Future[kv_store.Decoded]:
-    """See `kv_store.decode`; returns the sampled tokens as NumPy arrays."""
+    """See `kv_store.decode`; returns the sampled tokens as NumPy arrays.
+
+    Args:
+      turns: the rows.
+      halts: see `kv_store.Draws`; it stays on the devices while it is the same
+        array.
+      enough, restricted: see `kv_store.decode`.
+    """
     params = self._params
 
     def call() -> kv_store.Decoded:
+      if self._halts[0] is not halts:
+        self._halts = halts, jax.device_put(halts, self._everywhere)
       self._pages, decoded = kv_store.decode(
         params,
         self._pages,
         self._put(turns),
         np.int32(enough),
-        self._draws,
+        kv_store.Draws(self._halts[1], self._seed),
         model=self._model,
         steps=self._config.decode_steps,
-        sampling=self._sampling,
+        restricted=restricted,
       )
       return jax.device_get(decoded)
 

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, serving
 from anysearch_jax.policy.attention import paged_attention
@@ -47,7 +46,8 @@ class Turns(NamedTuple, Generic[A]):
   number of tokens cached in the row's pages. limits: int `[R]`, maximum number
   of tokens to sample; 0 for padding rows. addresses: uint32 `[R, n]`, the
   turn's address. sampled: int `[R]`, tokens of this turn sampled in earlier
-  calls.
+  calls. stops: uint32 `[R]`, the bit of `Draws.halts` that halts the row.
+  settings: how each row is drawn.
   """
 
   table: A
@@ -56,10 +56,14 @@ class Turns(NamedTuple, Generic[A]):
   limits: A
   addresses: A
   sampled: A
+  stops: A
+  settings: sampling_lib.Settings[A]
 
 
 class Draws(NamedTuple):
-  """halts: bool `[V]`, tokens that halt a row. seed: PRNG key of the run."""
+  """halts: uint32 `[V]`, the rows that each token halts, by their bit
+  `Turns.stops`. seed: PRNG key of the run.
+  """
 
   halts: jax.Array
   seed: jax.Array
@@ -230,7 +234,7 @@ class _Carry(NamedTuple):
 
 @functools.partial(
   jax.jit,
-  static_argnames=("model", "steps", "sampling"),
+  static_argnames=("model", "steps", "restricted"),
   donate_argnames=("pages",),
 )
 def decode(
@@ -242,7 +246,7 @@ def decode(
   *,
   model: model_lib.Model,
   steps: int,
-  sampling: config_lib.SamplingConfig,
+  restricted: bool,
 ) -> tuple[paged_attention.Pools, Decoded]:
   """Samples up to `steps` tokens for each row, until the row halts.
 
@@ -254,7 +258,7 @@ def decode(
     draws: the run's seed and the tokens that halt a row.
     model: how the rows are computed.
     steps: columns of the result.
-    sampling: how tokens are drawn.
+    restricted: see `sampling.sample`.
 
   Returns:
     The pages with the new tokens (all but each row's last), and the sample.
@@ -270,11 +274,13 @@ def decode(
     return (left > enough) | ((carry.step == 0) & (left > 0))
 
   def draw(
-    logits: jax.Array, key: jax.Array, count: jax.Array
+    logits: jax.Array,
+    key: jax.Array,
+    count: jax.Array,
+    settings: sampling_lib.Settings[jax.Array],
   ) -> tuple[jax.Array, jax.Array]:
-    return sampling_lib.sample(
-      logits, jax.random.fold_in(key, count), config=sampling
-    )
+    key = jax.random.fold_in(key, count)
+    return sampling_lib.sample(logits, key, settings, restricted=restricted)
 
   def step(carry: _Carry) -> _Carry:
     i, tokens, caches, done, found = carry
@@ -288,14 +294,17 @@ def decode(
       attend,
     )
     logits = decoder.logits(params, hidden[:, 0])
-    drawn, logps = jax.vmap(draw)(logits, keys, turns.sampled + found.counts)
+    drawn, logps = jax.vmap(draw)(
+      logits, keys, turns.sampled + found.counts, turns.settings
+    )
     tokens = jnp.where(done, tokens, drawn)
     found = Decoded(
       found.tokens.at[:, i].set(tokens),
       found.logps.at[:, i].set(logps),
       found.counts + going,
     )
-    done = done | draws.halts[tokens] | (found.counts >= limits)
+    halted = draws.halts[tokens] & turns.stops != 0
+    done = done | halted | (found.counts >= limits)
     return _Carry(i + 1, tokens, caches, done, found)
 
   first = _Carry(

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Generic, NamedTuple, TypeVar
+
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from anysearch_jax import config as config_lib
+
+# NumPy arrays on the host, JAX arrays on the devices, abstract ones in a plan.
+A = TypeVar("A", np.ndarray, jax.Array, jax.ShapeDtypeStruct)
 
 
 def validate_training(config: config_lib.SamplingConfig) -> None:
@@ -36,43 +43,76 @@ def address_key(seed: jax.Array, address: jax.Array) -> jax.Array:
   return key
 
 
+class Settings(NamedTuple, Generic[A]):
+  """How rows are drawn, as in `config.SamplingConfig`; each `[R]`.
+
+  temperature: float32; 0 is greedy. top_p: float32. top_k: int32.
+  """
+
+  temperature: A
+  top_p: A
+  top_k: A
+
+
+def settings(rows: Sequence[config_lib.SamplingConfig]) -> Settings[np.ndarray]:
+  """Returns the settings of some rows as arrays."""
+  return Settings(
+    np.array([row.temperature for row in rows], np.float32),
+    np.array([row.top_p for row in rows], np.float32),
+    np.array([row.top_k for row in rows], np.int32),
+  )
+
+
+def restricts(config: config_lib.SamplingConfig) -> bool:
+  """Returns whether top-p or top-k is on."""
+  return config.top_p < 1 or config.top_k > 0
+
+
 def sample(
-  logits: jax.Array, key: jax.Array, *, config: config_lib.SamplingConfig
+  logits: jax.Array,
+  key: jax.Array,
+  settings: Settings[jax.Array],
+  *,
+  restricted: bool,
 ) -> tuple[jax.Array, jax.Array]:
   """Draws one token.
 
   Args:
     logits: float32 `[V]`.
     key: PRNG key, consumed.
-    config: how to draw; temperature 0 is greedy, with log-probabilities at
+    settings: scalars; temperature 0 is greedy, with log-probabilities at
       temperature 1.
+    restricted: whether top-p and top-k apply. They need the sorted vocabulary,
+      so a program in which no row restricts leaves them out.
 
   Returns:
     The token, int32, and its log-probability under
     `log_softmax(logits / temperature)`, before top-p and top-k.
   """
   chex.assert_rank(logits, 1)
-  logps = jax.nn.log_softmax(logits / (config.temperature or 1.0))
-  if config.temperature == 0:
-    token = jnp.argmax(logps)
-  else:
-    token = jax.random.categorical(key, _restrict(logps, config))
+  drawn = settings.temperature > 0
+  logps = jax.nn.log_softmax(
+    logits / jnp.where(drawn, settings.temperature, 1.0)
+  )
+  allowed = _restrict(logps, settings) if restricted else logps
+  # The sum that `jax.random.categorical` takes the largest of; greedy rows take
+  # the largest without noise.
+  noise = jax.random.gumbel(key, logits.shape, logits.dtype)
+  token = jnp.argmax(jnp.where(drawn, noise, 0.0) + allowed)
   return token.astype(jnp.int32), logps[token]
 
 
-def _restrict(logps: jax.Array, config: config_lib.SamplingConfig) -> jax.Array:
+def _restrict(logps: jax.Array, settings: Settings[jax.Array]) -> jax.Array:
   """Sets log-probs outside top-k and the top-p nucleus to -inf.
 
   Top-p (https://arxiv.org/abs/1904.09751) applies to the renormalised top-k. A
   token that ties with the smallest kept one is kept too.
   """
-  if config.top_k:
-    floor = jax.lax.top_k(logps, config.top_k)[0][-1]
-    logps = jnp.where(logps >= floor, logps, -jnp.inf)
-  if config.top_p < 1:
-    ordered = jnp.sort(logps)[::-1]
-    p = jax.nn.softmax(ordered)
-    inside = jnp.cumsum(p) - p < config.top_p
-    floor = jnp.min(jnp.where(inside, ordered, jnp.inf))
-    logps = jnp.where(logps >= floor, logps, -jnp.inf)
-  return logps
+  _, top_p, top_k = settings
+  ordered = jnp.sort(logps)[::-1]
+  floor = jnp.where(top_k > 0, ordered[top_k - 1], -jnp.inf)
+  p = jax.nn.softmax(jnp.where(ordered >= floor, ordered, -jnp.inf))
+  inside = (jnp.cumsum(p) - p < top_p) & (ordered >= floor)
+  nucleus = jnp.min(jnp.where(inside, ordered, jnp.inf))
+  floor = jnp.where(top_p < 1, nucleus, floor)
+  return jnp.where(logps >= floor, logps, -jnp.inf)

@@ -9,19 +9,27 @@ from typing import NamedTuple
 
 import numpy as np
 
+from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.rollout import stops
+from anysearch_jax.rollout.jax_engine import halting as halting_lib
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
+from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 
 
 @dataclasses.dataclass(eq=False)
 class Turn:
-  """A turn that waits or runs; sampled tokens are appended to `context`."""
+  """A turn that waits or runs; sampled tokens are appended to `context`.
+
+  sampling: how its tokens are drawn. halts: bool `[V]`, tokens that may end it.
+  """
 
   request: types.GenerateRequest
   future: asyncio.Future[types.Generation]
   context: list[int]
+  sampling: config_lib.SamplingConfig
+  halts: np.ndarray
   logps: list[float] = dataclasses.field(default_factory=list)
 
   @property
@@ -43,16 +51,15 @@ class Turn:
       )
 
   def ended(
-    self, halts: np.ndarray, tokenizer: tokenizer_lib.Tokenizer, version: int
+    self, tokenizer: tokenizer_lib.Tokenizer, version: int
   ) -> types.Generation | None:
     """Returns the finished turn, or None if it must sample more tokens.
 
     Args:
-      halts: bool `[V]`, tokens that may end a turn.
       tokenizer: decodes the turn to look for a stop text.
       version: of the weights that sampled.
     """
-    if not halts[self.context[-1]] and self.left > 0:
+    if not self.halts[self.context[-1]] and self.left > 0:
       return None
     ids = tuple(self.context[-self.sampled :])
     text = tokenizer.decode(ids)
@@ -119,21 +126,43 @@ def bounded(
   return request
 
 
-def rows(
-  table: np.ndarray, lanes: Mapping[int, Running]
-) -> kv_store.Turns[np.ndarray]:
-  """Returns the rows of a decode call.
+class DecodeCall(NamedTuple):
+  """The host side of a decode call.
+
+  turns: its rows. halts: uint32 `[V]`, tokens that halt rows. restricted:
+  whether top-p or top-k is on in a row.
+  """
+
+  turns: kv_store.Turns[np.ndarray]
+  halts: np.ndarray
+  restricted: bool
+
+
+def decode_call(
+  table: np.ndarray,
+  lanes: Mapping[int, Running],
+  halting: halting_lib.Halting,
+) -> DecodeCall:
+  """Returns a decode call.
 
   Args:
     table: int `[R, M]`, pages of each lane.
     lanes: the turns by lane; the other lanes are padding.
+    halting: finds the tokens that halt rows.
   """
   tokens, starts, limits, sampled = np.zeros((4, len(table)), np.int32)
   addresses = np.zeros((len(table), 5), np.uint32)
+  stops_of = np.ones(len(table), np.uint32)
+  settings = [config_lib.SamplingConfig()] * len(table)
+  halts, bits = halting.call(
+    [(r.turn.request.stop, r.turn.halts) for r in lanes.values()]
+  )
+  stops_of[list(lanes)] = bits
   for lane, running in lanes.items():
     turn = running.turn
     tokens[lane], starts[lane] = turn.context[-1], running.row.cached
     limits[lane], sampled[lane] = turn.left, turn.sampled
+    settings[lane] = turn.sampling
     address = turn.request.address
     addresses[lane] = (
       address.rollout,
@@ -142,7 +171,18 @@ def rows(
       address.sample,
       turn.request.turn,
     )
-  return kv_store.Turns(table, tokens, starts, limits, addresses, sampled)
+  turns = kv_store.Turns(
+    table,
+    tokens,
+    starts,
+    limits,
+    addresses,
+    sampled,
+    stops_of,
+    sampling_lib.settings(settings),
+  )
+  restricted = any(map(sampling_lib.restricts, settings))
+  return DecodeCall(turns, halts, restricted)
 
 
 class Flight(NamedTuple):

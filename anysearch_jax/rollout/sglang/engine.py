@@ -29,7 +29,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import disk, processes
 from anysearch_jax.policy import decoder, hf
-from anysearch_jax.rollout import stops
+from anysearch_jax.rollout import drawing, stops
 from anysearch_jax.rollout.sglang import health
 from anysearch_jax.rollout.sglang import reply as sglang_reply
 from anysearch_jax.rollout.sglang import server as sglang_server
@@ -48,7 +48,7 @@ class SglangEngine:
   Args:
     policy: its weights are loaded into the servers immediately.
     config: addresses of the servers, deadlines and retries.
-    sampling: how tokens are drawn, the same for all turns.
+    sampling: how tokens are drawn, unless a request says otherwise.
     version: of the policy, recorded with every token.
     dtype: of the weights in the folder that the servers load.
 
@@ -79,7 +79,7 @@ class SglangEngine:
     # Keep no reference to the weights: the servers hold their own copy.
     self._policy = policy._replace(params={})
     self._config = config
-    self._sampling = _sampling(sampling)
+    self._sampling = sampling
     self._dtype = dtype
     self.counters: Counter[str] = Counter()
     self._client, self._servers = sglang_server.connect(config, self.counters)
@@ -289,7 +289,7 @@ class SglangEngine:
       "logprob_start_len": -1,
       "extra_key": name,  # Separates cached prefixes by the weights' name.
       "sampling_params": {
-        **self._sampling,
+        **_sampling(drawing.sampling(request, self._sampling)),
         "max_new_tokens": request.max_tokens,
         "stop": list(request.stop),
         "stop_regex": [re.escape(stop) for stop in request.stop],
