@@ -92,7 +92,7 @@ def score(groups: Sequence[aj.Group], config: aj.ExperimentConfig) -> Scored:
     reward.total,
     valid,
     epsilon=config.objective.advantage_epsilon,
-    normalize_std=config.objective.normalize_std,
+    normalize=config.objective.normalize,
   )
   return Scored(em, searches, *jax.device_get((reward.total, advantages)))
 

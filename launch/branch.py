@@ -74,7 +74,8 @@ def branch() -> str:
       "evaluation."
     )
   config = values.from_dict(
-    config_lib.ExperimentConfig, json_files.read(evaluation / "config.json")
+    config_lib.ExperimentConfig,
+    values.renamed(json_files.read(evaluation / "config.json")),
   )
   played = json_files.read(evaluation / "provenance.json")
   config, chosen = policies.read_flags(

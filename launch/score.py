@@ -205,7 +205,7 @@ def _score(em, format_, tokens, searches, budget, valid, *, config):
     reward.total,
     valid,
     epsilon=config.objective.advantage_epsilon,
-    normalize_std=config.objective.normalize_std,
+    normalize=config.objective.normalize,
   )
   return reward, advantage
 
@@ -227,6 +227,11 @@ def score_file(
       f"method.name: found {config.method.name!r}, expected 'anysearch', whose "
       "reward this is. What trajectories of other systems earned stands in the "
       "files of their training."
+    )
+  if config.objective.normalize == "batch":
+    raise ValueError(
+      "objective.normalize: found 'batch', expected 'group' or 'none': a line "
+      "is one group, and does not say which groups were a rollout."
     )
   if config.reward.function:
     raise ValueError(

@@ -89,7 +89,7 @@ def _of_run(folder: pathlib.Path) -> config_lib.ExperimentConfig | None:
   if not path.is_file():
     return None
   return config_values.from_dict(
-    config_lib.ExperimentConfig, json_files.read(path)
+    config_lib.ExperimentConfig, config_values.renamed(json_files.read(path))
   )
 
 

@@ -24,6 +24,7 @@ KL_ESTIMATORS = ("k1", "k2", "k3")
 REDUCTIONS = ("sequence-mean", "token-mean")
 OLD_LOGPS = ("engine", "trainer")
 ADVANTAGES = ("group", "gae")
+NORMALIZERS = ("group", "batch", "none")
 # Edges of a histogram in nats, eight per decade. Counts of the tokens beyond
 # each edge can be summed over micro-batches and devices; quantiles cannot.
 GAP_EDGES = tuple(10 ** (i / 8) for i in range(-48, 17))
@@ -56,26 +57,34 @@ class TokenTerms(NamedTuple):
   clipped_high: chex.Array
 
 
-@functools.partial(jax.jit, static_argnames=("epsilon", "normalize_std"))
+@functools.partial(jax.jit, static_argnames=("epsilon", "normalize"))
 def advantages(
   total: chex.Array,
   valid: chex.Array,
   *,
   epsilon: float,
-  normalize_std: bool,
+  normalize: str,
 ) -> chex.Array:
-  """Standardises rewards within their group (Eq. 11).
+  """Centres rewards in their group and divides by a deviation (Eq. 11).
+
+    A = (R - mean of the group) / (deviation + epsilon)
+
+  The choice of the deviation sets the price of a search, docs/objective.md.
 
   Args:
-    total: `[..., G]` rewards.
-    valid: bool `[..., G]`; mean and standard deviation are those of the valid
-      rewards.
+    total: `[..., G]` rewards, of a whole rollout if `normalize` is `batch`.
+    valid: bool `[..., G]`; means and deviations are those of the valid rewards.
     epsilon: epsilon_0, added to the population standard deviation.
-    normalize_std: whether to divide by the standard deviation.
+    normalize: `group`, the deviation of the group's rewards (the paper's);
+      `batch`, the root mean square of R - mean over all groups; `none`, a
+      divisor of exactly 1.
 
   Returns:
     float32 `[..., G]` advantages. They are exactly 0 where not valid, and in
     the whole group if its valid rewards are equal or fewer than two.
+
+  Raises:
+    ValueError: `normalize` is unknown.
   """
   chex.assert_equal_shape([total, valid])
   chex.assert_type(valid, bool)
@@ -88,10 +97,19 @@ def advantages(
   count = jnp.maximum(jnp.sum(valid, -1, keepdims=True), 1)
   mean = jnp.sum(shifted, -1, keepdims=True) / count
   centred = jnp.where(valid, shifted - mean, 0)
-  if not normalize_std:
-    return centred
-  std = jnp.sqrt(jnp.sum(centred**2, -1, keepdims=True) / count)
-  return centred / (std + epsilon)
+  match normalize:
+    case "group":
+      variance = jnp.sum(centred**2, -1, keepdims=True) / count
+    case "batch":
+      variance = jnp.sum(centred**2) / jnp.maximum(jnp.sum(valid), 1)
+    case "none":
+      return centred
+    case _:
+      raise ValueError(
+        f"Found normalize {normalize!r}; expected one of "
+        f"{', '.join(NORMALIZERS)}."
+      )
+  return centred / (jnp.sqrt(variance) + epsilon)
 
 
 def kl_estimate(

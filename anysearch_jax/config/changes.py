@@ -60,7 +60,7 @@ _TABLE: dict[str, dict[Kind, str]] = {
   "objective": {
     _I: "advantage",  # It decides whether there is a critic.
     _L: "clip_low clip_high kl_coefficient kl_estimator advantage_epsilon "
-    "normalize_std reduction old_logp importance_cap",
+    "normalize reduction old_logp importance_cap",
   },
   "optimizer": {
     _L: "learning_rate b1 b2 eps weight_decay max_grad_norm warmup_steps"
@@ -157,7 +157,7 @@ def changes(
   old, new, default = (
     dict(config_values.leaves(json.loads(json.dumps(values))))
     for values in (
-      stored,
+      config_values.renamed(stored),
       config_values.to_dict(config),
       config_values.to_dict(config_lib.ExperimentConfig()),
     )

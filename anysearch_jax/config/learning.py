@@ -71,8 +71,11 @@ class ObjectiveConfig:
   clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high].
   kl_coefficient: weight of the KL penalty; 0 needs no reference policy.
   kl_estimator: `k1`, `k2` or `k3`.
-  advantage_epsilon: added to the standard deviation of a group's rewards.
-  normalize_std: whether to divide by that (population) standard deviation.
+  normalize: what a reward minus its group's mean is divided by: `group` (the
+    standard deviation of the group's rewards, the paper's), `batch` (that of
+    these differences over the rollout) or `none`. It sets the price of a
+    search, see docs/objective.md.
+  advantage_epsilon: added to that (population) standard deviation.
   reduction: `sequence-mean` (the paper's: the mean over trajectories of each
     one's token mean) or `token-mean` (over all model tokens of the step).
   old_logp: source of the old log-probabilities in the importance ratio.
@@ -88,8 +91,8 @@ class ObjectiveConfig:
   clip_high: float = 0.28
   kl_coefficient: float = 0.001
   kl_estimator: str = "k3"
+  normalize: str = "group"
   advantage_epsilon: float = 1e-6
-  normalize_std: bool = True
   reduction: str = "sequence-mean"
   old_logp: str = "engine"
   importance_cap: float = 0.0

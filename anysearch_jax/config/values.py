@@ -24,6 +24,20 @@ def leaves(
       yield f"{path}{key}", value
 
 
+def renamed(stored: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a saved configuration with the names that settings have today.
+
+  Args:
+    stored: nested plain values as any version of this project saved them.
+  """
+  objective = dict(stored.get("objective", {}))
+  divides = objective.pop("normalize_std", None)
+  if divides is None:
+    return dict(stored)
+  objective.setdefault("normalize", "group" if divides else "none")
+  return {**stored, "objective": objective}
+
+
 def from_dict(cls: type, values: Mapping[str, Any], *, path: str = "config"):
   """Builds config dataclass `cls` from nested plain values, strictly.
 

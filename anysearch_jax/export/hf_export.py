@@ -162,7 +162,9 @@ def _checkpoint(
     )
   rollout = checkpoint.sound(run / "checkpoints", rollout)
   values = checkpoint.read_json(run / "checkpoints", rollout, "config")
-  return rollout, config_values.from_dict(config_lib.ExperimentConfig, values)
+  return rollout, config_values.from_dict(
+    config_lib.ExperimentConfig, config_values.renamed(values)
+  )
 
 
 def _check_base(run: pathlib.Path, base: str | pathlib.Path) -> None:

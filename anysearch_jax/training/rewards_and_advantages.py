@@ -89,7 +89,7 @@ def score(
       rewards["total"],
       outcomes.valid,
       epsilon=objective.advantage_epsilon,
-      normalize_std=objective.normalize_std,
+      normalize=objective.normalize,
     )
   rewards, advantages = jax.device_get((rewards, advantages))
   return Experience(

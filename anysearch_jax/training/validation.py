@@ -257,6 +257,7 @@ def _at_least(name: str, found: float, least: float) -> None:
 
 def _objective(c: config_lib.ObjectiveConfig) -> None:
   _one_of("objective.kl_estimator", c.kl_estimator, grpo.KL_ESTIMATORS)
+  _one_of("objective.normalize", c.normalize, grpo.NORMALIZERS)
   _one_of("objective.reduction", c.reduction, grpo.REDUCTIONS)
   _one_of("objective.old_logp", c.old_logp, grpo.OLD_LOGPS)
   _one_of("objective.advantage", c.advantage, grpo.ADVANTAGES)

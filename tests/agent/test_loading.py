@@ -32,7 +32,11 @@ def policy(tmp_path_factory):
   """A random policy in the folder of a run: `run/policy`."""
   folder = tmp_path_factory.mktemp("run")
   hf.save(folder / "policy", small_run.parts()["policy"])
-  (folder / "config.json").write_text(json.dumps(config_values.to_dict(CONFIG)))
+  values = config_values.to_dict(CONFIG)
+  # The run was trained before this setting got its present name.
+  del values["objective"]["normalize"]
+  values["objective"]["normalize_std"] = True
+  (folder / "config.json").write_text(json.dumps(values))
   return folder / "policy"
 
 

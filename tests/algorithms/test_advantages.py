@@ -17,21 +17,19 @@ from anysearch_jax.algorithms import grpo, rewards
 
 EPSILON = config_lib.ObjectiveConfig().advantage_epsilon
 PLAIN = grpo.advantages.__wrapped__
-STATICS = ("epsilon", "normalize_std")
+STATICS = ("epsilon", "normalize")
 
 
-def advantages(total, valid=None, *, normalize_std=True):
+def advantages(total, valid=None, *, normalize="group"):
   total = np.asarray(total, np.float32)
   valid = np.ones(total.shape, bool) if valid is None else np.asarray(valid)
-  return grpo.advantages(
-    total, valid, epsilon=EPSILON, normalize_std=normalize_std
-  )
+  return grpo.advantages(total, valid, epsilon=EPSILON, normalize=normalize)
 
 
 class AdvantagesTest(chex.TestCase):
   @chex.variants(with_jit=True, without_jit=True)
-  @parameterized.parameters(True, False)
-  def test_equation(self, normalize_std):
+  @parameterized.parameters(*grpo.NORMALIZERS)
+  def test_equation(self, normalize):
     fn = self.variant(PLAIN, static_argnames=STATICS)
     rng = np.random.default_rng(0)
     for group in (1, 2, 5, 8):
@@ -43,11 +41,8 @@ class AdvantagesTest(chex.TestCase):
         0, 3, (100, group)
       )
       valid = rng.random((500, group)) < rng.choice([0.5, 1.0], (500, 1))
-      expected = [
-        oracles.advantages(*row, EPSILON, normalize_std)
-        for row in zip(total, valid)
-      ]
-      actual = fn(total, valid, epsilon=EPSILON, normalize_std=normalize_std)
+      expected = oracles.advantages(total, valid, EPSILON, normalize)
+      actual = fn(total, valid, epsilon=EPSILON, normalize=normalize)
       np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=1e-6)
       np.testing.assert_array_equal(actual[200:300], np.zeros((100, group)))
 
@@ -59,17 +54,24 @@ class AdvantagesTest(chex.TestCase):
     # Mean 2, variance 2/3; mean 2, variance 1; one valid reward; no valid one.
     z = math.sqrt(3 / 2)
     np.testing.assert_allclose(
-      fn(total, valid == 1, epsilon=1e-6, normalize_std=True),
+      fn(total, valid == 1, epsilon=1e-6, normalize="group"),
       [[-z, 0, z, 0], [-1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]],
       rtol=1e-5,
     )
     np.testing.assert_allclose(
-      fn(total, valid == 1, epsilon=1e-6, normalize_std=False),
+      fn(total, valid == 1, epsilon=1e-6, normalize="none"),
       [[-1, 0, 1, 0], [-1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]],
+    )
+    # The squares of the rollout sum to 4 over 3 + 2 + 1 valid rewards.
+    z = math.sqrt(6 / 4)
+    np.testing.assert_allclose(
+      fn(total, valid == 1, epsilon=1e-6, normalize="batch"),
+      [[-z, 0, z, 0], [-z, z, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]],
+      rtol=1e-5,
     )
     # If epsilon equals the standard deviation, advantages are halved.
     np.testing.assert_allclose(
-      fn(total[1], valid[1] == 1, epsilon=1.0, normalize_std=True),
+      fn(total[1], valid[1] == 1, epsilon=1.0, normalize="group"),
       [-0.5, 0.5, 0, 0],
     )
 
@@ -121,6 +123,46 @@ def test_equal_trajectories_have_no_advantage():
   )
   assert np.unique(equal.total).size > 100
   np.testing.assert_array_equal(advantages(equal.total, valid), 0)
+
+
+@pytest.mark.parametrize("gamma", [0.01, 0.3])
+def test_gamma_cancels_in_groups_that_are_right_throughout(gamma):
+  """Only the group's own deviation cancels it, see docs/objective.md."""
+  shape = (1, 5)
+  reward = rewards.composite(
+    *(np.ones(shape, int), np.ones(shape, int), np.full(shape, 10)),
+    np.array([[0, 1, 1, 2, 3]]),
+    np.array([4]),
+    np.ones(shape, bool),
+    config=config_lib.RewardConfig(
+      gamma_mode="fixed", gamma_fixed=gamma, use_rel=False
+    ),
+  )
+  searches = np.array([0, 1, 1, 2, 3])
+  cheaper = searches.mean() - searches
+  np.testing.assert_allclose(
+    advantages(reward.total)[0], cheaper / cheaper.std(), atol=2e-3
+  )
+  np.testing.assert_allclose(
+    advantages(reward.total, normalize="none")[0],
+    gamma * cheaper / 4,
+    atol=1e-6,
+  )
+
+
+def test_batch_keeps_the_ratio_of_advantages_between_groups():
+  total = np.float32([[0, 1, 1, 1], [0.9, 1, 1, 1]])
+  plain = np.asarray(advantages(total, normalize="none"))
+  batch = np.asarray(advantages(total, normalize="batch"))
+  np.testing.assert_allclose(batch / plain, (batch / plain)[0, 0], rtol=1e-5)
+  assert np.sqrt(np.mean(batch**2)) == pytest.approx(1, rel=1e-5)
+  group = np.abs(advantages(total))
+  np.testing.assert_allclose(group[0], group[1], rtol=1e-3)
+
+
+def test_an_unknown_normalizer_is_refused():
+  with pytest.raises(ValueError, match="'std'; expected one of group, batch"):
+    advantages(np.zeros((2, 3)), normalize="std")
 
 
 def test_shapes_are_checked():

@@ -127,7 +127,7 @@ def test_with_equal_advantages_ppo_and_grpo_take_the_same_step(params):
 def test_equal_rewards_give_zero_advantages_in_grpo_and_ppo():
   rewards = np.full((3, 4), 0.7, np.float32)
   group = objective.advantages(
-    rewards, np.ones((3, 4), bool), epsilon=1e-6, normalize_std=True
+    rewards, np.ones((3, 4), bool), epsilon=1e-6, normalize="group"
   )
   # With a new critic (all values 0) and one token per episode, every advantage
   # is the reward.

@@ -59,6 +59,20 @@ def test_a_wrong_key_or_type_is_refused_with_its_path(values, sentence):
     config_values.from_dict(config_lib.ExperimentConfig, values)
 
 
+def test_a_saved_configuration_with_an_old_name_is_read():
+  old = config_values.to_dict(CHANGED)
+  del old["objective"]["normalize"]
+  old["objective"]["normalize_std"] = False
+  with pytest.raises(ValueError, match="unknown key 'normalize_std'"):
+    config_values.from_dict(config_lib.ExperimentConfig, old)
+  config = config_values.from_dict(
+    config_lib.ExperimentConfig, config_values.renamed(old)
+  )
+  assert config.objective == config_lib.ObjectiveConfig(normalize="none")
+  assert config.batch == CHANGED.batch
+  assert "normalize_std" in old["objective"]  # The argument is unchanged.
+
+
 def test_defaults_are_the_papers_hyperparameters():
   config = config_lib.ExperimentConfig()
   reward = dataclasses.asdict(config.reward)

@@ -61,6 +61,15 @@ def test_a_setting_that_was_not_stored_had_its_default():
   assert (changed.path, changed.old, changed.new) == ("watch.max_kl", 1, 2)
 
 
+def test_a_renamed_setting_of_an_old_run_is_no_change():
+  for divides, normalize in ((True, "group"), (False, "none")):
+    old = stored()
+    del old["objective"]["normalize"]
+    old["objective"]["normalize_std"] = divides
+    config = flags.override(CONFIG, [f"objective.normalize={normalize}"])
+    assert changes.changes(old, config) == []
+
+
 def test_a_removed_setting_is_a_change_of_learning():
   old = stored() | {"penalty": 3}
   (changed,) = changes.changes(old, CONFIG)

@@ -29,6 +29,7 @@ def changed(part, **values):
   ("part", "values"),
   [
     ("objective", {"reduction": "token-mean"}),
+    ("objective", {"normalize": "batch"}),
     ("objective", {"old_logp": "trainer"}),
     ("objective", {"old_logp": "trainer", "importance_cap": 2.0}),
     ("batch", {"remat": "none", "attention": "auto"}),
@@ -63,6 +64,11 @@ def test_a_valid_configuration_is_accepted(part, values):
       {"reduction": "mean"},
       "objective.reduction: found 'mean', expected one of sequence-mean, "
       "token-mean.",
+    ),
+    (
+      "objective",
+      {"normalize": "std"},
+      "objective.normalize: found 'std', expected one of group, batch, none.",
     ),
     (
       "objective",

@@ -245,6 +245,14 @@ def test_the_reward_of_another_system_is_not_computed_here(tmp_path):
     run(tmp_path, group(trajectory()), config=config)
 
 
+def test_a_rollouts_deviation_is_not_known_here(tmp_path):
+  config = config_lib.ExperimentConfig(
+    objective=config_lib.ObjectiveConfig(normalize="batch")
+  )
+  with pytest.raises(ValueError, match="found 'batch', expected 'group'"):
+    run(tmp_path, group(trajectory()), config=config)
+
+
 def test_an_empty_file_has_no_scores(tmp_path):
   assert run(tmp_path) == []
 

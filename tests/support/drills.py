@@ -268,11 +268,11 @@ class Drill:
         everyone,
         c.reward,
       )
-      advantages = oracles.advantages(
-        table["total"],
-        everyone,
+      (advantages,) = oracles.advantages(
+        [table["total"]],
+        [everyone],
         c.objective.advantage_epsilon,
-        c.objective.normalize_std,
+        c.objective.normalize,
       )
       found |= dict(zip(_places(q, group), zip(valid, advantages)))
       windows.record([t.budget for t in valid], em, everyone)

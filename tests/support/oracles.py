@@ -61,15 +61,31 @@ def rewards(
   return {**out, "gamma": gamma}
 
 
-def advantages(total, valid, epsilon, normalize_std):
-  """The advantages of one group."""
-  members = [float(r) for r, v in zip(total, valid) if v]
-  if len(set(members)) < 2:
-    return [0.0] * len(total)
-  mean = math.fsum(members) / len(members)
-  variance = math.fsum((r - mean) ** 2 for r in members) / len(members)
-  scale = math.sqrt(variance) + epsilon if normalize_std else 1.0
-  return [(float(r) - mean) / scale if v else 0.0 for r, v in zip(total, valid)]
+def advantages(total, valid, epsilon, normalize):
+  """The advantages of a rollout: `total` and `valid` are rows of groups."""
+  centred, counts = [], [sum(map(bool, row)) for row in valid]
+  for rewards, judged, count in zip(total, valid, counts):
+    members = [float(r) for r, v in zip(rewards, judged) if v]
+    mean = math.fsum(members) / max(count, 1)
+    equal = len(set(members)) < 2
+    centred.append(
+      [
+        float(r) - mean if v and not equal else 0.0
+        for r, v in zip(rewards, judged)
+      ]
+    )
+  squares = [math.fsum(x * x for x in row) for row in centred]
+  of_batch = math.sqrt(math.fsum(squares) / max(sum(counts), 1))
+  scales = {
+    "group": [math.sqrt(s / max(n, 1)) for s, n in zip(squares, counts)],
+    "batch": [of_batch] * len(centred),
+  }
+  if normalize == "none":
+    return centred
+  return [
+    [x / (scale + epsilon) for x in row]
+    for row, scale in zip(centred, scales[normalize])
+  ]
 
 
 def clamped(log_ratio):
