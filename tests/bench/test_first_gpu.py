@@ -93,6 +93,7 @@ def _values(figures, wanted):
       yield value
 
 
+@pytest.mark.slow
 def test_stages_need_few_packages_and_write_figures(tmp_path):
   found = _rehearse(tmp_path, "--stages=doctor,peaks,kernels,small,gaps")
   assert found["doctor"]["backend"] == "cpu"

@@ -72,3 +72,20 @@ def test_a_training_loads_the_rooms_that_it_uses(tmp_path):
   assert not others & set(loaded)
   unused = ("sglang", "host.http", "retrieval.clients", "retrieval.service")
   assert not [m for m in loaded if any(name in m for name in unused)]
+
+
+def test_metrics_are_written_without_torch(tmp_path):
+  code = (
+    "import sys\n"
+    "from anysearch_jax.training import metrics\n"
+    "metrics.Writer(sys.argv[1])\n"
+    "print('torch' in sys.modules)\n"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", code, tmp_path],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  assert done.stdout == "False\n", done.stderr[-1000:]

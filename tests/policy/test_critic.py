@@ -129,9 +129,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-  "name", ["all", pytest.param("adapters", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_mesh_and_one_device_give_the_same_values_and_gradients(name, capfd):
   case, rank, mesh = CASES[name]
   a = random_models.architecture(case, vocab_size=64, num_hidden_layers=5)

@@ -316,6 +316,7 @@ def test_a_killed_run_of_adapters_resumes_to_the_same_bits(
   jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
+@pytest.mark.slow
 def test_a_run_may_compute_in_bfloat16(parts, tmp_path):
   config = dataclasses.replace(
     ADAPTED,

@@ -123,6 +123,7 @@ def records(folder):
   ]
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
   parts = small_run.parts()
   whole, killed = tmp_path / "whole", tmp_path / "killed"

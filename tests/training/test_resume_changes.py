@@ -195,6 +195,7 @@ def said(command, *arguments, capfd):
   return capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_resumes_on_another_mesh_and_notes_what_changed(
   config_file, tmp_path, capfd
 ):
