@@ -279,6 +279,22 @@ class ScoringEngine(TrainableEngine, Protocol):
     ...
 
 
+@runtime_checkable
+class CachingEngine(TrainableEngine, Protocol):
+  """A trainable engine in this process, which can lend its cache's memory.
+
+  `training/phases` frees the cache of these engines only.
+  """
+
+  def free_cache(self) -> int:
+    """Frees the KV cache until a turn needs it; returns its bytes on a device.
+
+    Raises:
+      RuntimeError: an episode still holds a cache.
+    """
+    ...
+
+
 @dataclasses.dataclass(frozen=True)
 class SearchContext:
   """What a search depends on besides its query, for retrievers that use it.

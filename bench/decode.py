@@ -102,7 +102,9 @@ class Decoder:
       params = prepared(random_weights.policy(a, dtype=self.dtype), a, dtype)
     self.params = params
     pages = kv_memory.pages(engine, shards=1)
-    self._pages = kv_store.empty(a, pages, engine.page, self.dtype, mesh=mesh)
+    self._pages = kv_store.allocator(
+      a, pages, engine.page, self.dtype, mesh=mesh
+    )()
     # Each row has the same share of the pages; page 0 is for padding.
     columns = kv_memory.pages_of(engine.max_context, engine)
     each = min((pages - 1) // self.rows, columns)

@@ -77,7 +77,7 @@ _TABLE: dict[str, dict[Kind, str]] = {
   "sampling": {_L: "temperature top_p top_k"},
   "engine": {
     _P: "kind slots max_context kv_tokens page lanes prefill_lanes "
-    "prefill_chunk decode_steps attention"
+    "prefill_chunk decode_steps attention free_kv_while_training"
   },
   "sglang": {_P: "urls deadline retries wait weights api_key_variable"},
   "retrieval": {
@@ -92,7 +92,7 @@ _TABLE: dict[str, dict[Kind, str]] = {
     _L: "passage_characters answer_characters",
     _P: "cache batch concurrency",
   },
-  "pipeline": {_I: "extra_groups", _P: "async_level"},
+  "pipeline": {_I: "extra_groups", _P: "async_level offload"},
   "batch": {
     _P: "row_lengths micro_batch_tokens max_micro_batches max_segments remat "
     "attention attention_chunk logprob_chunk"

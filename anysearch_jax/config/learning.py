@@ -155,10 +155,15 @@ class PipelineConfig:
     each rollout is sampled with the newest weights; 1 is the paper's.
   extra_groups: groups sampled beyond `questions`. The groups that finish last
     are abandoned, so results depend on timing; 0: off.
+  offload: what of the training state is in host memory while the in-process
+    engine samples: `none`, `moments` (the optimizer's) or `state` (also the
+    float32 masters). It costs a copy each way a rollout and needs async_level
+    0. launch.plan says where sampling does not fit without it.
   """
 
   async_level: int = 0
   extra_groups: int = 0
+  offload: str = "none"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,6 +65,9 @@ class EngineConfig:
   decode_steps: limit on the tokens per row that one decode call samples before
     the rows are chosen again.
   attention: `xla`, `triton` (NVIDIA), `tpu` or `auto`, the best that can run.
+  free_kv_while_training: whether the KV cache is freed before each training and
+    allocated again for the next rollout, if the in-process engine shares
+    devices with training and they take turns (`pipeline.async_level` 0).
   """
 
   kind: str = "jax"
@@ -77,6 +80,7 @@ class EngineConfig:
   prefill_chunk: int = 32
   decode_steps: int = 16
   attention: str = "auto"
+  free_kv_while_training: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,8 @@ from anysearch_jax.training import (
 class Learner:
   """Trains a policy on its mesh.
 
-  state: the training state; each step donates it and replaces it.
+  state: the training state; each step donates it and replaces it. Between
+    `offload` and `fetch`, arrays of it are in host memory.
 
   Args:
     config: the whole configuration.
@@ -60,6 +61,7 @@ class Learner:
       trained, tx, shardings, critic=jax.device_put(start, shardings.critic)
     )
     penalized = config.objective.kl_coefficient or config.critic.reward_kl
+    self._offloaded: tuple[str, ...] = ()
     self._reference = reference = (
       placed.frozen(policy.params) if a.lora or penalized else None
     )
@@ -121,6 +123,30 @@ class Learner:
     It cannot if values are computed once, before the rollout's first step.
     """
     return not self._scores_first and self._estimator is None
+
+  def offload(self, kind: str) -> int:
+    """Moves arrays of the state to host memory until `fetch`.
+
+    Args:
+      kind: `pipeline.offload`; the count of steps stays on the device.
+
+    Returns:
+      The bytes that this frees on a device.
+    """
+    state = self.state._asdict()
+    some = {name: state[name] for name in placement.OFFLOADED[kind]}
+    self._offloaded = tuple(some)
+    self.state = self.state._replace(**placement.in_memory(some, "pinned_host"))
+    return sum(
+      x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(some)
+    )
+
+  def fetch(self) -> None:
+    """Moves the state back to device memory."""
+    state = self.state._asdict()
+    some = {name: state[name] for name in self._offloaded}
+    self._offloaded = ()
+    self.state = self.state._replace(**placement.in_memory(some, "device"))
 
   def release(self) -> train_step.TrainState[jax.ShapeDtypeStruct]:
     """Frees the state and returns its shapes, dtypes and shardings.

@@ -141,7 +141,7 @@ class Trainer:
       timeline=self._timeline,
     )
     self._learner, self._engine, self._stream, self._sampler = made[:4]
-    self._monitor = made.monitor
+    self._monitor, self._phases = made.monitor, made.phases
     # As of the last trained rollout; the sampler's own may be ahead.
     self._sampler_state = self._sampler.state
     self._folder.begin(
@@ -310,13 +310,14 @@ class Trainer:
     level = self._config.pipeline.async_level
     if any(processes.all_gather(self._stopping.is_set)):
       raise _StoppedError
-    ahead.fill(rollout, self._learner.published)
+    ahead.fill(rollout, self._learner.published, self._phases.sample)
     sampled = ahead.take(self._stopping if self._stoppable else None)
     if sampled is None:
       raise _StoppedError
     self._monitor.collected(rollout, sampled.collected)
     ages = staleness.ages(rollout, sampled.scored.groups)
     staleness.check(rollout, ages, bound=level)
+    self._phases.train(rollout)
     with self._timeline.span(rollout, timeline.TRAINER, "train"):
       packed = self._learner.pack(sampled.scored)
       steps = self._optimize(sampled, packed, ahead)

@@ -20,6 +20,7 @@ from anysearch_jax.training import (
   collection,
   fingerprint,
   health,
+  phases,
   sampler,
   validation,
 )
@@ -35,6 +36,7 @@ class Parts(NamedTuple):
   stream: collection.QuestionStream
   sampler: sampler.Sampler
   monitor: health.HealthMonitor
+  phases: phases.Phases
 
 
 def make(
@@ -99,7 +101,15 @@ def make(
   monitor = health.HealthMonitor(
     config.watch, stream=stream, curriculum=config.curriculum
   )
-  return Parts(learner, engine, stream, made, monitor)
+  turns = phases.Phases(
+    learner,
+    engine,
+    free_kv=config.engine.free_kv_while_training,
+    offload=config.pipeline.offload,
+    async_level=level,
+    timeline=timeline,
+  )
+  return Parts(learner, engine, stream, made, monitor, turns)
 
 
 def _fingerprint(

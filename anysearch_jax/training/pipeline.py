@@ -93,13 +93,19 @@ class Pipeline:
       target=self._work, name="sampler", daemon=True
     )
 
-  def fill(self, version: int, published: Callable[[], decoder.Params]) -> None:
+  def fill(
+    self,
+    version: int,
+    published: Callable[[], decoder.Params],
+    before: Callable[[int], None] = lambda rollout: None,
+  ) -> None:
     """Queues all rollouts that this version of the weights samples.
 
     Args:
       version: number of rollouts that were trained on.
       published: returns the weights; only called if a rollout is queued and the
         engine does not have them.
+      before: called after that with the first rollout, before it is queued.
     """
     end = min(version + self._level + 1, self._end)
     if self._next >= end:
@@ -108,6 +114,7 @@ class Pipeline:
     if version != self._published:
       with self._timeline.span(self._next, timeline_lib.TRAINER, "sync"):
         params, self._published = published(), version
+    before(self._next)
     for rollout in range(self._next, end):
       ahead = _Ahead(rollout, version, concurrent.futures.Future())
       self._ahead.append(ahead)

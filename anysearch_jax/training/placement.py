@@ -25,6 +25,14 @@ from anysearch_jax.rollout.jax_engine import kv_memory
 from anysearch_jax.rollout.jax_engine import model as model_lib
 from anysearch_jax.training import batching
 
+# The fields of the training state that are in host memory while the engine
+# samples, by `pipeline.offload`.
+OFFLOADED: dict[str, tuple[str, ...]] = {
+  "none": (),
+  "moments": ("opt_state",),
+  "state": ("opt_state", "params", "critic"),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
@@ -242,6 +250,28 @@ def compute(
       None if mesh.size == 1 else sharding.Layout(mesh, sequence_parallel)
     ),
   )
+
+
+def take_turns(placed: Placement, *, async_level: int) -> bool:
+  """Returns whether sampling and training use some device in turns.
+
+  Args:
+    placed: the devices of both.
+    async_level: `pipeline.async_level`; above 0 they run at the same time.
+  """
+  devices = set(placed.trainer.devices.flat) & set(placed.rollout.devices.flat)
+  return bool(devices) and not async_level
+
+
+def in_memory(tree: Any, kind: str) -> Any:
+  """Returns arrays in another memory of their devices, when they are there.
+
+  Args:
+    tree: of arrays with shardings.
+    kind: `device` or `pinned_host`.
+  """
+  wanted = jax.tree.map(lambda x: x.sharding.with_memory_kind(kind), tree)
+  return jax.block_until_ready(jax.device_put(tree, wanted))
 
 
 def _moved(x: jax.Array, wanted: jax.sharding.NamedSharding) -> jax.Array:

@@ -21,7 +21,12 @@ from anysearch_jax.policy import decoder, lora
 from anysearch_jax.policy.attention import paged_attention, self_attention
 from anysearch_jax.rollout import episode
 from anysearch_jax.rollout.jax_engine import kv_memory, sampling
-from anysearch_jax.training import batching, checkpoint, rewards_and_advantages
+from anysearch_jax.training import (
+  batching,
+  checkpoint,
+  placement,
+  rewards_and_advantages,
+)
 
 
 def validate(
@@ -80,6 +85,7 @@ def _training(config: config_lib.ExperimentConfig, processes: int) -> None:
   _batch(batch)
   _rows_over_tensor(config.mesh, batch)
   _async_level(config.pipeline.async_level, objective, processes)
+  _offload(config.pipeline, config.engine.kind)
   if config.engine.kind == "sglang":
     # Otherwise the driver gives up turns that the engine still waits for.
     _at_least(
@@ -305,6 +311,17 @@ def _async_level(
       f"pipeline.async_level: found {level} in {processes} processes, expected "
       "0: processes that sample and train at the same time would wait for each "
       "other in different orders. Set 0, or train in one process."
+    )
+
+
+def _offload(config: config_lib.PipelineConfig, engine: str) -> None:
+  _one_of("pipeline.offload", config.offload, tuple(placement.OFFLOADED))
+  if config.offload != "none" and (config.async_level or engine != "jax"):
+    raise ValueError(
+      f"pipeline.offload: found {config.offload!r} with pipeline.async_level "
+      f"{config.async_level} and engine.kind {engine!r}, expected 0 and 'jax': "
+      "only then do sampling and training take turns on the same devices. Set "
+      "pipeline.offload none."
     )
 
 

@@ -203,9 +203,9 @@ def _prefill(
   shapes.need(_engine_bytes(a, params, rows * engine.max_context))
   mesh = sharding.mesh()
   model = model_lib.make(engine, a, mesh, dtype=_DTYPE)
-  pages = kv_store.empty(
+  pages = kv_store.allocator(
     a, kv_memory.pages(engine, shards=1), engine.page, _DTYPE, mesh=mesh
-  )
+  )()
   calls = _chunks(engine, lengths, context)
 
   def run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import pathlib
 import subprocess
@@ -10,8 +11,11 @@ import threading
 import weakref
 
 import jax
+import pytest
 import small_engine
 
+from anysearch_jax import types
+from anysearch_jax.environment import protocol
 from anysearch_jax.rollout.jax_engine import model
 
 _HANGS = """
@@ -64,3 +68,28 @@ def test_old_weights_are_gone_before_new_ones_are_made(monkeypatch):
   monkeypatch.setattr(model.Model, "prepare", watched)
   engine.set_params(small_engine.params(), 1)
   assert old and alive == [0]
+
+
+def test_a_freed_cache_is_allocated_again_with_the_same_results():
+  engine = small_engine.engine(small_engine.params())
+  assert engine.free_cache() == 0  # No call has needed it.
+  order = [(question, sample) for question in range(2) for sample in range(3)]
+  first = small_engine.play(engine, order)
+  # 12 slots of 38 pages and the padding page, of 4 tokens; keys and values of
+  # two layers with two heads of 8 float32 numbers.
+  assert engine.free_cache() == (12 * 38 + 1) * 4 * 2 * 2 * 2 * 8 * 4
+  assert engine.free_cache() == 0
+  assert small_engine.play(engine, order) == first
+
+
+def test_a_cache_that_an_episode_holds_is_not_freed():
+  engine = small_engine.engine(small_engine.params())
+  address = types.Address(0, 0, 0)
+  request = types.GenerateRequest(
+    address, 0, small_engine.prompt(0), 4, protocol.STOPS
+  )
+  asyncio.run(engine.generate(request))
+  with pytest.raises(RuntimeError, match="release them before the cache is"):
+    engine.free_cache()
+  engine.release(address)
+  assert engine.free_cache() > 0

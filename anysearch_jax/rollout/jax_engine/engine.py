@@ -37,7 +37,6 @@ from anysearch_jax.rollout.jax_engine import (
   kv_device,
   kv_memory,
   kv_store,
-  page_pool,
 )
 from anysearch_jax.rollout.jax_engine import turn as turn_lib
 
@@ -91,8 +90,7 @@ class JaxEngine:
     self._shards = mesh.shape["data"]
     kv_memory.validate(config, shards=self._shards)
     self._tokenizer = policy.tokenizer
-    self._config = config
-    self._version = version
+    self._config, self._version = config, version
     self._sampling = sampling
     self._halting = halting.Halting(
       policy.tokenizer, vocab_size=policy.architecture.vocab_size, stop=stop
@@ -136,14 +134,14 @@ class JaxEngine:
     Raises:
       RuntimeError: an episode still holds a cache.
     """
-    if self._memory or self._queue:
-      raise RuntimeError(
-        f"{len(self._memory)} episodes hold KV caches of policy version "
-        f"{self._version}; release them before version {version} is set."
-      )
-    self._memory.forget_prompts()
+    self._forget(f"version {version} is set")
     self._device.set_params(params)
     self._version = version
+
+  def free_cache(self) -> int:
+    """Frees the KV cache, see `types.CachingEngine`."""
+    self._forget("the cache is freed")
+    return self._device.free()
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
     """Samples one turn.
@@ -163,8 +161,7 @@ class JaxEngine:
         turn.check_over()
         # Its waiter was cancelled, but a call may still write to its pages.
         self.release(request.address)
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[types.Generation] = loop.create_future()
+    future = asyncio.get_running_loop().create_future()
     context = list(request.token_ids)
     self._queue.append(turn_lib.Turn(request, future, context, sampling, halts))
     self._news.set()
@@ -184,6 +181,15 @@ class JaxEngine:
     """Scores a sequence on each data shard; see `types.ScoringEngine`."""
     found = self._device.score(np.asarray(token_ids, np.int32))
     return {f"part {i}": row.tolist() for i, row in enumerate(found)}
+
+  def _forget(self, event: str) -> None:
+    """Stops sharing what the cache holds, before an event that ends it."""
+    if self._memory or self._queue:
+      raise RuntimeError(
+        f"{len(self._memory)} episodes hold KV caches of policy version "
+        f"{self._version}; release them before {event}."
+      )
+    self._memory.forget_prompts()
 
   def _turns(self) -> list[turn_lib.Turn]:
     return [*self._queue, *(running.turn for running in self._running)]
@@ -217,9 +223,7 @@ class JaxEngine:
     except Exception as error:
       turn_lib.give_up(flight, following)
       # A bug or an out-of-memory error, not an outage: raise it in all waiters.
-      for turn in self._turns():
-        if not turn.future.done():
-          turn.future.set_exception(error)
+      turn_lib.fail(self._turns(), error)
       self._queue.clear()
       self._running.clear()
 
@@ -260,7 +264,7 @@ class JaxEngine:
       self._config.prefill_lanes, self._config, shards=self._shards
     )
     sources, targets = np.full(
-      (2, len(call.table)), page_pool.PADDING, np.int32
+      (2, len(call.table)), kv_memory.PADDING, np.int32
     )
     while rows and (lane := call.lane(rows[0])) is not None:
       row = rows.popleft()
@@ -361,8 +365,6 @@ class JaxEngine:
       enough=len(lanes) - max(1, int(len(lanes) * _FINISHED)),
       restricted=rows.restricted,
     )
-    for running in lanes.values():
-      running.flying = True
     return turn_lib.Flight(width, lanes, asyncio.wrap_future(decoded))
 
   def _board(
@@ -378,7 +380,7 @@ class JaxEngine:
         continue
       lane = call.lane(row)
       assert lane is not None  # There is room.
-      lanes[lane] = running
+      lanes[lane], running.flying = running, True
       busy.add(row)
     return lanes
 

@@ -21,11 +21,12 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder
+from anysearch_jax.policy.attention import paged_attention
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.rollout.jax_engine import model as model_lib
 
 # Long, because the first call compiles.
-_SCORING_SECONDS = 600.0
+_SECONDS = 600.0
 
 T = TypeVar("T")
 _Call = tuple[concurrent.futures.Future, Callable[[], Any]]
@@ -33,6 +34,8 @@ _Call = tuple[concurrent.futures.Future, Callable[[], Any]]
 
 class KvDevice:
   """Runs the calls of `kv_store`, with rows as NumPy arrays.
+
+  The first call that needs pages allocates them, also after `free`.
 
   If a call raises, every later call raises the same error: the pages were
   donated to the failed call and are lost.
@@ -67,13 +70,15 @@ class KvDevice:
     # What halts the rows of the last decode call, here and on the devices.
     self._halts: tuple[np.ndarray | None, Any] = None, None
     self._model = model_lib.make(config, architecture, mesh, dtype=dtype)
-    self._pages = kv_store.empty(
+    self._allocate = kv_store.allocator(
       architecture,
       kv_memory.pages(config, shards=self._shards),
       config.page,
       dtype,
       mesh=mesh,
     )
+    # None until a call needs them. Only the thread of the calls uses them.
+    self._pages: paged_attention.Pools | None = None
     self._broken: BaseException | None = None
     self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
     # A daemon thread, so that a call that hangs cannot keep the process alive.
@@ -95,7 +100,8 @@ class KvDevice:
 
     def call() -> None:
       moved = self._put((sources, targets))
-      self._pages = kv_store.copy(self._pages, *moved, shards=self._shards)
+      pages = self._allocated()
+      self._pages = kv_store.copy(pages, *moved, shards=self._shards)
 
     self._submit(call)
 
@@ -105,7 +111,7 @@ class KvDevice:
 
     def call() -> None:
       self._pages = kv_store.prefill(
-        params, self._pages, self._put(chunks), model=self._model
+        params, self._allocated(), self._put(chunks), model=self._model
       )
 
     self._submit(call)
@@ -133,7 +139,7 @@ class KvDevice:
         self._halts = halts, jax.device_put(halts, self._everywhere)
       self._pages, decoded = kv_store.decode(
         params,
-        self._pages,
+        self._allocated(),
         self._put(turns),
         np.int32(enough),
         kv_store.Draws(self._halts[1], self._seed),
@@ -163,13 +169,26 @@ class KvDevice:
       )
       return jax.device_get(scores)
 
-    try:
-      return self._submit(call).result(_SCORING_SECONDS)
-    except TimeoutError:
-      raise types.EngineError(
-        f"The engine's device gave no scores within {_SCORING_SECONDS:g} "
-        "seconds."
-      ) from None
+    return self._wait(call, "gave no scores")
+
+  def free(self) -> int:
+    """Frees the pages after the calls so far; returns their bytes on a device.
+
+    The next call that needs pages allocates them again, zeroed.
+
+    Raises:
+      types.EngineError: the device does not answer.
+    """
+
+    def call() -> int:
+      freed, self._pages = self._pages, None
+      size = 0
+      for x in jax.tree.leaves(freed):
+        size += x.addressable_shards[0].data.nbytes
+        x.delete()
+      return size
+
+    return self._wait(call, "did not free its pages")
 
   def drain(self, deadline: float = 60.0) -> None:
     """Waits at most `deadline` seconds until no call is running."""
@@ -179,6 +198,19 @@ class KvDevice:
   def _put(self, rows: Any) -> Any:
     """Moves the rows of a call to the devices, sharded over `data`."""
     return jax.device_put(rows, self._by_rows)
+
+  def _allocated(self) -> paged_attention.Pools:
+    """Returns the pages, for a call that they are donated to."""
+    return self._allocate() if self._pages is None else self._pages
+
+  def _wait(self, call: Callable[[], T], failure: str) -> T:
+    """Returns the result of a call on the thread of the calls."""
+    try:
+      return self._submit(call).result(_SECONDS)
+    except TimeoutError:
+      raise types.EngineError(
+        f"The engine's device {failure} within {_SECONDS:g} seconds."
+      ) from None
 
   def _submit(self, call: Callable[[], T]) -> concurrent.futures.Future[T]:
     def run() -> T:

@@ -16,6 +16,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.rollout.jax_engine import page_pool
 
+PADDING = page_pool.PADDING
 # A shard may have this many more rows than another, to share more pages.
 _AHEAD = 8
 
@@ -254,7 +255,7 @@ class Lanes:
       for shard in range(shards)
     ]
     columns = pages_of(config.max_context, config)
-    self.table = np.full((width, columns), page_pool.PADDING, np.int32)
+    self.table = np.full((width, columns), PADDING, np.int32)
 
   def room(self, row: Row) -> bool:
     """Returns whether the row's shard has a free lane."""

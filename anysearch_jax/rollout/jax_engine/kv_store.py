@@ -8,6 +8,7 @@ of the call.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
@@ -77,17 +78,18 @@ class Decoded(NamedTuple):
   counts: jax.Array  # int32 [R]
 
 
-def empty(
+def allocator(
   a: architecture_lib.Architecture,
   pages: int,
   size: int,
   dtype: Any,
   *,
   mesh: jax.sharding.Mesh,
-) -> paged_attention.Pools:
-  """Returns zeroed pages with the sharding that the calls return.
+) -> Callable[[], paged_attention.Pools]:
+  """Returns a function that allocates zeroed pages, which it compiles once.
 
-  With another sharding, the first call of each kind would compile twice.
+  They have the sharding that the calls return. With another sharding, the first
+  call of each kind would compile twice.
 
   Args:
     a: the architecture.
@@ -98,7 +100,7 @@ def empty(
   """
   pages *= mesh.shape["data"]
   make = functools.partial(paged_attention.empty, a, pages, size, dtype)
-  return jax.jit(make, out_shardings=sharding(a, mesh))()
+  return jax.jit(make, out_shardings=sharding(a, mesh))
 
 
 def sharding(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -210,3 +210,10 @@ def give_up(*flights: Flight | None) -> None:
       continue
     if not flight.decoded.cancelled():
       flight.decoded.exception()
+
+
+def fail(turns: Iterable[Turn], error: BaseException) -> None:
+  """Raises an error where the turns are waited for."""
+  for turn in turns:
+    if not turn.future.done():
+      turn.future.set_exception(error)
