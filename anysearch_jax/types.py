@@ -117,7 +117,8 @@ class Trajectory:
     violation: whether the policy tried to search beyond the budget.
     reason: why a `FAILED` episode failed, or which limit truncated a
       `TRUNCATED` one; "" otherwise.
-    documents: the passages that each charged search showed, in rank order.
+    documents: the passages that each charged search showed, in rank order; none
+      of a search whose passages had no room.
     search_ends: index of the last token of each turn whose search was charged.
   """
 

@@ -19,7 +19,7 @@ from anysearch_jax.rollout import episode, episode_state
 from anysearch_jax.rollout import inflight as inflight_lib
 
 # Tokenizing more characters than this blocks the event loop for milliseconds.
-_LONG = 16384
+LONG = 16384
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,11 +128,11 @@ async def play(
       event = await answer(
         request, engine=engine, retriever=retriever, config=state.config
       )
-    state, request = await _step(state, event)
+    state, request = await step(state, event)
   return request.trajectory
 
 
-async def _step(
+async def step(
   state: episode_state.Episode, event: episode_state.Event
 ) -> tuple[episode_state.Episode, episode_state.Request]:
   """Calls `episode.step`, on a thread if it must tokenize a long text.
@@ -140,7 +140,7 @@ async def _step(
   On the event loop it would delay the deadlines of all other episodes.
   """
   if isinstance(event, episode_state.Retrieved):
-    if sum(len(p.title) + len(p.text) for p in event.passages) > _LONG:
+    if sum(len(p.title) + len(p.text) for p in event.passages) > LONG:
       return await asyncio.to_thread(episode.step, state, event)
   return episode.step(state, event)
 

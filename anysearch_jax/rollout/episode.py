@@ -119,19 +119,18 @@ def step(
     case types.SearchRequest(query=query), episode_state.Retrieved(passages):
       env = episode.environment
       text = env.observation(passages, _unwanted(env, episode.codec))
-      found = tuple(types.Document(p.id, p.title) for p in passages)
+      shown = tuple(types.Document(p.id, p.title) for p in passages)
       charged = dataclasses.replace(
         episode,
         queries=(*episode.queries, query),
-        documents=(*episode.documents, found),
+        documents=(*episode.documents, ()),
         search_ends=(*episode.search_ends, episode.tokens - 1),
       )
       text += env.after_search(charged.budget, charged.used)
-      return _next_turn(charged, _written(charged, text))
+      return _next_turn(charged, _written(charged, text), shown=shown)
   raise ValueError(
     f"Found a {type(event).__name__} while the episode at {episode.address} "
-    f"waits on a {type(episode.request).__name__}. Answer each request once, "
-    "in order."
+    f"waits on a {type(episode.request).__name__}. Answer each request once."
   )
 
 
@@ -271,22 +270,27 @@ def _after_verification(
 
 
 def _next_turn(
-  episode: episode_state.Episode, *chunks: episode_state.Chunk
+  episode: episode_state.Episode,
+  *chunks: episode_state.Chunk,
+  shown: tuple[types.Document, ...] = (),
 ) -> tuple[episode_state.Episode, episode_state.Request]:
   """Records `chunks` and requests a turn, or truncates if there is no room.
 
-  On truncation `chunks` are dropped. A trajectory therefore never exceeds the
-  context, and never ends with an observation that the policy did not read. If
-  `chunks` would take the room that is kept for the answer, the episode lands
-  without them.
+  On truncation `chunks` are dropped, with the documents `shown` in them. So a
+  trajectory never exceeds the context, and never ends with an observation that
+  the policy did not read. If `chunks` would take the room that is kept for the
+  answer, the episode lands without them.
   """
-  first = not episode.chunks
   if episode.scaffold:
     line = episode.environment.before_turn(episode.budget, episode.used)
     chunks = (*chunks, _written(episode, line))
-  asking = dataclasses.replace(episode, chunks=episode.chunks + chunks)
+  asking = dataclasses.replace(
+    episode,
+    chunks=episode.chunks + chunks,
+    documents=(*episode.documents[:-1], shown) if shown else episode.documents,
+  )
   kept = _reserve(asking)
-  if kept and asking.room <= kept and not first:
+  if kept and asking.room <= kept and episode.chunks:
     return land(episode)
   if reason := _limit(asking):
     return _finish(episode, types.Outcome.TRUNCATED, reason)

@@ -58,7 +58,7 @@ class Episode:
   Attributes:
     chunks: prompt, turns and environment texts in order.
     queries: the charged queries; their number is the budget used.
-    documents: the passages that each charged query found.
+    documents: the passages that each charged query showed.
     search_ends: index of the last token of each turn that searched.
     bad_turns: number of turns that were answered with an error line.
     violation: whether the policy tried to search beyond its budget.
