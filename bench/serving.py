@@ -3,7 +3,9 @@ r"""Measures a served policy beside the same policy asked in process.
     python -m bench.serving [--hf=configs/quickstart_policy]
     python -m bench.serving --soak_minutes=10
 
-* Throughput: 64 clients of the HTTP service beside `Agent.ask_many`.
+* Throughput: 64 clients of the HTTP service beside `Agent.ask_many`, with the
+  CPU time that each side takes. Clients and server share the machine, so the
+  clients are as light as possible (`http_load`).
 * First event: the seconds from a question to its first piece of reasoning, over
   HTTP beside in process, one question at a time.
 * 16 clients of the service beside a loop as in Search-R1's infer.py: one
@@ -20,20 +22,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
+import os
 import random
 import re
 import statistics
 import subprocess
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 from absl import flags
 
 from anysearch_jax import types
-from bench import harness
+from bench import harness, http_load
 from configs import quickstart
 from launch import jax_setup
 
@@ -46,6 +50,8 @@ _BUDGET = 3
 _FAILING = 0.05
 _LEAVING = 0.1
 _SEED = 42
+_INSIDE, _LOOP = "ask_many in process", "generate, one at a time"
+_MANY, _FEW = f"{_CLIENTS} HTTP clients", f"{_FEW_CLIENTS} HTTP clients"
 
 
 class Failing:
@@ -107,7 +113,9 @@ def serve(folder: str, failing: str) -> dict[str, float]:
   jax_setup.configure(threads=0, cache=".jax_cache")
   from anysearch_jax.serving import app, fields, service
   from launch import http_server
+  from launch import serve as launch_serve
 
+  launch_serve.log_requests()
   with agent_of(folder, failing=float(failing)) as agent:
     agent.ask(agent.examples[0], budget=_BUDGET)
     running = service.Service(agent, fields.Served("bench"), most=10_000)
@@ -162,17 +170,20 @@ def body(question: types.Question, **more: Any) -> dict[str, Any]:
 async def ask_all(
   url: str, questions: list[types.Question], at_once: int
 ) -> None:
-  """Asks each question once, `at_once` at a time."""
+  """Asks each question once, `at_once` at a time, by a light client."""
   left = iter(questions)
 
-  async def one(client: httpx2.AsyncClient) -> None:
-    for question in left:
-      found = await client.post("/v1/responses", json=body(question))
-      found.raise_for_status()
+  async def one() -> None:
+    connection = await http_load.connect(url)
+    try:
+      for question in left:
+        await connection.post("/v1/responses", body(question))
+    finally:
+      connection.close()
 
-  async with clients(url) as client, asyncio.TaskGroup() as tasks:
+  async with asyncio.TaskGroup() as tasks:
     for _ in range(at_once):
-      tasks.create_task(one(client))
+      tasks.create_task(one())
 
 
 async def first_event(url: str, question: types.Question) -> float:
@@ -204,50 +215,82 @@ def first_piece(agent: agent_lib.Agent, question: types.Question) -> float:
 def compare(folder: str, *, rounds: int, questions: int) -> dict[str, Any]:
   """Measures the three comparisons and prints their ratios."""
   with (
-    server(folder) as (url, _),
+    server(folder) as (url, pid),
     agent_of(folder) as agent,
     agent_of(folder, torch=True) as loop,
   ):
     asked = list(agent.examples[:questions])
-    few = asked[: max(1, questions // 16)]
+    # The loop is slow: it gets fewer questions than the clients beside it.
+    some, few = asked[: questions // 4], asked[: max(1, questions // 16)]
     agent.ask_many(asked[:_CLIENTS], budgets=[_BUDGET])
     asyncio.run(ask_all(url, asked[:_CLIENTS], _CLIENTS))
     loop.ask(asked[0], budget=_BUDGET)
+    # As the server does.
+    gc.collect()
+    gc.freeze()
 
-    found = harness.timed_in_turns(
-      {
-        "ask_many in process": lambda: agent.ask_many(asked, budgets=[_BUDGET]),
-        "64 HTTP clients": lambda: asyncio.run(ask_all(url, asked, _CLIENTS)),
-        "16 HTTP clients": lambda: asyncio.run(ask_all(url, few, _FEW_CLIENTS)),
-        "generate, one at a time": lambda: [
-          loop.ask(question, budget=_BUDGET) for question in few
-        ],
-      },
-      rounds=rounds,
+    def http(questions: list[types.Question], at_once: int) -> harness.Numbers:
+      before = cpu(pid)
+      _, spent = harness.timed(
+        lambda: asyncio.run(ask_all(url, questions, at_once))
+      )
+      return spent._asdict() | {"server": cpu(pid) - before}
+
+    def here(call: Callable[[], object]) -> harness.Numbers:
+      return harness.timed(call)[1]._asdict() | {"server": 0.0}
+
+    sides: dict[str, tuple[int, Callable[[], harness.Numbers]]] = {
+      _INSIDE: (
+        len(asked),
+        lambda: here(lambda: agent.ask_many(asked, budgets=[_BUDGET])),
+      ),
+      _MANY: (len(asked), lambda: http(asked, _CLIENTS)),
+      _FEW: (len(some), lambda: http(some, _FEW_CLIENTS)),
+      _LOOP: (
+        len(few),
+        lambda: here(lambda: [loop.ask(q, budget=_BUDGET) for q in few]),
+      ),
+    }
+    found = harness.in_turns(
+      sides, lambda name: sides[name][1](), rounds=rounds
     )
     waits: dict[str, list[float]] = {"HTTP": [], "process": []}
     for question in few:
       waits["process"].append(first_piece(agent, question))
       waits["HTTP"].append(asyncio.run(first_event(url, question)))
-  table = harness.Table("side", "questions", "seconds", "questions/s")
-  for side, count in (
-    ("ask_many in process", len(asked)),
-    ("64 HTTP clients", len(asked)),
-    ("16 HTTP clients", len(few)),
-    ("generate, one at a time", len(few)),
-  ):
-    seconds = found.medians(side)["seconds"]
-    table.row(side, count, seconds, count / seconds)
-  throughput = found.ratio("seconds", "ask_many in process", "64 HTTP clients")
-  beside = found.ratio("seconds", "generate, one at a time", "16 HTTP clients")
+  table = harness.Table(
+    *("side", "questions", "questions/s", "ms here", "ms in server")
+  )
+  for side, (count, _) in sides.items():
+    each = {name: v / count for name, v in found.medians(side).items()}
+    table.row(
+      *(side, count, 1 / each["seconds"]),
+      *(1000 * each["cpu"], 1000 * each["server"]),
+    )
+  print("ms: of CPU time for a question; clients and `ask_many` run here")
+  throughput = found.ratio("seconds", _INSIDE, _MANY)
+  beside = harness.Spread.of(
+    [
+      ratio * len(some) / len(few)
+      for ratio in found.ratios("seconds", _LOOP, _FEW)
+    ]
+  )
+  work = harness.Spread.of(
+    [
+      each[_INSIDE]["cpu"] / (each[_MANY]["cpu"] + each[_MANY]["server"])
+      for each in found.each
+    ]
+  )
   more = 1000 * statistics.median(
     http - own for http, own in zip(*waits.values(), strict=True)
   )
   print(f"throughput of HTTP against ask_many: {throughput} (goal 0.85)")
+  print(f"CPU time of ask_many against HTTP with its clients: {work}")
   print(f"first event beyond the engine's own: {more:.1f} ms (goal 30)")
   print(f"against generate, one at a time: {beside} (goal 5)")
   return {
     "throughput": throughput.median,
+    "cpu": work.median,
     "first_event_ms": more,
     "against_generate": beside.median,
   }
@@ -317,6 +360,13 @@ async def _soak(url: str, pid: int, minutes: float) -> dict[str, Any]:
     "MB at half time": memory[half] / 1e6,
     "MB at the end": memory[-1] / 1e6,
   }
+
+
+def cpu(pid: int) -> float:
+  """Returns the CPU seconds that a process has used."""
+  with open(f"/proc/{pid}/stat") as stat:
+    values = stat.read().rpartition(")")[2].split()
+  return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident(pid: int) -> int:

@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> None:
     )
   _check_address(f.host, f.port)
   jax_setup.configure(threads=f.threads, cache=f.cache)
-  _log_requests()
+  log_requests()
   try:
     with (
       # The keys first: a policy may take minutes to load.
@@ -190,7 +190,7 @@ def _add_key() -> None:
   )
 
 
-def _log_requests() -> None:
+def log_requests() -> None:
   """Writes a line of JSON for each request to stderr."""
   log = logging.getLogger("anysearch_jax.serving")
   handler = logging.StreamHandler()

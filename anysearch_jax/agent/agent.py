@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import itertools
 import pathlib
 import queue
@@ -13,11 +12,15 @@ from typing import Self
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.agent import asking, background, events
+from anysearch_jax.agent import asking, background, events, mailbox
 from anysearch_jax.agent import limits as limits_lib
 from anysearch_jax.environment import protocol
 from anysearch_jax.evaluation import harness
 from anysearch_jax.rollout import driver, searching
+
+
+def _nothing(event: events.Event) -> None:
+  """Tells nobody."""
 
 
 class Agent:
@@ -159,7 +162,7 @@ class Agent:
       limits.BusyError: no place was free before the deadline.
     """
     future = self._submit(
-      question, limits_lib.Limits(budget, seed, deadline, max_tokens), _nothing
+      question, limits_lib.Limits(budget, seed, deadline, max_tokens)
     )
     try:
       return future.result()
@@ -174,14 +177,21 @@ class Agent:
     seed: int = 42,
     deadline: float | None = None,
     max_tokens: int | None = None,
+    tell: Callable[[events.Event], None] = _nothing,
+    pieces: bool = False,
   ) -> events.Reply:
-    """As `ask`; cancelling the caller cancels the episode."""
+    """As `ask`; cancelling the caller cancels the episode.
+
+    Args:
+      question, budget, seed, deadline, max_tokens: as for `ask`.
+      tell: called with each event, in the agent's own thread, which waits for
+        it. An exception of it ends the episode and is raised.
+      pieces: whether reasoning is told while it is sampled; otherwise it is
+        told once a turn.
+    """
+    limits = limits_lib.Limits(budget, seed, deadline, max_tokens)
     return await asyncio.wrap_future(
-      self._submit(
-        question,
-        limits_lib.Limits(budget, seed, deadline, max_tokens),
-        _nothing,
-      )
+      self._submit(question, limits, tell, pieces=pieces)
     )
 
   def ask_many(
@@ -208,9 +218,7 @@ class Agent:
         for budget in budgets:
           futures[-1].append(
             self._submit(
-              question,
-              limits_lib.Limits(budget, seed, deadline, max_tokens),
-              _nothing,
+              question, limits_lib.Limits(budget, seed, deadline, max_tokens)
             )
           )
       return [[future.result() for future in row] for row in futures]
@@ -238,7 +246,7 @@ class Agent:
 
     def listen() -> Generator[events.Event, None, None]:
       told: queue.SimpleQueue[events.Event | None] = queue.SimpleQueue()
-      future = self._submit(question, limits, told.put)
+      future = self._submit(question, limits, told.put, pieces=True)
       future.add_done_callback(lambda _: told.put(None))
       try:
         while (event := told.get()) is not None:
@@ -259,21 +267,17 @@ class Agent:
     max_tokens: int | None = None,
   ) -> AsyncGenerator[events.Event, None]:
     """As `stream`; cancelling the caller cancels the episode."""
-    loop = asyncio.get_running_loop()
-    told: asyncio.Queue[events.Event | None] = asyncio.Queue()
-
-    def tell(event: events.Event | None) -> None:
-      with contextlib.suppress(RuntimeError):  # The caller's loop is closed.
-        loop.call_soon_threadsafe(told.put_nowait, event)
-
-    future = self._submit(
-      question, limits_lib.Limits(budget, seed, deadline, max_tokens), tell
-    )
-    future.add_done_callback(lambda _: tell(None))
+    told: mailbox.Mailbox[events.Event | None] = mailbox.Mailbox()
+    limits = limits_lib.Limits(budget, seed, deadline, max_tokens)
+    future = self._submit(question, limits, told.put, pieces=True)
+    future.add_done_callback(lambda _: told.put(None))
     try:
-      while (event := await told.get()) is not None:
-        yield event
-      future.result()
+      while True:
+        for event in await told.take():
+          if event is None:
+            future.result()
+            return
+          yield event
     finally:
       future.cancel()
 
@@ -320,7 +324,9 @@ class Agent:
     self,
     question: str | types.Question,
     limits: limits_lib.Limits,
-    tell: Callable[[events.Event], None],
+    tell: Callable[[events.Event], None] = _nothing,
+    *,
+    pieces: bool = False,
   ) -> concurrent.futures.Future[events.Reply]:
     """Starts an episode on the private event loop."""
     limits.check()
@@ -331,13 +337,17 @@ class Agent:
         text, text, (), self._corpus
       )
     asked = question
-    return self._background.start(lambda: self._run(asked, limits, tell))
+    return self._background.start(
+      lambda: self._run(asked, limits, tell, pieces=pieces)
+    )
 
   async def _run(
     self,
     question: types.Question,
     limits: limits_lib.Limits,
     tell: Callable[[events.Event], None],
+    *,
+    pieces: bool,
   ) -> events.Reply:
     """Waits for a place and plays the episode."""
     started = asyncio.get_running_loop().time()
@@ -361,10 +371,7 @@ class Agent:
         started=started,
         deadline=limits.deadline,
         tell=tell,
+        pieces=pieces,
       )
     finally:
       self._places.release()
-
-
-def _nothing(event: events.Event) -> None:
-  """Tells nobody."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 from collections.abc import Callable
 
 from anysearch_jax import types
@@ -25,6 +26,7 @@ async def ask(
   started: float,
   deadline: float | None,
   tell: Callable[[events.Event], None],
+  pieces: bool,
 ) -> events.Reply:
   """Plays one episode.
 
@@ -39,7 +41,10 @@ async def ask(
     deadline: seconds from `started` in which the reply is due. After three
       quarters of them the policy is asked for its answer, and at the end the
       episode is truncated. None: no deadline.
-    tell: called with each event, the last of which is an `Answer`.
+    tell: called with each event, the last of which is an `Answer`; an exception
+      of it ends the episode and is raised.
+    pieces: whether reasoning is told while it is sampled; otherwise it is told
+      once a turn.
 
   Returns:
     The reply.
@@ -47,29 +52,24 @@ async def ask(
   loop = asyncio.get_running_loop()
   documents: list[tuple[types.Passage, ...]] = []
   try:
-    # Threads, because long texts take milliseconds to tokenize.
-    state, request = await asyncio.to_thread(
-      episode.start,
-      question,
-      budget=budget,
-      scaffold=scaffold,
-      address=address,
-      config=parts.config,
-      codec=parts.codec,
+    state, request = await _start(
+      question, parts, budget=budget, scaffold=scaffold, address=address
     )
     tell(events.Budget(0, budget))
     while not isinstance(request, episode_state.Done):
       until = _until(started, deadline, landed=state.landing)
-      event = await _answered(request, state, parts, until=until, tell=tell)
+      event = await _answered(
+        request, state, parts, until=until, tell=tell, pieces=pieces
+      )
       if event is None:
         state, request = episode.land(state)
-      elif isinstance(event, episode_state.Retrieved):
-        documents.append(event.passages)
-        tell(events.Found(len(documents), event.passages))
-        state, request = await asyncio.to_thread(episode.step, state, event)
+        continue
+      state, request = await driver.step(state, event)
+      if isinstance(event, episode_state.Retrieved):
+        # Passages that had no room were not shown.
+        documents.append(event.passages if state.documents[-1] else ())
+        tell(events.Found(len(documents), documents[-1]))
         tell(events.Budget(state.used, budget))
-      else:
-        state, request = episode.step(state, event)
   finally:
     parts.engine.release(address)
   trajectory = request.trajectory
@@ -87,6 +87,29 @@ async def ask(
   )
   tell(events.Answer(reply))
   return reply
+
+
+async def _start(
+  question: types.Question,
+  parts: driver.EpisodeParts,
+  *,
+  budget: int,
+  scaffold: bool,
+  address: types.Address,
+) -> tuple[episode_state.Episode, episode_state.Request]:
+  """Calls `episode.start`, on a thread if it must tokenize a long text."""
+  start = functools.partial(
+    episode.start,
+    question,
+    budget=budget,
+    scaffold=scaffold,
+    address=address,
+    config=parts.config,
+    codec=parts.codec,
+  )
+  if len(question.text) > driver.LONG:
+    return await asyncio.to_thread(start)
+  return start()
 
 
 async def search(
@@ -123,6 +146,7 @@ async def _answered(
   *,
   until: float | None,
   tell: Callable[[events.Event], None],
+  pieces: bool,
 ) -> episode_state.Event | None:
   """Returns the event that answers a request; None once it is `until`."""
   told = reasoning.Reasoning(
@@ -130,7 +154,7 @@ async def _answered(
   )
   if isinstance(request, types.SearchRequest):
     tell(events.Searching(state.used + 1, request.query))
-  else:
+  elif pieces:
     request = dataclasses.replace(request, on_tokens=told.add)
   try:
     async with asyncio.timeout_at(until):

@@ -18,6 +18,9 @@ _UNFINISHED = "\ufffd"
 class Reasoning:
   """Collects the tokens of one turn and tells its new reasoning.
 
+  The tokens of a call are decoded together with those of the call before, not
+  with the whole turn: time is linear in the turn's length.
+
   Args:
     decode: returns the text of ids.
     tell: called with each new piece of reasoning.
@@ -28,22 +31,38 @@ class Reasoning:
   ):
     self._decode = decode
     self._tell = tell
+    # The ids that the next ones are decoded with, and their text. They are the
+    # context that some tokenizers need for the space between two tokens.
     self._ids: list[int] = []
+    self._known = ""
+    self._rest = ""  # May be the beginning of a tag.
     self._told = 0
+    self._acted = False
 
   def add(self, ids: Sequence[int]) -> None:
     """Adds sampled tokens."""
+    if self._acted:
+      return
     self._ids += ids
-    text = self._decode(self._ids).rstrip(_UNFINISHED)
-    self._show(of_turn(text[: len(text) - _partial_tag(text)]))
+    text = self._decode(self._ids)
+    if text.endswith(_UNFINISHED):
+      return
+    self._rest += text[len(self._known) :]
+    self._ids, self._known = list(ids), self._decode(ids)
+    actions = [at for tag in _ACTIONS if (at := self._rest.find(tag)) >= 0]
+    self._acted = bool(actions)
+    end = min(actions, default=len(self._rest) - _partial_tag(self._rest))
+    shown, self._rest = self._rest[:end], self._rest[end:]
+    shown = protocol.TAG_PATTERN.sub("", shown)
+    self._say(shown if self._told else shown.lstrip())
 
   def end(self, text: str) -> None:
     """Tells the rest of the reasoning of a finished turn."""
-    self._show(of_turn(text))
+    self._say(of_turn(text)[self._told :])
 
-  def _show(self, reasoning: str) -> None:
-    if piece := reasoning[self._told :]:
-      self._told = len(reasoning)
+  def _say(self, piece: str) -> None:
+    if piece:
+      self._told += len(piece)
       self._tell(piece)
 
 

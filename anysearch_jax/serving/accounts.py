@@ -12,13 +12,20 @@ from anysearch_jax.agent import events
 from anysearch_jax.serving import fields
 
 
+class EndedError(Exception):
+  """The request has ended: its client left, or another answer to it failed."""
+
+
 @dataclasses.dataclass
 class Account:
   """What a request used, for logs, metrics and its key.
 
+  `tell` runs in the agent's thread, the rest in the service's.
+
   replies: of the questions that have ended.
   begun: questions that had a place, ended or not.
   searches: made so far, by questions that have not ended as well.
+  heard: whether anything beyond the budget was told.
   status: of the response.
   ends: is closed when the request has ended.
   """
@@ -30,11 +37,36 @@ class Account:
   replies: list[events.Reply] = dataclasses.field(default_factory=list)
   begun: int = 0
   searches: int = 0
+  heard: bool = False
   status: int = 200
   started: float = dataclasses.field(default_factory=time.monotonic)
   ends: contextlib.ExitStack = dataclasses.field(
     default_factory=contextlib.ExitStack
   )
+  _ended: bool = False
+
+  def tell(self, event: events.Event) -> None:
+    """Counts what an event costs, before it is made.
+
+    Raises:
+      EndedError: the request has ended, and what it used was read. Nothing may
+        be used after that, so the episode ends here.
+    """
+    match event:
+      case events.Budget(used=0):
+        self.begun += 1
+      case events.Searching():
+        self.searches += 1
+      case events.Answer(reply):
+        self.replies.append(reply)
+    # After counting: `close` marks the end before it reads the counts.
+    if self._ended:
+      raise EndedError
+
+  def close(self) -> None:
+    """Ends the request; what it used is final."""
+    self._ended = True
+    self.ends.close()
 
   @property
   def tokens(self) -> int:
@@ -45,8 +77,9 @@ class Account:
     """What the request can have used: all of a question that was cut short."""
     if self.asked is None:
       return 0
-    cut = self.begun - len(self.replies)
-    return self.tokens + cut * self.asked.max_tokens
+    replies = tuple(self.replies)
+    cut = self.begun - len(replies)
+    return sum(r.tokens for r in replies) + cut * self.asked.max_tokens
 
   def line(
     self, status: int, seconds: float, with_question: bool

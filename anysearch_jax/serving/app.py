@@ -17,63 +17,73 @@ is missing, or the service stops.
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
 
-import fastapi
-from starlette import exceptions
+from starlette import applications, exceptions, requests, responses, routing
 
-from anysearch_jax.serving import bodies, errors, static_page
+from anysearch_jax.serving import answers, bodies, errors, static_page
 from anysearch_jax.serving import service as service_lib
 
 _log = logging.getLogger(__name__)
 
 
-def create_app(service: service_lib.Service) -> fastapi.FastAPI:
+def create_app(service: service_lib.Service) -> applications.Starlette:
   """Returns the ASGI app of a service."""
-  app = fastapi.FastAPI(title="AnySearch", docs_url=None, redoc_url=None)
+  routes = [
+    routing.Route("/v1/responses", service.responses, methods=["POST"]),
+    routing.Route("/v1/chat/completions", service.chat, methods=["POST"]),
+    routing.Route("/v1/models", _at_once(service.models)),
+    routing.Route("/examples", _at_once(service.examples)),
+    routing.Route("/health", _at_once(service.health)),
+    routing.Route("/metrics", _at_once(service.metrics)),
+    *static_page.routes(),
+  ]
+  paths = ", ".join(route.path for route in routes)
+
+  async def unknown(_: requests.Request, error: Exception) -> _Response:
+    assert isinstance(error, exceptions.HTTPException)
+    sentence = f"{error.detail}; expected one of {paths}."
+    return _refusal(
+      errors.RequestError(error.status_code, sentence), error.headers
+    )
+
+  app = applications.Starlette(
+    routes=routes,
+    exception_handlers={
+      errors.RequestError: _refused,
+      exceptions.HTTPException: unknown,
+      Exception: _failed,
+    },
+  )
   app.state.service = service
-
-  @app.exception_handler(errors.RequestError)
-  async def refused(_: Any, error: errors.RequestError) -> fastapi.Response:
-    return bodies.respond(error.body(), error.status, error.headers)
-
-  @app.exception_handler(exceptions.HTTPException)
-  async def unknown(
-    _: Any, error: exceptions.HTTPException
-  ) -> fastapi.Response:
-    sentence = f"{error.detail}; the paths are in GET /openapi.json."
-    told = errors.RequestError(error.status_code, sentence)
-    return bodies.respond(told.body(), told.status)
-
-  @app.exception_handler(Exception)
-  async def failed(_: Any, error: Exception) -> fastapi.Response:
-    _log.error("A request was not answered.", exc_info=error)
-    return bodies.respond(service_lib.FAILED.body(), service_lib.FAILED.status)
-
-  static_page.add(app)
-
-  @app.post("/v1/responses")
-  async def responses(request: fastapi.Request) -> fastapi.Response:
-    return await service.responses(request)
-
-  @app.post("/v1/chat/completions")
-  async def chat(request: fastapi.Request) -> fastapi.Response:
-    return await service.chat(request)
-
-  @app.get("/v1/models")
-  async def models(request: fastapi.Request) -> fastapi.Response:
-    return service.models(request)
-
-  @app.get("/examples")
-  async def examples() -> fastapi.Response:
-    return service.examples()
-
-  @app.get("/health")
-  async def health() -> fastapi.Response:
-    return service.health()
-
-  @app.get("/metrics")
-  async def metrics(request: fastapi.Request) -> fastapi.Response:
-    return service.metrics(request)
-
   return app
+
+
+_Response = responses.Response
+
+
+def _at_once(
+  answer: Callable[[requests.Request], _Response],
+) -> Callable[[requests.Request], Awaitable[_Response]]:
+  """Returns a handler that runs on the event loop, and not on a thread."""
+
+  async def handle(request: requests.Request) -> _Response:
+    return answer(request)
+
+  return handle
+
+
+async def _refused(_: requests.Request, error: Exception) -> _Response:
+  assert isinstance(error, errors.RequestError)
+  return _refusal(error, error.headers)
+
+
+async def _failed(_: requests.Request, error: Exception) -> _Response:
+  _log.error("A request was not answered.", exc_info=error)
+  return _refusal(answers.FAILED)
+
+
+def _refusal(
+  error: errors.RequestError, headers: Mapping[str, str] | None = None
+) -> _Response:
+  return bodies.respond(error.body(), error.status, headers)

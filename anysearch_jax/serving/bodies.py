@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any
 
-import fastapi
-from starlette import requests
+import orjson
+from starlette import requests, responses
 
 from anysearch_jax.serving import errors
 
@@ -17,11 +18,15 @@ _BODY_SECONDS = 30.0
 
 async def read(request: requests.Request) -> Any:
   """Returns the JSON of a request's body."""
-  body = bytearray()
+  body, more = bytearray(), True
   try:
     async with asyncio.timeout(_BODY_SECONDS):
-      async for chunk in request.stream():
-        body += chunk
+      while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+          raise errors.RequestError(499, "The client left.")
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
         if len(body) > _BODY:
           raise errors.RequestError(
             413, f"The request has more than {_BODY} bytes; send less."
@@ -30,8 +35,6 @@ async def read(request: requests.Request) -> Any:
     raise errors.RequestError(
       408, f"The body took more than {_BODY_SECONDS:g} seconds."
     ) from error
-  except requests.ClientDisconnect as error:
-    raise errors.RequestError(499, "The client left.") from error
   try:
     return json.loads(body)
   except (ValueError, RecursionError) as error:
@@ -41,10 +44,16 @@ async def read(request: requests.Request) -> Any:
 
 
 def respond(
-  value: Any, status: int = 200, headers: dict[str, str] | None = None
-) -> fastapi.Response:
+  value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> responses.Response:
   """Returns a response of JSON."""
-  # The strings of a policy may hold half a surrogate pair; ASCII escapes it.
-  return fastapi.Response(
-    json.dumps(value), status, headers, "application/json"
-  )
+  return responses.Response(encode(value), status, headers, "application/json")
+
+
+def encode(value: Any) -> bytes:
+  """Returns a value as JSON."""
+  try:
+    return orjson.dumps(value)
+  except TypeError:
+    # A policy may write half a surrogate pair, which orjson refuses to encode.
+    return json.dumps(value).encode()

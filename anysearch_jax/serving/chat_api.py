@@ -6,6 +6,7 @@ stream it: https://docs.vllm.ai/en/latest/features/reasoning_outputs.html
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.serving import errors, fields, responses_api
+from anysearch_jax.serving import errors, fields, response_items, responses_api
 
 _ROLES = ("system", "developer", "user", "assistant")
 
@@ -170,8 +171,10 @@ def _reasoning(event: events.Event) -> str:
 
 
 def _message(reply: events.Reply) -> dict[str, Any]:
-  shown = [passage for found in reply.documents for passage in found]
-  cited = responses_api.citations(reply.answer or "", shown)
+  passages = itertools.chain.from_iterable(reply.documents)
+  cited = response_items.citations(
+    reply.answer or "", {response_items.source(p): p for p in passages}
+  )
   return {
     "role": "assistant",
     "content": reply.answer,

@@ -7,14 +7,13 @@ https://platform.openai.com/docs/api-reference/responses and -streaming.
 from __future__ import annotations
 
 import time
-import urllib.parse
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.serving import errors, fields
+from anysearch_jax.serving import errors, fields, response_items
 
 _TOOLS = ("web_search", "web_search_2025_08_26", "web_search_preview")
 _TEXTS = ("input_text", "output_text", "text")
@@ -99,18 +98,36 @@ class Writer:
 
   def __init__(self, asked: fields.Asked, served: fields.Served):
     self._asked, self._served = asked, served
-    self._id = f"resp_{uuid.uuid4().hex}"
+    self._name = uuid.uuid4().hex
     self._created = int(time.time())
-    self._output: list[dict[str, Any]] = []
-    self._open: dict[str, Any] | None = None  # The reasoning that grows.
-    self._shown: list[types.Passage] = []
+    self._items = response_items.Items(self._name)
     self._number = 0
-    self.response = self._response("in_progress")
+
+  def response(self, told: Iterable[events.Event]) -> dict[str, Any]:
+    """Returns the response of all events of a question."""
+    items = self._items
+    for event in told:
+      if not isinstance(event, events.Thinking):
+        items.end_reasoning()
+      match event:
+        case events.Thinking(text):
+          items.reason(text)
+        case events.Searching(_, query):
+          items.search(query)
+        case events.Found(_, passages):
+          items.found(passages)
+        case events.Answer(reply):
+          items.end_searches()
+          if reply.answer is not None:
+            items.message(reply.answer)
+          return self._response(_status(reply), reply)
+    raise ValueError("Found events without an answer, expected it at the end.")
 
   def begin(self) -> Iterator[dict[str, Any]]:
     """Yields the events before the first one of the agent."""
+    response = self._response("in_progress")
     for name in ("created", "in_progress"):
-      yield self._event(f"response.{name}", response=self.response)
+      yield self._event(f"response.{name}", response=response)
 
   def write(self, event: events.Event) -> Iterator[dict[str, Any]]:
     """Yields the API's events for one of the agent's."""
@@ -122,7 +139,9 @@ class Writer:
       case events.Searching(_, query):
         yield from self._search(query)
       case events.Found(_, passages):
-        yield from self._found(passages)
+        item = self._items.found(passages)
+        yield self._part("response.web_search_call.completed", indexed=False)
+        yield self._item("response.output_item.done", item)
       case events.Answer(reply):
         yield from self._answer(reply)
 
@@ -137,99 +156,52 @@ class Writer:
     )
 
   def _reason(self, text: str) -> Iterator[dict[str, Any]]:
-    if self._open is None:
-      self._open = {
-        "id": f"rs_{uuid.uuid4().hex}",
-        "type": "reasoning",
-        "status": "in_progress",
-        "summary": [],
-        "content": [{"type": "reasoning_text", "text": ""}],
-      }
-      self._output.append(self._open)
-      yield self._item(
-        "response.output_item.added", {**self._open, "content": []}
-      )
+    begins = self._items.reasoning is None
+    item = self._items.reason(text)
+    if begins:
+      yield self._item("response.output_item.added", {**item, "content": []})
       part = {"type": "reasoning_text", "text": ""}
       yield self._part("response.content_part.added", part=part)
-    self._open["content"][0]["text"] += text
     yield self._part("response.reasoning_text.delta", delta=text)
 
   def _end_reasoning(self) -> Iterator[dict[str, Any]]:
-    if self._open is None:
+    item = self._items.reasoning
+    if item is None:
       return
-    part = self._open["content"][0]
+    part = item["content"][0]
     yield self._part("response.reasoning_text.done", text=part["text"])
     yield self._part("response.content_part.done", part=part)
-    self._open["status"] = "completed"
-    yield self._item("response.output_item.done", self._open)
-    self._open = None
-
-  def _search(self, query: str) -> Iterator[dict[str, Any]]:
-    item = {
-      "id": f"ws_{uuid.uuid4().hex}",
-      "type": "web_search_call",
-      "status": "in_progress",
-      "action": {"type": "search", "query": query, "queries": [query]},
-    }
-    self._output.append(item)
-    yield self._item("response.output_item.added", dict(item))
-    for name in ("in_progress", "searching"):
-      yield self._part(f"response.web_search_call.{name}", indexed=False)
-    item["status"] = "searching"
-
-  def _found(
-    self, passages: tuple[types.Passage, ...]
-  ) -> Iterator[dict[str, Any]]:
-    item = self._output[-1]
-    item["status"] = "completed"
-    item["action"]["sources"] = [
-      {"type": "url", "url": source(passage)} for passage in passages
-    ]
-    # OpenAI's own item has no texts; clients ignore what they do not know.
-    item["results"] = [
-      {"id": p.id, "title": p.title, "text": p.text} for p in passages
-    ]
-    self._shown += passages
-    yield self._part("response.web_search_call.completed", indexed=False)
+    self._items.end_reasoning()
     yield self._item("response.output_item.done", item)
 
+  def _search(self, query: str) -> Iterator[dict[str, Any]]:
+    item = self._items.search(query)
+    yield self._item(
+      "response.output_item.added", {**item, "status": "in_progress"}
+    )
+    for name in ("in_progress", "searching"):
+      yield self._part(f"response.web_search_call.{name}", indexed=False)
+
   def _answer(self, reply: events.Reply) -> Iterator[dict[str, Any]]:
-    for item in self._output:
-      if item["type"] == "web_search_call" and item["status"] != "completed":
-        item["status"] = "failed"
-        yield self._event(
-          "response.output_item.done",
-          item=item,
-          output_index=self._output.index(item),
-        )
+    for index, item in self._items.end_searches():
+      yield self._event(
+        "response.output_item.done", item=item, output_index=index
+      )
     if reply.answer is not None:
       yield from self._message(reply.answer)
-    status, more = _ending(reply)
-    self.response = self._response(status, reply) | more
-    yield self._event(f"response.{status}", response=self.response)
+    status = _status(reply)
+    response = self._response(status, reply)
+    yield self._event(f"response.{status}", response=response)
 
   def _message(self, text: str) -> Iterator[dict[str, Any]]:
-    annotations = citations(text, self._shown)
-    empty = {
-      "type": "output_text",
-      "text": "",
-      "annotations": [],
-      "logprobs": [],
-    }
-    part = {**empty, "text": text, "annotations": annotations}
-    item = {
-      "id": f"msg_{uuid.uuid4().hex}",
-      "type": "message",
-      "role": "assistant",
-      "status": "completed",
-      "content": [part],
-    }
-    self._output.append(item)
+    item = self._items.message(text)
+    (part,) = item["content"]
     started = {**item, "status": "in_progress", "content": []}
     yield self._item("response.output_item.added", started)
+    empty = {**part, "text": "", "annotations": []}
     yield self._part("response.content_part.added", part=empty)
     yield self._part("response.output_text.delta", delta=text, logprobs=[])
-    for index, annotation in enumerate(annotations):
+    for index, annotation in enumerate(part["annotations"]):
       yield self._part(
         "response.output_text.annotation.added",
         annotation=annotation,
@@ -240,7 +212,7 @@ class Writer:
     yield self._item("response.output_item.done", item)
 
   def _item(self, name: str, item: Mapping[str, Any]) -> dict[str, Any]:
-    return self._event(name, item=item, output_index=len(self._output) - 1)
+    return self._event(name, item=item, output_index=len(self._items.all) - 1)
 
   def _part(
     self, name: str, *, indexed: bool = True, **values: Any
@@ -250,8 +222,8 @@ class Writer:
       values["content_index"] = 0
     return self._event(
       name,
-      item_id=self._output[-1]["id"],
-      output_index=len(self._output) - 1,
+      item_id=self._items.all[-1]["id"],
+      output_index=len(self._items.all) - 1,
       **values,
     )
 
@@ -265,12 +237,12 @@ class Writer:
   ) -> dict[str, Any]:
     asked = self._asked
     return {
-      "id": self._id,
+      "id": f"resp_{self._name}",
       "object": "response",
       "created_at": self._created,
       "status": status,
       "model": asked.model,
-      "output": list(self._output),
+      "output": list(self._items.all),
       "error": None,
       "incomplete_details": None,
       "instructions": None,
@@ -284,18 +256,26 @@ class Writer:
       "max_output_tokens": asked.max_tokens,
       "usage": None if reply is None else _usage(reply),
       "anysearch": None if reply is None else told(reply),
+      **({} if reply is None else _explained(status, reply)),
     }
 
 
-def _ending(reply: events.Reply) -> tuple[str, dict[str, Any]]:
-  """Returns the status of a response, and the fields that explain it."""
+def _status(reply: events.Reply) -> str:
+  """Returns the status of a response that has ended."""
   if reply.answer is not None:
-    return "completed", {}
-  if reply.outcome is types.Outcome.TRUNCATED:
+    return "completed"
+  truncated = reply.outcome is types.Outcome.TRUNCATED
+  return "incomplete" if truncated else "failed"
+
+
+def _explained(status: str, reply: events.Reply) -> dict[str, Any]:
+  """Returns the fields that explain a status."""
+  if status == "incomplete":
     # The API has no reason for a deadline; `anysearch.reason` says it.
-    return "incomplete", {"incomplete_details": {"reason": "max_output_tokens"}}
-  error = {"code": "server_error", "message": reply.reason}
-  return "failed", {"error": error}
+    return {"incomplete_details": {"reason": "max_output_tokens"}}
+  if status == "failed":
+    return {"error": {"code": "server_error", "message": reply.reason}}
+  return {}
 
 
 def _usage(reply: events.Reply) -> dict[str, Any]:
@@ -319,32 +299,5 @@ def told(reply: events.Reply) -> dict[str, Any]:
     "outcome": str(reply.outcome),
     "reason": reply.reason,
     "seconds": round(reply.seconds, 3),
-    "documents": [
-      [{"id": p.id, "title": p.title, "text": p.text} for p in found]
-      for found in reply.documents
-    ],
+    "documents": [response_items.shown(found) for found in reply.documents],
   }
-
-
-def source(passage: types.Passage) -> str:
-  """Returns the URL of a passage: its id, if that is one, or a URN."""
-  if passage.id.startswith(("http://", "https://")):
-    return passage.id
-  return f"urn:passage:{urllib.parse.quote(passage.id, safe='/')}"
-
-
-def citations(answer: str, shown: list[types.Passage]) -> list[dict[str, Any]]:
-  """Returns a citation of each passage that was shown, the first first.
-
-  They say what the policy has read, not that a passage proves the answer.
-  """
-  return [
-    {
-      "type": "url_citation",
-      "url": url,
-      "title": passage.title,
-      "start_index": 0,
-      "end_index": len(answer),
-    }
-    for url, passage in {source(p): p for p in shown}.items()
-  ]

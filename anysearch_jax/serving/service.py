@@ -8,22 +8,19 @@ import json
 import logging
 import threading
 import time
-from collections.abc import (
-  AsyncGenerator,
-  Iterator,
-)
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
-import fastapi
 import prometheus_client
 from starlette import requests
+from starlette import responses as responses_lib
 
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
-from anysearch_jax.agent import background, events
-from anysearch_jax.agent import limits as limits_lib
+from anysearch_jax.agent import events
 from anysearch_jax.serving import (
   accounts,
+  answers,
   bodies,
   chat_api,
   errors,
@@ -36,10 +33,6 @@ from anysearch_jax.serving import (
 
 _log = logging.getLogger(__name__)
 _EXAMPLES = 100
-FAILED = errors.RequestError(500, "The server failed; its log says more.")
-_STOPPING = errors.RequestError(
-  503, "The service stops; ask another one, or later.", retry_after=1
-)
 
 
 class Service:
@@ -72,6 +65,7 @@ class Service:
       agent.slots,
       (lambda: engine.pages) if isinstance(engine, types.Paged) else None,
     )
+    self._answers = answers.Answers(agent, self._metrics)
     self._log_questions = log_questions
     self._running = 0
     self.draining = False
@@ -88,7 +82,7 @@ class Service:
     self._metrics.responded("connection", 499, 0.0)
     del reason
 
-  def health(self) -> fastapi.Response:
+  def health(self, _: requests.Request) -> responses_lib.Response:
     """Returns the status of the service; needs no key."""
     status = "draining" if self.draining else "ok"
     values = {
@@ -101,15 +95,15 @@ class Service:
     }
     return bodies.respond(values, 503 if self.draining else 200)
 
-  def metrics(self, request: requests.Request) -> fastapi.Response:
+  def metrics(self, request: requests.Request) -> responses_lib.Response:
     """Returns the metrics for Prometheus."""
     self._key(request)
-    return fastapi.Response(
+    return responses_lib.Response(
       prometheus_client.generate_latest(self._metrics.registry),
       media_type=prometheus_client.CONTENT_TYPE_LATEST,
     )
 
-  def models(self, request: requests.Request) -> fastapi.Response:
+  def models(self, request: requests.Request) -> responses_lib.Response:
     """Returns the models that a request may name."""
     self._key(request)
     model = {
@@ -120,41 +114,48 @@ class Service:
     }
     return bodies.respond({"object": "list", "data": [model]})
 
-  def examples(self) -> fastapi.Response:
+  def examples(self, _: requests.Request) -> responses_lib.Response:
     """Returns questions that one can ask; it is empty for real corpora."""
     return bodies.respond([q.text for q in self._agent.examples[:_EXAMPLES]])
 
-  async def responses(self, request: requests.Request) -> fastapi.Response:
+  async def responses(
+    self, request: requests.Request
+  ) -> responses_lib.Response:
     """Answers `POST /v1/responses`."""
     with self._account("responses") as account:
       body = await self._admitted(request, account)
       asked = self._begin(account, responses_api.read(body, self._served))
       writer = responses_api.Writer(asked, self._served)
       if asked.stream:
-        return self._stream(account, self._responses_events(writer, account))
-      await streaming.unless_gone(
-        request.receive, _drained(self._responses_events(writer, account))
-      )
-      _raise_failed(account.replies)
-      return bodies.respond(writer.response)
+        return self._stream(
+          account, self._responses_events(writer, account, asked)
+        )
+      (told,) = await self._answered(request, account, asked)
+      return bodies.respond(writer.response(told))
 
   async def _responses_events(
-    self, writer: responses_api.Writer, account: accounts.Account
+    self,
+    writer: responses_api.Writer,
+    account: accounts.Account,
+    asked: fields.Asked,
   ) -> AsyncGenerator[bytes]:
     for value in writer.begin():
       yield streaming.named(value)
     try:
-      async with contextlib.aclosing(self._told(account)) as told:
-        async for _, event in told:
-          for value in writer.write(event):
-            yield streaming.named(value)
+      async with contextlib.aclosing(
+        self._answers.stream(account, asked)
+      ) as told:
+        async for each in told:
+          if each is None:
+            yield streaming.HEARTBEAT
+          else:
+            for value in writer.write(each[1]):
+              yield streaming.named(value)
     except errors.RequestError as error:
       account.status = error.status
-      if not account.asked or not account.asked.stream:
-        raise
       yield streaming.named(writer.refused(error))
 
-  async def chat(self, request: requests.Request) -> fastapi.Response:
+  async def chat(self, request: requests.Request) -> responses_lib.Response:
     """Answers `POST /v1/chat/completions`."""
     with self._account("chat") as account:
       body = await self._admitted(request, account)
@@ -162,22 +163,28 @@ class Service:
       asked = self._begin(account, read)
       writer = chat_api.Writer(asked, usage=usage)
       if asked.stream:
-        return self._stream(account, self._chat_events(writer, account))
-      told: list[list[events.Event]] = [[] for _ in range(asked.choices)]
-      await streaming.unless_gone(request.receive, self._collect(account, told))
-      _raise_failed(account.replies)
+        return self._stream(account, self._chat_events(writer, account, asked))
+      told = await self._answered(request, account, asked)
       return bodies.respond(writer.completion(told))
 
   async def _chat_events(
-    self, writer: chat_api.Writer, account: accounts.Account
+    self,
+    writer: chat_api.Writer,
+    account: accounts.Account,
+    asked: fields.Asked,
   ) -> AsyncGenerator[bytes]:
     for value in writer.begin():
       yield streaming.data(value)
     try:
-      async with contextlib.aclosing(self._told(account)) as told:
-        async for index, event in told:
-          for value in writer.write(index, event):
-            yield streaming.data(value)
+      async with contextlib.aclosing(
+        self._answers.stream(account, asked)
+      ) as told:
+        async for each in told:
+          if each is None:
+            yield streaming.HEARTBEAT
+          else:
+            for value in writer.write(*each):
+              yield streaming.data(value)
     except errors.RequestError as error:
       account.status = error.status
       yield streaming.data(error.body())
@@ -186,78 +193,27 @@ class Service:
       yield streaming.data(value)
     yield streaming.DONE
 
-  async def _collect(
-    self, account: accounts.Account, told: list[list[events.Event]]
-  ) -> None:
-    async with contextlib.aclosing(self._told(account)) as all_told:
-      async for index, event in all_told:
-        told[index].append(event)
-
-  async def _told(
-    self, account: accounts.Account
-  ) -> AsyncGenerator[tuple[int, events.Event]]:
-    """Yields the events of all answers to a request, with their index.
+  async def _answered(
+    self,
+    request: requests.Request,
+    account: accounts.Account,
+    asked: fields.Asked,
+  ) -> list[list[events.Event]]:
+    """Returns the events of each answer to a request that does not stream.
 
     Raises:
-      errors.RequestError: there is no place, the service stops, or a bug.
+      errors.RequestError: as `Answers.collect`, or an outage failed an episode,
+        or the client left.
     """
-    asked = account.asked
-    assert asked is not None
-    sources = [
-      self._accounted(account, asked, index) for index in range(asked.choices)
-    ]
-    first = True
-    try:
-      async with contextlib.aclosing(streaming.merged(sources)) as merged:
-        async for index, event in merged:
-          if first and not isinstance(event, events.Budget):
-            first = False
-            self._metrics.first_event.observe(
-              time.monotonic() - account.started
-            )
-          yield index, event
-    except limits_lib.BusyError as error:
-      raise errors.RequestError(503, str(error), retry_after=5) from error
-    except background.ClosedError as error:
-      raise _STOPPING from error
-    except Exception as error:
-      _log.error("A question was not answered.", exc_info=error)
-      raise FAILED from error
-
-  async def _accounted(
-    self, account: accounts.Account, asked: fields.Asked, index: int
-  ) -> AsyncGenerator[events.Event]:
-    """Yields the events of one answer, and counts what they cost.
-
-    They are counted even if the client reads none of them.
-    """
-    told = self._agent.stream_async(
-      asked.question,
-      budget=asked.budget,
-      seed=asked.seed + index,
-      deadline=asked.deadline,
-      max_tokens=asked.max_tokens,
+    told = await streaming.unless_gone(
+      request.receive, self._answers.collect(account, asked)
     )
-    async with contextlib.aclosing(told):
-      async for event in told:
-        match event:
-          case events.Budget(used=0):
-            account.begun += 1
-          case events.Searching():
-            account.searches += 1
-          case events.Answer(reply):
-            self._ended(account, reply)
-        yield event
-
-  def _ended(self, account: accounts.Account, reply: events.Reply) -> None:
-    account.replies.append(reply)
-    trajectory = reply.trajectory
-    self._metrics.ended(
-      str(reply.outcome),
-      searches=reply.searches,
-      tokens=reply.tokens,
-      turns=sum(s.author is types.Author.MODEL for s in trajectory.spans),
-    )
+    for reply in account.replies:
+      if reply.outcome is types.Outcome.FAILED:  # Clients then try again.
+        raise errors.RequestError(
+          503, reply.reason, code="unavailable", retry_after=1
+        )
+    return told
 
   @contextlib.contextmanager
   def _account(self, route: str) -> Iterator[accounts.Account]:
@@ -281,17 +237,18 @@ class Service:
       self._close(account, 200)
 
   def _close(self, account: accounts.Account, status: int) -> None:
-    account.ends.close()
+    account.close()
     seconds = time.monotonic() - account.started
     self._metrics.responded(account.route, status, seconds)
-    _log.info(json.dumps(account.line(status, seconds, self._log_questions)))
+    if _log.isEnabledFor(logging.INFO):
+      _log.info(json.dumps(account.line(status, seconds, self._log_questions)))
 
   async def _admitted(
     self, request: requests.Request, account: accounts.Account
   ) -> Any:
     """Checks the key and returns the JSON of the body."""
     if self.draining:
-      raise _STOPPING
+      raise answers.STOPPING
     key = self._key(request)
     account.key = key.name if key else ""
     return await bodies.read(request)
@@ -335,24 +292,10 @@ class Service:
 
   def _stream(
     self, account: accounts.Account, chunks: AsyncGenerator[bytes]
-  ) -> fastapi.Response:
+  ) -> responses_lib.Response:
     return streaming.EventStream(
       chunks,
       on_end=lambda complete: self._close(
         account, account.status if complete else 499
       ),
     )
-
-
-def _raise_failed(replies: list[events.Reply]) -> None:
-  """Raises 503 if an outage failed an episode; clients then try again."""
-  for reply in replies:
-    if reply.outcome is types.Outcome.FAILED:
-      raise errors.RequestError(
-        503, reply.reason, code="unavailable", retry_after=1
-      )
-
-
-async def _drained(chunks: AsyncGenerator[bytes]) -> None:
-  async for _ in chunks:
-    pass

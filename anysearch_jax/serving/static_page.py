@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.resources
+from collections.abc import Awaitable, Callable
 
-import fastapi
+from starlette import requests, responses, routing
 
 _FILES = {
   "/": ("index.html", "text/html; charset=utf-8"),
@@ -25,14 +26,22 @@ _HEADERS = {
 }
 
 
-def add(app: fastapi.FastAPI) -> None:
-  """Adds the page's routes to an app."""
-  for path, (name, kind) in _FILES.items():
-    content = importlib.resources.files(__package__).joinpath("page", name)
-    _add(app, path, content.read_bytes(), kind)
+def routes() -> list[routing.Route]:
+  """Returns the page's routes."""
+  return [
+    routing.Route(path, _file(name, kind))
+    for path, (name, kind) in _FILES.items()
+  ]
 
 
-def _add(app: fastapi.FastAPI, path: str, content: bytes, kind: str) -> None:
-  @app.get(path, include_in_schema=False)
-  async def page() -> fastapi.Response:
-    return fastapi.Response(content, headers=_HEADERS, media_type=kind)
+def _file(
+  name: str, kind: str
+) -> Callable[[requests.Request], Awaitable[responses.Response]]:
+  """Returns the handler that answers with a file."""
+  file = importlib.resources.files(__package__).joinpath("page", name)
+  content = file.read_bytes()
+
+  async def page(_: requests.Request) -> responses.Response:
+    return responses.Response(content, headers=_HEADERS, media_type=kind)
+
+  return page

@@ -14,20 +14,26 @@ from collections.abc import (
   Callable,
   Coroutine,
   Mapping,
-  Sequence,
 )
 from typing import Any, TypeVar
 
-import fastapi
+from starlette import responses
 
 from anysearch_jax.serving import errors
 
 _T = TypeVar("_T")
 DONE = b"data: [DONE]\n\n"
+# Clients ignore comments; proxies cut a connection that is silent for long.
+HEARTBEAT = b": still working\n\n"
+HEARTBEAT_SECONDS = 15.0
 
 
 def data(value: Mapping[str, Any]) -> bytes:
-  """Returns an event with data only."""
+  """Returns an event with data only.
+
+  Its JSON is ASCII, because some clients also end lines at other characters
+  than newlines, such as U+2028.
+  """
   return b"data: %b\n\n" % json.dumps(value).encode()
 
 
@@ -36,7 +42,7 @@ def named(value: Mapping[str, Any]) -> bytes:
   return b"event: %b\n%b" % (value["type"].encode(), data(value))
 
 
-class EventStream(fastapi.Response):
+class EventStream(responses.Response):
   """Sends chunks as they come, until they end or the client leaves.
 
   Args:
@@ -91,17 +97,15 @@ async def unless_gone(
   """
   working = asyncio.ensure_future(work)
   gone = asyncio.ensure_future(_departed(receive))
+  gone.add_done_callback(lambda _: working.cancel())
   try:
-    await asyncio.wait(
-      (working, gone), return_when=asyncio.FIRST_COMPLETED, timeout=None
-    )
-    if working.done():
-      return working.result()
-    raise errors.RequestError(499, "The client left.")
+    return await working
+  except asyncio.CancelledError:
+    if gone.done() and not gone.cancelled():
+      raise errors.RequestError(499, "The client left.") from None
+    raise
   finally:
     gone.cancel()
-    working.cancel()
-    await asyncio.gather(working, gone, return_exceptions=True)
 
 
 async def _departed(
@@ -110,40 +114,3 @@ async def _departed(
   """Waits until the client has disconnected."""
   while (await receive())["type"] != "http.disconnect":
     pass
-
-
-async def merged(
-  sources: Sequence[AsyncGenerator[_T]],
-) -> AsyncGenerator[tuple[int, _T]]:
-  """Yields the items of several iterators as they come, with their index.
-
-  If one raises, the others are closed and the exception is raised. Closing the
-  merged iterator closes all.
-  """
-  items: asyncio.Queue[tuple[int, _T | BaseException | None]] = asyncio.Queue()
-
-  async def pump(index: int, source: AsyncGenerator[_T]) -> None:
-    ended: BaseException | None = None
-    try:
-      async with contextlib.aclosing(source) as each:
-        async for item in each:
-          items.put_nowait((index, item))
-    except Exception as error:
-      ended = error
-    items.put_nowait((index, ended))
-
-  tasks = [asyncio.ensure_future(pump(*pair)) for pair in enumerate(sources)]
-  try:
-    left = len(tasks)
-    while left:
-      index, item = await items.get()
-      if isinstance(item, BaseException):
-        raise item
-      if item is None:
-        left -= 1
-      else:
-        yield index, item
-  finally:
-    for task in tasks:
-      task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -137,6 +137,55 @@ def test_async_stream_tells_the_same_events():
   assert found[:-1] == expected[:-1]
 
 
+def test_caller_is_told_the_events_in_the_agents_thread():
+  told, threads = [], set()
+
+  def tell(event):
+    told.append(event)
+    threads.add(threading.current_thread().name)
+
+  with make() as agent:
+    reply = asyncio.run(agent.ask_async("Who?", budget=1, tell=tell))
+    expected = list(agent.stream("Who?", budget=1))
+  assert told[:-1] == expected[:-1]
+  assert told[-1] == events.Answer(reply) and threads == {"agent"}
+
+
+def test_exception_of_a_listener_ends_the_episode_before_the_search():
+  class EnoughError(Exception):
+    pass
+
+  def tell(event):
+    if isinstance(event, events.Searching):
+      raise EnoughError
+
+  retriever = scripted.Retriever()
+  with make(retriever=retriever) as agent:
+    with pytest.raises(EnoughError):
+      asyncio.run(agent.ask_async("Who?", budget=1, tell=tell))
+    assert not retriever.requests and len(agent.engine.released) == 1
+
+
+@pytest.mark.parametrize("kept", [0, 100])
+def test_passages_without_room_are_not_among_the_documents(kept):
+  """The second observation has no room; with room for an answer, it lands."""
+  long = types.Passage("8", "Long", "x" * 3000)
+  retriever = scripted.Retriever({"emma": [EMMA], "long": [long]})
+  script = (search("emma"), search("long"), answer("Jane"))
+  episode = dataclasses.replace(CONFIG, max_context=3000, answer_room=kept)
+  with make(script, retriever=retriever, config=episode) as agent:
+    told = list(agent.stream("Who?", budget=3))
+  reply = told[-1].reply
+  assert (reply.answer == "Jane") == bool(kept)
+  assert reply.searches == 2 and reply.documents == ((EMMA,), ())
+  assert [[d.id for d in found] for found in reply.trajectory.documents] == [
+    ["7"],
+    [],
+  ]
+  found = [event for event in told if isinstance(event, events.Found)]
+  assert found == [events.Found(1, (EMMA,)), events.Found(2, ())]
+
+
 def test_known_question_keeps_its_id_and_corpus():
   known = types.Question("q7", "Who wrote Emma?", ("Jane",), "books")
   with make(known=[known], corpus="all") as agent:
@@ -231,17 +280,19 @@ def test_long_question_does_not_hold_up_the_others():
       return super().render(content)
 
   async def searched(agent):
-    asking = asyncio.ensure_future(agent.ask_async("Who?", budget=1))
+    asking = asyncio.ensure_future(agent.ask_async(question, budget=1))
     await asyncio.sleep(0.1)
     async with asyncio.timeout(0.7):
       await agent.search_async("emma", k=1)
     await asking
 
+  question = "Who? " * 4000
+
   agent = agent_lib.Agent(
     scripted.Engine(ANSWERED),
     Slow(),
     scripted.Retriever({"emma": [EMMA]}),
-    config=CONFIG,
+    config=dataclasses.replace(CONFIG, max_context=50_000),
     slots=4,
   )
   with agent:

@@ -50,3 +50,48 @@ def test_pieces_add_up_to_the_whole(text):
     turn.add([ord(char)])
   turn.end(text)
   assert "".join(told) == reasoning.of_turn(text)
+
+
+@hypothesis.given(
+  st.lists(
+    st.sampled_from(["<think>", "</think>", "a", " ", "é", "😀", "<search>"]),
+    max_size=10,
+  ).map("".join),
+  st.randoms(use_true_random=False),
+)
+def test_pieces_of_bytes_add_up_to_the_whole(text, draw):
+  data, told = list(text.encode()), []
+  turn = reasoning.Reasoning(
+    lambda ids: bytes(ids).decode(errors="replace"), told.append
+  )
+  while data:
+    size = draw.randint(1, 4)
+    turn.add(data[:size])
+    del data[:size]
+  turn.end(text)
+  assert "".join(told) == reasoning.of_turn(text)
+
+
+def test_each_token_is_decoded_a_bounded_number_of_times():
+  decoded = 0
+
+  def decode(ids):
+    nonlocal decoded
+    decoded += len(ids)
+    return "".join(map(chr, ids))
+
+  turn = reasoning.Reasoning(decode, lambda piece: None)
+  for _ in range(1000):
+    turn.add(list(b"word"))
+  assert decoded <= 3 * 4000
+
+
+def test_space_between_tokens_is_kept_by_a_tokenizer_that_strips_it():
+  words = ["one", "two", "three"]
+  told = []
+  turn = reasoning.Reasoning(
+    lambda ids: " ".join(words[i] for i in ids), told.append
+  )
+  for i in range(3):
+    turn.add([i])
+  assert told == ["one", " two", " three"]

@@ -69,12 +69,11 @@ _AWAITED = ("gather", "wrap_future", "shield")
 # The waits without a timeout of their own, each with what ends it.
 _ENDED = {
   ("policy/attention/gathered_attention.py", "rows."): "gathers of arrays",
-  ("serving/streaming.py", "asyncio.wait("): (
+  ("serving/streaming.py", "await working"): (
     "a question has a deadline, and so has the request's connection"
   ),
-  ("serving/streaming.py", "await asyncio.gather"): "they are cancelled",
-  ("serving/streaming.py", "working.result()"): "asked only when done",
-  ("serving/streaming.py", "items.get()"): "its questions have deadlines",
+  ("serving/answers.py", "await asyncio.gather"): "questions have deadlines",
+  ("serving/answers.py", "await asking"): "asked only when done",
   (
     "agent/agent.py",
     "future.result()",
