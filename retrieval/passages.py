@@ -80,7 +80,7 @@ class Corpus:
       raise CorpusError(
         f"{self.path}: found {size} bytes and offsets of {found[1]} "
         f"{found[2]}, expected {expected[0]} and int64 {expected[2]}; the "
-        "corpus is not the one that was indexed. Bring it back, or build the "
+        "corpus is not the one that was indexed. Restore it, or build the "
         "index again."
       )
     with self.path.open("rb") as file:
@@ -120,7 +120,7 @@ class Corpus:
     if digest.hexdigest() != self.sha256:
       raise CorpusError(
         f"{self.path}: found SHA-256 {digest.hexdigest()}, expected "
-        f"{self.sha256}; bring the corpus back, or build the index again."
+        f"{self.sha256}; restore the corpus, or build the index again."
       )
 
 
@@ -251,8 +251,8 @@ def _lines(file: io.BufferedIOBase, source: pathlib.Path) -> Iterator[bytes]:
       yield line
   except (OSError, EOFError, zlib.error) as error:
     raise CorpusError(
-      f"{source}, after line {number}: {error}. Expected a whole file; copy it "
-      "again."
+      f"{source}, after line {number}: the file is incomplete or damaged "
+      f"({error}); copy it again."
     ) from error
 
 
@@ -270,8 +270,8 @@ def _checked(
     except CorpusError as error:
       if not skip:
         raise CorpusError(
-          f"{source}, line {number}: {error} Correct it, or leave such lines "
-          "out with --skip_malformed."
+          f"{source}, line {number}: {error} Correct it, or skip malformed "
+          "lines with --skip_malformed."
         ) from None
       yield None
       continue

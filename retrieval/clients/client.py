@@ -71,7 +71,7 @@ class HttpRetriever:
     if not redaction.is_address(url):
       # The message does not quote the url, which may contain a password.
       raise ValueError(
-        "The retriever's url is not one; expected an address such as "
+        "The retriever's url is invalid; expected an address such as "
         "http://127.0.0.1:8000, with no user, query or fragment."
       )
     if batch < 1:

@@ -20,6 +20,6 @@ def check(requests: Sequence[types.SearchRequest], corpus: str) -> None:
     if request.corpus not in ("", corpus):
       raise ValueError(
         f"Found a search of corpus {request.corpus!r}; this retriever has "
-        f"{corpus!r} only. Name it in `corpus`, or use one retriever for each "
-        "corpus."
+        f"only {corpus!r}. Name that one in `corpus`, or use one retriever for "
+        "each corpus."
       )

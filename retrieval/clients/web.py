@@ -266,8 +266,8 @@ class WebRetriever:
       if not isinstance(error, calls.StatusError) or not _is_of_account(error):
         raise
       raise AccountError(
-        f"{error} Look after the key in {self._variable}, its quota and how "
-        "many searches a second it may make."
+        f"{error} Check the key in {self._variable}, its quota and its rate "
+        "limit."
       ) from None
 
 

@@ -116,7 +116,7 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
   )
   if a.d_model % a.heads:
     raise ValueError(
-      f"config.json: hidden_size {a.d_model} does not divide over "
+      f"config.json: hidden_size {a.d_model} is not divisible by "
       f"{a.heads} attention heads."
     )
   return a

@@ -132,8 +132,8 @@ class Encoder:
     )
     if max_tokens > a.positions:
       raise ValueError(
-        f"max_tokens: found {max_tokens}, but {folder} has {a.positions} "
-        "positions; expected no more of them."
+        f"max_tokens: found {max_tokens}, but {folder} has only "
+        f"{a.positions} positions; expected at most that many."
       )
     tokenizer = encoder_tokenizer.EncoderTokenizer(
       folder, vocab_size=a.vocab_size, max_tokens=max_tokens
@@ -254,8 +254,8 @@ class Encoder:
       answer(calls[0])
     if not np.isfinite(out).all():
       raise ValueError(
-        "The encoder gave vectors that are not finite; expected numbers. Load "
-        "it in float32, or copy its folder again."
+        "The encoder returned vectors that are not finite. Load it in float32, "
+        "or copy its folder again."
       )
     return out
 

@@ -74,8 +74,8 @@ def settle(
   path = folder / "sentence_bert_config.json"
   if path.is_file() and read(path, dict).get("do_lower_case"):
     raise ValueError(
-      f"{path}: do_lower_case is not supported; expected a tokenizer that does "
-      "it. Set it to false if the model's does."
+      f"{path}: do_lower_case is not supported; the tokenizer itself must "
+      "lowercase. If it does, set do_lower_case to false."
     )
   if query_prefix is None or passage_prefix is None:
     said = _prompts(folder) or (_E5 if _is_e5(folder) else {})
@@ -102,7 +102,8 @@ def _pooling(folder: pathlib.Path) -> str:
     if kind not in _MODULES:
       raise ValueError(
         f"{path}: module {kind!r} is not supported; expected "
-        f"{', '.join(_MODULES)}. Name the pooling to leave the file out."
+        f"{', '.join(_MODULES)}. Name the pooling, then this file is not "
+        "read."
       )
     modules[kind] = module.get("path")
   if "Pooling" not in modules:
@@ -179,7 +180,7 @@ def read(path: pathlib.Path, kind: type) -> Any:
     values = json.loads(path.read_bytes())
   except (OSError, ValueError, RecursionError) as error:
     raise ValueError(
-      f"{path}: found no whole JSON file ({error}); copy it again."
+      f"{path}: the JSON is incomplete or damaged ({error}); copy it again."
     ) from error
   if not isinstance(values, kind):
     raise ValueError(

@@ -41,20 +41,20 @@ class EncoderTokenizer:
     if not path.is_file():
       raise ValueError(
         f"{folder}: no tokenizer.json; load the tokenizer once with "
-        "transformers and write it again with save_pretrained."
+        "transformers and save it with save_pretrained."
       )
     content = path.read_bytes()
     try:
       tokenizer = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # The library raises plain `Exception`.
       raise ValueError(
-        f"{path}: not a tokenizer ({error}); copy it again."
+        f"{path}: this is not a tokenizer ({error}); copy it again."
       ) from error
     size = max(tokenizer.get_vocab().values(), default=-1) + 1
     if size > vocab_size:
       raise ValueError(
-        f"{folder}: the tokenizer has {size} tokens, the embedding "
-        f"{vocab_size} rows; they are not of one model."
+        f"{folder}: the tokenizer has {size} tokens, but the embedding has "
+        f"{vocab_size} rows; they belong to different models."
       )
     special = tokenizer.num_special_tokens_to_add(is_pair=False)
     if not 0 < special < max_tokens:

@@ -219,8 +219,9 @@ def _begin(folder: pathlib.Path, identity: dict[str, Any]) -> None:
   for name in [*identity, *found]:
     if found.get(name) != identity.get(name):
       raise OtherIndexError(
-        f"{folder}: began with {name} {found.get(name)}, found "
-        f"{identity.get(name)} now; name another folder, or remove this one."
+        f"{folder}: the build was begun with {name} {found.get(name)}, and the "
+        f"command now has {identity.get(name)}; name another folder, or remove "
+        "this one."
       )
 
 
@@ -279,7 +280,7 @@ def _finish(
       raise ValueError(
         f"{settings.faiss_file}: found {index.count} rows of {index.dim}, "
         f"expected {len(corpus)} of {identity['encoder']['dim']}, one row a "
-        "passage in the encoder's width."
+        "passage, of the encoder's dimension."
       )
   elif settings.kind == "faiss_flat":
     from retrieval.index import faiss_flat
@@ -308,11 +309,11 @@ def _alone(folder: pathlib.Path) -> Iterator[None]:
     while not _locked(file):
       if end is None:
         end = time.monotonic() + _PATIENCE
-        _log.warning("%s: waits for another process that builds it.", folder)
+        _log.warning("%s: another process is building it; waiting.", folder)
       if time.monotonic() > end:
         raise ValueError(
           f"{folder}: another process has worked on it for {_PATIENCE:g} "
-          "seconds; look after that one, and give this command again."
+          "seconds; check that process, then run this command again."
         )
       time.sleep(_POLL)
     yield

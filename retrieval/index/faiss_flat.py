@@ -164,7 +164,7 @@ def write(
     if (found.ntotal, found.d) != (count, dim):
       raise ValueError(
         f"{path}: FAISS reads {found.ntotal} rows of {found.d}, expected "
-        f"{count} of {dim}; this version of FAISS writes other files."
+        f"{count} of {dim}; this version of FAISS has another file format."
       )
 
 

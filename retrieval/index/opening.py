@@ -33,7 +33,7 @@ def open_index(
 
   Raises:
     passages.CorpusError: the corpus is missing or a different one.
-    vectors.DamagedError: a file of the index is not as it was written.
+    vectors.DamagedError: a file of the index differs from what was written.
     ValueError: the index is not finished, or the encoder is a different one.
   """
   folder = pathlib.Path(folder)
@@ -77,7 +77,7 @@ def _read(folder: pathlib.Path) -> dict[str, Any]:
   except (OSError, ValueError) as error:
     raise ValueError(
       f"{folder}: found no finished index ({error}); build it with "
-      "launch.build_index, the same command goes on where it was stopped."
+      "launch.build_index; the same command resumes a build that was stopped."
     ) from error
 
 
@@ -93,8 +93,8 @@ def _encoder(
       given = encoder_lib.Encoder.like(expected, given, devices=devices)
     except KeyError as error:
       raise ValueError(
-        f"encoder: the index was built with one that says no {error}, so not "
-        "from a folder; expected that encoder itself."
+        "encoder: the index was built with an encoder that reports no "
+        f"{error}, so it was not loaded from a folder; pass that encoder."
       ) from error
   found = {"dim": given.dim} | given.identity()
   for name in expected:

@@ -62,7 +62,9 @@ def measure(
     ValueError: there are no questions.
   """
   if not asked:
-    raise ValueError("Found no question with gold passages, expected some.")
+    raise ValueError(
+      "Found no question with gold passages, expected at least one."
+    )
   answers = searching.search([each.question for each in asked], k)
   found = [frozenset(p.id for p in answer) for answer in answers]
   return Recall(

@@ -89,8 +89,8 @@ class EncodedIndex:
   def __init__(self, index: VectorIndex, encoder: QueryEncoder):
     if encoder.dim != index.dim:
       raise ValueError(
-        f"The index holds vectors of {index.dim} numbers, the encoder makes "
-        f"{encoder.dim}; expected the encoder that the index was built with."
+        f"The index holds {index.dim}-dimensional vectors, the encoder makes "
+        f"{encoder.dim}-dimensional ones; use the encoder that built the index."
       )
     self._index, self._encoder = index, encoder
     self.count, self.type = index.count, index.type

@@ -26,7 +26,7 @@ _BLOCK = 1 << 22
 
 
 class DamagedError(ValueError):
-  """A file of an index is not as it was written."""
+  """A file of an index differs from what was written."""
 
 
 class Rows(NamedTuple):
@@ -167,13 +167,13 @@ class Shards:
     expected = end - start, self.dim, self.dtype
     if found != expected or list(sums) != self._names(shard):
       raise DamagedError(
-        f"{path}: found rows, width and type {found}, expected {expected}."
+        f"{path}: found (rows, dimensions, dtype) {found}, expected {expected}."
       )
     for name, sha256 in sums.items():
       file = self._folder / name
       if read and (not file.is_file() or digest(file) != sha256):
         raise DamagedError(
-          f"{file}: the bytes are not those that were written; remove "
+          f"{file}: the bytes differ from those that were written; remove "
           f"{path.name} and run launch.build_index again."
         )
     self.rows(shard)

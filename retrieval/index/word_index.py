@@ -37,9 +37,9 @@ class WordIndex:
       info = json.loads((folder / _INFO).read_text())
       for name, sha256 in info["sha256"].items():
         if pathlib.PurePath(name).name != name:
-          raise ValueError(f"{name!r} is no file of this folder")
+          raise ValueError(f"{name!r} is not a file name")
         if vectors_lib.digest(folder / name) != sha256:
-          raise ValueError(f"{name} is not as it was written")
+          raise ValueError(f"{name} differs from what was written")
       self.count = info["count"]
       self._index = bm25s.BM25.load(folder, mmap=True, load_vocab=True)
     except (OSError, ValueError, KeyError) as error:
@@ -123,7 +123,7 @@ class _Spool:
         self._write(numbers, begun)
         numbers, begun = array.array("i"), len(self.lengths)
     if not self.vocabulary:
-      raise ValueError("Found no word in any passage, expected some.")
+      raise ValueError("Found no word in any passage, expected at least one.")
     self._write(numbers, begun)
 
   def _write(self, numbers: array.array, begun: int) -> None:

@@ -250,8 +250,8 @@ class AnswerLog:
 
   def _damaged(self, what: str) -> types.RetrievalError:
     return types.RetrievalError(
-      f"{self.path}: {what} is not as it was written; the file is damaged. "
-      "Bring a copy of it back, or record again."
+      f"{self.path}: {what} differs from what was written; the file is "
+      "damaged. Restore a copy, or record again."
     )
 
   def _unreadable(self, error: Exception) -> types.RetrievalError:

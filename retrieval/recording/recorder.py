@@ -165,7 +165,7 @@ class Recorder:
     self._log.close()
     raise ValueError(
       f"No identity is given, and {self._log.path} holds answers of "
-      f"{', '.join(known) or 'nobody'}; expected the retriever's."
+      f"{', '.join(known) or 'no retriever'}; pass the retriever's identity."
     )
 
   def _count(self, **more: int) -> None:

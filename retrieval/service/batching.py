@@ -112,12 +112,14 @@ class Batcher:
       ClosedError: the batcher is closed.
     """
     if self._closed:
-      raise ClosedError("The service is stopping; ask another one.")
+      raise ClosedError(
+        "The service is stopping; send the request to another server."
+      )
     if self.waiting + len(queries) > self._queue:
       searches = math.ceil(self.waiting / self._batch)
       raise FullError(
-        f"{self.waiting} queries wait already, of {self._queue} that may, and "
-        f"the request has {len(queries)}; ask later, or fewer at once.",
+        f"The queue holds {self.waiting} of at most {self._queue} queries, and "
+        f"the request has {len(queries)} more; try again later, or send fewer.",
         searches * self._seconds,
       )
     loop = asyncio.get_running_loop()

@@ -148,7 +148,7 @@ def room(wanted: int) -> tuple[int, int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
   if limit - used < _FEWEST:
     raise ValueError(
-      f"This process may open {limit} files and needs {used} of them, which "
+      f"This process may open {limit} files and uses {used} of them, which "
       f"leaves {max(limit - used, 0)} connections; expected {_FEWEST} or more. "
       "Raise the limit (ulimit -n 4096)."
     )

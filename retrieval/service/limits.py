@@ -67,7 +67,7 @@ class Limits:
     if self.queue < self.queries:
       raise ValueError(
         f"queue: found {self.queue}, expected {self.queries} or more, so that "
-        "the largest request can be taken at all."
+        "the largest request fits into the queue."
       )
     for name, other in (("blank", "empty"), ("long", "cut")):
       if getattr(self, name) not in ("reject", other):
@@ -85,7 +85,7 @@ class Limits:
     if len(asked.queries) > self.queries:
       raise dialects.RequestError(
         f"Found {len(asked.queries)} queries, expected at most {self.queries}; "
-        "ask in several requests."
+        "split the request."
       )
     for place, query in enumerate(asked.queries):
       if self.long == "reject" and len(query) > self.characters:
@@ -104,6 +104,6 @@ class Limits:
     if len(asked.queries) * k > self.passages:
       raise dialects.RequestError(
         f"Found {len(asked.queries)} queries for {k} passages each, expected "
-        f"at most {self.passages} passages in all; ask in several requests."
+        f"at most {self.passages} passages in all; split the request."
       )
     return k

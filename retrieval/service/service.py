@@ -147,7 +147,7 @@ class Service:
     except _RefusedError as refused:
       response = refused.response()
     except Exception:
-      _log.exception("A request was not answered.")
+      _log.exception("A request failed.")
       response = _json({"detail": "The server failed; its log says more."}, 500)
     took = time.monotonic() - start
     self._metrics.responded(route, response.status_code, took)
@@ -160,7 +160,7 @@ class Service:
     if self._token and not (right and scheme.lower() == "bearer"):
       raise _RefusedError(
         401,
-        "Found no token of this service, expected it in the header "
+        "Found no valid token; send this service's token in the header "
         "'Authorization: Bearer TOKEN'.",
         WWW_Authenticate="Bearer",
       )
@@ -190,7 +190,7 @@ class Service:
   async def _body(self, request: requests.Request, end: float) -> bytes:
     limit = self._limits.body
     too_large = _RefusedError(
-      413, f"The request has more than {limit} bytes; ask in several."
+      413, f"The request has more than {limit} bytes; split it."
     )
     length = request.headers.get("content-length", "")
     # As a float, because Python limits the digits of an int that it parses.
@@ -242,8 +242,8 @@ class Service:
       raise _RefusedError(499, _GONE)
     raise _RefusedError(
       504,
-      f"No answer within {self._limits.deadline:g} seconds; ask for less, or "
-      "later.",
+      f"No answer within {self._limits.deadline:g} seconds; send fewer "
+      "queries, or try again later.",
     )
 
 

@@ -354,5 +354,5 @@ def test_who_builds_an_index_beside_another_waits_and_then_says_so(
     fcntl.flock(file, fcntl.LOCK_EX)
     with pytest.raises(ValueError, match="another process has worked on it"):
       building.build(source, folder, building.Settings("bm25"))
-    assert f"{folder}: waits for another process" in caplog.text
+    assert f"{folder}: another process is building it" in caplog.text
   assert building.build(source, folder, building.Settings("bm25"))

@@ -204,8 +204,8 @@ def test_unreachable_server_fails_within_the_deadline():
 @pytest.mark.parametrize(
   ("url", "values", "sentence"),
   [
-    ("http://user:word@host/v1", {"name": "m"}, "url is not one"),
-    ("http://host/v1?key=1", {"name": "m"}, "url is not one"),
+    ("http://user:word@host/v1", {"name": "m"}, "url is invalid"),
+    ("http://host/v1?key=1", {"name": "m"}, "url is invalid"),
     ("http://host/v1", {}, "retrieval.model.name"),
     ("http://host/v1", {"name": "m", "key_variable": "NO_KEY"}, "not set"),
   ],

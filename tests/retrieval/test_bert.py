@@ -201,7 +201,7 @@ def test_a_configuration_gives_its_sizes():
     ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected a positive"),
     ({"hidden_size": True}, "hidden_size is True, expected a positive"),
     ({"num_attention_heads": "2"}, "num_attention_heads is '2', expected"),
-    ({"num_attention_heads": 3}, "hidden_size 64 does not divide over 3"),
+    ({"num_attention_heads": 3}, "hidden_size 64 is not divisible by 3"),
     ({"layer_norm_eps": 0}, "layer_norm_eps is 0, expected a positive number"),
   ],
 )

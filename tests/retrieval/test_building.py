@@ -109,7 +109,7 @@ def test_folder_resumes_only_with_the_same_settings(
   tmp_path, changes, count, name
 ):
   make(tmp_path)
-  with pytest.raises(building.OtherIndexError, match=f"began with {name}"):
+  with pytest.raises(building.OtherIndexError, match=f"begun with {name}"):
     make(tmp_path, **({"kind": "jax_flat", "count": count} | changes))
 
 
@@ -284,7 +284,7 @@ def test_another_encoder_is_refused(tmp_path):
 def test_an_encoder_of_no_folder_must_be_given(tmp_path):
   make(tmp_path)
   for given in (None, tmp_path):
-    with pytest.raises(ValueError, match="expected that encoder itself"):
+    with pytest.raises(ValueError, match="pass that encoder"):
       opening.open_index(tmp_path / "index", encoder=given)
 
 

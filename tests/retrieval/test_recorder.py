@@ -208,7 +208,7 @@ def test_without_a_retriever_the_only_identity_is_used(path):
     assert recorded.search(tested, recorded.ask("a")) == [
       recorded.truth(recorded.ask("a"))
     ]
-  with pytest.raises(ValueError, match="expected the retriever's"):
+  with pytest.raises(ValueError, match="pass the retriever's identity"):
     recorder.Recorder(recorded.Source(), path, mode="record")
   with recorded.recording(
     recorded.Source(), path, identity="another"

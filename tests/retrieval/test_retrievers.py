@@ -110,7 +110,7 @@ def test_searcher_accepts_the_retriever(folder):
     ({"kind": "http"}, "retrieval.url: found '' with retrieval.kind 'http'"),
     ({"url": "http://a"}, "retrieval.url: found 'http://a' with retrieval.kin"),
     ({"kind": "index", "index": "gone"}, "found no finished index"),
-    ({"kind": "http", "url": "a"}, "url is not one"),
+    ({"kind": "http", "url": "a"}, "url is invalid"),
     ({"kind": "web", "web": "bing"}, "kind: found 'bing'"),
     ({"log": "gone.sqlite", "log_mode": "strict"}, "retrieval.log: "),
     ({"log": "x.sqlite", "log_mode": "write"}, "mode: found 'write'"),

@@ -155,10 +155,10 @@ def test_search_and_metrics_need_the_token():
       for route in ROUTES:
         # The body is not looked at before the token is.
         response = await client.post(route, content=b"{", headers=headers)
-        served.refused(response, 401, "Found no token")
+        served.refused(response, 401, "Authorization: Bearer TOKEN")
         assert response.headers["www-authenticate"] == "Bearer"
       response = await client.get("/metrics", headers=headers)
-      served.refused(response, 401, "Found no token")
+      served.refused(response, 401, "Authorization: Bearer TOKEN")
     assert (await client.get("/health")).status_code == 200
     right = {"authorization": "Bearer secret"}
     assert (await client.get("/metrics", headers=right)).status_code == 200

@@ -21,7 +21,7 @@ def test_full_queue_refuses_until_it_has_space():
     while client.app.state.service.waiting < 2:
       await asyncio.sleep(0.001)
     third = await client.post("/retrieve", json={"queries": ["c"]})
-    served.refused(third, 429, "2 queries wait already, of 2")
+    served.refused(third, 429, "holds 2 of at most 2 queries")
     assert int(third.headers["retry-after"]) >= 1
     search.free.set()
     assert (await first).status_code == (await second).status_code == 200

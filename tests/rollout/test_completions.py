@@ -190,7 +190,7 @@ def test_unreachable_server_fails_within_the_deadline():
 @pytest.mark.parametrize(
   ("url", "values", "sentence"),
   [
-    ("http://user:word@host/v1", {}, "url is not one"),
+    ("http://user:word@host/v1", {}, "url is invalid"),
     ("http://host/v1", {"model": ""}, "name of a model"),
     ("http://host/v1", {"key_variable": "NO_KEY"}, "NO_KEY is not set"),
   ],

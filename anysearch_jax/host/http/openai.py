@@ -57,7 +57,7 @@ class Endpoint:
     if not redaction.is_address(url):
       # The message does not quote the url, which may contain a password.
       raise ValueError(
-        "The model's url is not one; expected an address such as "
+        "The model's url is invalid; expected an address such as "
         "http://127.0.0.1:8000/v1, with no user, query or fragment."
       )
     self.url = url.rstrip("/").removesuffix(route).rstrip("/") + route
