@@ -31,6 +31,8 @@ class Footprint(NamedTuple):
     handed: the current weights, which SGLang servers read.
     trained: each training device: weights, moments, gradients, reference.
     sampled: each sampling device: weights and KV cache; 0 for SGLang.
+    shared: a device that does both; less than the sum of them where it takes
+      turns.
   """
 
   checkpoint: int
@@ -40,6 +42,7 @@ class Footprint(NamedTuple):
   handed: int
   trained: int
   sampled: int
+  shared: int
 
   @property
   def disk(self) -> int:
@@ -74,21 +77,48 @@ def of(
   elif config.objective.kl_coefficient:
     frozen = base * compute
   mesh = config.mesh
+  state = _MASTER * trained // (mesh.fsdp * mesh.tensor)
+  trains = 4 * state + frozen // (mesh.fsdp * mesh.tensor)
+  weights_size, cache = _sampled(
+    a,
+    config,
+    # In float32 the engine may sample with the trained arrays themselves.
+    0
+    if compute == _MASTER and not (mesh.rollout or config.lora.rank)
+    else base * compute,
+  )
   return Footprint(
     checkpoint=checkpoint,
     checkpoints=checkpoint * (keep.keep_last + keep.keep_best + 1),
     export=export,
     trajectories=recorded * tokens * _TOKEN,
     handed=base * compute,
-    trained=(4 * _MASTER * trained + frozen) // (mesh.fsdp * mesh.tensor),
-    sampled=_sampled(
-      a,
-      config,
-      # In float32 the engine may sample with the trained arrays themselves.
-      0
-      if compute == _MASTER and not (mesh.rollout or config.lora.rank)
-      else base * compute,
-    ),
+    trained=trains,
+    sampled=weights_size + cache,
+    shared=weights_size
+    + _phases(config, state=state, trains=trains, cache=cache),
+  )
+
+
+def _phases(
+  config: config_lib.ExperimentConfig, *, state: int, trains: int, cache: int
+) -> int:
+  """Returns the bytes of a shared device without the engine's weights.
+
+  Args:
+    config: configuration of the run.
+    state: bytes of the masters; both moments and gradients are as large each.
+    trains: bytes of training, gradients included.
+    cache: bytes of the KV cache.
+  """
+  if config.pipeline.async_level:
+    return trains + cache
+  offloaded = {"none": 0, "moments": 2, "state": 3}[config.pipeline.offload]
+  freed = cache if config.engine.free_kv_while_training else 0
+  return max(
+    trains + cache - freed,
+    # Gradients exist only while training.
+    trains - (1 + offloaded) * state + cache,
   )
 
 
@@ -96,16 +126,23 @@ def _sampled(
   a: architecture_lib.Architecture,
   config: config_lib.ExperimentConfig,
   policy: int,
-) -> int:
-  """Returns the bytes of a sampling device, given the bytes of the policy."""
+) -> tuple[int, int]:
+  """Returns a sampling device's bytes of weights and of KV cache.
+
+  Args:
+    a: architecture of the policy.
+    config: configuration of the run.
+    policy: bytes of the policy that the devices share.
+  """
   e, mesh = config.engine, config.mesh
   if e.kind != "jax":
-    return 0
+    return 0, 0
   tokens = e.kv_tokens or e.slots * e.max_context
   cache = 2 * a.layers * a.kv_heads * a.head_dim * tokens
   devices = len(mesh.rollout) or mesh.data * mesh.fsdp * mesh.tensor
   cache *= _bytes(config.compute_dtype)
-  return (policy + cache) // math.gcd(devices, a.kv_heads)
+  parts = math.gcd(devices, a.kv_heads)
+  return policy // parts, cache // parts
 
 
 def _bytes(dtype: str) -> int:

@@ -43,6 +43,9 @@ def configure(*, threads: int, cache: str, devices: str = "all") -> None:
   # By default JAX reserves 75% of a GPU; `launch.plan` assumes this share:
   # https://docs.jax.dev/en/latest/gpu_memory_allocation.html
   os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
+  # XLA pins 64 GB of host memory at most, which `pipeline.offload` may exceed.
+  # It is allocated on demand, so the machine's memory is limit enough.
+  os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "4096")
   if platform == "cpu":
     _keep_freed_memory()
   import jax  # Reads the flags above.

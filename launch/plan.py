@@ -164,6 +164,7 @@ def _plan(config: config_lib.ExperimentConfig):
     target,
     micro_batches=micro_batches,
     expected=expected,
+    searched=flags.FLAGS.search,
     log=_log,
   )
 

@@ -93,7 +93,7 @@ def memory(
   apart = bool(config.mesh.rollout) and not (
     set(config.mesh.rollout) & set(config.mesh.trainer)
   )
-  least = (max if apart else lambda x, y: x + y)(takes.trained, takes.sampled)
+  least = max(takes.trained, takes.sampled) if apart else takes.shared
   has = machine_checks.device_memory()
   free = machine_checks.available_memory()
   where = "a device"

@@ -24,6 +24,7 @@ class Hardware:
   memory_bandwidth: bytes per second.
   link_bandwidth: bytes per second between the devices of a host or slice.
   network_bandwidth: bytes per second between hosts.
+  host_bandwidth: bytes per second between a device and its host's memory.
   source: where the numbers are from.
   """
 
@@ -35,6 +36,7 @@ class Hardware:
   memory_bandwidth: float
   link_bandwidth: float
   network_bandwidth: float
+  host_bandwidth: float
   source: str
 
 
@@ -91,6 +93,7 @@ def _hopper(
     memory_bandwidth=bandwidth,
     link_bandwidth=link,
     network_bandwidth=50e9,
+    host_bandwidth=64e9,
     source=source,
     capability=(9, 0),
     description=description,
@@ -112,6 +115,7 @@ _A100 = Gpu(
   memory_bandwidth=2.039e12,
   link_bandwidth=300e9,
   network_bandwidth=25e9,
+  host_bandwidth=32e9,
   source=(
     "NVIDIA A100 80GB SXM data sheet: 312 TFLOP/s, 2,039 GB/s, NVLink 600 GB/s "
     "both ways; 200 Gb/s network a GPU"
@@ -137,6 +141,7 @@ _RTX4090 = Gpu(
   memory_bandwidth=1.008e12,
   link_bandwidth=32e9,
   network_bandwidth=12.5e9,
+  host_bandwidth=32e9,
   source=(
     "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090: 165.2 TFLOP/s "
     "dense with float32 accumulation, 1,008 GB/s, PCIe 4.0 x16 without NVLink; "
@@ -174,6 +179,8 @@ def _tpu(
     memory_bandwidth=bandwidth,
     link_bandwidth=link,
     network_bandwidth=link,
+    # No data sheet says it; PCIe 3.0 x16 is assumed.
+    host_bandwidth=16e9,
     source=source,
     dimensions=dimensions,
     shapes=tuple(shapes),

@@ -15,6 +15,11 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.planning import plan as plan_lib
 
 _TRAINED = ("masters", "critic", "moments", "gradients")
+# Kinds that leave the device while it samples, least first.
+_OFFLOADS = {
+  "moments": ("moments",),
+  "state": ("moments", "masters", "critic"),
+}
 _SEARCH = "--search compiles other micro-batches, recomputation and meshes."
 
 
@@ -36,9 +41,11 @@ def of(
   batch: config_lib.BatchConfig,
   engine: config_lib.EngineConfig,
   mesh: config_lib.MeshConfig,
+  pipeline: config_lib.PipelineConfig,
   lora: config_lib.LoraConfig,
   kl_reward: bool,
   kl_loss: bool,
+  searched: bool = False,
 ) -> list[str]:
   """Returns suggestions as sentences; none if the plan fits.
 
@@ -46,16 +53,19 @@ def of(
 
   Args:
     plan: the plan that does not fit.
-    batch: the planned configuration's; so are the next three.
+    batch: the planned configuration's; so are the next four.
     engine: see `batch`.
     mesh: see `batch`.
+    pipeline: see `batch`.
     lora: see `batch`.
     kl_reward: whether rewards have a KL term.
     kl_loss: whether the loss has a KL term.
+    searched: whether the configuration is the result of a search.
   """
   if plan.fits:
     return []
   changes = [
+    *_turns(plan, engine, pipeline),
     *_own_devices(plan),
     *_smaller_cache(plan, engine),
     *_fewer_tokens(plan, batch),
@@ -75,7 +85,9 @@ def of(
           f"{plan_lib.gib(size)} GiB a device.",
         )
     if found:
-      return [*found.values(), _SEARCH]
+      # A search varies the train step only.
+      useful = not searched and any(map(_trains, plan.too_large))
+      return [*found.values(), *([_SEARCH] if useful else [])]
   worst = max(plan.parts, key=lambda part: part.total)
   kind, size = max(_bytes(worst).items(), key=lambda item: item[1])
   return [
@@ -116,6 +128,31 @@ def _own_devices(plan: plan_lib.Plan) -> Iterator[Change]:
       lambda part: {
         kind: 0.0 for kind in part.held if _samples(kind) != _samples_in(part)
       },
+    )
+
+
+def _turns(
+  plan: plan_lib.Plan,
+  engine: config_lib.EngineConfig,
+  pipeline: config_lib.PipelineConfig,
+) -> Iterator[Change]:
+  """Yields what devices that sample and train in turns need not hold."""
+  if plan.own_rollout or pipeline.async_level or engine.kind != "jax":
+    return
+  if not engine.free_kv_while_training:
+    yield Change(
+      "free",
+      "no KV cache while training (engine.free_kv_while_training)",
+      lambda part: {} if _samples_in(part) else {"KV cache": 0.0},
+    )
+  further = list(_OFFLOADS)
+  if pipeline.offload in _OFFLOADS:
+    further = further[further.index(pipeline.offload) + 1 :]
+  for name in further:
+    yield Change(
+      "offload",
+      f"training state in host memory while sampling (pipeline.offload={name})",
+      functools.partial(_offloaded, _OFFLOADS[name]),
     )
 
 
@@ -169,6 +206,7 @@ def _smaller_cache(
   most = max(_bytes(part).get("KV cache", 0) for part in plan.parts)
   tokens = engine.kv_tokens or engine.slots * engine.max_context
   fewer = int(tokens * (1 - over / most)) if most else 0
+  fewer -= fewer % engine.page
   if fewer >= engine.max_context:
     yield Change(
       "kv_tokens",
@@ -196,6 +234,12 @@ def _fewer_tokens(
 def _activations(share: float, part: plan_lib.Part) -> dict[str, float]:
   """Returns the factor of a train step's activations; other parts keep all."""
   return {"activations": share} if _trains(part) else {}
+
+
+def _offloaded(kinds: tuple[str, ...], part: plan_lib.Part) -> dict[str, float]:
+  """Returns the factors of moving kinds of state while a part samples."""
+  sampled = "KV cache" in part.kinds
+  return dict.fromkeys(kinds, 0.0) if sampled else {}
 
 
 def _cut(times: int, part: plan_lib.Part) -> dict[str, float]:

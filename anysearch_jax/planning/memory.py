@@ -69,8 +69,32 @@ def held(
 ) -> dict[str, int]:
   """Returns the bytes, by kind, that other programs keep on a device meanwhile.
 
-  Kinds that the program itself has are excluded: they are the same arrays.
+  Kinds that the program itself has are excluded: they are the same arrays. So
+  are those that are freed or in host memory while it runs.
   """
+  away = program.freed | program.offloaded
+  return {
+    name: size
+    for name, size in _others(program, others).items()
+    if name not in away
+  }
+
+
+def offloaded(
+  program: program_lib.Program, others: Iterable[program_lib.Program]
+) -> int:
+  """Returns a device's bytes that are in host memory while a program runs."""
+  return sum(
+    size
+    for name, size in _others(program, others).items()
+    if name in program.offloaded
+  )
+
+
+def _others(
+  program: program_lib.Program, others: Iterable[program_lib.Program]
+) -> dict[str, int]:
+  """Returns the bytes on a device, by kind, that only other programs have."""
   own, where = kinds(program), devices(program)
   out: dict[str, int] = {}
   for other in others:

@@ -21,6 +21,7 @@ class Part:
   call reads from a device's memory at least. kinds: bytes of its arguments by
   kind. gradients: bytes of gradients among the temporary ones. held: bytes that
   other programs keep meanwhile, by kind. predicted: None if it did not compile.
+  offloaded: bytes of other programs that are in host memory meanwhile.
   """
 
   name: str
@@ -32,6 +33,7 @@ class Part:
   held: Mapping[str, int]
   compiled: compilation.Compilation
   predicted: roofline.Prediction | None
+  offloaded: int = 0
 
   @property
   def activations(self) -> int:
@@ -63,6 +65,7 @@ class Part:
       "tokens": self.tokens,
       "kinds_bytes": kinds,
       "held_bytes": dict(self.held),
+      "offloaded_bytes": self.offloaded,
       "argument_bytes": c.arguments,
       "temporary_bytes": c.temporary,
       "peak_bytes": c.peak,

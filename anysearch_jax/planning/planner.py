@@ -43,6 +43,7 @@ def make(
   *,
   micro_batches: int | None = None,
   expected: episodes.Episodes | None = None,
+  searched: bool = False,
   log: Callable[[str], None] = lambda line: None,
 ) -> plan.Plan:
   """Compiles the programs of a configuration for a target.
@@ -55,6 +56,7 @@ def make(
     micro_batches: of an optimizer step; by default as many as the episodes
       fill.
     expected: the episodes; by default those of `episodes.of`.
+    searched: whether `search.best` found the configuration, or that none fits.
     log: called with a sentence before each program is compiled.
 
   Raises:
@@ -111,9 +113,11 @@ def make(
         batch=config.batch,
         engine=config.engine,
         mesh=config.mesh,
+        pipeline=config.pipeline,
         lora=config.lora,
         kl_reward=bool(config.critic.reward_kl),
         kl_loss=bool(config.objective.kl_coefficient),
+        searched=searched,
       )
     ),
   )
@@ -157,6 +161,7 @@ def measure(
 ) -> plan.Part:
   """Compiles and measures a program; `together` are all programs of the run."""
   compiled = compilation.compile(program, target)
+  others = [p for p in together if p is not program]
   count = len(memory.devices(program))
   kinds = memory.kinds(program)
   reads = program.args if program.reads is None else program.reads
@@ -177,7 +182,8 @@ def measure(
     read=read,
     kinds=kinds,
     gradients=memory.gradients(kinds),
-    held=memory.held(program, (p for p in together if p is not program)),
+    held=memory.held(program, others),
+    offloaded=memory.offloaded(program, others),
     compiled=compiled,
     predicted=predicted,
   )
@@ -208,6 +214,8 @@ def _hand_over(
     tokens=0,
     trips=1,
     kinds={"engine weights": decode.kinds["engine weights"]},
+    # Still that of training: the state is on the device.
+    freed=train.freed,
   )
   kinds = memory.kinds(program)
   weights_size = kinds["engine weights"]

@@ -24,9 +24,12 @@ class Program(NamedTuple):
       inside the other loop if a call has both; 0 without such a loop.
     kinds: abstract arrays by kind: `masters`, `critic`, `moments`, `reference`,
       `KV cache`, `engine weights`, `batch`, ... . The same kind in two programs
-      is the same arrays; all but `batch` remain between calls.
+      is the same arrays; all but `batch` remain between calls, unless another
+      program has them freed or offloaded.
     segment: tokens of the segments that its rows are packed with; None if rows
       are not packed.
+    freed: kinds of other programs that are in no memory while it runs.
+    offloaded: kinds of other programs that are in host memory meanwhile.
     reads: abstract arrays that each trip reads from memory at least; None means
       all arguments.
   """
@@ -41,6 +44,8 @@ class Program(NamedTuple):
   reads: Any = None
   blocks: int = 0
   segment: int | None = None
+  freed: frozenset[str] = frozenset()
+  offloaded: frozenset[str] = frozenset()
 
   @property
   def loops(self) -> dict[str, int]:

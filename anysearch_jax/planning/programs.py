@@ -16,6 +16,9 @@ from anysearch_jax.policy import decoder, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.training import batching, placement, ppo, train_step
 
+# The kind of each field of the training state.
+_KINDS = {"params": "masters", "opt_state": "moments", "critic": "critic"}
+
 
 class _Training(NamedTuple):
   """What the programs of training have in common.
@@ -95,16 +98,40 @@ def programs(
     segment=segment,
   )
   engine = engine_programs.make(config.engine, placed, base_dtype)
-  return [
-    *_training(
-      training,
-      config.optimizer,
-      config.objective,
-      on_policy=config.curriculum.steps_per_rollout == 1,
-    ),
+  freed, offloaded = away(config, placed)
+  trained = _training(
+    training,
+    config.optimizer,
+    config.objective,
+    on_policy=config.curriculum.steps_per_rollout == 1,
+  )
+  sampled = (
     engine_programs.prefill(engine),
     engine_programs.decode(engine, config.sampling),
+  )
+  return [
+    *(program._replace(freed=freed) for program in trained),
+    *(program._replace(offloaded=offloaded) for program in sampled),
   ]
+
+
+def away(
+  config: config_lib.ExperimentConfig, placed: placement.Placement
+) -> tuple[frozenset[str], frozenset[str]]:
+  """Returns the kinds that a run takes off the devices (`training/phases`).
+
+  Returns:
+    Those that are freed while it trains, and those that are in host memory
+    while it samples.
+  """
+  turns = placement.take_turns(placed, async_level=config.pipeline.async_level)
+  if not turns or config.engine.kind != "jax":
+    return frozenset(), frozenset()
+  fields = placement.OFFLOADED[config.pipeline.offload]
+  return (
+    frozenset(["KV cache"] if config.engine.free_kv_while_training else []),
+    frozenset(_KINDS[field] for field in fields),
+  )
 
 
 def _training(

@@ -104,6 +104,7 @@ def _rows(plan: plan_lib.Plan) -> Cells:
     *(["  " + name, *cells] for name, *cells in kinds),
     gib("  gradients", lambda p: p.gradients),
     gib("  activations, temporaries", lambda p: p.activations),
+    gib("  in host memory meanwhile", lambda p: p.offloaded),
     gib("  compiler's peak", lambda p: p.compiled.peak),
     gib("  peak and what is held", lambda p: p.total),
     gib("  capacity", lambda p: capacity),

@@ -59,6 +59,7 @@ def best(
 ) -> Trial | None:
   """Returns the candidate that fits with most predicted tokens a second.
 
+  Of sampling, only the bytes of its arrays are compared with the capacity.
   Candidates vary the shape of the mesh over the same number of devices, the
   rows of a micro-batch, and rematerialization; the tokens of an optimizer step
   stay the same. A candidate is not compiled if a lower bound of its memory
@@ -154,12 +155,17 @@ class _Search:
       segment=self.segment,
     )
     train = next(p for p in found if "moments" in p.kinds)
-    least = _state(train, found) + _layer_inputs(
+    inputs = _layer_inputs(
       self.a, mesh, tokens=size, dtype=config.compute_dtype
     )
-    if least > self.target.capacity:
-      self.log(f"{words}: at least {plan.gib(least)} GiB a device by hand")
-      return None
+    for one in found:
+      least = _state(one, found) + (inputs if one is train else 0)
+      if least > self.target.capacity:
+        self.log(
+          f"{words}: at least {plan.gib(least)} GiB a device by hand, in the "
+          f"{one.name}"
+        )
+        return None
     try:
       part = planner.measure(train, found, self.target)
     except jax.errors.JaxRuntimeError as error:
@@ -185,10 +191,10 @@ def meshes(mesh: config_lib.MeshConfig) -> Iterator[config_lib.MeshConfig]:
       )
 
 
-def _state(train: program.Program, together: list[program.Program]) -> int:
-  """Returns the bytes on a device without activations, with gradients."""
-  kinds = memory.kinds(train)
-  held = memory.held(train, (p for p in together if p is not train))
+def _state(one: program.Program, together: list[program.Program]) -> int:
+  """Returns a program's bytes without activations, but with gradients."""
+  kinds = memory.kinds(one)
+  held = memory.held(one, (p for p in together if p is not one))
   return sum([*kinds.values(), memory.gradients(kinds), *held.values()])
 
 

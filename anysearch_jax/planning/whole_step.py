@@ -68,6 +68,7 @@ def predict(
   hand_over = named["hand-over"]
   share = 1 / config.curriculum.steps_per_rollout
   sampled.append(Work("hand-over", 0, share * hand_over.read, {}))
+  moved = _moved(named["decode"].offloaded, target, assumptions, share)
   trained = [
     Work(
       part.name,
@@ -83,7 +84,7 @@ def predict(
     return tuple(_phase(work, target, assumptions) for work in works)
 
   return plan.Step(
-    phases(sampled),
+    (*phases(sampled), *moved),
     phases(trained),
     overlapped=bool(config.mesh.rollout and config.pipeline.async_level),
   )
@@ -171,7 +172,27 @@ def sentences(
     "A rollout has one hand-over, and "
     f"{config.curriculum.steps_per_rollout} optimizer steps share its time. "
     "Its memory is counted by its arrays, not compiled.",
+    *_turns(config),
   ]
+
+
+def _turns(config: config_lib.ExperimentConfig) -> list[str]:
+  """Returns what leaves the device between phases, as sentences."""
+  if config.pipeline.async_level or config.engine.kind != "jax":
+    return []
+  found = []
+  if config.engine.free_kv_while_training:
+    found.append(
+      "A device that samples and trains has no KV cache while it trains, nor "
+      "at the hand-over (engine.free_kv_while_training)."
+    )
+  if config.pipeline.offload != "none":
+    found.append(
+      f"pipeline.offload={config.pipeline.offload}: each rollout, that part of "
+      "the state goes to pinned host memory before it is sampled, and back "
+      "before training."
+    )
+  return found
 
 
 def _phase(
@@ -188,6 +209,26 @@ def _phase(
     for shares in (assumptions, SIXTY)
   )
   return plan.Phase(work.name, predicted.total, sixty.total, predicted.floor)
+
+
+def _moved(
+  size: int,
+  target: targets.Target,
+  assumptions: roofline.Assumptions,
+  share: float,
+) -> tuple[plan.Phase, ...]:
+  """Returns the phase that moves `size` bytes to the host and back, if any."""
+  if not size:
+    return ()
+  floor = share * 2 * size / target.hardware.host_bandwidth
+  return (
+    plan.Phase(
+      "state to the host and back",
+      floor / assumptions.links,
+      floor / SIXTY.links,
+      floor,
+    ),
+  )
 
 
 def _token_bytes(

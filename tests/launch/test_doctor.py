@@ -239,6 +239,30 @@ def test_footprint_follows_from_the_sizes():
   assert footprint.of(a, doctored.with_(engine={"kind": "sglang"})).sampled == 0
 
 
+def test_a_shared_device_holds_the_larger_of_its_phases():
+  a, _ = hf.describe(doctored.CONFIG.policy)
+
+  def of(pipeline=None, **engine):
+    # A critical size: the cache is larger than gradients.
+    return footprint.of(
+      a, doctored.with_(engine=engine, pipeline=pipeline or {})
+    )
+
+  takes = of()
+  state = takes.checkpoint // 3
+  assert takes.sampled > state  # Float32: the cache alone.
+  # Sampling: masters, moments, the reference and the cache.
+  assert takes.shared == takes.trained - state + takes.sampled
+  kept = of(free_kv_while_training=False)
+  assert kept.shared == takes.trained + takes.sampled
+  ahead = of({"async_level": 1})
+  assert ahead.shared == kept.shared
+  for offload, copies in (("moments", 3), ("state", 4)):
+    found = of({"offload": offload}).shared
+    least = takes.trained - copies * state + takes.sampled
+    assert found == max(least, takes.trained)
+
+
 def test_a_full_disk_and_little_memory_are_problems(tmp_path, monkeypatch):
   a, _ = hf.describe(doctored.CONFIG.policy)
   needs = footprint.of(a, doctored.CONFIG)
@@ -253,7 +277,7 @@ def test_a_full_disk_and_little_memory_are_problems(tmp_path, monkeypatch):
   assert (
     run_checks.disk(a, doctored.CONFIG, tmp_path / "run").level == checks.OK
   )
-  least = needs.trained + needs.sampled
+  least = needs.shared
   for has, level in ((least, checks.OK), (least - 1, checks.PROBLEM)):
     monkeypatch.setattr(machine_checks, "device_memory", lambda has=has: has)
     monkeypatch.setattr(machine_checks, "available_memory", lambda: 10**12)

@@ -69,6 +69,22 @@ def test_arrays_of_other_programs_on_the_same_devices_are_held():
   assert memory.held(train, [apart]) == {}
 
 
+def test_what_is_freed_or_in_host_memory_is_not_held():
+  devices = jax.devices()
+  train = planned.train_step(devices, 2, 2)
+  decode = planned.sampler(devices, 2, 2)
+  freed = train._replace(freed=frozenset(["KV cache"]))
+  assert set(memory.held(freed, [decode])) == {"engine weights"}
+  assert memory.offloaded(freed, [decode]) == 0
+  moved = decode._replace(offloaded=frozenset(["masters", "moments"]))
+  assert set(memory.held(moved, [train])) == {"reference"}
+  # Float32 masters and two moments, over four devices.
+  assert memory.offloaded(moved, [train]) == 12 * PARAMETERS // 4
+  # Kinds of its own are not another program's.
+  own = moved._replace(offloaded=frozenset(["KV cache"]))
+  assert memory.offloaded(own, [train, decode]) == 0
+
+
 def test_a_kind_of_the_same_name_is_the_same_arrays():
   train = planned.train_step(jax.devices(), 2, 2)
   scorer = train._replace(

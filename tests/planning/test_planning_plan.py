@@ -12,10 +12,8 @@ import pytest
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.planning import (
-  advice,
   flops,
   memory,
-  plan,
   planner,
   programs,
   rendering,
@@ -24,22 +22,8 @@ from anysearch_jax.planning import (
 from launch import plan as plan_command
 
 GIB = 2**30
-A, CONFIG, part = planned.A, planned.CONFIG, planned.part
-
-
-def made(*parts: plan.Part, target="h100:4", **changes) -> plan.Plan:
-  whole = plan.Plan(
-    name="run",
-    policy="policy",
-    target=targets.parse(target),
-    mesh={"data": 1, "fsdp": 2, "tensor": 2},
-    own_rollout=False,
-    parameters=8 * 10**9,
-    trained=8 * 10**9,
-    parts=parts,
-    assumptions=("This is assumed.",),
-  )
-  return dataclasses.replace(whole, **changes)
+A, CONFIG = planned.A, planned.CONFIG
+made, part = planned.made, planned.part
 
 
 TRAINING = {"masters": 7.0, "moments": 14.0, "reference": 3.5}
@@ -76,98 +60,6 @@ def test_a_program_that_the_compiler_refused_never_fits():
 def test_activations_are_temporaries_without_gradients():
   # 24.5 GiB of arguments, 7 of gradients.
   assert part(total=40, kinds=TRAINING).activations == 8.5 * GIB
-
-
-def _advised(*parts, config=CONFIG, **changes) -> str:
-  return "\n".join(
-    advice.of(
-      made(*parts, **changes),
-      batch=config.batch,
-      engine=config.engine,
-      mesh=config.mesh,
-      lora=config.lora,
-      kl_reward=bool(config.critic.reward_kl),
-      kl_loss=bool(config.objective.kl_coefficient),
-    )
-  )
-
-
-def test_a_plan_that_fits_needs_no_advice():
-  assert _advised(part(total=40, kinds=TRAINING)) == ""
-
-
-def test_advice_for_a_large_state_is_devices_or_adapters():
-  kinds = {"masters": 28.0, "moments": 56.0, "reference": 14.0}
-  found = _advised(part(total=136, kinds=kinds))
-  # Adapters remove masters, moments and gradients: 112 of 136.
-  assert "lora.rank=64, lora.base_dtype=bfloat16): about 24.0 GiB" in found
-  assert "2 times the devices that train (mesh.fsdp=4): about 68.0 GiB" in found
-  # Only the smallest sufficient change is named; fewer tokens do not suffice.
-  assert "4 times" not in found
-  assert "micro_batch_tokens" not in found
-  assert "--search" in found
-
-
-def test_advice_for_large_activations_is_smaller_micro_batches():
-  config = dataclasses.replace(
-    CONFIG,
-    batch=dataclasses.replace(
-      CONFIG.batch, row_lengths=(128,), micro_batch_tokens=1024, remat="full"
-    ),
-  )
-  # 31.5 GiB of state, 60 of activations.
-  found = _advised(part(total=91.5, kinds=TRAINING), config=config)
-  assert "batch.micro_batch_tokens=512: about 61.5 GiB" in found
-  assert "batch.micro_batch_tokens=256" not in found
-  assert "remat" not in found
-  # Rows are sharded over two devices: the minimum is 256 tokens.
-  least = dataclasses.replace(
-    config, batch=dataclasses.replace(config.batch, micro_batch_tokens=256)
-  )
-  assert "micro_batch_tokens" not in _advised(
-    part(total=91.5, kinds=TRAINING), config=least
-  )
-
-
-def test_advice_for_a_shared_engine_is_to_move_or_shrink_it():
-  engine = {"engine weights": 3.5, "KV cache": 36.0}
-  parts = (
-    part(total=80, kinds=TRAINING, held=engine),
-    part("decode", total=75, kinds=engine, held=TRAINING),
-  )
-  config = dataclasses.replace(
-    CONFIG, engine=dataclasses.replace(CONFIG.engine, kv_tokens=3600)
-  )
-  found = _advised(*parts, config=config)
-  assert "devices of its own for sampling (mesh.rollout): about 50.5" in found
-  # 100 tokens take 1 GiB, and the excess is 7.2 GiB.
-  assert "engine.kv_tokens=28" in found
-  assert ": about 72.8 GiB" in found
-
-
-def test_pairs_of_changes_are_named_if_no_single_one_suffices():
-  kinds = {"masters": 200.0, "moments": 400.0, "reference": 100.0}
-  found = _advised(part(total=1000, kinds=kinds))
-  # With adapters 200 of 1000 remain: a quarter is 50, a half is too large.
-  both = "lora.base_dtype=bfloat16) and 4 times the devices that train"
-  assert f"{both} (mesh.fsdp=8): about 50.0 GiB" in found
-  assert "2 times" not in found
-
-
-def test_more_devices_do_not_shrink_the_engine():
-  engine = {"engine weights": 10.0, "KV cache": 70.0}
-  found = _advised(
-    part(total=90, kinds=TRAINING), part("decode", total=81, kinds=engine)
-  )
-  *changes, _ = found.splitlines()
-  assert changes
-  assert all("engine.kv_tokens=" in change for change in changes)
-
-
-def test_advice_says_if_no_pair_of_changes_suffices():
-  found = _advised(part(total=10**6, kinds={"masters": 10**6 / 4}))
-  assert found.startswith("No two changes")
-  assert "activations, 750000.0 GiB a device, in the train step" in found
 
 
 def test_text_and_markdown_have_all_numbers():
@@ -264,7 +156,8 @@ def test_a_hand_over_has_one_copy_of_the_weights_and_a_cast_one(toy):
   masters = train.kinds["masters"]
   assert hand_over.compiled.peak == weights + masters // 2
   assert hand_over.read == masters + 2 * (masters // 2) + weights
-  assert set(hand_over.held) == {"masters", "moments", "reference", "KV cache"}
+  # The cache is freed for training, and the state is still on the device.
+  assert set(hand_over.held) == {"masters", "moments", "reference"}
 
 
 @pytest.mark.parametrize(
@@ -320,10 +213,40 @@ def test_text_markdown_and_json_have_the_phases_of_a_step(toy):
   assert list(found) == phases
 
 
+@pytest.mark.parametrize(
+  ("changes", "trains", "samples"),
+  [
+    ({}, {"engine weights"}, {"masters", "moments", "reference"}),
+    ({"offload": "moments"}, {"engine weights"}, {"masters", "reference"}),
+    ({"offload": "state"}, {"engine weights"}, {"reference"}),
+    (
+      {"async_level": 1},
+      {"engine weights", "KV cache"},
+      {"masters", "moments", "reference"},
+    ),
+  ],
+)
+def test_phases_hold_what_the_configuration_leaves_them(
+  changes, trains, samples
+):
+  pipeline = config_lib.PipelineConfig(**changes)
+  config = dataclasses.replace(CONFIG, pipeline=pipeline)
+  found = programs.programs(
+    config, A, devices=jax.devices(), micro_batches=1, segment=128
+  )
+
+  def held(name):
+    program = next(p for p in found if p.name == name)
+    return set(memory.held(program, (p for p in found if p is not program)))
+
+  assert held("train step") == trains
+  assert held("prefill") == held("decode") == samples
+
+
 def test_kinds_sum_to_the_arguments_of_the_compiler(toy):
   train = toy[0].parts[0]
   assert set(train.kinds) == {"masters", "moments", "reference", "batch"}
-  assert set(train.held) == {"engine weights", "KV cache"}
+  assert set(train.held) == {"engine weights"}
   # The counter of steps belongs to no kind.
   assert train.compiled.arguments == pytest.approx(
     sum(train.kinds.values()), rel=1e-3

@@ -127,6 +127,31 @@ def test_sixty_percent_and_the_floor_are_shares_of_the_peaks():
   assert step.sampling[-1].floor == pytest.approx(0.01 / 5)
 
 
+def test_moving_the_state_is_a_phase_with_the_bytes_of_both_ways():
+  target = planned.target(4)
+  shares = dataclasses.replace(whole_step.SIXTY, links=0.5)
+  assert whole_step._moved(0, target, shares, 1.0) == ()
+  # 3 GB each way at a GB/s, for five steps.
+  (found,) = whole_step._moved(3 * 10**9, target, shares, 0.2)
+  assert found[1:] == pytest.approx((2.4, 2.0, 1.2))
+
+
+def test_what_leaves_the_device_is_stated():
+  def said(async_level=0, offload="none", **engine):
+    config = dataclasses.replace(
+      CONFIG,
+      engine=dataclasses.replace(ENGINE, **engine),
+      pipeline=config_lib.PipelineConfig(async_level, offload=offload),
+    )
+    return " ".join(whole_step.sentences(config, EPISODES))
+
+  assert "engine.free_kv_while_training" in said()
+  assert "free_kv" not in said(free_kv_while_training=False)
+  assert "free_kv" not in said(async_level=1)
+  assert "pipeline.offload" not in said()
+  assert "pipeline.offload=moments" in said(offload="moments")
+
+
 def test_a_step_with_a_refused_program_is_not_predicted():
   parts = [planned.part(predicted=None), planned.part("decode")]
   assert (

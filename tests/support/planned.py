@@ -38,6 +38,7 @@ CPU = hardware.Hardware(
   memory_bandwidth=1e11,
   link_bandwidth=1e10,
   network_bandwidth=1e9,
+  host_bandwidth=1e9,
   source="No data sheet",
 )
 
@@ -235,6 +236,22 @@ def part(name="train step", *, total=0.0, **changes) -> plan.Part:
     held=held,
     compiled=compiled,
     predicted=roofline.Prediction(0.4, 0.1, 0.1, 0.5, 0.2),
+  )
+  return dataclasses.replace(whole, **changes)
+
+
+def made(*parts: plan.Part, target="h100:4", **changes) -> plan.Plan:
+  """Returns a plan of some parts."""
+  whole = plan.Plan(
+    name="run",
+    policy="policy",
+    target=targets.parse(target),
+    mesh={"data": 1, "fsdp": 2, "tensor": 2},
+    own_rollout=False,
+    parameters=8 * 10**9,
+    trained=8 * 10**9,
+    parts=parts,
+    assumptions=("This is assumed.",),
   )
   return dataclasses.replace(whole, **changes)
 
