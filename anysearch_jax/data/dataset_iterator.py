@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from anysearch_jax import types
+from anysearch_jax.data import indexed
 
 
 class Cursor(NamedTuple):
@@ -57,7 +58,7 @@ def take(cursor: Cursor, n: int, *, of: int) -> tuple[np.ndarray, Cursor]:
   return taken, at(start + len(taken), key=cursor.key, of=of)
 
 
-class Stream(Sequence[types.Question]):
+class Stream(indexed.Indexed):
   """The first `count` questions of an infinite stream over `rows`.
 
   Args:
@@ -74,21 +75,9 @@ class Stream(Sequence[types.Question]):
   def __len__(self) -> int:
     return self._count
 
-  @overload
-  def __getitem__(self, index: int) -> types.Question: ...
-
-  @overload
-  def __getitem__(self, index: slice) -> list[types.Question]: ...
-
-  def __getitem__(
-    self, index: int | slice
-  ) -> types.Question | list[types.Question]:
-    if isinstance(index, slice):
-      return [self[i] for i in range(*index.indices(len(self)))]
-    if not -self._count <= index < self._count:
-      raise IndexError(f"Found {index}, expected one of {self._count}.")
-    place = self.cursor(index % self._count)
-    (row,), _ = take(place, 1, of=len(self.rows))
+  def item(self, index: int) -> types.Question:
+    """Returns the question at an index in [0, len)."""
+    (row,), _ = take(self.cursor(index), 1, of=len(self.rows))
     return self.rows[int(row)]
 
   def cursor(self, taken: int) -> Cursor:

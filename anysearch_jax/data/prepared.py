@@ -13,13 +13,13 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anysearch_jax import types
-from anysearch_jax.data import dataset_iterator, preparing
+from anysearch_jax.data import dataset_iterator, indexed, preparing
 from anysearch_jax.host import json_files
 
 MANIFEST = "manifest.json"
@@ -243,7 +243,7 @@ class Prepared:
     return next((name for name in names if name in self.names), None)
 
 
-class Rows(Sequence[types.Question]):
+class Rows(indexed.Indexed):
   """Questions in columnar form; an item is built when it is accessed."""
 
   def __init__(self, table: pa.Table):
@@ -252,20 +252,9 @@ class Rows(Sequence[types.Question]):
   def __len__(self) -> int:
     return len(self._table)
 
-  @overload
-  def __getitem__(self, index: int) -> types.Question: ...
-
-  @overload
-  def __getitem__(self, index: slice) -> list[types.Question]: ...
-
-  def __getitem__(
-    self, index: int | slice
-  ) -> types.Question | list[types.Question]:
-    if isinstance(index, slice):
-      return [self[i] for i in range(*index.indices(len(self)))]
-    if not -len(self) <= index < len(self):
-      raise IndexError(f"Found {index}, expected one of {len(self)}.")
-    (row,) = self._table.slice(index % len(self), 1).to_pylist()
+  def item(self, index: int) -> types.Question:
+    """Returns the question at an index in [0, len)."""
+    (row,) = self._table.slice(index, 1).to_pylist()
     metadata: dict[str, Any] = json.loads(row["metadata"])
     metadata |= {"dataset": row["dataset"], "split": row["split"]}
     if row["hops"] is not None:

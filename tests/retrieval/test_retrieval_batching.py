@@ -140,7 +140,9 @@ def test_full_queue_refuses_and_says_when_to_retry():
   async def scenario(batcher, search):
     first = await hold(batcher, search)
     kept = batcher.submit(["a", "b", "c"], 1)
-    with pytest.raises(batching.FullError, match="holds 3 of at most 4") as error:
+    with pytest.raises(
+      batching.FullError, match="holds 3 of at most 4"
+    ) as error:
       batcher.submit(["d", "e"], 1)
     assert error.value.seconds >= 0 and batcher.waiting == 3
     last = batcher.submit(["d"], 1)
