@@ -53,6 +53,7 @@ def test_a_run_resumes_exactly_at_every_level_from_every_rollout(
   assert runs.left(tmp_path) == runs.left(finished(level)[0])
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
   before=st.integers(0, 3),

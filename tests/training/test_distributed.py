@@ -163,6 +163,7 @@ def files(folder):
   )
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_policy_of_one(one, two):
   assert len(metrics(two)) == 2
   for mine, theirs in zip(metrics(two), metrics(one), strict=True):
@@ -178,6 +179,7 @@ def test_two_processes_train_the_policy_of_one(one, two):
   )
 
 
+@pytest.mark.slow
 def test_two_processes_sample_the_trajectories_of_one(one, two):
   for rollout in (0, 1):
     name = f"trajectories/rollout-{rollout:05d}.jsonl"
@@ -186,6 +188,7 @@ def test_two_processes_sample_the_trajectories_of_one(one, two):
     assert lines == (one / name).read_text()
 
 
+@pytest.mark.slow
 def test_two_processes_write_one_set_of_files(one, two):
   assert files(two) == files(one)
   assert len(list((two / "tensorboard").iterdir())) == 1
