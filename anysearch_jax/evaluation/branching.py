@@ -39,7 +39,14 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import spec
-from anysearch_jax.evaluation import branch_points, harness, intervals, journal
+from anysearch_jax.evaluation import (
+  branch_points,
+  harness,
+  inference,
+  intervals,
+  journal,
+  linear,
+)
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, episode, episode_state, searching
 
@@ -229,10 +236,10 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     sums = intervals.cluster_sums(
       cluster, [values, np.ones_like(values)], clusters=len(names)
     )
-    (value,) = intervals.bootstrap(
-      sums, lambda totals: intervals.ratio(totals[:, :1], totals[:, 1:])
+    (worth,) = inference.effects(
+      linear.ratios(sums[None, :, :1], sums[None, :, 1:])
     )
-    out["worth"] = value._asdict()
+    out["worth"] = worth.estimate._asdict()
   return out
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,10 @@ OUTCOMES = ("answered", "invalid", "truncated", "failed")
 KINDS = ("known", "unknown", "stale")  # State of a fact in the policy's memory.
 NONE = -1  # Hops or kind of a question that does not record them.
 
-_INTEGERS = ("question", "budget", "seed", "hops", "outcome", "kind")
+_INTEGERS = (
+  *("question", "budget", "seed", "run"),
+  *("hops", "outcome", "kind"),
+)
 _PRESENT = (
   "em",
   "searches",
@@ -50,14 +53,16 @@ _TYPE = [(name, np.int64) for name in _INTEGERS] + [
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Columns:
-  """P episodes over N questions, in order of question, budget and seed.
+  """P episodes over N questions, by question, budget, seed and training.
 
   Attributes:
     ids: `[N]`, ids of the questions, ascending.
     datasets: names of the datasets, those of SETS first.
     dataset_of: int `[N]`, index in `datasets` of each question.
     question: int `[P]`, index in `ids`.
+    runs: names of the trainings whose policies played the episodes.
     budget, seed: int `[P]`.
+    run: int `[P]`, index in `runs`.
     hops: int `[P]`, NONE where unknown.
     outcome: int `[P]`, index in OUTCOMES.
     kind: int `[P]`, index in KINDS of the first fact, NONE where unknown.
@@ -72,9 +77,11 @@ class Columns:
   ids: np.ndarray
   datasets: tuple[str, ...]
   dataset_of: np.ndarray
+  runs: tuple[str, ...]
   question: np.ndarray
   budget: np.ndarray
   seed: np.ndarray
+  run: np.ndarray
   hops: np.ndarray
   outcome: np.ndarray
   kind: np.ndarray
@@ -133,35 +140,40 @@ def of(measured: Measured) -> Columns:
   """Returns the episodes as columns, the failed ones included.
 
   Raises:
-    ValueError: a (question, budget, seed) occurs twice, or a question is in two
-      datasets.
+    ValueError: a (question, budget, seed) of a training occurs twice, or a
+      question is in two datasets.
   """
   if isinstance(measured, Columns):
     return measured
-  return _build(measured, "these episodes")
+  return _build(((e.get("run", ""), e) for e in measured), "these episodes")
 
 
 def read(
-  *paths: pathlib.Path, sample: episodes_lib.Sample | None = None
+  *paths: pathlib.Path,
+  runs: Sequence[str] | None = None,
+  sample: episodes_lib.Sample | None = None,
 ) -> Columns:
   """Reads one or more `episodes.jsonl` of a row, holding numbers only.
 
   Args:
-    paths: the files; several are runs of one method with different seeds.
+    paths: the files; several are of one method.
+    runs: for each file, the training whose policy played it; files of one
+      training have equal names. None: all are of one.
     sample: if given, every episode is added to it.
 
   Raises:
     ValueError: a file is invalid, see `episodes.read`; there is no episode; or
-      a (question, budget, seed) occurs twice, in one file or in two.
+      a (question, budget, seed) of a training occurs twice, in one file or in
+      two.
   """
 
-  def all_lines() -> Iterable[episodes_lib.Episode]:
-    for path in paths:
+  def all_lines() -> Iterable[tuple[str, episodes_lib.Episode]]:
+    for path, run in zip(paths, runs or [""] * len(paths), strict=True):
       with path.open("rb") as lines:
         for episode in episodes_lib.read(lines, source=str(path)):
           if sample is not None:
             sample.add(episode)
-          yield episode
+          yield run, episode
 
   source = ", ".join(map(str, paths))
   found = _build(all_lines(), source)
@@ -196,11 +208,25 @@ def by_seed(measured: Measured) -> dict[int, Columns]:
   return table.split(table.seed)
 
 
-def _build(measured: Iterable[episodes_lib.Episode], source: str) -> Columns:
+def by_run(measured: Measured) -> dict[str, Columns]:
+  """Returns one part for each training that occurs."""
+  table = of(measured)
+  parts = table.split(table.run)
+  return {table.runs[code]: part for code, part in parts.items()}
+
+
+def _build(
+  measured: Iterable[tuple[str, episodes_lib.Episode]], source: str
+) -> Columns:
   index: dict[str, int] = {}
   sets: dict[int, str] = {}
+  runs: dict[str, int] = {}
   numbers = np.fromiter(
-    (_numbers(episode, index, sets, source) for episode in measured), _TYPE
+    (
+      _numbers(episode, runs.setdefault(run, len(runs)), index, sets, source)
+      for run, episode in measured
+    ),
+    _TYPE,
   )
   names = sorted(
     set(sets.values()),
@@ -213,11 +239,11 @@ def _build(measured: Iterable[episodes_lib.Episode], source: str) -> Columns:
   place[[index[name] for name in order]] = np.arange(len(order))
   columns = {name: np.ascontiguousarray(numbers[name]) for name, _ in _TYPE}
   columns["question"] = place[columns["question"]]
-  keys = [columns[name] for name in ("seed", "budget", "question")]
+  keys = [columns[name] for name in ("run", "seed", "budget", "question")]
   rank = np.lexsort(keys)
   columns = {name: column[rank] for name, column in columns.items()}
   same = np.ones(max(0, len(rank) - 1), dtype=bool)
-  for name in ("question", "budget", "seed"):
+  for name in ("question", "budget", "seed", "run"):
     same &= columns[name][1:] == columns[name][:-1]
   if same.any():
     first = int(np.argmax(same))
@@ -233,12 +259,14 @@ def _build(measured: Iterable[episodes_lib.Episode], source: str) -> Columns:
     dataset_of=np.array(
       [names.index(sets[index[name]]) for name in order], dtype=np.int64
     ),
+    runs=tuple(runs),
     **columns,
   )
 
 
 def _numbers(
   episode: episodes_lib.Episode,
+  run: int,
   index: dict[str, int],
   sets: dict[int, str],
   source: str,
@@ -257,6 +285,7 @@ def _numbers(
     question,
     episode["budget"],
     episode["seed"],
+    run,
     NONE if hops is None else hops,
     _outcome(episode, source),
     NONE if hop is None else KINDS.index(hop[0]),

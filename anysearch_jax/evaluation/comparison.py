@@ -13,7 +13,9 @@ import numpy as np
 
 from anysearch_jax.evaluation import (
   columns,
+  inference,
   intervals,
+  linear,
   measures,
   metrics,
   pairing,
@@ -33,6 +35,8 @@ class Comparison:
     net: wins - losses.
     difference: accuracy, ours minus theirs.
     tp_difference: tool productivity, ours minus theirs.
+    detectable, tp_detectable: the smallest true difference that would be
+      found, see `inference.Effect`.
   """
 
   budget: int | None
@@ -43,33 +47,40 @@ class Comparison:
   net: int
   difference: intervals.Estimate
   tp_difference: intervals.Estimate
+  detectable: float | None = None
+  tp_detectable: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-  """A number that a verdict is based on, over `n` episodes or pairs."""
+  """A number that a verdict is based on, over `n` episodes or pairs.
+
+  `detectable` is the smallest true effect that would be found; None for what
+  is not an effect.
+  """
 
   label: str
   estimate: intervals.Estimate
   n: int
+  detectable: float | None = None
 
 
-def compare(
-  pairs: pairing.Pairs, *, resamples: int = 10_000
-) -> list[Comparison]:
+def compare(pairs: pairing.Pairs) -> list[Comparison]:
   """Compares two rows at every common budget, then pooled over B >= 1."""
   if not pairs.questions:
     return []
-  cells: list[tuple[int | None, np.ndarray]] = [
-    (int(b), pairs.budget == b) for b in np.unique(pairs.budget)
+  cells: list[tuple[int | None, Sequence[int]]] = [
+    (int(b), [int(b)]) for b in np.unique(pairs.budget)
   ]
-  if np.any(pairs.budget >= 1):
-    cells.append((None, pairs.budget >= 1))
-  masks = [mask for _, mask in cells]
-  accuracy = differences(pairs, masks, resamples=resamples)
-  tp = differences(pairs, masks, "tp", resamples=resamples)
+  used = [b for b, _ in cells if b]
+  if used:
+    cells.append((None, used))
+  pools = [pool for _, pool in cells]
+  accuracy = differences(pairs, "accuracy", pools)
+  tp = differences(pairs, "tp", pools)
   table = []
-  for (budget, mask), d_accuracy, d_tp in zip(cells, accuracy, tp, strict=True):
+  for (budget, pool), d_accuracy, d_tp in zip(cells, accuracy, tp, strict=True):
+    mask = np.isin(pairs.budget, pool)
     wins = mask & (pairs.ours.em > pairs.theirs.em)
     losses = mask & (pairs.ours.em < pairs.theirs.em)
     unused = losses & (pairs.ours.searches < pairs.budget)
@@ -81,8 +92,10 @@ def compare(
         losses=int(losses.sum()),
         losses_unused=int(unused.sum()),
         net=int(wins.sum() - losses.sum()),
-        difference=d_accuracy,
-        tp_difference=d_tp,
+        difference=d_accuracy.estimate,
+        tp_difference=d_tp.estimate,
+        detectable=d_accuracy.detectable,
+        tp_detectable=d_tp.detectable,
       )
     )
   return table
@@ -90,90 +103,78 @@ def compare(
 
 def differences(
   pairs: pairing.Pairs,
-  masks: Sequence[np.ndarray],
   measure: str = "accuracy",
-  *,
-  resamples: int = 10_000,
-) -> list[intervals.Estimate]:
-  """Returns a measure, ours minus theirs, inside each of S masks `[P]`.
+  pools: Sequence[Sequence[int]] | None = None,
+) -> list[inference.Effect]:
+  """Returns a measure, ours minus theirs.
 
   Episodes of several datasets are pooled with equal weights.
+
+  Args:
+    pairs: the episodes of both rows.
+    measure: key of `measures.MEASURES`.
+    pools: budgets to pool, one list for each difference; None: one pool of
+      all, for rows that were played at different budgets.
   """
-  sides = [
-    measures.columns_of(side)[part]
-    for side in (pairs.ours, pairs.theirs)
-    for part in measures.MEASURES[measure]
-  ]
-  sums = intervals.cluster_sums(
-    pairs.question,
-    [c * mask for mask in masks for c in sides],
-    clusters=pairs.questions,
-  )
-
-  def difference(totals: np.ndarray) -> np.ndarray:
-    t = totals.sum(axis=1)
-    return intervals.ratio(t[:, 0::4], t[:, 1::4]) - intervals.ratio(
-      t[:, 2::4], t[:, 3::4]
+  sides = []
+  for side in (pairs.ours, pairs.theirs):
+    found = measures.sums(side, (measure,))
+    masks = (
+      None
+      if pools is None
+      else np.array([np.isin(found.budgets, pool) for pool in pools])
     )
-
-  return intervals.bootstrap(
-    sums, difference, stratum=pairs.stratum, resamples=resamples
-  )
+    sides.append(found.linearised((measure,), masks))
+  return inference.effects(linear.minus(*sides))
 
 
 def productivities(
-  measured: columns.Measured, *, resamples: int = 10_000
+  measured: columns.Measured,
 ) -> dict[int | None, intervals.Estimate]:
   """Returns tool productivity by budget; the key None pools B >= 1."""
   found = measures.sums(measured, ("tp",))
   if not found.budgets:
     return {}
-  parts = found.parts("tp")[:, :, 0]
-  pooled = parts.sum(axis=1, keepdims=True)
-  estimates = intervals.bootstrap(
-    np.concatenate([parts, pooled], axis=1).reshape(len(parts), -1),
-    lambda t: intervals.ratio(t[:, 0::2], t[:, 1::2]),
-    resamples=resamples,
-  )
+  each = np.eye(len(found.budgets), dtype=bool)
+  used = np.array(found.budgets)[None] >= 1
+  parts = found.linearised(("tp",), np.concatenate([each, used]))
+  estimates = measures.inferred(parts, ["tp"] * (len(each) + 1))
   return dict(zip([*found.budgets, None], estimates, strict=True))
 
 
-def knowledge(
-  row: metrics.Row, *, resamples: int = 10_000
-) -> dict[str, Number]:
+def knowledge(row: metrics.Row) -> dict[str, Number]:
   """Returns how often the first fact is searched, by the policy's memory of it.
 
   Returns:
-    `known`, `unknown`, `stale` and `gap` (unknown minus known); empty if no
-    question lists its facts.
+    `known`, `unknown`, `stale`, `gap` (unknown minus known) and `half` (half of
+    unknown minus known); empty if no question lists its facts.
   """
   table = row.columns.scored()
   table = table.where(table.kind != columns.NONE)
   if not len(table):
     return {}
   ids, question = np.unique(table.question, return_inverse=True)
-  masks = [table.kind == kind for kind in range(len(columns.KINDS))]
-
-  def rates(t: np.ndarray) -> np.ndarray:
-    known, unknown, stale = intervals.ratio(t[:, 0::2], t[:, 1::2]).T
-    return np.column_stack([known, unknown, stale, unknown - known])
-
-  estimates = intervals.bootstrap(
+  runs, run = np.unique(table.run, return_inverse=True)
+  kinds = [table.kind == kind for kind in range(len(columns.KINDS))]
+  asked, counts = (
     intervals.cluster_sums(
-      question,
-      [c * mask for mask in masks for c in (table.asked, 1.0)],
-      clusters=len(ids),
-    ),
-    rates,
-    resamples=resamples,
+      run * len(ids) + question,
+      [value * kind for kind in kinds],
+      clusters=len(runs) * len(ids),
+    ).reshape(len(runs), len(ids), -1)
+    for value in (table.asked, 1.0)
   )
-  counts = [int(mask.sum()) for mask in masks]
-  return {
-    kind: Number(kind, estimate, n)
-    for kind, estimate, n in zip(
-      (*columns.KINDS, "gap"),
-      estimates,
-      [*counts, counts[0] + counts[1]],
-      strict=True,
-    )
+  found = linear.ratios(asked, counts, runs=[table.runs[code] for code in runs])
+  n = [int(kind.sum()) for kind in kinds]
+  rates = inference.rates(found, n)
+  # KINDS begins with known and unknown.
+  contrasts = np.array([[-1.0, 1.0, 0.0], [-1.0, 0.5, 0.0]])
+  gaps = inference.effects(found.combined(contrasts))
+  out = {
+    kind: Number(kind, rate.estimate, size)
+    for kind, rate, size in zip(columns.KINDS, rates, n, strict=True)
+  }
+  return out | {
+    name: Number(name, gap.estimate, n[0] + n[1], gap.detectable)
+    for name, gap in zip(("gap", "half"), gaps, strict=True)
   }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from anysearch_jax.evaluation import columns, intervals, measures
+from anysearch_jax.evaluation import columns, inference, intervals, measures
 
 _SHOWN = ("accuracy", "tp", "searches", "total_tokens", "cost")
 
@@ -66,7 +66,6 @@ def curve(
   measured: columns.Measured,
   *,
   trained: int,
-  resamples: int = 10_000,
 ) -> Curve:
   """Measures a row at each of its budgets.
 
@@ -77,60 +76,43 @@ def curve(
     label: name of the row.
     measured: its episodes.
     trained: the largest budget of its training.
-    resamples: number of bootstrap resamples, clustered by question and
-      stratified by dataset.
   """
   table = columns.of(measured)
   found = measures.sums(table, _SHOWN)
   if not found.budgets:
     return Curve(label, (), intervals.Estimate(*intervals.NOTHING))
-  parts = found.parts(*_SHOWN)
+  each = np.eye(len(found.budgets), dtype=bool)
   if len(found.datasets) == 1:
     shown = [
       list(measures.estimates(part, _SHOWN).values())
       for part in columns.by_budget(table.scored()).values()
     ]
   else:
-    means = measures.set_means(
-      found.stratum, parts.reshape(len(parts), -1, 2), resamples=resamples
-    )
+    means = measures.set_means(found, _SHOWN, each)
     width = len(_SHOWN)
     shown = [means[i : i + width] for i in range(0, len(means), width)]
-  counts = found.parts("accuracy")[..., 0, 1].sum(axis=0)
+  _, counts, _ = found.parts(("accuracy",), each)
   return Curve(
     label,
     tuple(
       Point(budget, budget > trained, round(n), *values)
-      for budget, n, values in zip(found.budgets, counts, shown, strict=True)
+      for budget, n, values in zip(
+        found.budgets, counts.sum(axis=(0, 1)), shown, strict=True
+      )
     ),
-    _area(found, parts[:, :, 0], resamples),
+    _area(found, each),
   )
 
 
-def _area(
-  found: measures.Sums, parts: np.ndarray, resamples: int
-) -> intervals.Estimate:
-  """Returns the area under the accuracy.
-
-  `parts` is float `[N, B, 2]`: correct and scored episodes by question and
-  budget.
-  """
+def _area(found: measures.Sums, each: np.ndarray) -> intervals.Estimate:
+  """Returns the area under the accuracy; `each` has a pool for each budget."""
   if len(found.budgets) < 2:
     return intervals.Estimate(*intervals.NOTHING)
   span = found.budgets[-1] - found.budgets[0]
-
-  def area(totals: np.ndarray) -> np.ndarray:
-    accuracy = intervals.ratio(totals[..., 0::2], totals[..., 1::2])
-    heights = accuracy.mean(axis=1)
-    return np.trapezoid(heights, found.budgets, axis=-1)[:, None] / span
-
-  (estimate,) = intervals.bootstrap(
-    parts.reshape(len(parts), -1),
-    area,
-    stratum=found.stratum,
-    resamples=resamples,
-  )
-  return estimate
+  weights = np.trapezoid(each.astype(float), found.budgets, axis=-1) / span
+  heights = found.averages(("accuracy",), each)
+  (area,) = inference.rates(heights.combined(weights[None]))
+  return area.estimate
 
 
 def pareto(

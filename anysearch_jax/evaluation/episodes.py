@@ -99,8 +99,8 @@ def twice(source: str, question: str, budget: int, seed: int) -> ValueError:
   """Returns the error for an episode that occurs twice."""
   return ValueError(
     f"{source}: question {question!r} occurs twice at budget {budget} and seed "
-    f"{seed}; expected once. Evaluate this row again into an empty folder, and "
-    "give every run of a row its own evaluation seed."
+    f"{seed} in one training; expected once. Name each evaluation of a row "
+    "once, and give those of one policy different seeds."
   )
 
 

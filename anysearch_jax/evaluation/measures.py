@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from anysearch_jax.evaluation import columns, intervals
+from anysearch_jax.evaluation import columns, inference, intervals, linear
 
 # Name -> numerator, denominator. TP counts B >= 1 only, because correct answers
 # without a permitted search are not a product of searching.
@@ -44,8 +44,18 @@ RATES = frozenset(
     "truncated_rate",
   }
 )
+# The number of answers that a numerator counts right ones of.
+_TRIALS = {
+  "accuracy": "n",
+  "f1": "n",
+  "official_accuracy": "n",
+  "official_f1": "n",
+  "tp": "tool_n",
+}
 SUMMED = tuple(
-  dict.fromkeys(name for pair in MEASURES.values() for name in pair)
+  dict.fromkeys(
+    [*(name for pair in MEASURES.values() for name in pair), "tool_n"]
+  )
 )
 
 
@@ -61,6 +71,7 @@ def columns_of(table: columns.Columns) -> dict[str, np.ndarray]:
   derived = {
     "n": np.ones(len(table)),
     "tool_em": table.em * (table.budget >= 1),
+    "tool_n": (table.budget >= 1).astype(float),
     "unused": table.budget - table.searches,
     "invalid": ended("invalid"),
     "truncated": ended("truncated"),
@@ -78,12 +89,13 @@ def totals(table: columns.Columns) -> dict[str, float]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sums:
-  """Sums of the scored episodes by question and budget.
+  """Sums of the scored episodes by training, question and budget.
 
   Attributes:
-    values: float64 `[N, B, K]`: N questions, B budgets, and K sums in the order
-      of `names`.
+    values: float64 `[R, N, B, K]`: R trainings, N questions, B budgets, and K
+      sums in the order of `names`.
     names: K names of SUMMED.
+    runs: names of the trainings.
     budgets: the B budgets, ascending.
     stratum: int `[N]`, index in `datasets` of each question.
     datasets: the datasets that occur.
@@ -91,14 +103,78 @@ class Sums:
 
   values: np.ndarray
   names: tuple[str, ...]
+  runs: tuple[str, ...]
   budgets: tuple[int, ...]
   stratum: np.ndarray
   datasets: tuple[str, ...]
 
-  def parts(self, *measures: str) -> np.ndarray:
-    """Returns numerators and denominators of M measures: `[N, B, M, 2]`."""
-    index = [[self.names.index(n) for n in MEASURES[m]] for m in measures]
-    return self.values[..., np.array(index)]
+  def linearised(
+    self, measures: Sequence[str], pools: np.ndarray | None = None
+  ) -> linear.Linear:
+    """Linearises M measures, each pooled over some budgets.
+
+    Args:
+      measures: keys of MEASURES.
+      pools: bool `[L, B]`, the budgets of each pool; None: one pool of all.
+
+    Returns:
+      L M numbers, those of one pool side by side.
+    """
+    top, bottom, counts = self.parts(measures, pools)
+    found = linear.ratios(
+      top, bottom, runs=self.runs, trials=counts.sum(axis=0)
+    )
+    # Other numerators are amounts, not answers.
+    counted = np.tile(
+      [m in _TRIALS for m in measures], counts.shape[-1] // len(measures)
+    )
+    return dataclasses.replace(
+      found,
+      answer=tuple(np.where(counted, x, 0.0) for x in found.answer),
+      answers=tuple(np.where(counted, x, 0.0) for x in found.answers),
+    )
+
+  def parts(
+    self, measures: Sequence[str], pools: np.ndarray | None = None
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns numerators, denominators and answers, float `[R, N, L M]`."""
+    if pools is None:
+      pools = np.ones((1, len(self.budgets)), dtype=bool)
+    pooled = np.stack(
+      [self.values[:, :, pool].sum(axis=2) for pool in pools], axis=2
+    )
+    shape = *pooled.shape[:2], -1
+
+    def of(names: Sequence[str]) -> np.ndarray:
+      return pooled[..., [self.names.index(n) for n in names]].reshape(shape)
+
+    return (
+      of([MEASURES[m][0] for m in measures]),
+      of([MEASURES[m][1] for m in measures]),
+      of([_TRIALS.get(m, "n") for m in measures]),
+    )
+
+  def by_dataset(self) -> list[Sums]:
+    """Returns one part for each dataset, in the order of `datasets`."""
+    if len(self.datasets) == 1:
+      return [self]
+    return [
+      dataclasses.replace(
+        self,
+        values=self.values[:, self.stratum == code],
+        stratum=np.zeros(int((self.stratum == code).sum()), dtype=np.int64),
+        datasets=(name,),
+      )
+      for code, name in enumerate(self.datasets)
+    ]
+
+  def averages(
+    self, measures: Sequence[str], pools: np.ndarray | None = None
+  ) -> linear.Linear:
+    """Returns `linearised` of each dataset, averaged with equal weights."""
+    return linear.average(
+      [part.linearised(measures, pools) for part in self.by_dataset()]
+    )
 
 
 def sums(
@@ -106,19 +182,23 @@ def sums(
 ) -> Sums:
   """Sums the quantities that `measures` need over the scored episodes."""
   table = columns.of(measured).scored()
-  names = tuple(dict.fromkeys(n for m in measures for n in MEASURES[m]))
+  wanted = [n for m in measures for n in (*MEASURES[m], _TRIALS.get(m, "n"))]
+  names = tuple(dict.fromkeys(wanted))
   summed = columns_of(table)
   present, question = np.unique(table.question, return_inverse=True)
   budgets, budget = np.unique(table.budget, return_inverse=True)
+  runs, run = np.unique(table.run, return_inverse=True)
   sets, stratum = np.unique(table.dataset_of[present], return_inverse=True)
+  shape = len(runs), len(present), len(budgets)
   values = intervals.cluster_sums(
-    question * len(budgets) + budget,
+    np.ravel_multi_index((run, question, budget), shape),
     [summed[name] for name in names],
-    clusters=len(present) * len(budgets),
+    clusters=int(np.prod(shape)),
   )
   return Sums(
-    values.reshape(len(present), len(budgets), len(names)),
+    values.reshape(*shape, len(names)),
     names,
+    tuple(table.runs[code] for code in runs),
     tuple(map(int, budgets)),
     stratum,
     tuple(table.datasets[code] for code in sets),
@@ -130,38 +210,69 @@ def estimates(
 ) -> dict[str, intervals.Estimate]:
   """Returns every measure, pooled over the episodes, with 95 % intervals.
 
-  Rates have Wilson's interval, widened by the design effect of questions
-  (`intervals.clustered_rate`). Means and ratios have the delta method's
-  interval, clustered by question.
+  Rates have Wilson's interval, widened by the design effect of questions and
+  trainings (`inference.rates`). Means and ratios have Student's, of their
+  linearised scores.
   """
   found = sums(measured, measures)
-  parts = found.parts(*measures).sum(axis=1)
-  return {
-    name: intervals.clustered_rate(parts[:, i, 0], parts[:, i, 1])
-    if name in RATES
-    else intervals.delta(parts[:, i, 0], parts[:, i, 1])
-    for i, name in enumerate(measures)
-  }
+  if not found.datasets:
+    return dict.fromkeys(measures, intervals.Estimate(*intervals.NOTHING))
+  trials = len(columns.of(measured).scored())
+  return dict(
+    zip(
+      measures,
+      inferred(
+        found.linearised(measures), measures, trials=[trials] * len(measures)
+      ),
+      strict=True,
+    )
+  )
+
+
+def inferred(
+  found: linear.Linear,
+  measures: Sequence[str],
+  trials: Sequence[float] | None = None,
+) -> list[intervals.Estimate]:
+  """Returns the estimates of numbers, each with the interval of its measure.
+
+  Args:
+    found: the numbers.
+    measures: for each number, its measure.
+    trials: for each number, its number of episodes, see `inference.rates`.
+  """
+  bounded = [i for i, measure in enumerate(measures) if measure in RATES]
+  others = [i for i, measure in enumerate(measures) if measure not in RATES]
+  rates = inference.rates(
+    found.columns(bounded),
+    None if trials is None else [trials[i] for i in bounded],
+  )
+  means = inference.effects(found.columns(others))
+  out = {i: effect.estimate for i, effect in zip(bounded, rates, strict=True)}
+  for i, effect in zip(others, means, strict=True):
+    out[i] = _positive(effect.estimate)
+  return [out[i] for i in range(len(measures))]
+
+
+def _positive(found: intervals.Estimate) -> intervals.Estimate:
+  """Cuts an interval at 0: no measure is negative."""
+  if found.low is None:
+    return found
+  return found._replace(low=max(0.0, found.low))
 
 
 def set_means(
-  stratum: np.ndarray, parts: np.ndarray, *, resamples: int
+  found: Sums, measures: Sequence[str], pools: np.ndarray | None = None
 ) -> list[intervals.Estimate]:
-  """Returns the unweighted mean over datasets of each dataset's ratio.
+  """Returns the unweighted mean over datasets of each dataset's measures.
 
   Args:
-    stratum: int `[N]`, the dataset of each question.
-    parts: float `[N, S, 2]`, numerators and denominators by question.
-    resamples: number of bootstrap resamples.
+    found: sums of the episodes.
+    measures: M keys of MEASURES.
+    pools: bool `[L, B]`, see `Sums.linearised`.
 
   Returns:
-    S estimates.
+    L M estimates.
   """
-  return intervals.bootstrap(
-    parts.reshape(len(parts), -1),
-    lambda totals: intervals.ratio(totals[..., 0::2], totals[..., 1::2]).mean(
-      axis=1
-    ),
-    stratum=stratum,
-    resamples=resamples,
-  )
+  count = 1 if pools is None else len(pools)
+  return inferred(found.averages(measures, pools), [*measures] * count)

@@ -46,6 +46,7 @@ def read_row(
   label: str,
   *paths: pathlib.Path,
   run: str = "",
+  trainings: Sequence[str] | None = None,
   sample: int = 1000,
   seed: int = 0,
 ) -> Row:
@@ -53,9 +54,10 @@ def read_row(
 
   Args:
     label: name of the row.
-    paths: `episodes.jsonl` of one method; several are runs with different
-      seeds.
-    run: the folder of the training run.
+    paths: `episodes.jsonl` of one method.
+    run: the folder of the first training run.
+    trainings: for each path, the training whose policy played it, see
+      `columns.read`.
     sample: number of complete episodes to keep, see `episodes.Sample`.
     seed: seed of the sample.
 
@@ -63,7 +65,7 @@ def read_row(
     ValueError: as `columns.read`.
   """
   kept = episodes.Sample(sample, seed)
-  table = columns.read(*paths, sample=kept)
+  table = columns.read(*paths, runs=trainings, sample=kept)
   return Row(label, tuple(kept.episodes()), run, table)
 
 
@@ -243,8 +245,6 @@ def average(cells: Sequence[Cell]) -> Cell:
 def over_sets(
   measured: columns.Measured,
   names: Sequence[str] = ("accuracy", "f1", "tp", "searches", "total_tokens"),
-  *,
-  resamples: int = 10_000,
 ) -> dict[str, intervals.Estimate]:
   """Returns averages over datasets, as in the paper's main table.
 
@@ -254,8 +254,6 @@ def over_sets(
   Args:
     measured: episodes of all datasets to average, usually of one budget.
     names: keys of `measures.MEASURES`.
-    resamples: number of bootstrap resamples, stratified by dataset and
-      clustered by question.
 
   Returns:
     An estimate for each name; its values are None if the measure is undefined
@@ -264,9 +262,7 @@ def over_sets(
   found = measures.sums(measured, names)
   if not found.datasets:
     return dict.fromkeys(names, intervals.Estimate(*intervals.NOTHING))
-  parts = found.parts(*names).sum(axis=1)
-  estimates = measures.set_means(found.stratum, parts, resamples=resamples)
-  return dict(zip(names, estimates, strict=True))
+  return dict(zip(names, measures.set_means(found, names), strict=True))
 
 
 def by_hops(

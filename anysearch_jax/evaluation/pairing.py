@@ -14,10 +14,15 @@ from anysearch_jax.evaluation import columns, metrics
 class Pairs:
   """P episodes of two rows that share question, budget and seed.
 
+  Where both rows have as many trainings of a seed, these are matched: equal
+  trainings with each other, the others in their order. A single training is
+  matched with each of the other row's, and its episodes are then repeated.
+
   Attributes:
     ours, theirs: P scored episodes each, in the same order.
     failed: number of pairs left out because one of the episodes failed.
-    unpaired: number of episodes that only one of the rows has.
+    unpaired: number of episodes that only one of the rows has, or that have no
+      training to be matched with.
   """
 
   ours: columns.Columns
@@ -105,26 +110,66 @@ def pair(ours: metrics.Row, theirs: metrics.Row) -> Pairs:
       "both on the same questions."
     )
   ids = np.union1d(left.ids, right.ids)
-  return _join(
-    left,
-    right,
-    _codes(
+  sides = [
+    (np.searchsorted(ids, c.ids)[c.question], c.budget, c.seed)
+    for c in (left, right)
+  ]
+  return _join(left, right, *_matched(left, right, sides))
+
+
+def _matched(
+  left: columns.Columns, right: columns.Columns, sides: list[tuple]
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  """Returns the rows of each side, some repeated, and their unique keys."""
+  order = _matching_order(left, right)
+  rows: tuple[list[np.ndarray], ...] = ([], [])
+  ranks: tuple[list[np.ndarray], ...] = ([], [])
+  for seed in np.intersect1d(left.seed, right.seed):
+    own = [
       [
-        (np.searchsorted(ids, c.ids)[c.question], c.budget, c.seed)
-        for c in (left, right)
+        np.flatnonzero((c.seed == seed) & (c.run == c.runs.index(name)))
+        for name in names
+        if np.any((c.seed == seed) & (c.run == c.runs.index(name)))
       ]
-    ),
+      for c, names in zip((left, right), order, strict=True)
+    ]
+    width = max(map(len, own))
+    for side, found in enumerate(own):
+      found = found * width if len(found) == 1 else found
+      for rank, episodes in enumerate(found):
+        rows[side].append(episodes)
+        ranks[side].append(np.full(len(episodes), rank))
+  chosen = [np.concatenate(parts) for parts in rows]
+  keys = _codes(
+    [
+      (*(column[at] for column in side), np.concatenate(rank))
+      for side, at, rank in zip(sides, chosen, ranks, strict=True)
+    ]
+  )
+  return chosen, keys
+
+
+def _matching_order(
+  left: columns.Columns, right: columns.Columns
+) -> tuple[list[str], list[str]]:
+  """Returns each row's trainings, those that both have first."""
+  shared = [name for name in left.runs if name in right.runs]
+  return (
+    shared + [name for name in left.runs if name not in shared],
+    shared + [name for name in right.runs if name not in shared],
   )
 
 
 def budgets_of(row: metrics.Row, budget: int, other: int) -> Pairs:
-  """Pairs a row's episodes at `budget` with its own at another, by seed."""
+  """Pairs a row's episodes at `budget` with its own at another.
+
+  Pairs have the same question, seed and training.
+  """
   left, right = (
     row.columns.where(row.columns.budget == b) for b in (budget, other)
   )
-  return _join(
-    left, right, _codes([(c.question, c.seed) for c in (left, right)])
-  )
+  keys = _codes([(c.question, c.seed, c.run) for c in (left, right)])
+  return _join(left, right, [np.arange(len(c)) for c in (left, right)], keys)
 
 
 def _codes(sides: list[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
@@ -140,14 +185,22 @@ def _codes(sides: list[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
 
 
 def _join(
-  left: columns.Columns, right: columns.Columns, keys: list[np.ndarray]
+  left: columns.Columns,
+  right: columns.Columns,
+  rows: list[np.ndarray],
+  keys: list[np.ndarray],
 ) -> Pairs:
+  """Joins `rows` of each side whose keys are equal; keys are unique."""
   _, mine, others = np.intersect1d(
     keys[0], keys[1], assume_unique=True, return_indices=True
   )
-  order = np.argsort(mine)
-  left_out = len(left) + len(right) - 2 * len(mine)
-  left, right = left.where(mine[order]), right.where(others[order])
+  at = rows[0][mine], rows[1][others]
+  left_out = sum(
+    len(side) - len(np.unique(found))
+    for side, found in zip((left, right), at, strict=True)
+  )
+  order = np.lexsort((at[1], at[0]))
+  left, right = left.where(at[0][order]), right.where(at[1][order])
   failed = columns.OUTCOMES.index("failed")
   kept = (left.outcome != failed) & (right.outcome != failed)
   return Pairs(

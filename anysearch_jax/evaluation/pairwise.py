@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from anysearch_jax.evaluation import (
   columns,
+  inference,
   intervals,
+  linear,
   measures,
   metrics,
   pairing,
@@ -32,19 +34,25 @@ class Difference:
     budget: None: all B >= 1 pooled.
     n: number of pairs of episodes.
     questions: number of questions that they are of.
-    estimate: ours minus theirs; paired bootstrap, clustered by question. The
-      interval covers the choice of questions, not the variation of training; if
-      seeds are separate training runs, see `by_seed`.
-    by_seed: the difference on each seed alone, ascending by seed.
-    permutation: p value of exchanging whole questions between the rows.
+    trainings: number of trainings of each row.
+    estimate: ours minus theirs. The interval covers the choice of questions
+      and, for a row of several trainings, that of trainings; a row of one
+      training is that policy only.
+    detectable: the smallest true difference that would be found, see
+      `inference.Effect`.
+    by_seed: the difference on each evaluation seed alone, ascending by seed.
+    p: p value of no difference: of flipped signs of questions between rows of
+      one training each; otherwise Student's, with the interval's variance.
+    between: p value of exchanging whole trainings; None unless both rows have
+      several.
     mcnemar: mid-p of the discordant pairs. For accuracy only, and only if each
       question has one pair, because the test needs independent pairs.
-    adjusted: `permutation` after Holm's correction over its family: all pairs
-      of rows, in this measure, at this level of detail (everything pooled; by
-      budget; by dataset; by both).
-    discovery: `permutation` after Benjamini and Hochberg's correction over the
-      same family: the false discovery rate of claiming all lines with a value
-      that is not larger.
+    adjusted: `p` after Holm's correction over its family: all pairs of rows, in
+      this measure, at this level of detail (everything pooled; by budget; by
+      dataset; by both).
+    discovery: `p` after Benjamini and Hochberg's correction over the same
+      family: the false discovery rate of claiming all lines with a value that
+      is not larger.
   """
 
   ours: str
@@ -54,9 +62,12 @@ class Difference:
   budget: int | None
   n: int
   questions: int
+  trainings: tuple[int, int]
   estimate: intervals.Estimate
+  detectable: float | None
   by_seed: tuple[float | None, ...]
-  permutation: float | None
+  p: float | None
+  between: float | None
   mcnemar: float | None
   adjusted: float | None = None
   discovery: float | None = None
@@ -66,7 +77,6 @@ def pairwise(
   rows: Sequence[metrics.Row],
   names: Sequence[str] = MEASURES,
   *,
-  resamples: int = 10_000,
   draws: int = 10_000,
 ) -> tuple[Difference, ...]:
   """Compares every two rows, the earlier minus the later.
@@ -74,8 +84,7 @@ def pairwise(
   Args:
     rows: two or more rows on the same questions, see `pairing.pair`.
     names: keys of `measures.MEASURES`.
-    resamples: number of bootstrap resamples.
-    draws: number of random permutations.
+    draws: number of random flips of signs.
 
   Returns:
     Lines ordered by pair, dataset (all together first), budget (all together
@@ -87,14 +96,14 @@ def pairwise(
   found = [
     line
     for ours, theirs in itertools.combinations(rows, 2)
-    for line in _compared(ours, theirs, names, resamples, draws)
+    for line in _compared(ours, theirs, names, draws)
   ]
   families: dict[tuple, list[int]] = {}
   for place, line in enumerate(found):
     level = line.measure, line.dataset is None, line.budget is None
     families.setdefault(level, []).append(place)
   for places in families.values():
-    p = np.array([found[i].permutation for i in places], dtype=np.float64)
+    p = np.array([found[i].p for i in places], dtype=np.float64)
     for i, adjusted, discovery in zip(
       places,
       significance.holm(p),
@@ -108,11 +117,7 @@ def pairwise(
 
 
 def _compared(
-  ours: metrics.Row,
-  theirs: metrics.Row,
-  names: Sequence[str],
-  resamples: int,
-  draws: int,
+  ours: metrics.Row, theirs: metrics.Row, names: Sequence[str], draws: int
 ) -> list[Difference]:
   pairs = pairing.pair(ours, theirs)
   if not pairs.questions:
@@ -120,42 +125,30 @@ def _compared(
   first, second = (
     measures.sums(side, names) for side in (pairs.ours, pairs.theirs)
   )
-  used = np.array(first.budgets) >= 1
-  # Index 0 of the budget axis is B >= 1 pooled.
-  left, right = (_pooled(side.values, used) for side in (first, second))
-  questions, cells, sums = left.shape
-  difference = _difference(first, names, cells)
-  estimates = intervals.bootstrap(
-    np.stack([left, right], axis=1).reshape(questions, -1),
-    lambda t: difference(
-      *np.moveaxis(t.reshape(*t.shape[:2], 2, cells * sums), 2, 0)
-    ),
-    stratum=first.stratum,
-    resamples=resamples,
-  )
-  p_values = significance.sign_flips(
-    left.reshape(questions, -1),
-    right.reshape(questions, -1),
-    difference,
-    stratum=first.stratum,
-    draws=draws,
-  )
-  by_seed = difference(
-    *(
-      _pooled(_by_seed(side, pairs, first), used).reshape(
-        -1, len(first.datasets), cells * sums
-      )
-      for side in (pairs.ours, pairs.theirs)
-    )
-  ).T
-  sets = [None, *(first.datasets if len(first.datasets) > 1 else ())]
+  budgets = np.array(first.budgets)
+  # The first pool is of all B >= 1.
+  pools = np.concatenate([budgets[None] >= 1, np.eye(len(budgets), dtype=bool)])
+  sides = list(zip(first.by_dataset(), second.by_dataset(), strict=True))
+  parts = [
+    linear.minus(a.linearised(names, pools), b.linearised(names, pools))
+    for a, b in sides
+  ]
+  several = len(parts) > 1
+  shown = [linear.average(parts), *(parts if several else ())]
+  effects = [effect for part in shown for effect in inference.effects(part)]
+  seeds = _by_seed(pairs, names, first, pools)
+  flipped = _flipped(sides, names, pools, parts[0], draws)
+  between = _between(sides, names, pools)
+  p_flipped = flipped.ravel() if flipped is not None else None
+  sets = [None, *(first.datasets if several else ())]
   keys = itertools.product(sets, (None, *first.budgets), names)
-  parts = {None: pairs} | pairs.by_dataset()
+  by_set = {None: pairs} | pairs.by_dataset()
   lines = []
-  for (dataset, budget, name), estimate, seeds, p in zip(
-    keys, estimates, by_seed, p_values, strict=True
+  for place, ((dataset, budget, name), effect) in enumerate(
+    zip(keys, effects, strict=True)
   ):
-    n, asked, mcnemar = _counts(parts[dataset], budget)
+    n, asked, mcnemar = _counts(by_set[dataset], budget)
+    p = effect.p if p_flipped is None else _defined(p_flipped[place])
     lines.append(
       Difference(
         ours.label,
@@ -165,60 +158,98 @@ def _compared(
         budget,
         n,
         asked,
-        estimate,
-        tuple(map(_defined, seeds)),
-        _defined(p),
+        (len(first.runs), len(second.runs)),
+        effect.estimate,
+        effect.detectable,
+        tuple(map(_defined, seeds[:, place])),
+        p,
+        _defined(between[place]),
         mcnemar if name == "accuracy" else None,
       )
     )
   return lines
 
 
-def _pooled(values: np.ndarray, used: np.ndarray) -> np.ndarray:
-  """Prepends the pooled sums of the `used` budgets to sums `[..., B, K]`."""
-  pooled = values[..., used, :].sum(axis=-2, keepdims=True)
-  return np.concatenate([pooled, values], axis=-2)
+_Sides = Sequence[tuple[measures.Sums, measures.Sums]]
+
+
+def _flipped(
+  sides: _Sides,
+  names: Sequence[str],
+  pools: np.ndarray,
+  part: linear.Linear,
+  draws: int,
+) -> np.ndarray | None:
+  """Returns p values of flipped signs; None with several trainings."""
+  if np.bincount(part.group).max() > 1:
+    return None
+  scores = []
+  for pair in sides:
+    ours, theirs = (
+      tuple(x.sum(axis=0) for x in side.parts(names, pools)[:2])
+      for side in pair
+    )
+    scores.append(significance.null_scores(ours, theirs))
+  p = significance.sign_flips(scores, draws=draws)
+  return p if len(sides) > 1 else p[:1]
+
+
+def _between(
+  sides: _Sides, names: Sequence[str], pools: np.ndarray
+) -> np.ndarray:
+  """Returns p values of exchanged trainings: of the mean, then by dataset."""
+
+  def values(side: measures.Sums) -> np.ndarray:
+    top, bottom, _ = side.parts(names, pools)
+    return intervals.ratio(top.sum(axis=1), bottom.sum(axis=1))
+
+  ours, theirs = (
+    [values(side) for side in row] for row in zip(*sides, strict=True)
+  )
+  if len(sides) > 1:
+    ours, theirs = ([np.mean(x, axis=0), *x] for x in (ours, theirs))
+  first, second = sides[0]
+  shared = [name for name in first.runs if name in second.runs]
+  paired = len(shared) == len(first.runs) == len(second.runs)
+  order = (
+    [second.runs.index(name) for name in shared] if paired else slice(None)
+  )
+  return significance.between_trainings(
+    np.concatenate(ours, axis=1),
+    np.concatenate(theirs, axis=1)[order],
+    paired=paired,
+  )
 
 
 def _by_seed(
-  side: columns.Columns, pairs: pairing.Pairs, found: measures.Sums
+  pairs: pairing.Pairs,
+  names: Sequence[str],
+  found: measures.Sums,
+  pools: np.ndarray,
 ) -> np.ndarray:
-  """Returns sums by seed, dataset and budget, `[seeds, D, B, K]`."""
+  """Returns the differences on each seed, in the order of the lines."""
   seeds, seed = np.unique(pairs.ours.seed, return_inverse=True)
   shape = len(seeds), len(found.datasets), len(found.budgets)
   budget = np.searchsorted(found.budgets, pairs.budget)
   place = seed, pairs.stratum[pairs.question], budget
-  summed = measures.columns_of(side)
-  return intervals.cluster_sums(
-    np.ravel_multi_index(place, shape),
-    [summed[name] for name in found.names],
-    clusters=int(np.prod(shape)),
-  ).reshape(*shape, -1)
+  index = np.ravel_multi_index(place, shape)
 
+  def values(side: columns.Columns) -> np.ndarray:
+    summed = measures.columns_of(side)
+    sums = intervals.cluster_sums(
+      index, [summed[n] for n in found.names], clusters=int(np.prod(shape))
+    )
+    # Seeds and datasets are the axes before those of budgets and sums.
+    top, bottom, _ = dataclasses.replace(
+      found, values=sums.reshape(*shape, -1)
+    ).parts(names, pools)
+    return intervals.ratio(top, bottom)
 
-def _difference(
-  found: measures.Sums, names: Sequence[str], cells: int
-) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-  """Returns a map from both rows' totals to differences `[R, S]`.
-
-  Totals are `[R, D, cells * K]`.
-  """
-  index = np.array(
-    [[found.names.index(n) for n in measures.MEASURES[m]] for m in names]
-  )
-
-  def measured(totals: np.ndarray) -> np.ndarray:
-    parts = totals.reshape(*totals.shape[:2], cells, -1)
-    return intervals.ratio(parts[..., index[:, 0]], parts[..., index[:, 1]])
-
-  def difference(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    by_set = measured(ours) - measured(theirs)
-    together = by_set.mean(axis=1, keepdims=True)
-    if by_set.shape[1] > 1:
-      together = np.concatenate([together, by_set], axis=1)
-    return together.reshape(len(together), -1)
-
-  return difference
+  by_set = values(pairs.ours) - values(pairs.theirs)
+  together = by_set.mean(axis=1, keepdims=True)
+  if by_set.shape[1] > 1:
+    together = np.concatenate([together, by_set], axis=1)
+  return together.reshape(len(seeds), -1)
 
 
 def _counts(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from scipy import stats
 
 from anysearch_jax.evaluation import draws as draws_lib
+from anysearch_jax.evaluation import intervals
 
 _EXACT = 12  # Up to this number of questions, all sign assignments are tested.
 
@@ -35,90 +36,121 @@ def mcnemar(wins: int, losses: int, *, mid: bool = True) -> float:
     raise ValueError(
       f"Found {wins} wins and {losses} losses, expected counts of at least 0."
     )
-  n, few = wins + losses, min(wins, losses)
-  tail = math.fsum(_binomial(k, n) for k in range(few + 1))
-  if mid:
-    return min(1.0, 2 * tail - _binomial(few, n)) if n else 1.0
-  return min(1.0, 2 * tail)
+  few, fair = min(wins, losses), stats.binom(wins + losses, 0.5)
+  if not wins + losses:
+    return 1.0
+  tail = 2 * fair.cdf(few)
+  return min(1.0, float(tail - fair.pmf(few) if mid else tail))
 
 
-def _binomial(k: int, n: int) -> float:
-  """Returns the probability of k heads among n fair coins."""
-  return math.exp(
-    math.lgamma(n + 1)
-    - math.lgamma(k + 1)
-    - math.lgamma(n - k + 1)
-    - n * math.log(2)
+def null_scores(
+  ours: tuple[np.ndarray, np.ndarray], theirs: tuple[np.ndarray, np.ndarray]
+) -> np.ndarray:
+  """Linearises differences of ratios under the hypothesis that they are equal.
+
+  Args:
+    ours, theirs: numerators and denominators, float `[N, C]` each.
+
+  Returns:
+    float `[N, C]`: scores of the questions, which add up to the observed
+    differences and have mean 0 if both ratios are that of the rows together.
+  """
+  tops, bottoms = zip(ours, theirs, strict=True)
+  common = intervals.ratio(
+    np.sum(tops, axis=(0, 1)), np.sum(bottoms, axis=(0, 1))
   )
+  with np.errstate(divide="ignore", invalid="ignore"):
+    mine, other = (
+      (top - common * bottom) / bottom.sum(axis=0)
+      for top, bottom in (ours, theirs)
+    )
+  return mine - other
 
 
 def sign_flips(
-  ours: np.ndarray,
-  theirs: np.ndarray,
-  statistic: Callable[[np.ndarray, np.ndarray], np.ndarray],
-  *,
-  stratum: np.ndarray | None = None,
-  draws: int = 10_000,
-  seed: int = 0,
+  scores: Sequence[np.ndarray], *, draws: int = 10_000, seed: int = 0
 ) -> np.ndarray:
-  """Returns p values of two-sided permutation tests between two rows.
+  """Returns two-sided p values of no difference, by flipping signs.
 
-  Under the null hypothesis the rows are exchangeable within a question, so a
-  permutation swaps the rows of a random subset of questions. All S tests use
-  the same permutations. The test is exact up to 12 questions; beyond, it uses
-  seeded random permutations and counts the observed assignment as one of them.
+  If two rows do not differ, a question's score is as likely to be positive as
+  negative. This tests equal values of a measure, not equal behaviour: rows of
+  equal productivity may search differently. Flips are exact up to 12
+  questions; beyond, they are drawn, and the observed signs count as one draw.
 
   Args:
-    ours, theirs: float `[N, K]`, K sums for each of N >= 1 questions.
-    statistic: maps both rows' totals, each `[R, D, K]`, to S differences
-      `[R, S]`; they must change sign if the rows are exchanged; nan means
-      undefined.
-    stratum: int `[N]`, the stratum of each question; every number in [0, D)
-      occurs. None: a single stratum.
-    draws: number of random permutations.
+    scores: for each of D datasets, float `[N, C]`, see `null_scores`; nan where
+      a difference is undefined.
+    draws: number of random assignments of signs.
     seed: seed of the draws.
 
   Returns:
-    p values `[S]`; nan where the observed difference is undefined. Permutations
-    with an undefined difference are left out.
+    p values `[1 + D, C]`: of the mean over datasets, then of each dataset; nan
+    where undefined.
   """
-  questions = len(ours)
-  if stratum is None:
-    stratum = np.zeros(questions, dtype=np.int64)
-  masks = [stratum == code for code in range(int(stratum.max()) + 1)]
-  sums = [(ours + theirs)[mask].sum(axis=0) for mask in masks]
-  gaps = [(ours - theirs)[mask] for mask in masks]
+  ends = np.cumsum([len(part) for part in scores])
+  exact = ends[-1] <= _EXACT
 
   def differences(signs: np.ndarray) -> np.ndarray:
-    # Selecting all columns of a mask would copy them.
-    parts = [signs] if len(masks) == 1 else [signs[:, m] for m in masks]
-    gap = np.stack(
-      [draws_lib.product(p, g) for p, g in zip(parts, gaps, strict=True)],
+    parts = np.stack(
+      [
+        signs[:, end - len(part) : end].astype(float) @ part
+        for end, part in zip(ends, scores, strict=True)
+      ],
       axis=1,
     )
-    both = np.stack(sums)
-    return np.abs(statistic((both + gap) / 2, (both - gap) / 2))
+    together = parts.mean(axis=1, keepdims=True)
+    return np.abs(np.concatenate([together, parts], axis=1))
 
-  observed = differences(np.ones((1, questions)))[0]
+  observed = differences(np.ones((1, ends[-1])))[0]
   # A different summation order changes the last bits; the tolerance lets equal
   # differences count as equal.
   bound = observed * (1 - 1e-9) - 1e-12
-  exact = questions <= _EXACT
-  reached, defined = np.zeros(len(observed)), np.zeros(len(observed))
+  reached, count = np.zeros(observed.shape), 0
   for signs in (
-    _all(questions) if exact else draws_lib.signs(questions, draws, seed)
+    _all(ends[-1]) if exact else draws_lib.signs(ends[-1], draws, seed)
   ):
-    found = differences(signs)
-    reached += (found >= bound).sum(axis=0)
-    defined += (~np.isnan(found)).sum(axis=0)
+    reached += (differences(signs) >= bound).sum(axis=0)
+    count += len(signs)
   extra = 0 if exact else 1
-  p = (reached + extra) / np.maximum(defined + extra, 1)
+  p = (reached + extra) / (count + extra)
   return np.where(np.isnan(observed), np.nan, p)
 
 
 def _all(questions: int) -> Iterator[np.ndarray]:
   bits = np.arange(2**questions)[:, None] >> np.arange(questions) & 1
   yield 1.0 - 2.0 * bits
+
+
+def between_trainings(
+  ours: np.ndarray, theirs: np.ndarray, *, paired: bool, seed: int = 0
+) -> np.ndarray:
+  """Returns p values of equal methods, by exchanging whole trainings.
+
+  All exchanges are made if there are at most 10,000, otherwise as many random
+  ones. Three trainings against three cannot reach a p value below .1, four
+  against four .029.
+
+  Args:
+    ours, theirs: float `[R, S]`, values of each training.
+    paired: whether the rows have the same trainings, in the same order.
+    seed: seed of random exchanges.
+
+  Returns:
+    p values `[S]`; nan where a value is undefined or a row has one training.
+  """
+  if min(len(ours), len(theirs)) < 2:
+    return np.full(ours.shape[1], np.nan)
+  found = stats.permutation_test(
+    (ours, theirs),
+    lambda x, y, axis: x.mean(axis=axis) - y.mean(axis=axis),
+    permutation_type="samples" if paired else "independent",
+    n_resamples=10_000,
+    vectorized=True,
+    axis=0,
+    rng=np.random.default_rng(seed),
+  )
+  undefined = np.isnan(ours).any(axis=0) | np.isnan(theirs).any(axis=0)
+  return np.where(undefined, np.nan, found.pvalue)
 
 
 def holm(p_values: npt.ArrayLike) -> np.ndarray:

@@ -1,6 +1,9 @@
 """Judges a run by the paper's claims.
 
-Each claim is stated so that measured numbers can refute it.
+Each claim is stated so that measured numbers can establish or refute it. A
+claim that two things are alike names a margin, and is met only if the data
+show that the difference lies within it (Schuirmann's two one-sided tests); few
+data leave it undecided.
 """
 
 from __future__ import annotations
@@ -8,25 +11,35 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
-
-from anysearch_jax.evaluation import comparison, intervals, metrics, pairing
+from anysearch_jax.evaluation import comparison, inference, metrics, pairing
 
 _TIGHT = (1, 2, 3, 4)  # Budgets that must beat closed-book answers (B = 0).
 _AMPLE = 4  # From this budget on, no control may be better.
-_WELL_BELOW = 0.5  # Largest P(search | known) / P(search | unknown).
+_LEVEL = 0.05  # Of a one-sided test.
+
+# The largest difference in accuracy that counts as none.
+MARGIN = 0.02
 
 Compared = tuple[pairing.Pairs, Sequence[comparison.Comparison]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-  """A claim and its measurement; `met` is None if it cannot be judged."""
+  """A claim and its measurement.
+
+  Attributes:
+    claim: the claim.
+    met: None if it was not judged, or if the data leave it undecided.
+    text: the verdict with its reason.
+    numbers: what it is based on.
+    scope: what it is about, if that is less than the method.
+  """
 
   claim: str
   met: bool | None
   text: str
   numbers: tuple[comparison.Number, ...] = ()
+  scope: str = ""
 
 
 def verdicts(
@@ -35,7 +48,6 @@ def verdicts(
   *,
   compared: Mapping[str, Compared],
   recalled: Mapping[str, comparison.Number],
-  resamples: int = 10_000,
 ) -> list[Verdict]:
   """Judges the first row by the five claims.
 
@@ -44,7 +56,6 @@ def verdicts(
     controls: labels of the rows that it must beat.
     compared: by label, the comparison of the system with each other row.
     recalled: `comparison.knowledge` of the system.
-    resamples: number of bootstrap resamples.
   """
   system = rows[0]
   scaffolded = [
@@ -54,13 +65,30 @@ def verdicts(
     and _same_policy(row, system)
     and row.columns.scaffold.all()
   ]
+  held = [row for row in rows if row.label in controls]
+  alone = _scope([system])
+  beside = _scope([system, *held])
   return [
-    _beats_closed_book(system, resamples),
-    _beats_productivity({c: compared[c][1] for c in controls}),
-    _searches_what_it_lacks(recalled),
-    _needs_no_scaffold({s: compared[s][0] for s in scaffolded}, resamples),
-    _keeps_ample({c: compared[c][0] for c in controls}, resamples),
+    _beats_closed_book(system, alone),
+    _beats_productivity({c: compared[c][1] for c in controls}, beside),
+    _searches_what_it_lacks(recalled, alone),
+    _needs_no_scaffold({s: compared[s][0] for s in scaffolded}, alone),
+    _keeps_ample({c: compared[c][0] for c in controls}, beside),
   ]
+
+
+def _scope(rows: Sequence[metrics.Row]) -> str:
+  """Says of which rows a verdict is about one policy only."""
+  single = [row.label for row in rows if len(row.columns.runs) < 2]
+  if not single:
+    return ""
+  if len(rows) == 1:
+    return "This policy only: one training says nothing about others."
+  return (
+    f"These policies only: {', '.join(single)} "
+    f"{'have' if len(single) > 1 else 'has'} one training, which says nothing "
+    "about others."
+  )
 
 
 def _same_policy(row: metrics.Row, system: metrics.Row) -> bool:
@@ -70,24 +98,29 @@ def _same_policy(row: metrics.Row, system: metrics.Row) -> bool:
 
 
 def _verdict(
-  claim: str, met: bool, text: str, numbers: Iterable[comparison.Number]
+  claim: str,
+  met: bool | None,
+  text: str,
+  numbers: Iterable[comparison.Number],
+  scope: str,
 ) -> Verdict:
-  prefix = "Met: " if met else "Not met: "
-  return Verdict(claim, met, prefix + text, tuple(numbers))
+  prefix = {True: "Met: ", False: "Not met: ", None: "Undecided: "}[met]
+  return Verdict(claim, met, prefix + text, tuple(numbers), scope)
 
 
-def _beats_closed_book(row: metrics.Row, resamples: int) -> Verdict:
+def _number(label: str, effect: inference.Effect, n: int) -> comparison.Number:
+  return comparison.Number(label, effect.estimate, n, effect.detectable)
+
+
+def _beats_closed_book(row: metrics.Row, scope: str) -> Verdict:
   claim = "Searching pays: accuracy at B = 1 to 4 is above B = 0."
   numbers = []
   for budget in _TIGHT:
     pairs = pairing.budgets_of(row, budget, 0)
     if pairs.questions:
-      everything = np.ones_like(pairs.budget, dtype=bool)
-      (estimate,) = comparison.differences(
-        pairs, [everything], resamples=resamples
-      )
+      (effect,) = comparison.differences(pairs)
       label = f"accuracy, B = {budget} minus B = 0"
-      numbers.append(comparison.Number(label, estimate, len(pairs.budget)))
+      numbers.append(_number(label, effect, len(pairs)))
   if not numbers:
     return Verdict(
       claim, None, "Not judged: B = 0 or all of B = 1 to 4 were not evaluated."
@@ -97,18 +130,23 @@ def _beats_closed_book(row: metrics.Row, resamples: int) -> Verdict:
     f"the 95 % interval of the paired difference lies above zero at "
     f"{len(above)} of {len(numbers)} evaluated budgets."
   )
-  return _verdict(claim, len(above) == len(numbers), text, numbers)
+  return _verdict(claim, len(above) == len(numbers), text, numbers, scope)
 
 
 def _beats_productivity(
-  controls: Mapping[str, Sequence[comparison.Comparison]],
+  controls: Mapping[str, Sequence[comparison.Comparison]], scope: str
 ) -> Verdict:
   claim = (
     "More per search: tool productivity pooled over B >= 1 is above every "
     "control."
   )
   numbers = [
-    comparison.Number(f"TP minus {label}", table[-1].tp_difference, table[-1].n)
+    comparison.Number(
+      f"TP minus {label}",
+      table[-1].tp_difference,
+      table[-1].n,
+      table[-1].tp_detectable,
+    )
     for label, table in controls.items()
     if table and table[-1].budget is None
   ]
@@ -122,11 +160,11 @@ def _beats_productivity(
     + (f"; {len(undefined)} have none, too few searches" if undefined else "")
     + "."
   )
-  return _verdict(claim, len(above) == len(controls), text, numbers)
+  return _verdict(claim, len(above) == len(controls), text, numbers, scope)
 
 
 def _searches_what_it_lacks(
-  recalled: Mapping[str, comparison.Number],
+  recalled: Mapping[str, comparison.Number], scope: str
 ) -> Verdict:
   claim = (
     "Searches what it does not know: P(search | known) is well below "
@@ -140,85 +178,93 @@ def _searches_what_it_lacks(
       None,
       "Not judged: the questions do not tell which facts the model knows.",
     )
-  low = recalled["gap"].estimate.above()
+  met = recalled["half"].estimate.above()
   text = (
-    f"{known:.3f} when known, {unknown:.3f} when unknown; the interval of the "
-    f"gap {'lies' if low else 'does not lie'} above zero and the first is "
-    f"{known / unknown:.2f} of the second."
+    f"{known:.3f} when known, {unknown:.3f} when unknown; the first is "
+    f"{known / unknown:.2f} of the second, and the 95 % interval of half the "
+    f"second minus the first {'lies' if met else 'does not lie'} above zero."
   )
   labels = {
     "known": "P(search | known)",
     "unknown": "P(search | unknown)",
     "gap": "unknown minus known",
+    "half": "half of unknown minus known",
   }
   numbers = [
     dataclasses.replace(recalled[k], label=v) for k, v in labels.items()
   ]
-  return _verdict(claim, low and known <= _WELL_BELOW * unknown, text, numbers)
+  return _verdict(claim, met, text, numbers, scope)
 
 
 def _needs_no_scaffold(
-  scaffolded: Mapping[str, pairing.Pairs], resamples: int
+  scaffolded: Mapping[str, pairing.Pairs], scope: str
 ) -> Verdict:
   claim = (
     "Internalised: the scaffold at inference changes accuracy by less than "
-    "the interval tells apart from nothing."
+    f"{MARGIN}, in either direction."
   )
-  numbers = []
-  for label, pairs in scaffolded.items():
-    mask = pairs.budget >= 0
-    if pairs.questions:
-      (e,) = comparison.differences(pairs, [mask], resamples=resamples)
-      without = f"accuracy, without scaffold minus {label}"
-      numbers.append(comparison.Number(without, e, int(mask.sum())))
-  if not numbers:
+  found = {
+    label: (comparison.differences(pairs)[0], len(pairs))
+    for label, pairs in scaffolded.items()
+    if pairs.questions
+  }
+  if not found:
     return Verdict(
       claim, None, "Not judged: no row of this policy with the scaffold on."
     )
-  held = [
-    n for n in numbers if not n.estimate.above() and not n.estimate.below()
+  shown = [_shown(effect.within(MARGIN)) for effect, _ in found.values()]
+  outside = [
+    effect.estimate.above(MARGIN) or effect.estimate.below(-MARGIN)
+    for effect, _ in found.values()
   ]
-  widest = max(_half_width(n.estimate) for n in numbers)
   text = (
-    f"the 95 % interval of the difference holds zero for {len(held)} of "
-    f"{len(numbers)} rows; an effect under about {widest:.3f} would not show."
+    f"two one-sided tests at 5 % place the difference within {MARGIN} for "
+    f"{sum(shown)} of {len(shown)} rows; for {sum(outside)} its 95 % interval "
+    "lies outside."
   )
-  return _verdict(claim, len(held) == len(numbers), text, numbers)
+  numbers = [
+    _number(f"accuracy, without scaffold minus {label}", effect, n)
+    for label, (effect, n) in found.items()
+  ]
+  return _verdict(claim, _decided(shown, outside), text, numbers, scope)
 
 
-def _half_width(difference: intervals.Estimate) -> float:
-  """Returns half the width of an interval; 1, the largest, without one."""
-  if difference.low is None or difference.high is None:
-    return 1.0
-  return (difference.high - difference.low) / 2
-
-
-def _keeps_ample(
-  controls: Mapping[str, pairing.Pairs], resamples: int
-) -> Verdict:
+def _keeps_ample(controls: Mapping[str, pairing.Pairs], scope: str) -> Verdict:
   claim = (
-    f"No price at ample budgets: accuracy pooled over B >= {_AMPLE} is not "
-    "below any control."
+    f"No price at ample budgets: accuracy pooled over B >= {_AMPLE} is at most "
+    f"{MARGIN} below every control."
   )
-  numbers, readings = [], []
+  numbers, readings, shown, outside = [], [], [], []
   for label, pairs in controls.items():
-    mask = pairs.budget >= _AMPLE
-    if mask.any():
-      (e,) = comparison.differences(pairs, [mask], resamples=resamples)
-      numbers.append(
-        comparison.Number(f"accuracy minus {label}", e, int(mask.sum()))
-      )
-      readings.append(
-        f"below {label}"
-        if e.below()
-        else f"above {label}"
-        if e.above()
-        else f"no difference resolved from {label}"
-      )
+    ample = sorted({int(b) for b in pairs.budget if b >= _AMPLE})
+    if not ample:
+      continue
+    (effect,) = comparison.differences(pairs, pools=[ample])
+    n = int((pairs.budget >= _AMPLE).sum())
+    numbers.append(_number(f"accuracy minus {label}", effect, n))
+    shown.append(_shown(effect.not_below(-MARGIN)))
+    outside.append(effect.estimate.below(-MARGIN))
+    readings.append(
+      f"more than {MARGIN} below {label}"
+      if outside[-1]
+      else f"not {MARGIN} below {label}"
+      if shown[-1]
+      else f"no telling from {label}"
+    )
   if not numbers:
     return Verdict(
       claim, None, f"Not judged: no control was given with B >= {_AMPLE}."
     )
-  met = not any(n.estimate.below() for n in numbers)
-  text = f"{', '.join(readings)} (95 % intervals of the paired difference)."
-  return _verdict(claim, met, text, numbers)
+  text = f"{', '.join(readings)} (one-sided tests at 5 %)."
+  return _verdict(claim, _decided(shown, outside), text, numbers, scope)
+
+
+def _shown(p: float | None) -> bool:
+  return p is not None and p < _LEVEL
+
+
+def _decided(shown: Sequence[bool], outside: Sequence[bool]) -> bool | None:
+  """Returns True if all are shown, False if one is refuted, otherwise None."""
+  if any(outside):
+    return False
+  return True if all(shown) else None

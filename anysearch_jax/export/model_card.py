@@ -53,12 +53,11 @@ class Exported:
   rows: Sequence[metrics.Row] = ()
 
 
-def render(policy: Exported, *, resamples: int = 10_000) -> str:
+def render(policy: Exported) -> str:
   """Returns the text of README.md, with the metadata block of the hub.
 
   Args:
     policy: what the card says.
-    resamples: number of bootstrap resamples for TP's intervals.
   """
   return (
     "\n\n".join(
@@ -70,7 +69,7 @@ def render(policy: Exported, *, resamples: int = 10_000) -> str:
         _training(policy),
         *_prompt(policy.prompt),
         "## Evaluation",
-        *_evaluations(policy, resamples),
+        *_evaluations(policy),
         "## Limits",
         _LIMITS,
       ]
@@ -125,11 +124,11 @@ def _prompt(prompt: str) -> list[str]:
   return ["## Prompt", f"{fence}\n{prompt}\n{fence}"]
 
 
-def _evaluations(policy: Exported, resamples: int) -> list[str]:
+def _evaluations(policy: Exported) -> list[str]:
   """Returns the paragraphs of the section on evaluations."""
   if not policy.rows:
     return ["This policy was not evaluated when it was exported."]
-  parts = [_evaluation(row, resamples) for row in policy.rows]
+  parts = [_evaluation(row) for row in policy.rows]
   if policy.evaluated_dtype not in ("", policy.dtype):
     parts.append(f"Measured with the weights in {policy.evaluated_dtype}.")
   return parts
@@ -166,12 +165,12 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
   return "\n".join([line(head), "|" + "---|" * len(head), *map(line, rows)])
 
 
-def _evaluation(row: metrics.Row, resamples: int) -> str:
+def _evaluation(row: metrics.Row) -> str:
   """Returns a table of one evaluation with a line for each budget."""
   table = row.columns
   scaffold = "with" if table.scaffold.any() else "no"
   seeds = len(columns.by_seed(table))
-  tp = comparison.productivities(table, resamples=resamples)
+  tp = comparison.productivities(table)
   lines = []
   for budget, part in columns.by_budget(table).items():
     cell = metrics.cell(part)
@@ -190,8 +189,8 @@ def _evaluation(row: metrics.Row, resamples: int) -> str:
   return (
     f"**{tables.escaped(row.label)}**: {scaffold} scaffold, {seeds} "
     f"seed{'s' if seeds > 1 else ''}; 95% intervals in brackets (Wilson, "
-    "clustered by question; TP, correct answers per search, bootstrap over "
-    "questions).\n\n" + _table(head, lines)
+    "clustered by question; TP, correct answers per search, Student's).\n\n"
+    + _table(head, lines)
   )
 
 

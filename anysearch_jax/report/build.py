@@ -44,7 +44,7 @@ def build(
   search_values: Mapping[str, Mapping[str, Any]] | None = None,
   prices: prices_lib.Prices | None = None,
   notes: str = "",
-  resamples: int = 10_000,
+  draws: int = 10_000,
 ) -> Report:
   """Measures everything that the page and `report.json` show.
 
@@ -59,7 +59,7 @@ def build(
       `loading.load_search_value`.
     prices: prices for costs; None keeps the costs recorded in the episodes.
     notes: how the report was made, plain text.
-    resamples: number of resamples of every bootstrap.
+    draws: number of draws of each test by flipped signs, at least.
 
   Raises:
     ValueError: there is neither a row nor a training run, a label occurs twice,
@@ -73,7 +73,7 @@ def build(
       dataclasses.replace(row, table=costs.priced(row.columns, prices))
       for row in rows
     ]
-  compared = _compare(rows, resamples)
+  compared = _compare(rows)
   system = (rows[0] if rows else training[0]).label
   measured = study.measure(
     rows,
@@ -82,7 +82,7 @@ def build(
     groups=groups,
     search_values=search_values or {},
     trained=trained_budget(system, training),
-    resamples=resamples,
+    draws=draws,
   )
   data = {
     "system": system,
@@ -90,7 +90,7 @@ def build(
     "trained_budget": measured.trained,
     **_coverage(rows),
     "datasets": list(measured.by_dataset),
-    **_judged(rows, controls, compared, measured, resamples),
+    **_judged(rows, controls, compared, measured),
     "left_out": [
       {"with": label, "failed": pairs.failed, "unpaired": pairs.unpaired}
       for label, (pairs, _) in compared.items()
@@ -133,13 +133,13 @@ def _check(
 
 
 def _compare(
-  rows: Sequence[metrics.Row], resamples: int
+  rows: Sequence[metrics.Row],
 ) -> dict[str, verdicts.Compared]:
   """Compares the first row with each of the others, by their labels."""
   compared: dict[str, verdicts.Compared] = {}
   for row in rows[1:]:
     pairs = pairing.pair(rows[0], row)
-    table = comparison.compare(pairs, resamples=resamples)
+    table = comparison.compare(pairs)
     compared[row.label] = pairs, table
   return compared
 
@@ -151,6 +151,7 @@ def _coverage(rows: Sequence[metrics.Row]) -> dict[str, Any]:
   return {
     "questions": 0 if system is None else len(set(system.question.tolist())),
     "seeds": [] if system is None else sorted(set(system.seed.tolist())),
+    "trainings": 0 if system is None else len(system.runs),
     "budgets": sorted(budgets),
   }
 
@@ -160,20 +161,16 @@ def _judged(
   controls: Sequence[str],
   compared: Mapping[str, verdicts.Compared],
   measured: study.Study,
-  resamples: int,
 ) -> dict[str, Any]:
   """Returns the rows and the verdicts on the first of them."""
   if not rows:
     return {"rows": [], "verdicts": []}
-  recalled = {
-    row.label: comparison.knowledge(row, resamples=resamples) for row in rows
-  }
+  recalled = {row.label: comparison.knowledge(row) for row in rows}
   found = verdicts.verdicts(
     rows,
     controls,
     compared=compared,
     recalled=recalled[rows[0].label],
-    resamples=resamples,
   )
   return {
     "rows": [
@@ -208,7 +205,11 @@ def _training_data(
 
 
 def _numbers(numbers: Sequence[comparison.Number]) -> list[dict[str, Any]]:
-  return [{"label": n.label, "n": n.n} | n.estimate._asdict() for n in numbers]
+  return [
+    {"label": n.label, "n": n.n, "detectable": n.detectable}
+    | n.estimate._asdict()
+    for n in numbers
+  ]
 
 
 def trained_budget(label: str, training: Sequence[metrics.Training]) -> int:

@@ -167,11 +167,12 @@ def _run_of(folder: pathlib.Path) -> pathlib.Path | None:
 def load_row(label: str, *folders: pathlib.Path) -> metrics.Row:
   """Reads the `episodes.jsonl` of one or more evaluations.
 
-  Several folders form one row: runs of one method with different seeds.
+  Several folders form one row: evaluations of one method, of one training or
+  of several.
 
   Raises:
     ValueError: a file is missing, an episode is invalid, or a (question,
-      budget, seed) occurs twice.
+      budget, seed) of a training occurs twice.
   """
   paths = [folder / EPISODES for folder in folders]
   for path in paths:
@@ -182,10 +183,28 @@ def load_row(label: str, *folders: pathlib.Path) -> metrics.Row:
       )
   try:
     return metrics.read_row(
-      label, *paths, run=str(folders[0].parent.parent), sample=_SAMPLED
+      label,
+      *paths,
+      run=str(folders[0].parent.parent),
+      trainings=[_training_of(folder) for folder in folders],
+      sample=_SAMPLED,
     )
   except ValueError as error:
     raise ValueError(f"Row {label!r}: {error}") from error
+
+
+def _training_of(folder: pathlib.Path) -> str:
+  """Names the training whose policy an evaluation played.
+
+  It is named by the policy, which `provenance.json` identifies; evaluations
+  without one are named by the folder of their run.
+  """
+  path = folder / "provenance.json"
+  policy = json_files.read(path).get("policy", {}) if path.is_file() else {}
+  for key in ("sha256", "scripted", "openai"):
+    if policy.get(key):
+      return f"{key} {policy[key]}"
+  return str(folder.resolve().parent.parent)
 
 
 def decoder(folder: pathlib.Path) -> trajectories.Decoder | None:

@@ -42,8 +42,8 @@ def overview(
     "overview",
     "Every row at every budget",
     "EM is exact match; TP, tool productivity, is correct answers per search "
-    "and not defined without any search. 95 % intervals, clustered by "
-    "question; sets weigh alike. The mean is over all budgets, TP's over "
+    "and not defined without any search. 95 % intervals, over questions "
+    "and trainings; sets weigh alike. The mean is over all budgets, TP's over "
     "B ≥ 1. A dash where a row lacks a set or a budget that another row has: "
     "its number would be of other episodes.",
     ("measure", "row"),
@@ -71,9 +71,7 @@ _SCORERS = {
 }
 
 
-def scorers(
-  rows: Sequence[table_rows.Shown], *, resamples: int = 10_000
-) -> tables.Table:
+def scorers(rows: Sequence[table_rows.Shown]) -> tables.Table:
   """Tabulates our scores next to those of the datasets' published scripts."""
   names, sets = tuple(_SCORERS), table_rows.datasets(rows)
 
@@ -85,7 +83,7 @@ def scorers(
     if not table_rows.complete(row, rows, [budget]):
       return [None]
     part = row.table.where(row.table.budget == budget)
-    found = metrics.over_sets(part, names, resamples=resamples)
+    found = metrics.over_sets(part, names)
     n = [len(part), *[None] * (len(names) - 1)]
     return [tables.cell(found[name], k) for name, k in zip(names, n)]
 
@@ -100,8 +98,8 @@ def scorers(
     "Our scores and those of the published scripts",
     "EM and F1 of the paper, and what the evaluation script of each set gives "
     "the same answers (docs/evaluation.md has the differences). 95 % intervals "
-    "clustered by question; the average weighs sets alike. Sets without a "
-    "script are left out.",
+    "over questions and trainings; the average weighs sets alike. Sets without "
+    "a script are left out.",
     ("set", "B", "row"),
     tuple(tables.Column(*head, best=True) for head in _SCORERS.values()),
     tuple(
@@ -118,9 +116,10 @@ def formats(rows: Sequence[table_rows.Shown]) -> tables.Table:
   return tables.Table(
     "formats",
     "Format and failures",
-    "Rates among scored episodes with 95 % intervals clustered by question. "
-    "Over budget: it asked for a search that it did not have. Failed (engine "
-    "or retriever out of reach): a count, in no rate and no mean.",
+    "Rates among scored episodes with 95 % intervals over questions and "
+    "trainings. Over budget: it asked for a search that it did not have. "
+    "Failed (engine or retriever out of reach): a count, in no rate and no "
+    "mean.",
     ("row", "B"),
     (
       tables.Column("well formed"),
@@ -158,7 +157,7 @@ def hops(rows: Sequence[table_rows.Shown]) -> tables.Table:
   return tables.Table(
     "hops",
     "Accuracy by hops",
-    "Exact match with intervals clustered by question.",
+    "Exact match with intervals over questions and trainings.",
     ("row", "hops"),
     tuple(tables.Column(f"B = {b}", digits=2) for b in at),
     tuple(lines),
@@ -236,7 +235,7 @@ def curves(
   return tables.Table(
     "curves",
     "Everything by budget",
-    "95 % intervals clustered by question; spread: the sample standard "
+    "95 % intervals over questions and trainings; spread: the sample standard "
     "deviation over seeds. * a budget above those of training. Dollars by the "
     "prices of the evaluation, or those given to the report.",
     ("set", "B", "row"),
@@ -263,8 +262,8 @@ def areas(
     "area",
     "Area under the budget curve",
     "By trapezoids over the evaluated range of budgets scaled to one: the "
-    "accuracy at a budget drawn evenly from it. 95 % bootstrap intervals over "
-    "questions. Comparable between rows with the same budgets.",
+    "accuracy at a budget drawn evenly from it. 95 % intervals over "
+    "questions and trainings. Comparable between rows with the same budgets.",
     ("set", "row"),
     (
       tables.Column("area", best=True),

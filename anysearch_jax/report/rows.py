@@ -19,12 +19,12 @@ from anysearch_jax.evaluation import (
   pairwise,
 )
 from anysearch_jax.evaluation import curves as curves_lib
-from anysearch_jax.report import paper_tables, row_tables
+from anysearch_jax.report import paper_tables, row_tables, uncertainty_tables
 from anysearch_jax.report import table_rows as shown_lib
 from anysearch_jax.report import tables as tables_lib
 
-# Permutations for each test of a family, at least. Holm's correction multiplies
-# a p value by up to the number of tests, and the smallest p value is about
+# Draws for each test of a family, at least. Holm's correction multiplies a p
+# value by up to the number of tests, and the smallest p value is about
 # 1 / draws, so 1 / 40 remains reachable after the correction.
 _DRAWS = 40
 # The measures that are averaged over all datasets and budgets of a row.
@@ -82,7 +82,7 @@ def measure(
   groups: Mapping[str, str],
   search_values: Mapping[str, Mapping[str, Any]],
   trained: int,
-  resamples: int = 10_000,
+  draws: int = 10_000,
 ) -> Study:
   """Measures rows on their own and against each other.
 
@@ -95,15 +95,15 @@ def measure(
     search_values: by label, the value of one more search, see
       `loading.load_search_value`.
     trained: the largest budget of the system's training.
-    resamples: number of resamples of every bootstrap.
+    draws: number of draws of each test by flipped signs, at least.
   """
   labels = [row.label for row in rows]
   together = _groups(labels, groups)
   index = _colours(labels, together, [run.label for run in training])
   shown = [shown_lib.show(row, index[row.label]) for row in rows]
-  curves, by_dataset = _curves(rows, shown, trained, resamples)
+  curves, by_dataset = _curves(rows, shown, trained)
   means = {
-    row.label: metrics.over_sets(row.columns, MEANS, resamples=resamples)
+    row.label: metrics.over_sets(row.columns, MEANS)
     for row, of_row in zip(rows, shown, strict=True)
     if shown_lib.complete(of_row, shown)
   }
@@ -123,8 +123,11 @@ def measure(
   by_label = {row.label: row for row in shown}
   tables = [
     row_tables.overview(shown, curves, means),
-    paper_tables.main(shown, resamples=resamples),
-    row_tables.scorers(shown, resamples=resamples),
+    uncertainty_tables.components(
+      [(row.label, index[row.label], row.columns) for row in rows]
+    ),
+    paper_tables.main(shown),
+    row_tables.scorers(shown),
     paper_tables.efficiency(shown),
     *(
       paper_tables.ablation(name, title, [by_label[label] for label in members])
@@ -135,7 +138,7 @@ def measure(
     row_tables.hops(shown),
     row_tables.budget_use(found.use, index),
     paper_tables.early_stopping("".join(labels[:1]), compared, index),
-    *_pairwise(rows, together, resamples),
+    *_pairwise(rows, together, draws),
     paper_tables.sampling(training),
     *_over_budgets(found, shown),
     row_tables.search_values(search_values, index),
@@ -147,12 +150,11 @@ def _curves(
   rows: Sequence[metrics.Row],
   shown: Sequence[shown_lib.Shown],
   trained: int,
-  resamples: int,
 ) -> tuple[list[curves_lib.Curve], dict[str, list[curves_lib.Curve]]]:
   """Returns the curves of all rows, over all their datasets and by dataset."""
 
   def curve(label: str, part: columns.Measured) -> curves_lib.Curve:
-    return curves_lib.curve(label, part, trained=trained, resamples=resamples)
+    return curves_lib.curve(label, part, trained=trained)
 
   curves = [curve(row.label, row.columns) for row in rows]
   whole = {found.label: found for found in curves}
@@ -217,7 +219,7 @@ def offers(
 def _pairwise(
   rows: Sequence[metrics.Row],
   groups: Mapping[str, tuple[str, Sequence[str]]],
-  resamples: int,
+  draws: int,
 ) -> list[tables_lib.Table]:
   """Returns a table for each group of two or more rows: a family of tests."""
   found = []
@@ -226,18 +228,15 @@ def _pairwise(
       continue
     own = [row for row in rows if row.label in members]
     free = not any(np.nansum(row.columns.cost) for row in own)
-    found.append(
-      paper_tables.pairwise(
-        name,
-        f"{title}: every two rows",
-        pairwise.pairwise(
-          own,
-          [m for m in pairwise.MEASURES if not (free and m == "cost")],
-          resamples=resamples,
-          draws=max(resamples, _DRAWS * _tests(own)),
-        ),
-      )
+    compared = pairwise.pairwise(
+      own,
+      [m for m in pairwise.MEASURES if not (free and m == "cost")],
+      draws=max(draws, _DRAWS * _tests(own)),
     )
+    found += [
+      uncertainty_tables.pairwise(name, f"{title}: every two rows", compared),
+      uncertainty_tables.by_seed(name, f"{title}: seed by seed", compared, own),
+    ]
   return found
 
 

@@ -48,7 +48,7 @@ def _row(
 def test_the_early_stopping_table_by_hand():
   ours = _row("a", {"q1": (1, 1), "q2": (0, 1), "q3": (0, 2), "q4": (1, 0)})
   theirs = _row("b", {"q1": (0, 2), "q2": (1, 2), "q3": (1, 2), "q4": (1, 2)})
-  table = comparison.compare(pairing.pair(ours, theirs), resamples=200)
+  table = comparison.compare(pairing.pair(ours, theirs))
   assert [line.budget for line in table] == [2, None]
   line = table[0]
   assert (line.n, line.wins, line.losses) == (4, 1, 2)
@@ -103,9 +103,9 @@ def test_the_early_stopping_table_of_one_set():
   pairs = pairing.pair(both("a", 0), both("b", 1))
   parts = pairs.by_dataset()
   assert list(parts) == ["nq", "musique"]
-  (line, _) = comparison.compare(parts["nq"], resamples=10)
+  (line, _) = comparison.compare(parts["nq"])
   assert (line.n, line.losses, line.losses_unused, line.net) == (2, 2, 1, -2)
-  (line, _) = comparison.compare(pairs, resamples=10)
+  (line, _) = comparison.compare(pairs)
   assert (line.n, line.wins, line.losses) == (3, 1, 2)
 
 
@@ -141,7 +141,8 @@ def test_pairing_narrows_the_interval():
   }
   theirs = {f"q{i}": (int(not h), 1) for i, h in enumerate(hard)}
   pairs = pairing.pair(_row("a", ours), _row("b", theirs))
-  (found,) = comparison.differences(pairs, [pairs.budget == 2])
+  (effect,) = comparison.differences(pairs, pools=[[2]])
+  found = effect.estimate
   assert found.above()
   # Unpaired, the difference of two rates near 1/2 has a half-width of 0.07.
   assert found.high - found.low < 0.07
@@ -149,7 +150,7 @@ def test_pairing_narrows_the_interval():
 
 def test_productivity_by_budget_and_pooled():
   row = study.row("a", questions=40, budgets=(0, 1, 3))
-  found = comparison.productivities(row.episodes, resamples=500)
+  found = comparison.productivities(row.episodes)
   cells = metrics.by_budget(row.episodes)
   assert found[0] == (None, None, None)
   assert found[3].value == pytest.approx(cells[3].tp)
@@ -161,7 +162,7 @@ def test_productivity_by_budget_and_pooled():
 
 def test_knowledge_of_a_policy_that_searches_what_it_lacks():
   found = comparison.knowledge(
-    study.row("a", questions=80, thrift=0.1), resamples=500
+    study.row("a", questions=80, thrift=0.1),
   )
   assert found["known"].estimate.value < 0.2
   assert found["unknown"].estimate.value > 0.9
@@ -174,26 +175,68 @@ def _verdicts(system, *others, controls=()):
   compared = {}
   for row in others:
     pairs = pairing.pair(system, row)
-    compared[row.label] = pairs, comparison.compare(pairs, resamples=1000)
+    compared[row.label] = pairs, comparison.compare(pairs)
   found = verdicts.verdicts(
     [system, *others],
     controls,
     compared=compared,
-    recalled=comparison.knowledge(system, resamples=1000),
-    resamples=1000,
+    recalled=comparison.knowledge(system),
   )
   return [v.met for v in found], found
 
 
 def test_verdicts_of_a_good_policy():
+  good = study.row("good", skill=0.9, questions=150, run="a")
+  scaffolded = tuple(e | {"scaffold": True} for e in good.episodes)
   met, found = _verdicts(
-    study.row("good", skill=0.9, questions=150, run="a"),
+    good,
     study.row("control", skill=0.5, thrift=0.95, questions=150, run="b"),
-    study.row("with", skill=0.9, questions=150, run="a", scaffold=True),
+    metrics.Row("with", scaffolded, "a"),
     controls=["control"],
   )
   assert met == [True, True, True, True, True]
-  assert [len(v.numbers) for v in found] == [4, 1, 3, 1, 1]
+  assert [len(v.numbers) for v in found] == [4, 1, 4, 1, 1]
+  assert all("only" in v.scope for v in found)
+
+
+def test_few_questions_leave_equivalence_undecided():
+  size = {"skill": 0.9, "questions": 12, "budgets": (0, 1, 5)}
+  met, found = _verdicts(
+    study.row("good", run="a", **size),
+    study.row("control", run="b", **size),
+    study.row("with", run="a", scaffold=True, **size),
+    controls=["control"],
+  )
+  assert met[3:] == [None, None]
+  assert all(v.text.startswith("Undecided: ") for v in found[3:])
+  # A difference of the margin would not be found.
+  assert all(v.numbers[0].detectable > verdicts.MARGIN for v in found[3:])
+
+
+def _of_run(row, run):
+  return tuple(e | {"run": run} for e in row.episodes)
+
+
+def test_rows_of_several_trainings_are_judged_as_methods():
+  size = {"questions": 30, "budgets": (0, 1, 5)}
+
+  def trained(label, **policy):
+    rows = [study.row(f"{label}{i}", **size, **policy) for i in range(3)]
+    return metrics.Row(
+      label, sum((_of_run(r, f"{label}{i}") for i, r in enumerate(rows)), ())
+    )
+
+  _, found = _verdicts(
+    trained("good", skill=0.9),
+    trained("control", skill=0.2),
+    controls=["control"],
+  )
+  assert {v.scope for v in found} == {""}
+  _, found = _verdicts(
+    trained("good", skill=0.9), study.row("one", **size), controls=["one"]
+  )
+  assert found[0].scope == ""
+  assert "one has one training" in found[1].scope
 
 
 def test_verdicts_of_a_bad_policy_say_so():

@@ -27,7 +27,7 @@ def _sets(row):
 
 def test_curve_points_equal_cells():
   row = study.row("a", questions=40, budgets=(0, 2, 5, 7), seeds=(1, 2))
-  curve = curves.curve("a", row.columns, trained=5, resamples=200)
+  curve = curves.curve("a", row.columns, trained=5)
   cells = metrics.by_budget(row.columns)
   assert [p.budget for p in curve.points] == [0, 2, 5, 7]
   assert [p.unseen for p in curve.points] == [False, False, False, True]
@@ -45,7 +45,7 @@ def test_curve_points_equal_cells():
 
 def test_the_area_is_by_trapezoids_over_uneven_budgets():
   row = study.row("a", questions=30, budgets=(0, 1, 5))
-  curve = curves.curve("a", row.columns, trained=5, resamples=500)
+  curve = curves.curve("a", row.columns, trained=5)
   a, b, c = (p.accuracy.value for p in curve.points)
   by_hand = ((a + b) / 2 * 1 + (b + c) / 2 * 4) / 5
   assert curve.area.value == pytest.approx(by_hand)
@@ -64,7 +64,7 @@ def test_over_sets_weighs_datasets_equally():
   parts = columns.by_dataset(found)
   cells = [metrics.by_budget(part) for part in parts.values()]
   assert len({c[2].n for c in cells}) > 1  # Sets of different sizes.
-  curve = curves.curve("a", found, trained=5, resamples=200)
+  curve = curves.curve("a", found, trained=5)
   for point in curve.points:
     own = [c[point.budget] for c in cells]
     assert point.accuracy.value == pytest.approx(
@@ -75,7 +75,7 @@ def test_over_sets_weighs_datasets_equally():
   both = [point.accuracy.value for point in curve.points]
   assert curve.area.value == pytest.approx(np.mean(both))
   six = columns.by_budget(found)[6]
-  average = metrics.over_sets(six, resamples=200)
+  average = metrics.over_sets(six)
   assert average["accuracy"] == pytest.approx(
     curve.points[1].accuracy, abs=0.02
   )
@@ -85,7 +85,7 @@ def test_over_sets_weighs_datasets_equally():
 def test_average_needs_the_measure_in_every_dataset():
   found = _sets(study.row("a", questions=50, budgets=(2,)))
   found = [e | ({"searches": 0} if e["dataset"] == "nq" else {}) for e in found]
-  average = metrics.over_sets(found, ("accuracy", "tp"), resamples=100)
+  average = metrics.over_sets(found, ("accuracy", "tp"))
   assert average["tp"] == (None, None, None)
   assert average["accuracy"].value is not None
   assert metrics.over_sets([], ("tp",)) == {"tp": (None, None, None)}
@@ -179,7 +179,7 @@ def test_estimates_equal_cell_values():
 def test_estimates_without_episodes_are_undefined():
   row = study.row("a", questions=2, budgets=(1,))
   found = measures.estimates(row.columns.where(row.columns.budget == 9))
-  assert found["accuracy"] == (None, 0.0, 1.0)
+  assert found["accuracy"] == (None, None, None)
   assert found["tp"] == found["searches"] == (None, None, None)
 
 

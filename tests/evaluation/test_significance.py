@@ -9,8 +9,9 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from scipy import stats
 
-from anysearch_jax.evaluation import intervals, significance
+from anysearch_jax.evaluation import significance
 
 
 @hypothesis.settings(deadline=None)
@@ -27,7 +28,6 @@ def test_exact_mcnemar_agrees_with_statsmodels(wins, losses):
 @hypothesis.settings(deadline=None)
 @hypothesis.given(st.integers(0, 400), st.integers(0, 400))
 def test_mid_p_counts_half_of_the_observed_outcome(wins, losses):
-  stats = pytest.importorskip("scipy.stats")
   n, few = wins + losses, min(wins, losses)
   half = stats.binom.pmf(few, n, 0.5) / 2
   oracle = 2 * (stats.binom.cdf(few, n, 0.5) - half)
@@ -52,24 +52,21 @@ def test_negative_counts_are_refused():
     significance.mcnemar(-1, 3)
 
 
-def _means(ours, theirs):
-  found = intervals.ratio(ours[..., 0::2], ours[..., 1::2])
-  other = intervals.ratio(theirs[..., 0::2], theirs[..., 1::2])
-  return (found - other).mean(axis=1)
+def _scores(ours, theirs):
+  """Returns the scores of a difference of means of float `[N]` each."""
+  sides = [(x[:, None], np.ones((len(x), 1))) for x in (ours, theirs)]
+  return [significance.null_scores(*sides)]
 
 
-def _with_counts(values):
-  return np.stack([values, np.ones_like(values)], axis=-1)
+def _p(scores, **options):
+  return significance.sign_flips(scores, **options)[0, 0]
 
 
 @pytest.mark.parametrize("questions", [1, 7, 12])
 def test_few_questions_are_enumerated(questions):
-  stats = pytest.importorskip("scipy.stats")
   rng = np.random.default_rng(questions)
   ours, theirs = rng.integers(0, 4, size=(2, questions)).astype(float)
-  (found,) = significance.sign_flips(
-    _with_counts(ours), _with_counts(theirs), _means
-  )
+  found = _p(_scores(ours, theirs))
   if questions == 1:
     assert found == 1.0
     return
@@ -82,76 +79,66 @@ def test_few_questions_are_enumerated(questions):
   assert found == pytest.approx(oracle.pvalue)
 
 
-def test_a_ratio_of_few_questions_is_enumerated():
+def test_scores_of_ratios_add_up_to_their_difference():
   rng = np.random.default_rng(2)
-  ours, theirs = rng.integers(1, 5, size=(2, 9, 2)).astype(float)
-
-  def gap(swapped):
-    mine = np.where(swapped[:, None], theirs, ours).sum(axis=0)
-    other = np.where(swapped[:, None], ours, theirs).sum(axis=0)
-    return abs(mine[0] / mine[1] - other[0] / other[1])
-
-  gaps = [gap(np.array(s)) for s in itertools.product((False, True), repeat=9)]
-  oracle = np.mean(np.array(gaps) >= gaps[0] - 1e-12)
-  (found,) = significance.sign_flips(ours, theirs, _means)
-  assert found == pytest.approx(oracle)
+  ours, theirs = rng.integers(1, 5, size=(2, 2, 9, 3)).astype(float)
+  scores = significance.null_scores(tuple(ours), tuple(theirs))
+  ratios = [
+    top.sum(axis=0) / bottom.sum(axis=0) for top, bottom in (ours, theirs)
+  ]
+  np.testing.assert_allclose(scores.sum(axis=0), ratios[0] - ratios[1])
+  signs = np.array(list(itertools.product((1, -1), repeat=9)))
+  gaps = np.abs(signs @ scores)
+  found = significance.sign_flips([scores])[0]
+  np.testing.assert_allclose(found, (gaps >= gaps[0] - 1e-12).mean(axis=0))
 
 
 def test_many_questions_are_drawn_and_close_to_the_normal_test():
-  stats = pytest.importorskip("scipy.stats")
   rng = np.random.default_rng(4)
   ours, theirs = rng.normal(size=(2, 800))
   ours += 0.1
-  found = significance.sign_flips(
-    _with_counts(ours), _with_counts(theirs), _means, draws=20_000
-  )
+  found = _p(_scores(ours, theirs), draws=20_000)
   gap = ours - theirs
   z = abs(gap.mean()) / np.sqrt((gap**2).sum()) * len(gap)
-  assert found[0] == pytest.approx(2 * stats.norm.sf(z), abs=0.01)
-  assert 0.005 < found[0] < 0.5
-  again = significance.sign_flips(
-    _with_counts(ours), _with_counts(theirs), _means, draws=20_000
-  )
-  np.testing.assert_array_equal(found, again)
+  assert found == pytest.approx(2 * stats.norm.sf(z), abs=0.01)
+  assert 0.005 < found < 0.5
+  assert found == _p(_scores(ours, theirs), draws=20_000)
 
 
 def test_p_is_never_zero_and_identical_rows_have_one():
-  ours = _with_counts(np.ones(50))
-  assert significance.sign_flips(ours, 0.5 * ours * [1, 2], _means, draws=99)[
-    0
-  ] == pytest.approx(0.01)
-  assert significance.sign_flips(ours, ours, _means, draws=99)[0] == 1.0
+  ours = np.ones(50)
+  assert _p(_scores(ours, 0.5 * ours), draws=99) == pytest.approx(0.01)
+  assert _p(_scores(ours, ours), draws=99) == 1.0
 
 
-def test_permutations_swap_whole_questions():
-  """Copies of a question do not make a difference more significant."""
-  rng = np.random.default_rng(6)
-  ours, theirs = rng.integers(0, 2, size=(2, 40)).astype(float)
-  once = significance.sign_flips(
-    _with_counts(ours), _with_counts(theirs), _means
-  )
-  often = significance.sign_flips(
-    9 * _with_counts(ours), 9 * _with_counts(theirs), _means
-  )
-  np.testing.assert_allclose(often, once)
-
-
-def test_sets_weigh_the_same_in_a_stratified_test():
+def test_sets_weigh_the_same_in_a_test_of_all():
   rng = np.random.default_rng(7)
   ours, theirs = rng.integers(0, 3, size=(2, 10)).astype(float)
-  stratum = np.repeat([0, 1], [2, 8])
-  (found,) = significance.sign_flips(
-    _with_counts(ours), _with_counts(theirs), _means, stratum=stratum
-  )
-  weights = np.where(stratum == 0, 1 / 2, 1 / 8) / 2
+  sets = slice(0, 2), slice(2, 10)
+  scores = [_scores(ours[s], theirs[s])[0] for s in sets]
+  found = significance.sign_flips(scores)[:, 0]
   signs = np.array(list(itertools.product((1, -1), repeat=10)))
-  gaps = np.abs(signs @ (weights * (ours - theirs)))
-  assert found == pytest.approx(np.mean(gaps >= gaps[0] - 1e-12))
+  weights = np.repeat([1 / 2, 1 / 8], [2, 8])
+  for place, use in enumerate((slice(0, 10), *sets)):
+    gaps = np.abs(signs[:, use] @ (weights * (ours - theirs))[use])
+    assert found[place] == pytest.approx(np.mean(gaps >= gaps[0] - 1e-12))
 
 
 def test_undefined_difference_has_no_p_value():
-  ours = np.zeros((20, 2))
-  assert np.isnan(significance.sign_flips(ours, ours, _means)[0])
+  nothing = np.zeros((20, 1))
+  scores = significance.null_scores((nothing, nothing), (nothing, nothing))
+  assert np.isnan(_p([scores]))
+
+
+def test_trainings_are_exchanged_exactly():
+  ours, theirs = np.array([[3.0], [4], [5], [6]]), np.array([[0.0], [1], [2]])
+  found = significance.between_trainings(ours, theirs, paired=False)
+  # One arrangement of 35 is as extreme; SciPy doubles the smaller side.
+  np.testing.assert_allclose(found, [2 / 35])
+  found = significance.between_trainings(ours[:3], theirs, paired=True)
+  np.testing.assert_allclose(found, [2 / 8])
+  single = significance.between_trainings(ours[:1], theirs, paired=False)
+  assert np.isnan(single).all()
 
 
 _P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=30)

@@ -27,7 +27,7 @@ def render(config=CONFIG, **values) -> str:
     rollout=100,
     dtype="bfloat16",
   )
-  return model_card.render(dataclasses.replace(policy, **values), resamples=200)
+  return model_card.render(dataclasses.replace(policy, **values))
 
 
 def cell(card: str, name: str) -> str:

@@ -37,7 +37,7 @@ def inputs():
 @pytest.fixture(scope="module")
 def written(inputs, tmp_path_factory):
   output = tmp_path_factory.mktemp("report") / "report.html"
-  report.write(output, *inputs, notes="make it", resamples=300)
+  report.write(output, *inputs, notes="make it")
   return output
 
 
@@ -126,7 +126,11 @@ def test_equal_inputs_give_equal_bytes(inputs, written, tmp_path):
   for again in (rows, shuffled):
     output = tmp_path / "report.html"
     report.write(
-      output, again, controls, training, notes="make it", resamples=300
+      output,
+      again,
+      controls,
+      training,
+      notes="make it",
     )
     assert output.read_bytes() == written.read_bytes()
     numbers = output.with_name("report.json").read_bytes()
@@ -162,7 +166,7 @@ def test_hostile_text_stays_text(tmp_path):
     output, rows, [f"b{hostile}"], training,
     samples=[trajectories.Sample(hostile, episodes, lambda ids: hostile)],
     groups={f"b{hostile}": hostile},
-    title=hostile, notes=hostile, resamples=50,
+    title=hostile, notes=hostile,
   )  # fmt: skip
   text = output.read_bytes().decode("utf-8")
   read = _Reader(text)
@@ -234,7 +238,7 @@ def test_metrics_may_lack_keys_and_hold_nan(tmp_path):
     "b", ({"rollout": 0}, {"rollout": 1, "loss/kl": float("nan")})
   )
   output = tmp_path / "report.html"
-  report.write(output, [row], training=[run], resamples=20)
+  report.write(output, [row], training=[run])
   assert "hold no counts of the budgets" in output.read_text("utf-8")
 
 

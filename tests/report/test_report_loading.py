@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 
+import numpy as np
 import pytest
 import study
 from absl import app, flags
@@ -59,11 +60,26 @@ def test_runs_of_several_seeds_make_one_row_of_each_evaluation(tmp_path):
   assert set(row.columns.seed) == {42, 43}
 
 
-def test_repeated_seed_is_rejected(tmp_path):
-  runs = [_run(tmp_path / name, "plain") for name in "ab"]
-  (source,) = loading.sources(f"A={runs[0]}+{runs[1]}")
-  with pytest.raises(ValueError, match="Row 'A': .* occurs twice .* own eval"):
+def _policy(run, digest):
+  """Notes the policy of a run's evaluation."""
+  noted = {"policy": {"folder": str(run), "sha256": digest}}
+  path = run / "evaluation" / "plain" / "provenance.json"
+  path.write_text(json.dumps(noted), "utf-8")
+
+
+def test_trainings_are_told_by_their_policies(tmp_path):
+  runs = [_run(tmp_path / name, "plain") for name in "abc"]
+  (source,) = loading.sources("A=" + "+".join(map(str, runs)))
+  row = loading.load_row(source.label, *source.folders)
+  # Without provenance, a run's folder is a training.
+  assert len(row.columns.runs) == 3
+  assert np.bincount(row.columns.run).tolist() == [8, 8, 8]
+  for run, digest in zip(runs, ("x", "y", "x"), strict=True):
+    _policy(run, digest)
+  with pytest.raises(ValueError, match="Row 'A': .* occurs twice .* training"):
     loading.load_row(source.label, *source.folders)
+  row = loading.load_row(source.label, *source.folders[:2])
+  assert len(row.columns.runs) == 2
 
 
 def test_folder_that_is_neither_evaluation_nor_run_is_rejected(tmp_path):

@@ -58,7 +58,6 @@ def written(tmp_path_factory):
     [study.training("A")],
     samples=samples,
     notes=_HOSTILE,
-    resamples=50,
   )
   return output, data
 
@@ -149,7 +148,7 @@ def large(tmp_path_factory):
   rows.append(whole(study.row("some", questions=12, budgets=(0, 1, 5))))
   output = tmp_path_factory.mktemp("large") / "report.html"
   training = [study.training(row.label) for row in rows[:3]]
-  report.write(output, rows, training=training, resamples=20)
+  report.write(output, rows, training=training)
   return output
 
 

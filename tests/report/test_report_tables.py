@@ -48,7 +48,6 @@ def built(rows, tmp_path_factory):
     rows,
     training=[study.training("A")],
     groups={"A": "tool", "no R_abs": "tool", "lambda = 0": "sampling"},
-    resamples=200,
   )
   return folder, data
 
@@ -100,7 +99,7 @@ def test_average_needs_every_dataset(rows):
   less = metrics.Row(
     "less", tuple(e for e in rows[0].episodes if e["dataset"] != "own")
   )
-  data = report.build([rows[0], less], resamples=20).data
+  data = report.build([rows[0], less]).data
   by_row = {
     line["keys"][1]: line["cells"]
     for line in data["tables"]["main"]["lines"]
@@ -150,7 +149,7 @@ def test_the_overview_has_every_row_at_every_budget(rows, built):
 )
 def test_incomplete_row_has_no_mean(rows, kept, lacks):
   less = metrics.Row("less", tuple(filter(kept, rows[0].episodes)))
-  data = report.build([rows[0], less], resamples=20).data
+  data = report.build([rows[0], less]).data
   whole, other = data["rows"]
   assert whole["average"]["accuracy"] is not None
   assert whole["lacks"] == ""
@@ -184,7 +183,7 @@ def test_page_states_missing_datasets_and_budgets(rows, tmp_path):
   less = metrics.Row(
     "less", tuple(e for e in rows[0].episodes if e["budget"] != 5)
   )
-  report.write(tmp_path / "r.html", [rows[0], less], resamples=20)
+  report.write(tmp_path / "r.html", [rows[0], less])
   text = (tmp_path / "r.html").read_text("utf-8")
   assert "less was not evaluated with B = 5. It has no mean" in text
   assert text.count("(without B = 5)") >= 2  # In legends and elsewhere.
@@ -218,7 +217,7 @@ def test_an_average_of_published_scores_is_over_sets_that_have_scripts(rows):
     )
     for row in rows[:2]
   ]
-  table = report.build(some, resamples=20).data["tables"]["scorers"]
+  table = report.build(some).data["tables"]["scorers"]
   sets = [_by_row(table, name, "5")["A"] for name in ("nq", "musique")]
   average = _by_row(table, "average", "5")["A"]
   for i in range(4):
@@ -284,7 +283,7 @@ def test_permutations_suffice_after_holm_and_free_costs_are_skipped():
     )
     for label, skill in (("A", 0.9), ("B", 0.5), ("C", 0.1))
   ]
-  data = report.build(rows, resamples=20).data
+  data = report.build(rows).data
   (table,) = (
     value
     for name, value in data["tables"].items()
@@ -364,7 +363,8 @@ def test_prices_given_to_the_report_replace_the_episodes_costs(rows):
   from anysearch_jax.environment import prices as prices_lib
 
   data = report.build(
-    rows[:1], prices=prices_lib.Prices(search=5.0), resamples=20
+    rows[:1],
+    prices=prices_lib.Prices(search=5.0),
   ).data
   (line,) = (
     line
@@ -385,12 +385,12 @@ def _ends(worth, low, high, reached, **by):
 def test_search_value_is_shown_if_measured(rows):
   part = _ends(None, None, None, 0)
   summary = {"stop": _ends(0.25, 0.1, 0.4, 8, by_hops={"2": part})}
-  data = report.build(rows[:1], search_values={"A": summary}, resamples=20).data
+  data = report.build(rows[:1], search_values={"A": summary}).data
   whole, of_two = data["tables"]["worth"]["lines"]
   assert whole["keys"] == ("A", "searched, against no search", "all")
   assert whole["cells"][0] == {"value": 0.25, "low": 0.1, "high": 0.4, "n": 8}
   assert whole["cells"][3]["value"] == 1.0  # 8 of 8 ends that did not fail.
   assert of_two["keys"][2] == "hops 2"
   assert of_two["cells"][0]["value"] is None
-  unasked = report.build(rows[:1], search_values={"A": {}}, resamples=20).data
+  unasked = report.build(rows[:1], search_values={"A": {}}).data
   assert unasked["tables"]["worth"]["lines"] == ()

@@ -42,9 +42,7 @@ def _played(phase, counts, *, rollouts=4):
 )
 def test_sampling_table_shows_played_budgets(rows, phase, counts):
   run = _played(phase, counts)
-  table = report.build(rows[:1], training=[run], resamples=20).data["tables"][
-    "sampling"
-  ]
+  table = report.build(rows[:1], training=[run]).data["tables"]["sampling"]
   played = {b: n for b, n in counts.items() if n}
   assert [c["full_name"] for c in table["columns"]] == [
     *(f"questions B = {b}" for b in played),
@@ -65,5 +63,5 @@ def test_sampling_table_shows_played_budgets(rows, phase, counts):
 def test_probabilities_are_not_shown_as_played_budgets(rows):
   run = _played(2, {})
   assert figures.sampling(run, name="x") is None
-  data = report.build(rows[:1], training=[run], resamples=20).data
+  data = report.build(rows[:1], training=[run]).data
   assert data["tables"]["sampling"]["lines"] == ()
