@@ -137,6 +137,7 @@ class Agent:
     seed: int = 42,
     deadline: float | None = None,
     max_tokens: int | None = None,
+    sampling: config_lib.SamplingConfig | None = None,
   ) -> events.Reply:
     """Answers a question.
 
@@ -151,6 +152,7 @@ class Agent:
         answer after three quarters of them.
       max_tokens: limit on the tokens that the policy writes, if it is lower
         than the configuration's.
+      sampling: how tokens are drawn; None: as the engine does.
 
     Returns:
       The reply. If an engine or a retriever fails, it has no answer and says
@@ -162,7 +164,7 @@ class Agent:
       limits.BusyError: no place was free before the deadline.
     """
     future = self._submit(
-      question, limits_lib.Limits(budget, seed, deadline, max_tokens)
+      question, limits_lib.Limits(budget, seed, deadline, max_tokens, sampling)
     )
     try:
       return future.result()
@@ -177,19 +179,20 @@ class Agent:
     seed: int = 42,
     deadline: float | None = None,
     max_tokens: int | None = None,
+    sampling: config_lib.SamplingConfig | None = None,
     tell: Callable[[events.Event], None] = _nothing,
     pieces: bool = False,
   ) -> events.Reply:
     """As `ask`; cancelling the caller cancels the episode.
 
     Args:
-      question, budget, seed, deadline, max_tokens: as for `ask`.
+      question, budget, seed, deadline, max_tokens, sampling: as for `ask`.
       tell: called with each event, in the agent's own thread, which waits for
         it. An exception of it ends the episode and is raised.
       pieces: whether reasoning is told while it is sampled; otherwise it is
         told once a turn.
     """
-    limits = limits_lib.Limits(budget, seed, deadline, max_tokens)
+    limits = limits_lib.Limits(budget, seed, deadline, max_tokens, sampling)
     return await asyncio.wrap_future(
       self._submit(question, limits, tell, pieces=pieces)
     )
@@ -202,6 +205,7 @@ class Agent:
     seed: int = 42,
     deadline: float | None = None,
     max_tokens: int | None = None,
+    sampling: config_lib.SamplingConfig | None = None,
   ) -> list[list[events.Reply]]:
     """Answers every question under every budget, all at once.
 
@@ -218,7 +222,8 @@ class Agent:
         for budget in budgets:
           futures[-1].append(
             self._submit(
-              question, limits_lib.Limits(budget, seed, deadline, max_tokens)
+              question,
+              limits_lib.Limits(budget, seed, deadline, max_tokens, sampling),
             )
           )
       return [[future.result() for future in row] for row in futures]
@@ -234,13 +239,14 @@ class Agent:
     seed: int = 42,
     deadline: float | None = None,
     max_tokens: int | None = None,
+    sampling: config_lib.SamplingConfig | None = None,
   ) -> Generator[events.Event, None, None]:
     """Yields the events of a question as they happen; arguments as for `ask`.
 
     The episode starts with the first `next`. The last event is an `Answer`.
     Closing the generator cancels the episode.
     """
-    limits = limits_lib.Limits(budget, seed, deadline, max_tokens)
+    limits = limits_lib.Limits(budget, seed, deadline, max_tokens, sampling)
     limits.check()
     limits_lib.check_question(question)
 
@@ -265,10 +271,11 @@ class Agent:
     seed: int = 42,
     deadline: float | None = None,
     max_tokens: int | None = None,
+    sampling: config_lib.SamplingConfig | None = None,
   ) -> AsyncGenerator[events.Event, None]:
     """As `stream`; cancelling the caller cancels the episode."""
     told: mailbox.Mailbox[events.Event | None] = mailbox.Mailbox()
-    limits = limits_lib.Limits(budget, seed, deadline, max_tokens)
+    limits = limits_lib.Limits(budget, seed, deadline, max_tokens, sampling)
     future = self._submit(question, limits, told.put, pieces=True)
     future.add_done_callback(lambda _: told.put(None))
     try:
@@ -370,6 +377,7 @@ class Agent:
         ),
         started=started,
         deadline=limits.deadline,
+        sampling=limits.sampling,
         tell=tell,
         pieces=pieces,
       )

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
+from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import events, reasoning
 from anysearch_jax.methods import systems
@@ -25,6 +26,7 @@ async def ask(
   address: types.Address,
   started: float,
   deadline: float | None,
+  sampling: config_lib.SamplingConfig | None,
   tell: Callable[[events.Event], None],
   pieces: bool,
 ) -> events.Reply:
@@ -41,6 +43,7 @@ async def ask(
     deadline: seconds from `started` in which the reply is due. After three
       quarters of them the policy is asked for its answer, and at the end the
       episode is truncated. None: no deadline.
+    sampling: how tokens are drawn; None: as the engine does.
     tell: called with each event, the last of which is an `Answer`; an exception
       of it ends the episode and is raised.
     pieces: whether reasoning is told while it is sampled; otherwise it is told
@@ -58,6 +61,8 @@ async def ask(
     tell(events.Budget(0, budget))
     while not isinstance(request, episode_state.Done):
       until = _until(started, deadline, landed=state.landing)
+      if isinstance(request, types.GenerateRequest):
+        request = _drawn(request, sampling)
       event = await _answered(
         request, state, parts, until=until, tell=tell, pieces=pieces
       )
@@ -128,6 +133,20 @@ async def search(
     raise types.RetrievalError(
       f"The retriever gave no answer within {seconds:g} s."
     ) from error
+
+
+def _drawn(
+  request: types.GenerateRequest, sampling: config_lib.SamplingConfig | None
+) -> types.GenerateRequest:
+  """Returns a request that names how its tokens are drawn."""
+  if sampling is None:
+    return request
+  return dataclasses.replace(
+    request,
+    temperature=sampling.temperature,
+    top_p=sampling.top_p,
+    top_k=sampling.top_k,
+  )
 
 
 def _until(

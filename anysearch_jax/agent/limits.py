@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.config import ranges
 from anysearch_jax.rollout import driver
 
 _YEARS = 1e9  # Seconds; a deadline beyond it is a mistake.
@@ -16,12 +18,13 @@ class BusyError(RuntimeError):
 
 
 class Limits(NamedTuple):
-  """What a question may cost; see `agent.Agent.ask`."""
+  """What a question may cost, and its draws; see `agent.Agent.ask`."""
 
   budget: int
   seed: int
   deadline: float | None
   max_tokens: int | None
+  sampling: config_lib.SamplingConfig | None = None
 
   def check(self) -> None:
     """Raises ValueError for a value that is out of range."""
@@ -41,6 +44,8 @@ class Limits(NamedTuple):
       raise ValueError(
         f"deadline: found {seconds!r}, expected seconds above 0, or None."
       )
+    if self.sampling is not None:
+      ranges.check(self.sampling, "sampling")
 
   def applied(self, parts: driver.EpisodeParts) -> driver.EpisodeParts:
     """Returns the parts with the limit of tokens.

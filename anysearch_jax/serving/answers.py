@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
@@ -101,6 +102,7 @@ class Answers:
           seed=asked.seed + index,
           deadline=asked.deadline,
           max_tokens=asked.max_tokens,
+          sampling=asked.sampling,
           tell=functools.partial(self._tell, account, tell, index),
           pieces=pieces,
         )
@@ -145,4 +147,17 @@ class Answers:
         ),
       )
     account.tell(event)
+    if (
+      account.asked and account.asked.stop and isinstance(event, events.Answer)
+    ):
+      event = events.Answer(_cut(event.reply, account.asked.stop))
     tell(index, event)
+
+
+def _cut(reply: events.Reply, stop: Sequence[str]) -> events.Reply:
+  """Returns a reply whose answer ends before the first stop text in it."""
+  answer = reply.answer or ""
+  ends = [at for text in stop if (at := answer.find(text)) >= 0]
+  if not ends:
+    return reply
+  return dataclasses.replace(reply, answer=answer[: min(ends)])

@@ -11,10 +11,12 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from anysearch_jax import config as config_lib
 from anysearch_jax.serving import errors
 
 # At this length a text is certainly no question.
 _CHARACTERS = 200_000
+_STOPS = 4  # As in OpenAI's API.
 # Fields without an effect on an answer.
 _HARMLESS = frozenset(
   "user metadata store service_tier safety_identifier prompt_cache_key "
@@ -32,7 +34,7 @@ class Served:
     max_budget: the most searches that a request may ask for.
     max_tokens: tokens that the policy may write.
     seconds: the longest deadline, and that of a request that does not say.
-    temperature, top_p: of the sampling, the same for all requests.
+    sampling: of a request that does not say.
     choices: the most answers to one request.
   """
 
@@ -41,8 +43,7 @@ class Served:
   max_budget: int = 10
   max_tokens: int = 4096
   seconds: float = 120.0
-  temperature: float = 1.0
-  top_p: float = 1.0
+  sampling: config_lib.SamplingConfig = config_lib.SamplingConfig()
   choices: int = 8
 
 
@@ -52,6 +53,8 @@ class Asked:
 
   question: the text that the policy gets, earlier turns included.
   model: as the request names it.
+  sampling: how tokens are drawn; None: as the service does.
+  stop: the answer is cut before the first of these texts.
   choices: number of answers; answer `i` has the seed `seed + i`.
   """
 
@@ -62,6 +65,8 @@ class Asked:
   seed: int
   deadline: float
   stream: bool
+  sampling: config_lib.SamplingConfig | None = None
+  stop: tuple[str, ...] = ()
   choices: int = 1
 
 
@@ -155,9 +160,7 @@ def asked(
     )
   model, named = _model(body, served)
   stream = body.flag("stream")
-  body.same("temperature", served.temperature)
-  body.same("top_p", served.top_p)
-  for name in ("top_k", "stop", "logit_bias", "top_logprobs"):
+  for name in ("top_k", "logit_bias", "top_logprobs"):
     body.same(name)
   for name in ("presence_penalty", "frequency_penalty"):
     body.same(name, 0)
@@ -176,10 +179,40 @@ def asked(
     seed=_or(body.number("seed", least=0, most=2**32 - 1 - n), 42),
     deadline=_deadline(body, served),
     stream=stream,
+    sampling=_sampling(body, served),
+    stop=_stop(body),
     choices=n,
   )
   body.end()
   return result
+
+
+def _sampling(body: Body, served: Served) -> config_lib.SamplingConfig | None:
+  """Returns how tokens are drawn; None if the request does not say."""
+  own: dict[str, Any] = {}
+  for name, most in (("temperature", 2.0), ("top_p", 1.0)):
+    found = body.take(name)
+    if found is None:
+      continue
+    number = isinstance(found, int | float) and not isinstance(found, bool)
+    if not number or not 0 <= found <= most or (name, found) == ("top_p", 0):
+      least = "0" if name == "temperature" else "above 0"
+      raise errors.refuse(name, found, f"a number from {least} to {most:g}")
+    own[name] = float(found)
+  sampling = dataclasses.replace(served.sampling, **own)
+  return None if sampling == served.sampling else sampling
+
+
+def _stop(body: Body) -> tuple[str, ...]:
+  found = body.take("stop")
+  texts = [found] if isinstance(found, str) else found or []
+  if (
+    not isinstance(texts, list)
+    or len(texts) > _STOPS
+    or not all(isinstance(text, str) and text for text in texts)
+  ):
+    raise errors.refuse("stop", found, f"a text, or a list of at most {_STOPS}")
+  return tuple(texts)
 
 
 def _model(body: Body, served: Served) -> tuple[str, int | None]:

@@ -236,6 +236,7 @@ class Writer:
     self, status: str, reply: events.Reply | None = None
   ) -> dict[str, Any]:
     asked = self._asked
+    sampling = asked.sampling or self._served.sampling
     return {
       "id": f"resp_{self._name}",
       "object": "response",
@@ -250,8 +251,8 @@ class Writer:
       "parallel_tool_calls": False,
       "tool_choice": "auto",
       "tools": [{"type": "web_search"}],
-      "temperature": self._served.temperature,
-      "top_p": self._served.top_p,
+      "temperature": sampling.temperature,
+      "top_p": sampling.top_p,
       "max_tool_calls": asked.budget,
       "max_output_tokens": asked.max_tokens,
       "usage": None if reply is None else _usage(reply),

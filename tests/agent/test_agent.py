@@ -376,13 +376,14 @@ def test_deadline_ends_a_policy_that_never_answers():
     ("deadline", 0),
     ("max_tokens", 0),
     ("deadline", float("inf")),
+    ("sampling", config_lib.SamplingConfig(temperature=-1)),
   ],
 )
 def test_argument_out_of_range_is_named(field, wrong):
   given = {"question": "Who?", "budget": 1} | {field: wrong}
   with make() as agent:
     for ask in (agent.ask, agent.stream):
-      with pytest.raises(ValueError, match=f"{field}: found"):
+      with pytest.raises(ValueError, match=rf"{field}(\.\w+)?: found"):
         ask(
           given["question"], **{k: given[k] for k in given if k != "question"}
         )

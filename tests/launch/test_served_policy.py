@@ -65,6 +65,24 @@ def test_examples_can_be_asked_through_the_official_client(server):
     assert len(calls) == response.usage.searches <= 3
 
 
+def test_temperature_of_a_request_is_honoured(server):
+  """Greedy answers do not depend on the seed."""
+  url, _, _ = server
+  question = httpx2.get(f"{url}/examples").json()[3]
+
+  def asked(seed, temperature):
+    body = {"input": question, "max_tool_calls": 2, "seed": seed}
+    found = httpx2.post(
+      f"{url}/v1/responses", json=body | {"temperature": temperature}
+    ).json()
+    return [
+      item.get("content") or item["action"]["query"] for item in found["output"]
+    ]
+
+  assert asked(1, 0) == asked(2, 0)
+  assert len({str(asked(seed, 2)) for seed in range(4)}) > 1
+
+
 def test_pages_of_clients_that_left_are_free_within_a_second(server):
   url, _, _ = server
   examples = httpx2.get(f"{url}/examples").json()
