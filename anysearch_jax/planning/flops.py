@@ -42,8 +42,8 @@ def count(
     inner: iterations to assume for a `while` in the body of another.
     segment: tokens of the causal segments that attention's rows are packed
       with; the last one of a row is shorter. Masked tiles that the kernel skips
-      then do not count: cuDNN skips those after a query and those of other
-      segments, splash only those after a query. None counts every score.
+      then do not count: those after a query and those of other segments. None
+      counts every score.
 
   Returns:
     The total over all devices. A conditional counts its most expensive branch;
@@ -66,6 +66,25 @@ def packed_scores(row: int, segment: int) -> int:
   """
   whole, rest = divmod(row, segment)
   return whole * _causal_scores(segment) + _causal_scores(rest)
+
+
+def splash_blocks(row: int, segment: int, block: int) -> int:
+  """Returns the blocks that splash attention computes for a packed row.
+
+  Unlike cuDNN's, a block may belong to two segments. See
+  `self_attention.shared_blocks`.
+
+  Args:
+    row: tokens, a multiple of `block`.
+    segment: tokens of all segments but the last.
+    block: queries and keys of a block.
+  """
+  found = 0
+  for i in range(row // block):
+    # Keys begin with the segment of the first query.
+    start = i * block // segment * segment
+    found += i - start // block + 1
+  return found
 
 
 def _causal_scores(tokens: int) -> int:
@@ -92,10 +111,13 @@ def _equation(
     return max(counts)
   total = _repeats(name, params, trips) * sum(counts)
   if segment and name == "pallas_call" and _is_splash(params):
-    # The last axis of the grid has a row's blocks, of queries or of keys. With
-    # n blocks each, n (n + 1) / 2 of n^2 are on or below the diagonal.
-    blocks = params["grid_mapping"].grid[-1]
-    return total * (blocks + 1) // (2 * blocks)
+    # The last axis of the grid has a row's blocks, of queries or of keys. The
+    # queries `[..., N, T, H]` follow the tables of blocks.
+    mapping = params["grid_mapping"]
+    row = equation.invars[mapping.num_index_operands].aval.shape[-2]
+    blocks = mapping.grid[-1]
+    computed = splash_blocks(row, segment, row // blocks)
+    return total * computed // blocks**2
   return total
 
 

@@ -30,9 +30,9 @@ from anysearch_jax.policy import parameters as weights
 ASSUMPTIONS = roofline.Assumptions()
 _ATTENTION = (
   "Rows are packed: the last episode of a row is shorter. Of attention's "
-  f"scores, cuDNN computes tiles of {flops.TILE} x {flops.TILE} and skips "
-  "those after a query and those of other episodes; splash skips only those "
-  "after a query; XLA computes about 5/8 of all."
+  f"scores, cuDNN computes tiles of {flops.TILE} x {flops.TILE} and splash "
+  "blocks of up to 512 x 512; both skip those after a query and those of other "
+  "episodes. XLA computes about 5/8 of all."
 )
 
 

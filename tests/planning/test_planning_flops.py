@@ -151,17 +151,17 @@ def test_a_kernel_counts_its_body_for_each_block():
   assert count(f, (32, 16), (16, 16)) == 2 * 32 * 16 * 16
 
 
-def tiles_with_scores(lengths, *, segments_skip, tile):
+def tiles_with_scores(lengths, *, tiles_of, tile):
   """Counts scores in the tiles that a mask leaves, drawn score by score.
 
-  Tiles of queries and keys begin at the first token of a segment if
-  `segments_skip`, otherwise at that of the row.
+  Tiles of queries and keys begin at the first token of a segment or of the row,
+  as `tiles_of` says.
   """
   ids = np.repeat(np.arange(len(lengths)), lengths)
   position = np.arange(len(ids))
   causal = position[:, None] >= position
-  if not segments_skip:
-    return tile**2 * len(_tiles(causal, tile))
+  if tiles_of == "row":
+    return tile**2 * len(_tiles(causal & (ids[:, None] == ids), tile))
   return tile**2 * sum(
     len(_tiles(causal[np.ix_(ids == i, ids == i)], tile))
     for i in range(len(lengths))
@@ -184,7 +184,7 @@ def _tiles(mask, tile):
 )
 def test_cudnn_computes_the_tiles_of_each_segment(row, segment, lengths):
   assert sum(lengths) == row
-  drawn = tiles_with_scores(lengths, segments_skip=True, tile=flops.TILE)
+  drawn = tiles_with_scores(lengths, tiles_of="segment", tile=flops.TILE)
   assert flops.packed_scores(row, segment) == drawn
 
 
@@ -197,7 +197,17 @@ def test_packed_episodes_need_a_sixth_of_a_rows_square():
   )
 
 
-@pytest.mark.parametrize("length", [512, 1024])
+@pytest.mark.parametrize(
+  ("lengths", "block"),
+  [([300, 300, 300, 124], 128), ([256] * 4, 256), ([1024], 256), ([640], 128)],
+)
+def test_splash_computes_the_blocks_with_pairs_of_a_segment(lengths, block):
+  row, segment = sum(lengths), lengths[0]
+  drawn = tiles_with_scores(lengths, tiles_of="row", tile=block)
+  assert flops.splash_blocks(row, segment, block) * block**2 == drawn
+
+
+@pytest.mark.parametrize("length", [512, 768, 1024, 2048])
 def test_kernels_count_the_tiles_that_they_do_not_skip(length):
   shapes = ((1, length, N, H), (1, length, K, H), (1, length, K, H))
   args = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]
@@ -205,10 +215,10 @@ def test_kernels_count_the_tiles_that_they_do_not_skip(length):
   segment = 384
   lengths = [segment] * (length // segment) + [length % segment]
   product = 2 * N * H
-  for implementation, skips, tile, products in (
-    ("cudnn", True, 128, 7),
+  for implementation, tiles_of, tile, products in (
+    ("cudnn", "segment", 128, 7),
     # Splash takes the largest of its blocks that divides the row.
-    ("splash", False, 512, 9),
+    ("splash", "row", 512 if length % 768 else 256, 9),
   ):
 
     def f(q, k, v, ids, implementation=implementation):
@@ -220,7 +230,7 @@ def test_kernels_count_the_tiles_that_they_do_not_skip(length):
         .sum()
       )
 
-    scores = tiles_with_scores(lengths, segments_skip=skips, tile=tile)
+    scores = tiles_with_scores(lengths, tiles_of=tiles_of, tile=tile)
     with cudnn.lowering(9.0):
       forward = count(f, *args, ids, segment=segment)
       gradient = count(jax.grad(f, (0, 1, 2)), *args, ids, segment=segment)

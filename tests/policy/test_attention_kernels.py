@@ -135,6 +135,54 @@ def test_splash_equals_the_written_out_sum(splash_interpreted):
   assert all((np.asarray(x)[padding] == 0).all() for x in found)
 
 
+def test_splash_skips_the_blocks_of_other_segments(splash_interpreted):
+  # Blocks of 128: the second segment ends in the third block, where the third
+  # one begins; the last block is padding.
+  rows = ((128, 200, 184), (512,))
+  q, k, v, ids, g = packed_rows.inputs(*rows, length=640, n=2, k=1, h=16)
+  clean = packed_rows.run(q, k, v, ids, g, implementation="splash")
+  packed_rows.assert_equal(clean, packed_rows.expected(q, k, v, ids, g))
+  # A block that is computed multiplies its values by 0 where they are masked,
+  # and 0 x NaN is NaN. So NaN in the first block shows who computes with it.
+  bad = jnp.full((128, 1, 16), jnp.nan)
+  values = v.at[0, :128].set(bad)
+  out, dq, dk, dv = packed_rows.run(
+    q, k, values, ids, g, implementation="splash"
+  )
+  assert np.isnan(out[0, :128]).all()
+  for found, expected in zip((out, dq, dk, dv), clean, strict=True):
+    np.testing.assert_array_equal(found[0, 128:], expected[0, 128:])
+    np.testing.assert_array_equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("rows", [((300, 20, 320),), ((128, 128, 384),)])
+def test_splash_gives_the_bits_that_it_gave_without_skipping(
+  splash_interpreted, monkeypatch, rows
+):
+  inputs = packed_rows.inputs(*rows, length=640, n=2, k=1, h=16)
+  found = packed_rows.run(*inputs, implementation="splash")
+  monkeypatch.setattr(
+    self_attention, "_within_segments", lambda kernel, shared: kernel
+  )
+  every = packed_rows.run(*inputs, implementation="splash")
+  for x, y in zip(found, every, strict=True):
+    np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("block", [1, 4, 16])
+@pytest.mark.parametrize(
+  "lengths", [(16, 16, 32), (1,) * 64, (64,), (3, 30, 31), (5, 40)]
+)
+def test_shared_blocks_have_a_pair_to_attend_to(lengths, block):
+  ids = np.zeros(64, np.int32)
+  ids[: sum(lengths)] = np.repeat(np.arange(len(lengths)) + 1, lengths)
+  pairs = np.tri(64, dtype=bool) & (ids[:, None] == ids)
+  n = 64 // block
+  expected = pairs.reshape(n, block, n, block).any((1, 3))
+  found = self_attention.shared_blocks(jnp.asarray(ids), block)
+  np.testing.assert_array_equal(found, expected)
+
+
 def test_splash_refuses_a_row_that_is_not_made_of_blocks():
   inputs = packed_rows.inputs((130,), length=130)
   with pytest.raises(ValueError, match="multiple of 128 tokens; found 130"):
@@ -192,6 +240,9 @@ def test_cudnn_compiles_for_an_absent_nvidia_gpu():
     program = _compiled("h100:4", "cudnn")
   assert program.count('"__cudnn$fmhaSoftmax"') == 1
   assert program.count('"__cudnn$fmhaSoftmaxBackward"') == 1
+  # Both get each of at most 64 segments, and padding, as a sequence.
+  assert program.count('"mask_type": "PADDING_CAUSAL"') == 2
+  assert program.count('"max_seg_per_batch": 65') == 2
   assert not packed_rows.COLLECTIVE.search(program)
 
 

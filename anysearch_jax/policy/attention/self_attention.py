@@ -8,6 +8,7 @@ collectives; the caller may shard rows and heads over devices.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -272,8 +273,67 @@ def _splash(
     residual_checkpoint_name=_NAME,
   )
   q, k, v = (x.swapaxes(1, 2) for x in (q * h**-0.5, k, v))
-  ids = splash_attention.SegmentIds(segment_ids, segment_ids)
-  return jax.vmap(kernel)(q, k, v, ids).swapaxes(1, 2)
+
+  def row(q, k, v, ids):
+    within = _within_segments(kernel, shared_blocks(ids, block))
+    return within(q, k, v, splash_attention.SegmentIds(ids, ids))
+
+  return jax.vmap(row)(q, k, v, segment_ids).swapaxes(1, 2)
+
+
+def shared_blocks(segment_ids: jax.Array, block: int) -> jax.Array:
+  """Returns which blocks of a packed row contain a token pair to attend to.
+
+  Args:
+    segment_ids: int `[T]`; padding at the end is a segment too.
+    block: tokens of a block, a divisor of T.
+
+  Returns:
+    bool `[T / block, T / block]` by block of queries and block of keys: the
+    keys are not after the queries, and both have tokens of one segment.
+  """
+  starts = jnp.diff(segment_ids, prepend=segment_ids[:1]) != 0
+  number = jnp.cumsum(starts).reshape(-1, block)
+  first, last = number[:, :1], number[:, -1]
+  # Segments are contiguous: earlier keys share one with these queries if it
+  # is the first one of the queries.
+  n = len(number)
+  return jnp.tril(first == last, -1) | jnp.eye(n, dtype=bool)
+
+
+def _within_segments(kernel: Any, shared: jax.Array) -> Any:
+  """Returns a splash kernel that skips all blocks that are not `shared`.
+
+  JAX's kernel skips blocks by tables that it makes of a mask, and masks
+  segments only inside the blocks that it computes. The tables are arguments, so
+  those of a row can follow from its segments.
+
+  Args:
+    kernel: of a causal mask, with blocks of one size.
+    shared: as `shared_blocks` returns it.
+  """
+
+  def following(shared):
+    """Returns the next block to compute of the row, for a prefetch of it."""
+    n = len(shared)
+    order = jnp.where(shared.reshape(-1), jnp.arange(n * n), n * n)
+    return jax.lax.cummin(order, reverse=True).reshape(n, n) % n
+
+  def replaced(info, following):
+    return info._replace(
+      data_next=following[None].astype(info.data_next.dtype),
+      block_mask=jnp.where(shared, info.block_mask, 0),
+    )
+
+  by_queries = following(shared)
+  # The kernel for the gradients of keys and values loops over queries inside.
+  by_keys = following(shared.T).T
+  return type(kernel)(
+    replaced(kernel.fwd_mask_info, by_queries),
+    replaced(kernel.dq_mask_info, by_queries),
+    replaced(kernel.dkv_mask_info, by_keys),
+    **kernel.kwargs,
+  )
 
 
 def _splash_refuses(platform: str, length: int) -> str | None:
