@@ -73,6 +73,7 @@ def provenance(
       "count": len(questions),
       "sha256": digest.hexdigest(),
     },
+    "world": world(config.data),
     "retriever": retriever.identity(sorted({q.corpus for q in questions})),
     "reward": reward(config.reward.function),
     "packages": {
@@ -80,6 +81,13 @@ def provenance(
       for name in ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
     },
   }
+
+
+def world(data: config_lib.DataConfig) -> dict[str, object] | None:
+  """Names the generated world; None for other people's questions."""
+  if data.source != "world":
+    return None
+  return {"version": data.world, "seed": data.world_seed}
 
 
 def policy(folder: str) -> dict[str, object]:

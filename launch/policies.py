@@ -7,7 +7,8 @@
 * `--openai=URL --openai_model=NAME`: a model that runs elsewhere, behind
   OpenAI's text completions; `--hf` then names a folder with its tokenizer
 * `--scripted=MODULE:FUNCTION`: a function of (config, source) that returns an
-  engine and its codec; `expert` is the expert of the generated world
+  engine and its codec; `expert`, `optimum`, `optimum:PRICE`, `unknown_only` and
+  `everything` play the generated world, see `world.expert_policy`
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ def define_flags() -> None:
     "openai_key_variable", "", "Environment variable with the key of --openai."
   )
   flags.DEFINE_string(
-    "scripted", None, "module:function of an engine, or `expert`."
+    "scripted",
+    None,
+    "module:function of an engine, or a policy of the generated world: "
+    "expert, optimum, optimum:PRICE, unknown_only, everything.",
   )
   launch_flags.define_allow_cpu()
 
@@ -360,22 +364,25 @@ def _policy(chosen: Chosen, config: config_lib.ExperimentConfig) -> Any:
 
 def _scripted(name: str, source: parts.Source | None) -> Callable[..., Any]:
   """Returns the function that makes an engine and its codec."""
-  if name == "expert":
-    from anysearch_jax.world import expert_policy
+  from anysearch_jax.world import expert_policy
+
+  module, _, function = name.partition(":")
+  if module in expert_policy.NAMES:
     from launch import world_source
 
     if not isinstance(source, world_source.WorldSource):
       raise ValueError(
-        "--scripted=expert: it knows the generated world only; expected "
+        f"--scripted={name}: it knows the generated world only; expected "
         "data.source 'world'."
       )
-    return lambda config, source: expert_policy.make(source.world)
-  module, _, function = name.partition(":")
+    made = expert_policy.named(name, source.world)
+    return lambda config, source: made
   try:
     make = getattr(importlib.import_module(module), function)
   except (ImportError, AttributeError, ValueError) as error:
     raise ValueError(
-      f"--scripted={name}: {error}; expected `expert`, or module:function."
+      f"--scripted={name}: {error}; expected one of "
+      f"{', '.join(expert_policy.NAMES)}, or module:function."
     ) from error
   if not callable(make):
     raise ValueError(f"--scripted={name}: {make!r} is no function.")

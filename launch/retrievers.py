@@ -192,12 +192,12 @@ def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   Only the world's script also searches the real passages, in `lexical`.
   """
   from anysearch_jax.generative_retrieval import simulation
-  from anysearch_jax.world import world, world_retrieval
+  from anysearch_jax.world import versions, world, world_retrieval
 
   simulator: simulation.Simulator
   if config.retrieval.simulated == "world":
     simulator = world_retrieval.WorldSimulator(
-      world.World(world.WorldConfig(seed=config.data.world_seed)),
+      world.World(versions.config(config.data.world, config.data.world_seed)),
       lexical,
       seed=config.seed,
     )
@@ -273,7 +273,11 @@ def _make(
   """Returns a retriever and its identity."""
   c = config.retrieval
   if c.kind == "lexical":
-    return lexical, {"kind": "bm25", "world_seed": config.data.world_seed}
+    identity = {"kind": "bm25", "world_seed": config.data.world_seed}
+    # Identities of the first version are older than the names of versions.
+    if config.data.world != "fixed":
+      identity["world"] = config.data.world
+    return lexical, identity
   if c.kind == "index":
     from retrieval.clients import local
     from retrieval.index import opening

@@ -1,10 +1,12 @@
-"""Trains the quickstart's policy from scratch on supervised demonstrations.
+"""Trains a policy of the generated world on supervised demonstrations.
 
-    python -m launch.warm_start --config=configs/quickstart.py
+    python -m launch.warm_start --config=configs/fair.py --output=warm_start
 
-Writes a Hugging Face folder (default: config.policy). Held-out demonstrations
-first check that the policy makes the decisions that reinforcement learning
-builds on; a policy that fails is written to `<folder>.rejected`.
+`warm_start.expert` names who demonstrates. The policy starts from nothing, or
+from `--start`. Writes a Hugging Face folder (default: config.policy). Held-out
+demonstrations first check that the policy makes the decisions that
+reinforcement learning builds on; a policy that fails is written to
+`<folder>.rejected`.
 """
 
 from __future__ import annotations
@@ -18,11 +20,15 @@ from anysearch_jax import config as config_lib
 from launch import flags as launch_flags
 from launch import jax_setup, progress, shipped
 
+# Of the episodes that measure what the scaffold adds.
+_BUDGET, _PLAYED = 8, 200
+
 
 def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
   launch_flags.define_config()
   flags.DEFINE_string("output", None, "Folder; default config.policy.")
+  flags.DEFINE_string("start", None, "Policy to start from; default: nothing.")
   launch_flags.define_process()
 
 
@@ -33,12 +39,9 @@ def main(argv) -> None:
   jax_setup.configure(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   import numpy as np
 
-  from anysearch_jax.policy import architecture as architecture_lib
-  from anysearch_jax.policy import decoder, hf
-  from anysearch_jax.policy import tokenizer as tokenizer_lib
+  from anysearch_jax.policy import hf
   from anysearch_jax.training import validation
-  from anysearch_jax.world import demonstrations as demonstrations_lib
-  from anysearch_jax.world import warm_start, world_tokenizer
+  from anysearch_jax.world import experts, warm_start
   from launch import world_source
 
   w = config.warm_start
@@ -56,8 +59,43 @@ def main(argv) -> None:
     validation.validate(config, trains=False, samples=False)
     warm_start.validate(w)
     source = world_source.make(config.data, config.retrieval.kind)
+    expert = experts.get(w.expert)
+    policy = _start(config, source)
   except ValueError as error:
     sys.exit(f"launch.warm_start: {error}")
+  a = policy.architecture
+  demonstrations = _demonstrations(config, source, expert, policy.tokenizer)
+  line = progress.Line(w.steps, unit="step", clock=time.monotonic)
+  policy = policy._replace(
+    params=warm_start.fit(
+      policy.params,
+      a,
+      _around(demonstrations, config.seed),
+      config=w,
+      optimizer=config.optimizer,
+      batch=config.batch,
+      on_step=lambda step, loss: line.tick(step, f"loss {loss:.3f}"),
+    )
+  )
+  lacks = _lacks(config, source, expert, policy)
+  if lacks:
+    folder += ".rejected"
+  hf.save(folder, policy, dtype=np.float16)
+  print(f"policy: {folder}")
+  if lacks:
+    sys.exit("The warm start is too weak: " + "; ".join(lacks) + ".")
+
+
+def _start(config: config_lib.ExperimentConfig, source):
+  """Returns the policy of --start, or one with random weights."""
+  from anysearch_jax.policy import architecture as architecture_lib
+  from anysearch_jax.policy import decoder, hf
+  from anysearch_jax.policy import tokenizer as tokenizer_lib
+  from anysearch_jax.world import world_tokenizer
+
+  if flags.FLAGS.start:
+    return hf.load(shipped.find(flags.FLAGS.start))
+  w = config.warm_start
   codec = tokenizer_lib.Tokenizer(world_tokenizer.build_tokenizer(source.world))
   a = architecture_lib.Architecture(
     family="qwen3",
@@ -71,42 +109,97 @@ def main(argv) -> None:
     qk_norm=True,
     tied=True,
   )
-  demonstrations = _demonstrations(config, source, codec)
-  line = progress.Line(w.steps, unit="step", clock=time.monotonic)
-  params = warm_start.fit(
-    decoder.initialize(a, config.seed),
-    a,
-    _around(demonstrations, config.seed),
-    config=w,
-    optimizer=config.optimizer,
-    batch=config.batch,
-    on_step=lambda step, loss: line.tick(step, f"loss {loss:.3f}"),
-  )
-  probes = warm_start.probe(
-    params,
-    a,
-    demonstrations_lib.probe_sets(
+  return hf.Policy(decoder.initialize(a, config.seed), a, codec)
+
+
+def _lacks(config: config_lib.ExperimentConfig, source, expert, policy):
+  """Probes the policy, prints what it found, and returns what it lacks."""
+  from anysearch_jax.world import demonstrations as demonstrations_lib
+  from anysearch_jax.world import warm_start
+
+  lacks = []
+  for scaffold in (False, True) if expert.slopes else (False,):
+    with_scaffold = ", with scaffold" if scaffold else ""
+    probes = demonstrations_lib.probe_sets(
       demonstrations_lib.Setting(
-        source.world, source.retriever.lookup, codec, config.episode
+        source.world,
+        source.retriever.lookup,
+        policy.tokenizer,
+        config.episode,
+        expert.scaffolded if scaffold else expert.plain,
       ),
       "dev",
       count=600,
       seed=config.seed,
-    ),
-  )
-  for kind, p in probes.items():
-    print(f"P({kind}) {p:.3f}")
-  lacks = warm_start.gate(probes)
-  if lacks:
-    folder += ".rejected"
-  hf.save(folder, hf.Policy(params, a, codec), dtype=np.float16)
-  print(f"policy: {folder}")
-  if lacks:
-    sys.exit("The warm start is too weak: " + "; ".join(lacks) + ".")
+      scaffold=scaffold,
+    )
+    p = warm_start.probe(policy.params, policy.architecture, probes)
+    for kind, mean in warm_start.by_kind(p, probes).items():
+      print(f"P({kind}{with_scaffold}) {mean:.3f}")
+    if expert.slopes:
+      mine, its = warm_start.slopes(p, probes)
+      print(
+        f"P(search | known{with_scaffold}) by change {mine.change:.2f} (the "
+        f"expert's {its.change:.2f}), by slack {mine.slack:.2f} "
+        f"({its.slack:.2f})"
+      )
+    lacks += [
+      lack + with_scaffold for lack in warm_start.gate(p, probes, expert)
+    ]
+  if expert.scaffold_gain is not None:
+    plain, scaffolded = (
+      _accuracy(config, source, policy, scaffold) for scaffold in (False, True)
+    )
+    gain = scaffolded - plain
+    print(
+      f"accuracy at budget {_BUDGET} {plain:.3f}, scaffold {scaffolded:.3f}"
+    )
+    if gain < expert.scaffold_gain:
+      lacks.append(
+        f"gain by the scaffold: found {gain:.3f}, expected at least "
+        f"{expert.scaffold_gain}"
+      )
+  return lacks
 
 
-def _demonstrations(config: config_lib.ExperimentConfig, source, codec) -> list:
-  """Makes the pool: training questions, budgets 0 to 8, 40% with scaffold."""
+def _accuracy(
+  config: config_lib.ExperimentConfig, source, policy, scaffold: bool
+) -> float:
+  """Plays questions of the dev split and returns the share of right answers."""
+  import asyncio
+
+  from anysearch_jax.methods import systems
+  from anysearch_jax.rollout import driver, engines
+
+  engine = engines.make(policy, config, seed=config.seed)
+  try:
+    played = asyncio.run(
+      driver.run_groups(
+        [
+          driver.Assignment(i, question, _BUDGET, scaffold)
+          for i, question in enumerate(
+            source.evaluation_questions(each=_PLAYED, split="dev")
+          )
+        ],
+        driver.EpisodeParts(
+          engine, source.retriever, config.episode, policy.tokenizer
+        ),
+        group=1,
+        rollout=0,
+        max_concurrency=config.engine.slots,
+      )
+    )
+  finally:
+    engine.close()
+  judge = systems.environment(config.episode.prompts).judge
+  right = [judge(t).em for group in played.groups for t in group.trajectories]
+  return sum(right) / len(right)
+
+
+def _demonstrations(
+  config: config_lib.ExperimentConfig, source, expert, codec
+) -> list:
+  """Makes the pool of demonstrations: training questions, 40% with scaffold."""
   import numpy as np
 
   from anysearch_jax.world import demonstrations as demonstrations_lib
@@ -116,15 +209,20 @@ def _demonstrations(config: config_lib.ExperimentConfig, source, codec) -> list:
   rng = np.random.Generator(np.random.PCG64(config.seed))
   line = progress.Line(count, unit="demonstration", clock=time.monotonic)
   pool = []
-  setting = demonstrations_lib.Setting(
-    source.world, source.retriever.lookup, codec, config.episode
+  plain, scaffolded = (
+    demonstrations_lib.Setting(
+      source.world, source.retriever.lookup, codec, config.episode, decisions
+    )
+    for decisions in (expert.plain, expert.scaffolded)
   )
   for question in source.questions("train", count, config.seed):
+    budget = int(rng.integers(0, expert.largest_budget + 1))
+    scaffold = bool(rng.random() < 0.4)
     trajectory, weights = demonstrations_lib.demonstrate(
       question,
-      setting,
-      budget=int(rng.integers(0, 9)),
-      scaffold=bool(rng.random() < 0.4),
+      scaffolded if scaffold else plain,
+      budget=budget,
+      scaffold=scaffold,
       rng=rng,
       decision_weight=config.warm_start.decision_weight,
     )

@@ -9,6 +9,7 @@ import numpy as np
 
 from anysearch_jax import types
 from anysearch_jax.config import experiment
+from anysearch_jax.world import versions
 from anysearch_jax.world import world as world_lib
 from retrieval import lexical
 
@@ -67,7 +68,8 @@ def make(data: experiment.DataConfig, retriever: str) -> WorldSource:
     retriever: kind of the retriever, `retrieval.kind`.
 
   Raises:
-    ValueError: another source, another retriever or a folder is named.
+    ValueError: another source, another retriever, a folder or an unknown world
+      is named.
   """
   if data.source != "world":
     raise ValueError(
@@ -86,5 +88,5 @@ def make(data: experiment.DataConfig, retriever: str) -> WorldSource:
       f"data.path: found {data.path!r} with data.source 'world', which reads "
       "no folder; expected data.source=prepared, or no path."
     )
-  world = world_lib.World(world_lib.WorldConfig(seed=data.world_seed))
+  world = world_lib.World(versions.config(data.world, data.world_seed))
   return WorldSource(world, lexical.LexicalRetriever(world.corpus))

@@ -99,12 +99,12 @@ _TABLE: dict[str, dict[Kind, str]] = {
   },
   "mesh": {_P: "data fsdp tensor sequence_parallel trainer rollout"},
   "lora": {_I: "rank alpha targets", _L: "base_dtype"},
-  "data": {_I: "source world_seed split", _P: "path"},
+  "data": {_I: "source world world_seed split", _P: "path"},
   # These settings made the policy that a run starts from; the run does not
   # read them.
   "warm_start": {
-    _P: "steps learning_rate batch_tokens demonstrations decision_weight "
-    "layers hidden heads kv_heads mlp"
+    _P: "expert steps learning_rate batch_tokens demonstrations "
+    "decision_weight layers hidden heads kv_heads mlp"
   },
   "watch": {
     _P: "bad_steps max_failed min_entropy max_kl max_gap max_far "

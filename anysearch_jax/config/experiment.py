@@ -37,12 +37,15 @@ class DataConfig:
 
   source: `world`, generated, or `prepared`, a folder of launch.prepare_data.
   path: that folder.
+  world: version of the generated world, `fixed` or `graded`, see
+    docs/quickstart.md.
   world_seed: seed of the generated world.
   split: name of the split that is trained on.
   """
 
   source: str = "world"
   path: str = ""
+  world: str = "fixed"
   world_seed: int = 0
   split: str = "train"
 
@@ -51,12 +54,14 @@ class DataConfig:
 class WarmStartConfig:
   """Supervised demonstrations before reinforcement learning (world only).
 
+  expert: who demonstrates, one of `world.experts.EXPERTS`.
   steps: optimizer steps.
   batch_tokens: tokens of a batch.
   demonstrations: number of generated demonstrations; training repeats them.
   layers, hidden, heads, kv_heads, mlp: sizes of the policy.
   """
 
+  expert: str = "thrifty"
   steps: int = 2000
   learning_rate: float = 4e-3
   batch_tokens: int = 4096

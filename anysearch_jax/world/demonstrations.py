@@ -39,6 +39,10 @@ class Probes(NamedTuple):
       `recall_known` and `recall_unknown`, the decisions between search and
       memory before a fact's first search, with budget left.
     kinds: int8 `[P]`, index into `PROBE_KINDS`.
+    features: float32 `[P, 2]`, of a `recall_known`: `change` and `slack`, see
+      `expert.ExpertConfig`; 0 for other kinds.
+    searches: float32 `[P]`, of a `recall_known`: the expert's probability of
+      searching; 0 for other kinds.
   """
 
   token_ids: np.ndarray
@@ -47,6 +51,15 @@ class Probes(NamedTuple):
   positions: np.ndarray
   labels: np.ndarray
   kinds: np.ndarray
+  features: np.ndarray
+  searches: np.ndarray
+
+
+class _Choice(NamedTuple):
+  """A decision between memory and a search, see `Probes`."""
+
+  features: tuple[float, float]
+  search: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +108,7 @@ def demonstrate(
   Raises:
     ValueError: the codec splits a word, or a limit leaves no room for a turn.
   """
-  trajectory, marks = _play(
+  trajectory, marks, _ = _play(
     question, setting, budget=budget, scaffold=scaffold, rng=rng
   )
   weights = (trajectory.authors == types.Author.MODEL).astype(np.float32)
@@ -124,9 +137,9 @@ def probe_sets(
   """
   rng = np.random.Generator(np.random.PCG64(seed))
   (recall,) = setting.codec.encode("recall")
-  rows, probes = [], []
+  rows, probes, features = [], [], []
   for row, question in enumerate(setting.world.questions(split, count, seed)):
-    trajectory, marks = _play(
+    trajectory, marks, choices = _play(
       question,
       setting,
       budget=int(rng.choice(budgets)),
@@ -134,16 +147,14 @@ def probe_sets(
       rng=rng,
     )
     rows.append(trajectory.token_ids)
-    probes += [
-      (
-        row,
-        at,
-        recall if kind.startswith("recall") else rows[-1][at],
-        PROBE_KINDS.index(kind),
-      )
-      for at, kind in marks
-      if kind in PROBE_KINDS
-    ]
+    made = iter(choices)
+    for at, kind in marks:
+      if kind not in PROBE_KINDS:
+        continue
+      label = recall if kind.startswith("recall") else rows[-1][at]
+      probes.append((row, at, label, PROBE_KINDS.index(kind)))
+      choice = next(made) if kind == "recall_known" else _Choice((0, 0), 0)
+      features.append((*choice.features, choice.search))
   lengths = np.array([len(ids) for ids in rows], np.int32)
   token_ids = np.zeros((len(rows), max(lengths, default=0)), np.int32)
   for row, ids in zip(token_ids, rows, strict=True):
@@ -151,8 +162,16 @@ def probe_sets(
   at_rows, positions, labels, kinds = (
     np.array(probes, np.int32).reshape(-1, 4).T
   )
+  *of_choices, searches = np.array(features, np.float32).reshape(-1, 3).T
   return Probes(
-    token_ids, lengths, at_rows, positions, labels, kinds.astype(np.int8)
+    token_ids,
+    lengths,
+    at_rows,
+    positions,
+    labels,
+    kinds.astype(np.int8),
+    np.stack(of_choices, 1),
+    searches,
   )
 
 
@@ -163,8 +182,23 @@ def _play(
   budget: int,
   scaffold: bool,
   rng: np.random.Generator,
-) -> tuple[types.Trajectory, list[tuple[int, str]]]:
-  """Plays an episode; returns it, and (position, kind) of its decisions."""
+) -> tuple[types.Trajectory, list[tuple[int, str]], list[_Choice]]:
+  """Plays an episode.
+
+  Returns:
+    The trajectory, (position, kind) of its decisions, and a choice for each
+    `recall_known` among them.
+  """
+  decide = setting.expert.strategy(setting.world)
+  choices = []
+
+  def strategy(situation: expert_lib.Situation) -> float:
+    chance = decide(situation)
+    if situation.decision == "known" and situation.remaining:
+      features = expert_lib.features(situation, setting.world)
+      choices.append(_Choice(features, chance))
+    return chance
+
   turns = expert_lib.Expert(
     question,
     world=setting.world,
@@ -172,6 +206,7 @@ def _play(
     scaffold=scaffold,
     config=setting.expert,
     rng=rng,
+    strategy=strategy,
   ).turns()
   state, request = episode.start(
     question,
@@ -195,7 +230,7 @@ def _play(
       marks += [(start + at, kind) for at, kind in turn.marks]
       event = _generation(turn.words, setting.codec)
     state, request = episode.step(state, event)
-  return request.trajectory, marks
+  return request.trajectory, marks, choices
 
 
 def _generation(

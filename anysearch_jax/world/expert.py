@@ -11,7 +11,7 @@ dual-factor analysis).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,9 +23,42 @@ from anysearch_jax.world import world as world_lib
 _AMPLE = 3  # From this remaining budget on, the scaffold calls it ample.
 
 
+class Situation(NamedTuple):
+  """What a decision to search depends on.
+
+  Attributes:
+    decision: `known` or `unknown`, before the first search for a fact that
+      memory holds or does not; `miss`, after a search that found nothing;
+      `conflict`, after one that found two values.
+    known: whether memory holds the fact.
+    relations: those of the facts that are still needed, the present one first.
+    remaining: searches left.
+    settled: how each earlier fact was settled, as (relation, `found`,
+      `recall`, `guess` or `choice`); a choice is between two found values.
+  """
+
+  decision: str
+  known: bool
+  relations: tuple[str, ...]
+  remaining: int
+  settled: tuple[tuple[str, str], ...]
+
+
+# Returns the probability of searching.
+Strategy = Callable[[Situation], float]
+
+
 @dataclasses.dataclass(frozen=True)
 class ExpertConfig:
-  """Probabilities of the expert's decisions, the same until no budget is left.
+  """Probabilities of the expert's decisions while budget is left.
+
+  P(search) for a fact that memory holds is
+
+    p_search_known + change_slope (change - 0.2) + slack_slope slack
+
+  within [0.03, 0.97] if a slope is not 0, where `change` is how often memories
+  of the relation are wrong, and slack is (searches left - facts left) / 3,
+  within [-1, 1].
 
   Attributes:
     p_search_known, p_search_unknown: of searching for a fact that memory holds,
@@ -44,6 +77,36 @@ class ExpertConfig:
   p_over_budget: float = 0.15
   p_redundant: float = 0.02
   p_early_answer: float = 0.02
+  change_slope: float = 0.0
+  slack_slope: float = 0.0
+
+  def strategy(self, world: world_lib.World) -> Strategy:
+    """Returns these probabilities as a function of the situation."""
+
+    def chance(situation: Situation) -> float:
+      match situation.decision:
+        case "miss":
+          return self.p_retry_on_miss
+        case "conflict":
+          return self.p_check_on_conflict
+        case "unknown":
+          return self.p_search_unknown
+      if not (self.change_slope or self.slack_slope):
+        return self.p_search_known
+      change, slack = features(situation, world)
+      chance = self.p_search_known + self.change_slope * (change - 0.2)
+      return min(max(chance + self.slack_slope * slack, 0.03), 0.97)
+
+    return chance
+
+
+def features(
+  situation: Situation, world: world_lib.World
+) -> tuple[float, float]:
+  """Returns `change` and `slack` of a situation, see `ExpertConfig`."""
+  slack = (situation.remaining - len(situation.relations)) / 3
+  change = 1 - world.reliability(situation.relations[0])
+  return change, min(max(slack, -1.0), 1.0)
 
 
 class Turn(NamedTuple):
@@ -58,7 +121,17 @@ _Value = Generator[Turn, Sequence[types.Passage] | None, str]
 
 
 class Expert:
-  """Writes the turns of one episode."""
+  """Writes the turns of one episode.
+
+  Args:
+    question: a chain of facts.
+    world: its memory is the expert's.
+    budget: number of searches, >= 0.
+    scaffold: whether thoughts begin with the paper's dual-factor analysis.
+    config: probabilities of decisions.
+    rng: random numbers of the decisions.
+    strategy: decides on searches while budget is left, instead of `config`.
+  """
 
   def __init__(
     self,
@@ -69,7 +142,10 @@ class Expert:
     scaffold: bool,
     config: ExpertConfig,
     rng: np.random.Generator,
+    strategy: Strategy | None = None,
   ):
+    self._strategy = strategy or config.strategy(world)
+    self._settled: tuple[tuple[str, str], ...] = ()
     self._chain = question.text.split()[:-1]
     self._world = world
     self._remaining = budget
@@ -99,7 +175,7 @@ class Expert:
     alternative = relations_lib.ALL[relations_lib.INDEX[relation]].alternative
     candidates = world.objects(relation)
     known = memory is not None
-    chance = config.p_search_known if known else config.p_search_unknown
+    chance = self._wants("known" if known else "unknown", known)
     kind = f"recall_{'known' if known else 'unknown'}"
     need, wording = relation, relation
     while True:
@@ -121,23 +197,37 @@ class Expert:
       if len(values) == 1:
         self._clause(("found", "found"), (values[0], "copy"))
         if not (self._remaining and self._chance(config.p_redundant)):
-          return values[0]
+          return self._settle(relation, "found", values[0])
         chance = 1.0
       elif values:
         self._clause(("conflict", "conflict"))
         candidates = values
         need = wording = world_lib.VERDICT
-        chance = config.p_check_on_conflict
+        chance = self._wants("conflict", known)
       else:
         self._clause(("nothing", "nothing"))
         # After the alternative wording there is no other one to try.
-        chance = config.p_retry_on_miss if wording == relation else 0.0
+        chance = 0.0
+        if wording == relation:
+          chance = self._wants("miss", known)
         wording = alternative
     if memory is not None:
       self._clause(("recall", kind), (memory, "memory"))
-      return memory
+      return self._settle(relation, "recall", memory)
     value = candidates[int(self._rng.integers(len(candidates)))]
     self._clause(("guess", kind), value)
+    how = "choice" if need == world_lib.VERDICT else "guess"
+    return self._settle(relation, how, value)
+
+  def _wants(self, decision: str, known: bool) -> float:
+    """Returns the probability of a search, by the strategy."""
+    relations = tuple(self._chain[1 + len(self._settled) :])
+    return self._strategy(
+      Situation(decision, known, relations, self._remaining, self._settled)
+    )
+
+  def _settle(self, relation: str, how: str, value: str) -> str:
+    self._settled += ((relation, how),)
     return value
 
   def _searches(self, chance: float, *, known: bool) -> bool:

@@ -1,10 +1,15 @@
-"""The world's expert as a policy to evaluate.
+"""The world's expert as a policy to evaluate, with one of several strategies.
 
     python -m launch.evaluate --scripted=expert ...
 
-The warm start learns from this expert's demonstrations, so its accuracy is what
-imitation can reach. With another `ExpertConfig`, for example one that searches
-every fact, it measures what a policy can reach in the world.
+* `expert`: its demonstrations made the quickstart's warm start, so its accuracy
+  is what imitation can reach.
+* `optimum`, `optimum:PRICE`: the best use of each budget, see `optimum`; with a
+  price, a search costs this much of a right answer.
+* `unknown_only`: searches for every fact that memory does not hold.
+* `everything`: searches for every fact.
+
+All but `expert` search again after a miss, and verify two values.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ import numpy as np
 from anysearch_jax import types
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.rollout import scripted
-from anysearch_jax.world import expert, world_tokenizer
+from anysearch_jax.world import expert, optimum, world_tokenizer
 from anysearch_jax.world import world as world_lib
 
 _PROMPT = re.compile(r"(guide )?budget (\d+) question (.*? \?)")
@@ -28,9 +33,46 @@ _PASSAGE = re.compile(
 )
 
 
+NAMES = ("expert", "optimum", "unknown_only", "everything")
+# Its budget is never exceeded, and no search and no fact is left out.
+_EXACT = expert.ExpertConfig(p_over_budget=0, p_redundant=0, p_early_answer=0)
+
+
+def named(
+  name: str, world: world_lib.World
+) -> tuple[scripted.ScriptedEngine, types.TextCodec]:
+  """Returns the engine of one of `NAMES`, and the tokenizer of its world.
+
+  Raises:
+    ValueError: there is no such policy, or its price is no number from 0.
+  """
+  kind, _, price = name.partition(":")
+  if price and kind == "optimum":
+    try:
+      return make(world, _EXACT, optimum.Optimum(world, price=float(price)))
+    except ValueError as error:
+      raise ValueError(
+        f"--scripted={name}: {error}; expected a price as in optimum:0.05."
+      ) from error
+  match name:
+    case "expert":
+      return make(world)
+    case "optimum":
+      return make(world, _EXACT, optimum.Optimum(world))
+    case "unknown_only":
+      return make(world, _EXACT, optimum.search_unknown)
+    case "everything":
+      return make(world, _EXACT, optimum.search_everything)
+  raise ValueError(
+    f"--scripted={name}: expected one of {', '.join(NAMES)}, or "
+    "module:function."
+  )
+
+
 def make(
   world: world_lib.World,
   config: expert.ExpertConfig | None = None,
+  strategy: expert.Strategy | None = None,
 ) -> tuple[scripted.ScriptedEngine, types.TextCodec]:
   """Returns the expert's engine, and the tokenizer of its world.
 
@@ -40,6 +82,7 @@ def make(
   Args:
     world: its memory is the expert's.
     config: probabilities of decisions; None uses those of the demonstrations.
+    strategy: decides on searches within the budget, instead of `config`.
   """
   config = config or expert.ExpertConfig()
   codec = tokenizer_lib.Tokenizer(world_tokenizer.build_tokenizer(world))
@@ -58,6 +101,7 @@ def make(
       scaffold=bool(prompt[1]),
       config=config,
       rng=np.random.default_rng(request.address[:4]),
+      strategy=strategy,
     ).turns()
     said = " ".join(next(turns).words)
     for found in _AFTER_SEARCH.finditer(context, prompt.end()):

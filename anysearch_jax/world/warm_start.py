@@ -21,6 +21,7 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder
 from anysearch_jax.training import batching, train_step
 from anysearch_jax.world import demonstrations as demonstrations_lib
+from anysearch_jax.world import experts
 
 
 class Demonstration(NamedTuple):
@@ -118,8 +119,8 @@ def probe(
   probes: demonstrations_lib.Probes,
   *,
   rows: int = 16,
-) -> dict[str, float]:
-  """Returns the mean probability of the probes' labels, by kind of decision.
+) -> np.ndarray:
+  """Returns the probability of each probe's label, `[P]`.
 
   Args:
     params: the policy's parameters.
@@ -143,11 +144,7 @@ def probe(
         probes.labels[here],
       ]
     )
-  return {
-    kind: float(p[probes.kinds == i].mean())
-    for i, kind in enumerate(demonstrations_lib.PROBE_KINDS)
-    if np.any(probes.kinds == i)
-  }
+  return p
 
 
 def _next_logprobs(
@@ -165,16 +162,68 @@ def _next_logprobs(
   return jax.nn.log_softmax(decoder.logits(params, hidden))
 
 
-def gate(probes: dict[str, float]) -> list[str]:
-  """Returns the probes that are too low to begin reinforcement learning."""
+class Slopes(NamedTuple):
+  """How P(search | known) depends on `change` and `slack` (least squares)."""
+
+  change: float
+  slack: float
+
+
+def by_kind(
+  p: np.ndarray, probes: demonstrations_lib.Probes
+) -> dict[str, float]:
+  """Returns the mean of `p` `[P]` over the probes of each kind there is."""
+  return {
+    kind: float(p[probes.kinds == i].mean())
+    for i, kind in enumerate(demonstrations_lib.PROBE_KINDS)
+    if np.any(probes.kinds == i)
+  }
+
+
+def slopes(
+  p: np.ndarray, probes: demonstrations_lib.Probes
+) -> tuple[Slopes, Slopes]:
+  """Returns the slopes of a policy, and of the expert that made the probes.
+
+  Args:
+    p: `[P]`, the policy's probabilities of the probes' labels.
+    probes: with at least three `recall_known` that differ.
+  """
+  known = probes.kinds == demonstrations_lib.PROBE_KINDS.index("recall_known")
+  features = probes.features[known]
+  design = np.concatenate([np.ones((len(features), 1)), features], 1)
+  searches = np.stack([1 - p[known], probes.searches[known]], 1)
+  _, change, slack = np.linalg.lstsq(design, searches, rcond=None)[0]
+  policy, expert = map(Slopes, change.tolist(), slack.tolist())
+  return policy, expert
+
+
+def gate(
+  p: np.ndarray,
+  probes: demonstrations_lib.Probes,
+  expert: experts.Demonstrator,
+) -> list[str]:
+  """Returns in words what the policy lacks to begin reinforcement learning.
+
+  Args:
+    p: `[P]`, the policy's probabilities of the probes' labels.
+    probes: of the expert's episodes.
+    expert: what it must show.
+  """
+  found = by_kind(p, probes)
   needs = [
-    (kind, probes[kind], 0.9)
+    (kind, found[kind], expert.probe)
     for kind in ("nothing", "conflict", "copy", "memory")
   ]
-  gap = probes["recall_known"] - probes["recall_unknown"]
-  needs.append(("recall_known - recall_unknown", gap, 0.3))
-  return [
-    f"{kind}: found {value:.2f}, expected at least {least}"
+  gap = found["recall_known"] - found["recall_unknown"]
+  needs.append(("recall_known - recall_unknown", gap, expert.gap))
+  lacks = [
+    f"{kind}: found {value:.3f}, expected at least {least}"
     for kind, value, least in needs
     if value < least
   ]
+  if expert.slopes:
+    for name, mine, its in zip(Slopes._fields, *slopes(p, probes)):
+      if abs(mine - its) > 0.05 + abs(its) / 2:
+        lacks.append(f"slope by {name}: found {mine:.2f}, expected {its:.2f}")
+  return lacks

@@ -1,10 +1,12 @@
 """A generated world of facts, with an exact line between memory and search.
 
-*Parametric* facts hold in every snapshot of the world, so a policy can memorize
-them. Some memories are *stale*: they contradict the corpus, which is right. All
-other facts are drawn anew in each snapshot, so that only a search finds them. A
-passage may use the alternative wording of its relation, which the usual query
-misses, or have a false twin; then one more search finds a verdict on the two.
+*Parametric* facts are those that a policy can memorize. Memory may be wrong;
+the corpus is right. In one version of the world a memory is *stale* in every
+snapshot or in none; in another its relation says how often the fact *changes*
+(see `versions`). All other facts are drawn anew in each snapshot, so that only
+a search finds them. A passage may use the alternative wording of its relation,
+which the usual query misses, or have a false twin; then one more search finds a
+verdict on the two.
 
 Everything is a function of `WorldConfig`; snapshots are drawn when first used.
 """
@@ -41,7 +43,10 @@ class WorldConfig:
     entities: number of entities of each of `relations.KINDS`.
     known: for each of `relations.ALL`, the probability that a fact is
       parametric.
-    stale: share of the parametric facts that memory holds wrongly.
+    stale: share of the parametric facts that memory holds wrongly, in every
+      snapshot.
+    changes: for each of `relations.ALL`, the probability that a parametric fact
+      differs from memory, drawn anew in each snapshot; empty: all are 0.
     alternative: share of a snapshot's facts in the alternative wording only.
     contradicted: share of the non-parametric facts that have a false twin, at
       most one for each entity.
@@ -62,6 +67,7 @@ class WorldConfig:
   contradicted: float = 0.2
   fillers: int = 3
   hop_mix: tuple[float, ...] = (0.26, 0.2, 0.17, 0.15, 0.12, 0.1)
+  changes: tuple[float, ...] = ()
   snapshots: tuple[int, ...] = (32, 2, 4)
   chain_shares: tuple[int, ...] = (6, 2, 2)
 
@@ -93,7 +99,8 @@ class World:
     members: for each kind, its entities as a range of indices.
     known: bool `[E, R]`, the fact is parametric.
     memory: int `[E, R]`, the memorized values, -1 for facts not in memory.
-    facts: int `[E, R]`, the true values of the parametric facts, -1 elsewhere.
+    facts: int `[E, R]`, the true values of the parametric facts, -1 elsewhere,
+      in all snapshots where they have not changed.
   """
 
   def __init__(self, config: WorldConfig = WorldConfig()):
@@ -117,6 +124,12 @@ class World:
     value = self.memory[self.index[entity], relations_lib.INDEX[relation]]
     return None if value < 0 else self.entities[value]
 
+  def reliability(self, relation: str) -> float:
+    """Returns the probability that a memory of this relation is right."""
+    changes = self.config.changes or (0.0,) * len(relations_lib.ALL)
+    change = changes[relations_lib.INDEX[relation]]
+    return (1 - self.config.stale) * (1 - change)
+
   def objects(self, relation: str) -> Sequence[str]:
     """Returns all entities of the kind that a relation leads to."""
     members = self.members[
@@ -136,6 +149,8 @@ class World:
       raise ValueError(f"Found snapshot {index}; expected 0 to {total - 1}.")
     rng = _generator(self.config.seed, 1, index)
     values = np.where(self.known, self.facts, self._draw_values(rng))
+    if self.config.changes:
+      values = self._changed(values, _generator(self.config.seed, 4, index))
     alternative = rng.random(values.shape) < self.config.alternative
     twin_first = rng.random(values.shape) < 0.5
     # A verdict names its entity but no relation: one twin for each entity.
@@ -173,7 +188,8 @@ class World:
     A chain starts at an entity and follows distinct relations, each from the
     value of the one before; no entity occurs twice. The golden answer is the
     corpus's value. `metadata` holds `hops`, `min_searches` (for an agent that
-    knows which memories are stale) and `facts`, one dict for each hop.
+    knows which memories are stale) and `facts`, one dict for each hop, with the
+    `reliability` of its relation if memory is graded.
 
     Args:
       split: one of `SPLITS`; splits share neither chains nor snapshots.
@@ -214,6 +230,14 @@ class World:
         rng, self.members[relation.object], np.stack(taken, 1)
       )
     return values
+
+  def _changed(
+    self, values: np.ndarray, rng: np.random.Generator
+  ) -> np.ndarray:
+    """Replaces some parametric facts by values that differ from memory."""
+    changes = rng.random(values.shape) < self.config.changes
+    others = self._draw_values(rng, values, self.memory)
+    return np.where(self.known & changes, others, values)
 
   def _write(self, index: int) -> Iterator[types.Passage]:
     """Yields the passages of a snapshot: facts by entity, then fillers.
@@ -283,6 +307,9 @@ class World:
       }
       for r, e, v in zip(relations, path, path[1:], strict=False)
     ]
+    if self.config.changes:
+      for fact in facts:
+        fact["reliability"] = self.reliability(fact["relation"])
     searches = sum(
       1 + fact["misses"] + fact["contradicted"]
       for fact in facts

@@ -21,6 +21,7 @@ from anysearch_jax.rollout import driver
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import rewards_and_advantages, throughput
+from anysearch_jax.world import versions
 from anysearch_jax.world import world as world_lib
 from bench import harness, playing, random_weights
 from bench.first_gpu import notes as notes_lib
@@ -201,7 +202,9 @@ def small(notes: notes_lib.Notes) -> None:
 def _small(
   config: config_lib.ExperimentConfig, rollouts: int
 ) -> list[dict[str, Any]]:
-  world = world_lib.World(world_lib.WorldConfig(seed=config.data.world_seed))
+  world = world_lib.World(
+    versions.config(config.data.world, config.data.world_seed)
+  )
   loop = Loop(
     config,
     hf.load(shipped.find(config.policy)),

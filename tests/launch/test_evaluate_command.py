@@ -170,7 +170,9 @@ def test_a_function_makes_a_policy(tmp_path):
   found = rows(chosen, config, tmp_path / "e")
   assert {json.loads(row)["answer"] for row in found} == {"x"}
   assert policies.identified(policies.identity(chosen)) == chosen
-  with pytest.raises(ValueError, match="expected `expert`, or module:function"):
+  with pytest.raises(
+    ValueError, match="expected one of expert, .*or module:function"
+  ):
     rows(policies.Chosen("scripted", "nothing:x"), config, tmp_path / "f")
 
 

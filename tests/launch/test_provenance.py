@@ -8,7 +8,7 @@ import json
 import pytest
 
 from anysearch_jax import config as config_lib
-from launch import parts
+from launch import parts, retrievers
 
 CONFIG = config_lib.ExperimentConfig(policy="configs/quickstart_policy")
 
@@ -26,13 +26,31 @@ def test_questions_and_passages_are_known_by_their_hashes(source):
   assert noted["retriever"]["kind"] == "bm25"
   assert noted["packages"]["jax"]
   assert noted["policy"] == parts.policy(CONFIG.policy)
+  assert noted["world"] == {"version": "fixed", "seed": 0}
   json.dumps(noted)
   changed = [dataclasses.replace(questions[0], golden_answers=("x",))]
   for others in (questions[:19], questions[::-1], [*changed, *questions[1:]]):
     other = parts.provenance(CONFIG, source.retriever, others)
     assert other["questions"]["sha256"] != noted["questions"]["sha256"]
-  elsewhere = parts.source(
-    dataclasses.replace(CONFIG, data=config_lib.DataConfig(world_seed=1))
-  )
-  other = parts.provenance(CONFIG, elsewhere.retriever, questions)
-  assert other["retriever"]["sha256"] != noted["retriever"]["sha256"]
+  for data in (
+    config_lib.DataConfig(world_seed=1),
+    config_lib.DataConfig(world="graded"),
+  ):
+    config = dataclasses.replace(CONFIG, data=data)
+    retriever = parts.source(config).retriever
+    other = parts.provenance(config, retriever, questions)
+    assert other["world"] == {"version": data.world, "seed": data.world_seed}
+    assert other["retriever"]["sha256"] != noted["retriever"]["sha256"]
+
+
+def test_worlds_of_equal_seeds_record_different_searches(tmp_path):
+  identities = {}
+  for world in ("fixed", "graded"):
+    config = dataclasses.replace(
+      CONFIG,
+      data=config_lib.DataConfig(world=world),
+      retrieval=config_lib.RetrievalConfig(log=str(tmp_path / world)),
+    )
+    made = retrievers.make(config, parts.source(config).retriever)
+    identities[world] = made.identity()
+  assert identities["fixed"]["sha256"] != identities["graded"]["sha256"]

@@ -299,7 +299,7 @@ def test_probes_are_at_the_positions_of_their_decisions(scaffold):
     range(len(demonstrations.PROBE_KINDS))
   )
   words = [CODEC.hf.convert_ids_to_tokens(row) for row in probes.token_ids]
-  for row, at, label, kind in zip(*probes[2:], strict=True):
+  for row, at, label, kind in zip(*probes[2:6], strict=True):
     assert 1 <= at < probes.lengths[row]
     name = demonstrations.PROBE_KINDS[kind]
     before = words[row][:at]

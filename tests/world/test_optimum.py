@@ -1,0 +1,181 @@
+"""Tests the exact rows: by hand, by enumeration, and against play."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from played_evaluation import configured, play, rows_of
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.evaluation import harness
+from anysearch_jax.world import expert, expert_policy, optimum, versions
+from anysearch_jax.world import world as world_lib
+from retrieval import lexical
+
+WORLD = world_lib.World(versions.config("graded", 0))
+MISS = WORLD.config.alternative
+KINDS = ("known", "unknown", "miss", "conflict")
+
+
+def odds(relation):
+  """Counts P(known) and P(twin | unknown) from the world's snapshots."""
+  r = optimum.relations_lib.INDEX[relation]
+  snapshots = [WORLD.snapshot(i) for i in WORLD.split_snapshots("train")]
+  applies = snapshots[0].values[:, r] >= 0
+  known = WORLD.known[applies, r]
+  twins = [(s.twins[applies, r] >= 0)[~known] for s in snapshots]
+  return known.mean(), np.mean(twins)
+
+
+def situation(decision, *relations, remaining=3, settled=()):
+  known = decision == "known"
+  return expert.Situation(decision, known, relations, remaining, settled)
+
+
+def test_one_fact_by_hand():
+  best = optimum.Optimum(WORLD)
+  known, twin = odds("river")
+  right, guess = 0.8, 1 / 24
+  # No search: trust memory, or guess.
+  expected = known * right + (1 - known) * guess
+  assert best.value(("river",), 0) == pytest.approx(expected)
+  # One: it finds the fact, half of it (a twin), or nothing.
+  one = 1 - MISS
+  expected = known * (one + MISS * right)
+  expected += (1 - known) * (one * (1 - twin / 2) + MISS * guess)
+  assert best.value(("river",), 1) == pytest.approx(expected)
+  # Three suffice for a miss and a twin.
+  assert best.value(("river",), 3) == pytest.approx(1)
+
+
+def test_decisions_by_hand():
+  best = optimum.Optimum(WORLD)
+  assert best(situation("known", "country")) == 0  # Always right.
+  assert best(situation("known", "mayor")) == 1  # Right half of the time.
+  assert best(situation("known", "mayor", remaining=0)) == 0
+  # The only search is worth most where there is no memory.
+  few = ("river", "mouth")
+  assert best(situation("known", *few, remaining=1)) == 0
+  assert best(situation("unknown", *few, remaining=2)) == 1
+  assert best(situation("conflict", "river", remaining=1)) == 1
+  assert best(situation("miss", "river", remaining=1)) == 1
+
+
+def test_a_price_is_paid_only_for_what_it_buys():
+  known = situation("known", "river")  # A search adds .2 to being right.
+  assert optimum.Optimum(WORLD, price=0.1)(known) == 1
+  assert optimum.Optimum(WORLD, price=0.25)(known) == 0
+  # After a guess, the chain is most likely lost.
+  lost = situation("known", "river", settled=(("mayor", "guess"),))
+  assert optimum.Optimum(WORLD, price=0.1)(lost) == 0
+  assert optimum.Optimum(WORLD)(lost) == 1
+  assert optimum.Optimum(WORLD, price=2).value(("mayor", "river"), 8) == (
+    pytest.approx(optimum.Optimum(WORLD).value(("mayor", "river"), 0))
+  )
+
+
+def enumerated(tables, relations, searches, price):
+  """The value of the best of `tables`: (decision, searches left) -> 0 or 1."""
+
+  def value(table, rest, r, q):
+    if not rest:
+      return q
+    relation, after = rest[0], rest[1:]
+    p_known, twin = odds(relation)
+    right = WORLD.reliability(relation)
+    guess = 1 / len(WORLD.objects(relation))
+
+    def step(decision, known, r):
+      if not (r and table[len(rest), decision, r]):
+        if decision == "conflict":
+          return value(table, after, r, q / 2)
+        return value(table, after, r, q * (right if known else guess))
+      if decision == "conflict":
+        return value(table, after, r - 1, q) - price
+      found = value(table, after, r - 1, q)
+      if not known:
+        found *= 1 - twin
+        found += twin * step("conflict", known, r - 1)
+      if decision == "miss":
+        return found - price
+      missed = step("miss", known, r - 1)
+      return (1 - MISS) * found + MISS * missed - price
+
+    return p_known * step("known", True, r) + (1 - p_known) * step(
+      "unknown", False, r
+    )
+
+  return max(value(table, relations, searches, 1.0) for table in tables)
+
+
+@pytest.mark.parametrize("price", [0.0, 0.15])
+def test_no_table_of_decisions_is_better(price):
+  keys = list(itertools.product((1,), KINDS, (1, 2)))
+  tables = [
+    dict(zip(keys, bits)) for bits in itertools.product((0, 1), repeat=8)
+  ]
+  for relation, searches in itertools.product(("mayor", "river"), (1, 2)):
+    best = optimum.Optimum(WORLD, price=price).value((relation,), searches)
+    assert best == pytest.approx(
+      enumerated(tables, (relation,), searches, price), abs=1e-12
+    )
+
+
+def test_no_random_table_is_better_in_a_chain():
+  rng = np.random.default_rng(0)
+  keys = list(itertools.product((1, 2, 3), KINDS, (1, 2, 3)))
+  tables = [dict(zip(keys, rng.integers(0, 2, len(keys)))) for _ in range(200)]
+  chain = ("birthplace", "mayor", "mentor")
+  best = optimum.Optimum(WORLD).value(chain, 3)
+  assert enumerated(tables, chain, 3, 0.0) < best
+
+
+def test_play_has_the_computed_values(tmp_path):
+  """Held-out questions, as `launch.evaluate --scripted=NAME` plays them."""
+  budgets, n = (1, 3, 8), 150
+  questions = WORLD.questions("held-out", n, 2024)
+  config = dataclasses.replace(
+    configured(budgets=budgets, seeds=(1,)),
+    episode=config_lib.EpisodeConfig(
+      prompts="world", max_generated=300, max_context=544
+    ),
+  )
+  retriever = lexical.LexicalRetriever(WORLD.corpus)
+  right, searches = {}, {}
+  for name in ("optimum", "unknown_only", "everything"):
+    player = harness.Player(*expert_policy.named(name, WORLD))
+    _, text = play(config, player, questions, retriever, tmp_path / name)
+    rows = rows_of(text)
+    assert {row["outcome"] for row in rows} == {"answered"}
+    assert not any(row["violation"] for row in rows)
+    for b in budgets:
+      mine = [row for row in rows if row["budget"] == b]
+      right[name, b] = np.mean([row["em"] for row in mine])
+      searches[name, b] = np.mean([row["searches"] for row in mine])
+  best = optimum.Optimum(WORLD)
+  for b in budgets:
+    value = np.mean(
+      [best.value(tuple(q.text.split()[1:-1]), b) for q in questions]
+    )
+    error = np.sqrt(value * (1 - value) / n)
+    assert abs(right["optimum", b] - value) < 3.5 * error
+    assert right["unknown_only", b] < right["optimum", b] + 2 * error
+    assert right["everything", b] < right["optimum", b] + 2 * error
+    assert searches["unknown_only", b] < searches["optimum", b]
+    assert searches["optimum", b] < searches["everything", b]
+  # The budget binds: what no search settles is lost, up to eight.
+  assert right["everything", 1] < right["everything", 3]
+  assert right["unknown_only", 8] < 0.75 < 0.9 < right["optimum", 8]
+
+
+def test_an_invalid_name_or_price_is_refused():
+  for name, words in (
+    ("optimum:x", "optimum:0.05"),
+    ("optimum:-1", "found the price -1.0"),
+    ("everything:1", "expected one of expert, optimum"),
+  ):
+    with pytest.raises(ValueError, match=f"(?i){words}"):
+      expert_policy.named(name, WORLD)
