@@ -88,8 +88,8 @@ def load(
 
 def _where_from(name: str) -> str:
   """Returns advice on how to get a folder of this name."""
-  if name == "quickstart_policy":
-    return "Make the quickstart's again by `python -m launch.warm_start`."
+  if name in ("quickstart_policy", "fair_policy"):
+    return "Make the shipped one again by `python -m launch.warm_start`."
   owners = {"Qwen": "Qwen", "Llama": "meta-llama"}
   owner = next((owners[x] for x in owners if name.startswith(x)), "OWNER")
   return f"Download one by `hf download {owner}/{name} --local-dir DIR`."

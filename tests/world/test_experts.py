@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 
 import numpy as np
 import pytest
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.policy import tokenizer
+from anysearch_jax.policy import hf, tokenizer
 from anysearch_jax.world import (
   demonstrations,
   expert,
@@ -20,6 +21,7 @@ from anysearch_jax.world import (
 from anysearch_jax.world import world as world_lib
 from retrieval import lexical
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORLD = world_lib.World(versions.config("graded", 0))
 SETTING = demonstrations.Setting(
   WORLD,
@@ -137,3 +139,13 @@ def test_gates_name_what_a_policy_lacks(probes):
   assert first == "copy: found 0.990, expected at least 0.995"
   # The thrifty expert's gate is lower, and asks for no slopes.
   assert warm_start.gate(p, probes, experts.get("thrifty")) == []
+
+
+def test_the_shipped_policy_passes_the_gates_of_its_expert(probes):
+  """Fewer probes than when it was made, so the gate is a little lower."""
+  policy = hf.load(ROOT / "configs" / "fair_policy")
+  assert policy.tokenizer.encode("mayor ?") == SETTING.codec.encode("mayor ?")
+  p = warm_start.probe(policy.params, policy.architecture, probes)
+  assert warm_start.gate(p, probes, SOFT._replace(probe=0.99)) == []
+  mine, its = warm_start.slopes(p, probes)
+  np.testing.assert_allclose(mine, its, atol=0.15)
