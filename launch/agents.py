@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -15,14 +17,28 @@ if TYPE_CHECKING:
   from launch import world_source
 
 
-@contextlib.contextmanager
-def opened(
+class Prepared(NamedTuple):
+  """An agent before its weights are read.
+
+  config: of the agent, with room for answers.
+  chosen: the policy.
+  source: the generated world; None if that is not what is asked about.
+  examples: questions that can be asked, if they are known.
+  """
+
+  config: config_lib.ExperimentConfig
+  chosen: policies.Chosen
+  source: world_source.WorldSource | None
+  examples: list[types.Question]
+
+
+def prepare(
   config: config_lib.ExperimentConfig,
   chosen: policies.Chosen,
   *,
   allow_cpu: bool = False,
-) -> Iterator[agent_lib.Agent]:
-  """Yields an agent; leaving the context closes it.
+) -> Prepared:
+  """Checks what an agent is made of.
 
   Call `jax_setup.configure` before. Unless the configuration says how much room
   an episode keeps for its answer, an eighth of what the policy may write is
@@ -34,11 +50,9 @@ def opened(
     allow_cpu: whether a policy of full size may be played on a CPU.
 
   Raises:
-    ValueError: the policy or the retriever cannot be used.
-    types.EngineError: the SGLang servers cannot be used.
+    ValueError: the policy or the configuration cannot be used.
   """
   from anysearch_jax.agent import loading
-  from anysearch_jax.rollout import searching
   from anysearch_jax.training import validation
 
   config = loading.with_answer_room(config)
@@ -48,6 +62,20 @@ def opened(
   policies.check(
     chosen, config, source, known or [_SHORTEST], allow_cpu=allow_cpu
   )
+  return Prepared(config, chosen, source, known)
+
+
+@contextlib.contextmanager
+def loaded(prepared: Prepared) -> Iterator[agent_lib.Agent]:
+  """Yields an agent; leaving the context closes it.
+
+  Raises:
+    ValueError: the policy or the retriever cannot be used.
+    types.EngineError: the SGLang servers cannot be used.
+  """
+  from anysearch_jax.rollout import searching
+
+  config, chosen, source, known = prepared
   retriever = searching.BatchingRetriever(
     retrievers.make(config, source.retriever if source else None),
     config.search,
@@ -66,6 +94,53 @@ def opened(
       yield agent
 
 
+@contextlib.contextmanager
+def opened(
+  config: config_lib.ExperimentConfig,
+  chosen: policies.Chosen,
+  *,
+  allow_cpu: bool = False,
+) -> Iterator[agent_lib.Agent]:
+  """Yields an agent, as `prepare` and `loaded`."""
+  with loaded(prepare(config, chosen, allow_cpu=allow_cpu)) as agent:
+    yield agent
+
+
+@contextlib.contextmanager
+def loading_agent(
+  prepared: Prepared,
+) -> Iterator[concurrent.futures.Future[agent_lib.Agent]]:
+  """Yields an agent that a thread loads; leaving the context closes it.
+
+  The future has the exception if it cannot be loaded. An agent that is still
+  being loaded at the end is abandoned with its thread.
+  """
+  found: concurrent.futures.Future[agent_lib.Agent] = (
+    concurrent.futures.Future()
+  )
+  ends = threading.Event()
+
+  def hold() -> None:
+    try:
+      with loaded(prepared) as agent:
+        found.set_result(agent)
+        ends.wait()
+    except BaseException as error:
+      if found.done():
+        raise
+      found.set_exception(error)
+
+  thread = threading.Thread(target=hold, name="loading", daemon=True)
+  thread.start()
+  try:
+    yield found
+  finally:
+    ends.set()
+    if found.done():
+      thread.join(_CLOSING)
+
+
+_CLOSING = 60.0  # Seconds.
 # Stands for the questions that nobody has asked yet.
 _SHORTEST = types.Question("?", "?", ())
 

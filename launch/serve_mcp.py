@@ -16,6 +16,7 @@ policy.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import logging
 import os
@@ -35,6 +36,7 @@ from launch import agents, http_server, jax_setup, policies, stopping
 from launch import flags as launch_flags
 
 if typing.TYPE_CHECKING:
+  from anysearch_jax.agent import agent as agent_lib
   from anysearch_jax.serving import mcp_server
 
 _CHUNK = 65536
@@ -76,21 +78,24 @@ def main(argv: Sequence[str]) -> None:
     wire = None if f.http else stack.enter_context(_only_protocol())
     jax_setup.configure(threads=f.threads, cache=f.cache)
     try:
-      agent = stack.enter_context(
-        agents.opened(config, chosen, allow_cpu=f.allow_cpu)
-      )
+      prepared = agents.prepare(config, chosen, allow_cpu=f.allow_cpu)
+      agent = stack.enter_context(agents.loading_agent(prepared))
       service = make(
         agent,
         version=anysearch_jax.__version__,
+        examples=prepared.examples,
         max_budget=f.max_budget,
         passages=config.episode.top_k,
         seed=f.seed,
         deadline=f.deadline,
       )
       if wire is None:
+        agent.result()
         _serve_http(service, host=f.host, port=f.port, grace=f.grace)
       else:
-        _serve_stdio(service, wire)
+        _serve_stdio(service, wire, agent)
+        if agent.done():
+          agent.result()
     except (OSError, ValueError, types.EngineError) as error:
       sys.exit(f"launch.serve_mcp: {error}")
 
@@ -118,8 +123,15 @@ def _only_protocol() -> Iterator[_Wire]:
     os.dup2(wire.stdout, 1)
 
 
-def _serve_stdio(service: mcp_server.Service, wire: _Wire) -> None:
+def _serve_stdio(
+  service: mcp_server.Service,
+  wire: _Wire,
+  agent: concurrent.futures.Future[agent_lib.Agent],
+) -> None:
   """Serves one client until it closes its end or a signal arrives.
+
+  It also ends if the agent cannot be loaded. Clients are answered while it is
+  being loaded, because many of them wait for a minute at most.
 
   A thread copies the input into a socket that the server reads. A signal ends
   the copy, so that the server ends as it does when the client hangs up; a
@@ -139,6 +151,11 @@ def _serve_stdio(service: mcp_server.Service, wire: _Wire) -> None:
         ours.sendall(chunk)
     end(0)
 
+  def check(loaded: concurrent.futures.Future[agent_lib.Agent]) -> None:
+    if loaded.exception() is not None:
+      end(0)
+
+  agent.add_done_callback(check)
   threading.Thread(target=copy, name="stdin", daemon=True).start()
   # The server takes descriptors 0 and 1 for itself while it runs, and points
   # them elsewhere for everybody else.

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import concurrent.futures
 import contextlib
 import json
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import pydantic
@@ -86,7 +87,8 @@ class Service:
   """The tools and resources of one agent.
 
   Args:
-    agent: answers; the caller closes it.
+    agent: answers; calls wait while it is being loaded. The caller closes it.
+    examples: questions that can be asked, if only some can.
     max_budget: largest budget of a question.
     passages: passages that `search` finds unless its caller says how many.
     seed: of the random numbers of every question.
@@ -99,9 +101,10 @@ class Service:
 
   def __init__(
     self,
-    agent: agent_lib.Agent,
+    agent: concurrent.futures.Future[agent_lib.Agent],
     *,
     version: str,
+    examples: Sequence[types.Question] = (),
     max_budget: int = 10,
     passages: int = 3,
     seed: int = 42,
@@ -118,7 +121,7 @@ class Service:
       "anysearch",
       title="AnySearch",
       version=version,
-      instructions=_instructions(agent),
+      instructions=_instructions(examples),
       log_level="WARNING",
     )
     self.server.add_tool(
@@ -166,10 +169,11 @@ class Service:
         f"budget: found {budget}, expected 0 to {self._max_budget}."
       )
     with self._call():
+      agent = await self._loaded()
       # Cancelling the request cancels this coroutine; leaving the stream then
       # cancels the episode, which frees its pages.
       async with contextlib.aclosing(
-        self._agent.stream_async(
+        agent.stream_async(
           question, budget=budget, seed=self._seed, deadline=self._deadline
         )
       ) as told:
@@ -193,13 +197,18 @@ class Service:
     if not 1 <= k <= _MOST_PASSAGES:
       raise ToolError(f"k: found {k}, expected 1 to {_MOST_PASSAGES}.")
     with self._call():
-      found = await self._agent.search_async(query, k=k)
+      agent = await self._loaded()
+      found = await agent.search_async(query, k=k)
     return Found(
       passages=[Passage(id=p.id, title=p.title, text=p.text) for p in found]
     )
 
   async def trajectory(self, name: str) -> str:
     return self._trajectories.read(name)
+
+  async def _loaded(self) -> agent_lib.Agent:
+    # Cancelling a call must not cancel the loading.
+    return await asyncio.shield(asyncio.wrap_future(self._agent))
 
   @contextlib.contextmanager
   def _call(self) -> Iterator[None]:
@@ -288,17 +297,17 @@ def _record(reply: events.Reply) -> dict[str, Any]:
   }
 
 
-def _instructions(agent: agent_lib.Agent) -> str:
+def _instructions(examples: Sequence[types.Question]) -> str:
   """Returns what a client's model reads about the server."""
   lines = [
     "`answer` answers one question with its own searches; give the whole "
     "question, because nothing is remembered between calls. `search` returns "
     "passages to read yourself."
   ]
-  if examples := agent.examples[:_EXAMPLES]:
+  if examples:
     lines.append(
       "The passages are of a generated world. Questions are in its words only; "
       "`search` reads the passages behind the first of these:"
     )
-    lines += [f"- {question.text}" for question in examples]
+    lines += [f"- {question.text}" for question in examples[:_EXAMPLES]]
   return "\n".join(lines)

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,6 +110,22 @@ def test_only_the_protocol_is_on_stdout_and_a_signal_ends_it():
   assert process.wait(20) == 0
   assert [first["id"], second["id"]] == [1, 2]
   assert second["result"]["structuredContent"]["searches"] == 0
+
+
+def test_policy_that_cannot_be_loaded_ends_the_server_with_a_sentence(tmp_path):
+  """Its configuration is sound, so that the client is welcomed first."""
+  folder = tmp_path / "policy"
+  shutil.copytree(ROOT / "configs" / "quickstart_policy", folder)
+  for weights in folder.glob("*.safetensors"):
+    weights.write_bytes(weights.read_bytes()[:-1000])
+  process = started(
+    f"--hf={folder}", stdin=subprocess.PIPE, stderr=subprocess.PIPE
+  )
+  said = process.stderr.read()  # The input stays open.
+  assert process.wait(20) == 1
+  assert "launch.serve_mcp: " in said and str(folder) in said
+  assert "Traceback" not in said
+  process.stdin.close()
 
 
 def test_official_client_talks_over_http_and_a_signal_ends_the_server():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import json
 import socket
@@ -35,8 +36,10 @@ def serving(engine=None, retriever=None, **kwargs):
     config=CONFIG,
     slots=4,
   )
+  loaded = concurrent.futures.Future()
+  loaded.set_result(agent)
   with agent:
-    yield mcp_server.Service(agent, version="1", **kwargs)
+    yield mcp_server.Service(loaded, version="1", **kwargs)
 
 
 def play(scenario, **kwargs):
@@ -240,3 +243,48 @@ def test_many_calls_are_answered_at_the_same_time():
   results = play(scenario, engine=engine)
   assert [r.structured_content["answer"] for r in results] == ["Jane"] * 8
   assert engine.most == 4  # Slots.
+
+
+def test_client_is_welcomed_while_the_policy_is_being_loaded():
+  agent = agent_lib.Agent(
+    scripted.Engine(SCRIPT),
+    CODEC,
+    scripted.Retriever(HITS),
+    config=CONFIG,
+    slots=4,
+  )
+  loading = concurrent.futures.Future()
+
+  async def main():
+    service = mcp_server.Service(loading, version="1")
+    async with mcp.Client(service.server) as client:
+      tools = (await client.list_tools()).tools
+      given_up = asyncio.ensure_future(
+        client.call_tool("search", {"query": "emma"})
+      )
+      asked = asyncio.ensure_future(
+        client.call_tool("answer", {"question": "Who?", "budget": 3})
+      )
+      await asyncio.sleep(0.1)
+      assert not asked.done()
+      given_up.cancel()
+      loading.set_result(agent)
+      return tools, await asyncio.wait_for(asked, 30)
+
+  with agent:
+    tools, result = asyncio.run(main())
+  assert [tool.name for tool in tools] == ["answer", "search"]
+  assert result.structured_content["answer"] == "Jane"
+
+
+def test_policy_that_cannot_be_loaded_is_an_error_result():
+  loading = concurrent.futures.Future()
+  loading.set_exception(ValueError("The weights are damaged."))
+
+  async def main():
+    service = mcp_server.Service(loading, version="1")
+    async with mcp.Client(service.server) as client:
+      return await client.call_tool("search", {"query": "emma"})
+
+  result = asyncio.run(main())
+  assert result.is_error and "damaged" in result.content[0].text
