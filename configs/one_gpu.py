@@ -69,15 +69,15 @@ class Large(NamedTuple):
 
 
 MEMORIES = {
-  "24": Memory(32, (8, 16), rows=1),
-  "80": Memory(128, (8, 16, 32), rows=4),
-  "141": Memory(128, (8, 16, 32), rows=8),
+  "24": Memory(32, (8, 16, 32), rows=1),
+  "80": Memory(128, (32, 64, 128), rows=4),
+  "141": Memory(320, (64, 128, 256), rows=8),
 }
 # By policy: its folder, and the tokens of KV cache by memory. 0 is all that the
 # slots can need; a token of Qwen3 takes 4 to 12 times that of Qwen2.5.
 POLICIES = {
-  "qwen2_5_0_5b": ("Qwen2.5-0.5B-Instruct", (0, 0, 0)),
-  "qwen2_5_1_5b": ("Qwen2.5-1.5B-Instruct", (0, 0, 0)),
+  "qwen2_5_0_5b": ("Qwen2.5-0.5B-Instruct", (0, 0, 3 << 18)),
+  "qwen2_5_1_5b": ("Qwen2.5-1.5B-Instruct", (0, 0, 3 << 18)),
   "qwen3_0_6b": ("Qwen3-0.6B", (1 << 16, 1 << 18, 1 << 19)),
   "qwen3_1_7b": ("Qwen3-1.7B", (1 << 16, 1 << 18, 1 << 19)),
   "qwen3_4b": ("Qwen3-4B", (1 << 14, 3 << 16, 3 << 17)),

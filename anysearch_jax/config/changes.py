@@ -97,7 +97,9 @@ _TABLE: dict[str, dict[Kind, str]] = {
     _P: "row_lengths micro_batch_tokens max_micro_batches max_segments remat "
     "attention attention_chunk logprob_chunk"
   },
-  "mesh": {_P: "data fsdp tensor sequence_parallel trainer rollout"},
+  "mesh": {
+    _P: "data fsdp tensor sequence_parallel trainer rollout rollout_tensor"
+  },
   "lora": {_I: "rank alpha targets", _L: "base_dtype"},
   "data": {_I: "source world world_seed split", _P: "path"},
   # These settings made the policy that a run starts from; the run does not

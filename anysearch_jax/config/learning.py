@@ -202,8 +202,10 @@ class MeshConfig:
   data, fsdp, tensor: sizes of the training mesh's axes, over all processes.
   sequence_parallel: whether positions between blocks are sharded over `tensor`.
   trainer, rollout: indices into each process's devices. Empty: training uses
-    the first devices, and sampling uses those of training. An engine shards the
-    policy over all of its devices.
+    the first devices, and sampling uses those of training.
+  rollout_tensor: number of the sampling devices that share a copy of the
+    policy, which must divide their number and the kv heads; each copy samples
+    other rows. 0: see `sharding.rollout_mesh`.
   """
 
   data: int = 1
@@ -212,6 +214,7 @@ class MeshConfig:
   sequence_parallel: bool = False
   trainer: tuple[int, ...] = ()
   rollout: tuple[int, ...] = ()
+  rollout_tensor: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

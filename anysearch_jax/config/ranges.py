@@ -134,6 +134,7 @@ _RANGES = {
   "mesh.tensor": _at_least(1),
   "mesh.trainer": _at_least(0),
   "mesh.rollout": _at_least(0),
+  "mesh.rollout_tensor": _at_least(0),
   "lora.rank": _at_least(0),
   "lora.alpha": _POSITIVE,
   "data.world_seed": _at_least(0),

@@ -264,3 +264,20 @@ _ALL: tuple[Hardware, ...] = (
 )
 
 HARDWARE = {hardware.name: hardware for hardware in _ALL}
+# `jax.Device.device_kind` -> name in `HARDWARE`.
+_KINDS = {
+  "NVIDIA A100-SXM4-40GB": "a100",
+  "NVIDIA A100-SXM4-80GB": "a100",
+  "NVIDIA H100 80GB HBM3": "h100",
+  "NVIDIA H200": "h200",
+  "NVIDIA H800": "h800",
+  "TPU v5 lite": "v5e",
+  "TPU v5": "v5p",
+  "TPU v5p": "v5p",
+  "TPU v6 lite": "v6e",
+}
+
+
+def of_kind(kind: str) -> Hardware | None:
+  """Returns the hardware of a `jax.Device.device_kind`, None if unknown."""
+  return HARDWARE[_KINDS[kind]] if kind in _KINDS else None

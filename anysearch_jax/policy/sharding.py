@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import ad_checkpoint
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.host import hardware
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import table
@@ -32,6 +33,9 @@ RULES = {
 # The same while a layer computes: its weights are gathered over fsdp.
 _GATHERED_RULES = RULES | {"model": None}
 _GATHERED = "gathered"
+_BFLOAT16 = 2  # Bytes.
+# Share of a sampling device's memory that its weights may take.
+_WEIGHTS = 1 / 8
 # A `jax.checkpoint` policy: saves everything but gathered weights, which the
 # backward pass gathers again. Saving them would undo fsdp's saving of memory.
 all_but_gathered = jax.checkpoint_policies.save_anything_except_these_names(
@@ -111,8 +115,12 @@ def rollout_mesh(
 ) -> jax.sharding.Mesh:
   """Returns the mesh for sampling, on the devices of one process.
 
-  `tensor` is the greatest common divisor of the numbers of devices and kv
-  heads, and `data` takes the other factor of the devices.
+  Its axes are `data` x `tensor`. Rows are divided over `data`, whose parts each
+  have a copy of the policy; a copy is sharded over `tensor`. If
+  `mesh.rollout_tensor` is 0, `tensor` is as small as the memory allows, because
+  devices that share a copy wait for each other twice in every layer: a copy may
+  take an eighth of a device, and keys and values the rest. Devices that also
+  train, or whose memory is unknown, share a copy with as many as possible.
 
   Args:
     config: indices of the mesh's devices; if none are given, it has the
@@ -121,7 +129,8 @@ def rollout_mesh(
     devices: as for `training_mesh`; the process is that of the first device.
 
   Raises:
-    ValueError: an index exceeds the number of devices.
+    ValueError: an index exceeds the number of devices, or `rollout_tensor` does
+      not divide them and the kv heads.
   """
   if config.rollout:
     local = jax.local_devices() if devices is None else devices
@@ -130,8 +139,33 @@ def rollout_mesh(
     here = jax.process_index() if devices is None else devices[0].process_index
     trainer = training_mesh(config, devices)
     chosen = [d for d in trainer.devices.flat if d.process_index == here]
-  tensor = math.gcd(len(chosen), a.kv_heads)
+  tensor = _rollout_tensor(config, a, chosen)
   return mesh(data=len(chosen) // tensor, tensor=tensor, devices=chosen)
+
+
+def _rollout_tensor(
+  config: config_lib.MeshConfig,
+  a: architecture_lib.Architecture,
+  devices: Sequence[jax.Device],
+) -> int:
+  """Returns the number of devices that share a copy of the sampled policy."""
+  largest = math.gcd(len(devices), a.kv_heads)
+  possible = [n for n in range(1, largest + 1) if largest % n == 0]
+  if config.rollout_tensor:
+    if config.rollout_tensor not in possible:
+      raise ValueError(
+        f"mesh.rollout_tensor: found {config.rollout_tensor} for "
+        f"{len(devices)} devices that sample and {a.kv_heads} kv heads; "
+        f"expected a divisor of both: {', '.join(map(str, possible))}, or 0."
+      )
+    return config.rollout_tensor
+  trainer = config.trainer or range(config.data * config.fsdp * config.tensor)
+  known = hardware.of_kind(devices[0].device_kind)
+  if known is None or set(trainer) & set(config.rollout or trainer):
+    return largest
+  taken = _BFLOAT16 * weights.count(table.rows(a.without_lora()))
+  fits = (n for n in possible if taken / n <= known.memory * _WEIGHTS)
+  return next(fits, largest)
 
 
 def _by_process(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:

@@ -31,19 +31,6 @@ from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import table
 from anysearch_jax.training import batching
 
-# `jax.Device.device_kind` -> name in `hardware.HARDWARE`.
-_KINDS = {
-  "NVIDIA A100-SXM4-40GB": "a100",
-  "NVIDIA A100-SXM4-80GB": "a100",
-  "NVIDIA H100 80GB HBM3": "h100",
-  "NVIDIA H200": "h200",
-  "NVIDIA H800": "h800",
-  "TPU v5 lite": "v5e",
-  "TPU v5": "v5p",
-  "TPU v5p": "v5p",
-  "TPU v6 lite": "v6e",
-}
-
 
 class Work(NamedTuple):
   """The amount of work in batches.
@@ -119,10 +106,9 @@ def metrics(
     "train/tokens_per_second": work.tokens / seconds,
     "train/padding": 1 - work.tokens / max(work.positions, 1),
   }
-  name = _KINDS.get(devices[0].device_kind)
-  if name is not None:
-    peak = hardware.HARDWARE[name].flops * len(devices)
-    out["train/mfu"] = flops / seconds / peak
+  known = hardware.of_kind(devices[0].device_kind)
+  if known is not None:
+    out["train/mfu"] = flops / seconds / (known.flops * len(devices))
   return out
 
 

@@ -29,7 +29,8 @@ _STEPS = 32
 _PAGE = 64
 # A search's passages, as tokens of Qwen2.5 over wiki-18: 3 of about 195.
 _PASSAGES, _SPREAD = 590, 60
-_PREFILL_ROWS, _CHUNK = 8, 512
+# Rows that wait for passages, and the chunks of a call and their tokens.
+_PREFILL_ROWS, _LANES, _CHUNK = 16, 32, 64
 
 
 def decode(
@@ -179,7 +180,7 @@ def _prefill(
   longest: int,
   rehearse: bool,
 ) -> Mapping[str, Any]:
-  """Prefills one search's passages for each row, chunk by chunk.
+  """Prefills one search's passages for each row, packed as the engine does.
 
   Args:
     a: the architecture.
@@ -189,7 +190,9 @@ def _prefill(
       share a compiled program.
     rehearse: whether sizes are tiny.
   """
-  rows, chunk = (2, 16) if rehearse else (_PREFILL_ROWS, _CHUNK)
+  rows, lanes, chunk = (
+    (2, 3, 16) if rehearse else (_PREFILL_ROWS, _LANES, _CHUNK)
+  )
   mean, spread = (20, 2) if rehearse else (_PASSAGES, _SPREAD)
   lengths = np.random.default_rng(0).normal(mean, spread, rows).astype(int)
   engine = config_lib.EngineConfig(
@@ -197,7 +200,7 @@ def _prefill(
     max_context=longest + int(lengths.max()) + chunk,
     page=16 if rehearse else _PAGE,
     lanes=(rows,),
-    prefill_lanes=rows,
+    prefill_lanes=lanes,
     prefill_chunk=chunk,
   )
   shapes.need(_engine_bytes(a, params, rows * engine.max_context))
@@ -217,7 +220,7 @@ def _prefill(
   first = harness.seconds(run)
   seconds = min(harness.seconds(run) for _ in range(_CALLS))
   tokens = int(lengths.sum())
-  computed = len(calls) * rows * chunk
+  computed = len(calls) * lanes * chunk
   return {
     "tokens": tokens,
     "calls": len(calls),
@@ -232,19 +235,26 @@ def _prefill(
 def _chunks(
   engine: config_lib.EngineConfig, lengths: np.ndarray, context: int
 ) -> list[kv_store.Chunks[np.ndarray]]:
-  """Returns the calls that prefill `lengths` tokens for each row."""
-  rows, size = engine.prefill_lanes, engine.prefill_chunk
+  """Returns the calls that prefill `lengths` tokens, one length for a row."""
+  lanes, size = engine.prefill_lanes, engine.prefill_chunk
   columns = kv_memory.pages_of(engine.max_context, engine)
-  table = 1 + np.arange(rows * columns, dtype=np.int32).reshape(rows, -1)
-  return [
-    kv_store.Chunks(
-      table=table,
-      tokens=np.ones((rows, size), np.int32),
-      starts=np.full(rows, context + start, np.int32),
-      counts=np.clip(lengths - start, 0, size).astype(np.int32),
-    )
-    for start in range(0, int(lengths.max()), size)
+  numbers = 1 + np.arange(len(lengths) * columns, dtype=np.int32)
+  pages = numbers.reshape(-1, columns)
+  pieces = [
+    (row, start)
+    for row, length in enumerate(lengths)
+    for start in range(0, length, size)
   ]
+  calls = []
+  for first in range(0, len(pieces), lanes):
+    row, start = np.array(pieces[first : first + lanes]).T
+    table = np.zeros((lanes, columns), np.int32)
+    starts, counts = np.zeros((2, lanes), np.int32)
+    table[: len(row)], starts[: len(row)] = pages[row], context + start
+    counts[: len(row)] = np.minimum(lengths[row] - start, size)
+    tokens = np.ones((lanes, size), np.int32)
+    calls.append(kv_store.Chunks(table, tokens, starts, counts))
+  return calls
 
 
 def gaps(notes: notes_lib.Notes, *, policy: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import tempfile
 
 import compiled_loops
@@ -28,8 +29,8 @@ ENGINE = config_lib.EngineConfig(
   max_context=4096,
   page=64,
   lanes=(64,),
-  prefill_lanes=4,
-  prefill_chunk=512,
+  prefill_lanes=32,
+  prefill_chunk=64,
   decode_steps=16,
 )
 FAMILIES = {
@@ -40,6 +41,8 @@ FAMILIES = {
 TARGETS = ("h100:1", "v5p:2x2x1")
 # Allowed temporary memory, MiB: far below one layer's pages.
 TEMPORARY = 64
+# Allowed size of a float32 array of prefill, MiB; scores would be the largest.
+FLOAT32 = 32
 
 
 def optimized(program, target):
@@ -140,6 +143,31 @@ def test_decode_writes_new_tokens_to_the_pages_in_place(
   assert temporary < TEMPORARY * 2**20
 
 
-def test_prefill_on_a_tpu_makes_no_copy_of_the_pages():
-  _, temporary, _, pages = compiled("v5p:2x2x1", "qwen3", False, "prefill")
-  assert temporary < 2 * max(pages) * jnp.bfloat16.dtype.itemsize
+@pytest.mark.parametrize("adapted", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_prefill_has_no_large_block_of_scores(target, family, adapted):
+  text, _, _, _ = compiled(target, family, adapted, "prefill")
+  found = compiled_loops.written(text, everywhere=True)
+  largest = max(
+    (x for x in found if x.dtype == "f32"), key=lambda x: x.elements
+  )
+  assert 4 * largest.elements < FLOAT32 * 2**20, largest
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_prefill_writes_new_tokens_to_the_pages_in_place(target):
+  text, temporary, _, pages = compiled(target, "qwen3", False, "prefill")
+  found = compiled_loops.written(text, everywhere=True)
+  found = [x for x in found if x.elements in pages]
+  assert len(found) == 4, found  # Keys and values of two layers.
+  assert all("scatter" in x.name for x in found), found
+  assert temporary < min(pages) * jnp.bfloat16.dtype.itemsize
+
+
+# The last layer of prefill only writes its keys and values.
+@pytest.mark.parametrize(("name", "kernels"), [("prefill", 1), ("decode", 2)])
+def test_attention_is_one_kernel_a_layer_on_an_nvidia_gpu(name, kernels):
+  text, _, _, _ = compiled("h100:1", "qwen3", False, name)
+  calls = re.findall(r'custom_call_target="__gpu\$xla\.gpu\.triton"', text)
+  assert len(calls) == kernels

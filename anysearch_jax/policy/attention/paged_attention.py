@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
@@ -23,6 +24,8 @@ from anysearch_jax.policy import architecture as architecture_lib
 
 # Finite, so that a block past a row's last token adds zeros and not NaN.
 _MASKED = -1e30
+# Scores that `_xla` has in memory at a time: 16 MiB.
+_SCORES = 1 << 22
 IMPLEMENTATIONS = ("xla", "triton", "tpu")
 
 
@@ -54,9 +57,9 @@ def empty(
 class Paged:
   """How cached attention is computed, and on which mesh.
 
-  implementation: for calls with one token per row, one of `IMPLEMENTATIONS`;
-    other calls always use XLA. `triton` is for NVIDIA GPUs, `tpu` for TPUs.
-  block: number of tokens whose scores are in memory at a time.
+  implementation: one of `IMPLEMENTATIONS`. `triton` is for NVIDIA GPUs; `tpu`,
+    for TPUs, takes one token per row, and other calls use XLA there.
+  block: limit on the tokens whose scores XLA has in memory at a time.
   mesh: rows and pages are sharded over `data`, heads over `tensor`. Each data
     shard has its own pages, and its table counts them from 0. None means one
     device.
@@ -99,11 +102,7 @@ class Paged:
       pages = write(
         pages, k, v, table, positions, real, as_vectors=self.as_vectors
       )
-      attend = (
-        functools.partial(_xla, block=self.block)
-        if q.shape[1] > 1 or self.implementation == "xla"
-        else _KERNELS[self.implementation]
-      )
+      attend = self._attend(tokens=q.shape[1])
       return attend(q, pages, table, positions), pages
 
     if self.mesh is not None and self.mesh.size > 1:
@@ -118,6 +117,14 @@ class Paged:
         check_vma=False,
       )
     return here(q, k, v, pages, table, positions, real)
+
+  def _attend(self, *, tokens: int) -> Callable[..., jax.Array]:
+    """Returns what computes attention of `tokens` tokens per row."""
+    if self.implementation == "triton":
+      return _triton
+    if self.implementation == "tpu" and tokens == 1:
+      return _tpu
+    return functools.partial(_xla, block=self.block)
 
 
 def cut(mesh: jax.sharding.Mesh) -> tuple[str | None, str | None]:
@@ -221,6 +228,7 @@ def _xla(
   """
   b, t, n, h = q.shape
   kv_heads, _, size, _ = pages.k.shape
+  block = min(block, _SCORES // (b * t * n))
   each = max(1, min(block // size, table.shape[1]))
   span = each * size
   # Pad the table to whole blocks.
@@ -266,21 +274,9 @@ def _triton(
   q: jax.Array, pages: Pages, table: jax.Array, positions: jax.Array
 ) -> jax.Array:
   # Imported here because it loads Pallas, which only GPUs need.
-  from jax.experimental.pallas.ops.gpu import paged_attention
+  from anysearch_jax.policy.attention import triton_attention
 
-  # Each row is split into parts that are computed in parallel. A part consists
-  # of whole blocks of 128 tokens, which fit a multiprocessor's shared memory.
-  splits, each = 4, max(1, 128 // pages.k.shape[2])
-  table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % (splits * each))))
-  out = paged_attention.paged_attention(
-    q[:, 0] * q.shape[-1] ** -0.5,
-    *pages,
-    table,
-    positions[:, 0] + 1,
-    k_splits=splits,
-    pages_per_compute_block=each,
-  )
-  return out[:, None].astype(q.dtype)
+  return triton_attention.attend(q, pages, table, positions)
 
 
 def _tpu(
@@ -301,6 +297,3 @@ def _tpu(
     pages_per_compute_block=each,
   )
   return out[:, None].astype(q.dtype)
-
-
-_KERNELS = {"triton": _triton, "tpu": _tpu}

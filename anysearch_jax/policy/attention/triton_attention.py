@@ -1,0 +1,205 @@
+"""Paged attention on NVIDIA GPUs: one Pallas kernel for prefill and decode.
+
+A program takes a tile of queries of one row and kv head, and goes over the
+row's pages block by block with an online softmax, so that no scores are ever in
+main memory (https://arxiv.org/abs/2205.14135). A tile has the query heads that
+share the kv head, in prefill those of many tokens. Scores, sums and partial
+results are float32.
+
+In decode there are too few tiles to occupy a GPU. The blocks of each row are
+therefore split between programs, whose partial results are joined at the end
+(https://pytorch.org/blog/flash-decoding/).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+if TYPE_CHECKING:
+  from anysearch_jax.policy.attention import paged_attention
+
+# Finite, so that differences of masked scores are 0 and not NaN.
+_MASKED = -1e30
+# Rows of a tile: tensor cores need 16. The larger a tile, the less often keys
+# are read; but its numbers must fit the registers.
+_TILES = (128, 64, 32, 16)
+_NUMBERS = 128 * 128
+# Tokens whose keys and values are on a multiprocessor at a time, at least.
+_SPAN = 64
+# Programs that occupy a GPU, about 16 for each multiprocessor.
+_PROGRAMS = 2048
+_MAX_SPLITS = 16
+
+
+def attend(
+  q: jax.Array,
+  pages: paged_attention.Pages,
+  table: jax.Array,
+  positions: jax.Array,
+  *,
+  interpret: bool = False,
+) -> jax.Array:
+  """Attends from new tokens to the pages of their rows.
+
+  Args:
+    q: `[B, T, N, H]`.
+    pages: of one layer, with the new tokens.
+    table: int `[B, M]`, the pages of each row.
+    positions: int `[B, T]` of the new tokens in their rows; each attends to the
+      tokens up to its own.
+    interpret: whether to run on any device, slowly.
+
+  Returns:
+    `[B, T, N, H]`, dtype of `q`.
+  """
+  b, t, n, h = q.shape
+  heads, _, size, _ = pages.k.shape
+  each, group = max(1, _SPAN // size), n // heads
+  table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % each)))
+  # Rows of a kv head's tiles: its query heads, token after token.
+  rows = t * group
+  tile = _tile(rows, h)
+  pad = -rows % tile
+  q = q.reshape(b, t, heads, group, h).swapaxes(1, 2).reshape(b, heads, rows, h)
+  q = jnp.pad(q, ((0, 0), (0, 0), (0, pad), (0, 0)))
+  last = jnp.pad(jnp.repeat(positions, group, axis=1), ((0, 0), (0, pad)))
+  tiles = (rows + pad) // tile
+  splits = _PROGRAMS // (b * heads) if t == 1 else 1
+  splits = max(1, min(_MAX_SPLITS, splits))
+  pool = pl.BlockSpec((None, *pages.k.shape[1:]), lambda _, k, i: (k, 0, 0, 0))
+  whole = pl.BlockSpec(
+    (None, None, tile, h), lambda x, k, i: (i, k, x // splits, 0)
+  )
+  outputs: Any = jax.ShapeDtypeStruct(q.shape, q.dtype)
+  output_specs: Any = whole
+  if splits > 1:
+    parts = (b, heads, splits, rows + pad)
+    outputs = [
+      jax.ShapeDtypeStruct(shape, jnp.float32)
+      for shape in ((*parts, h), parts, parts)
+    ]
+    output_specs = [_part(splits, tile, *rest) for rest in ((h,), (), ())]
+  found = pl.pallas_call(
+    functools.partial(_kernel, each=each, splits=splits, rows=rows),
+    # Neighbours read the same keys, which stay in the cache.
+    grid=(tiles * splits, heads, b),
+    in_specs=[
+      whole,
+      pl.BlockSpec((None, tile), lambda x, k, i: (i, x // splits)),
+      pl.BlockSpec((None, table.shape[1]), lambda x, k, i: (i, 0)),
+      pool,
+      pool,
+    ],
+    out_shape=outputs,
+    out_specs=output_specs,
+    interpret=interpret,
+    compiler_params=triton.CompilerParams(
+      num_warps=8 if tile == _TILES[0] else 4, num_stages=2
+    ),
+    name="paged_attention",
+  )(q, last, table, *pages)
+  if splits > 1:
+    found = _joined(*(x[:, :, :, :rows] for x in found)).astype(q.dtype)
+  found = found[:, :, :rows].reshape(b, heads, t, group, h)
+  return found.swapaxes(1, 2).reshape(b, t, n, h)
+
+
+def _tile(rows: int, h: int) -> int:
+  """Returns the largest tile that fits and pads at most a quarter of `rows`."""
+  return next(
+    (
+      tile
+      for tile in _TILES
+      if tile * h <= _NUMBERS and (rows % tile == 0 or 4 * tile <= rows)
+    ),
+    _TILES[-1],
+  )
+
+
+def _part(splits: int, tile: int, *rest: int) -> pl.BlockSpec:
+  """Returns where a program writes in `[B, K, splits, R, *rest]`."""
+  zeros = (0,) * len(rest)
+  return pl.BlockSpec(
+    (None, None, None, tile, *rest),
+    lambda x, k, i: (i, k, x % splits, x // splits, *zeros),
+  )
+
+
+def _kernel(
+  q_ref: Any,
+  last_ref: Any,
+  table_ref: Any,
+  k_ref: Any,
+  v_ref: Any,
+  out_ref: Any,
+  *sums: Any,
+  each: int,
+  splits: int,
+  rows: int,
+) -> None:
+  """Attends from a tile to one part of its row's blocks.
+
+  Args:
+    q_ref: `[R, H]`. last_ref: `[R]`, the last token that each query sees.
+    table_ref: `[M]`.
+    k_ref: `[P, S, H]`. v_ref: as `k_ref`.
+    out_ref: `[R, H]`; with several splits, before it is divided by the sum.
+    sums: with several splits, the maximum and the sum of each query, `[R]`.
+    each: pages of a block.
+    splits: parts that the blocks are divided into.
+    rows: of all tiles of a kv head; those beyond are padding.
+  """
+  tile, h = q_ref.shape
+  span = each * k_ref.shape[1]
+  q, last = q_ref[...], last_ref[...]
+  # Powers of 2 are an instruction, powers of e are not.
+  scale = h**-0.5 * math.log2(math.e)
+  blocks = jnp.max(last) // span + 1
+  share = (blocks + splits - 1) // splits
+  first = pl.program_id(0) % splits * share
+
+  def step(i, carry):
+    most, total, out = carry
+    numbers = table_ref[pl.ds(i * each, each)]
+    k, v = (x[numbers].reshape(span, h) for x in (k_ref, v_ref))
+    scores = triton.dot(q, k.astype(q.dtype).T) * scale
+    at = i * span + jnp.arange(span)
+    scores = jnp.where(at[None, :] <= last[:, None], scores, _MASKED)
+    larger = jnp.maximum(most, jnp.max(scores, axis=1))
+    p = jnp.exp2(scores - larger[:, None])
+    shrink = jnp.exp2(most - larger)
+    new = triton.dot(p.astype(q.dtype), v.astype(q.dtype))
+    total = total * shrink + jnp.sum(p, axis=1)
+    return larger, total, out * shrink[:, None] + new
+
+  nothing = jnp.zeros(tile, jnp.float32)
+  most, total, out = jax.lax.fori_loop(
+    first,
+    jnp.minimum(first + share, blocks),
+    step,
+    (nothing + _MASKED, nothing, jnp.zeros((tile, h), jnp.float32)),
+  )
+  real = pl.program_id(0) // splits * tile + jnp.arange(tile) < rows
+  whole = jnp.broadcast_to(real[:, None], (tile, h))
+  if not sums:
+    out = (out / total[:, None]).astype(out_ref.dtype)
+    triton.store(out_ref.at[...], out, mask=whole)
+    return
+  most_ref, total_ref = sums
+  triton.store(out_ref.at[...], out, mask=whole)
+  triton.store(most_ref.at[...], most, mask=real)
+  triton.store(total_ref.at[...], total, mask=real)
+
+
+def _joined(out: jax.Array, most: jax.Array, total: jax.Array) -> jax.Array:
+  """Joins parts: `[B, K, splits, R, H]` and `[B, K, splits, R]` twice."""
+  weight = jnp.exp2(most - jnp.max(most, axis=2, keepdims=True))
+  total = jnp.sum(total * weight, axis=2)
+  return jnp.sum(out * weight[..., None], axis=2) / total[..., None]
