@@ -2,7 +2,7 @@
 
 Hardware: one node of eight GPUs of 80 GB (the paper: H800); the presets
 `:lora80` and `:lora141` need one GPU of that memory, see `configs/paper.py`.
-Memory, planned for h100:4: 36.4 GiB on a training GPU and 56.5 GiB on a
+Memory, planned for h100:4: 36.4 GiB on a training GPU and 52.6 GiB on a
 sampling GPU, of 72.8 GiB available to programs.
 `:lora141`, planned for h200:1: 83.2 of 128.6 GiB.
 Hours, predicted, not measured: 5.9 for training (500 steps of 1.3 M tokens,
@@ -28,5 +28,5 @@ def get_config(preset: str = "") -> config_lib.ExperimentConfig:
     "qwen3_4b",
     "models/Qwen3-4B",
     preset,
-    kv_tokens=paper.KvTokens(3 << 19, 5 << 15, 3 << 17),
+    kv_tokens=paper.KvTokens(5 << 18, 5 << 15, 3 << 17),
   )
