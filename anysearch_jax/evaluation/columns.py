@@ -47,7 +47,10 @@ _PRESENT = (
 _OPTIONAL = ("format", "input_tokens", "cost")
 _TYPE = [(name, np.int64) for name in _INTEGERS] + [
   (name, np.float64)
-  for name in (*_PRESENT, *_OPTIONAL, "f1", "asked", *official_scoring.NAMES)
+  for name in (
+    *(*_PRESENT, *_OPTIONAL, "f1", "asked", "reliability"),
+    *official_scoring.NAMES,
+  )
 ]
 
 
@@ -67,6 +70,8 @@ class Columns:
     outcome: int `[P]`, index in OUTCOMES.
     kind: int `[P]`, index in KINDS of the first fact, NONE where unknown.
     asked: float `[P]`, 1 where that fact was searched.
+    reliability: float `[P]`, how often memories like that of the fact are
+      right; nan where memory does not hold it, or unknown.
     em, f1, searches, violation, scaffold, *_tokens: float `[P]`.
     format, input_tokens, cost: float `[P]`, nan where the file has no value.
     official_em, official_f1: float `[P]`, scores of the published script of
@@ -86,6 +91,7 @@ class Columns:
   outcome: np.ndarray
   kind: np.ndarray
   asked: np.ndarray
+  reliability: np.ndarray
   em: np.ndarray
   f1: np.ndarray
   format: np.ndarray
@@ -281,6 +287,7 @@ def _numbers(
     )
   hop = episodes_lib.first_hop(episode)
   hops = episode.get("metadata", {}).get("hops")
+  reliability = episodes_lib.reliability(episode)
   return (
     question,
     episode["budget"],
@@ -293,6 +300,7 @@ def _numbers(
     *(_optional(episode, key) for key in _OPTIONAL),
     _f1(episode),
     0 if hop is None else hop[1],
+    math.nan if reliability is None else reliability,
     *_official(episode, dataset, source),
   )
 

@@ -172,6 +172,19 @@ def asks_for(query: str, fact: Mapping[str, Any]) -> bool:
   )
 
 
+def reliability(episode: Episode) -> float | None:
+  """Returns how often memories as that of the first fact are right.
+
+  Returns:
+    A probability; None if memory does not hold the fact, or the question does
+    not tell.
+  """
+  facts = episode.get("metadata", {}).get("facts")
+  if not facts or not facts[0].get("known"):
+    return None
+  return facts[0].get("reliability")
+
+
 def first_hop(episode: Episode) -> tuple[str, bool] | None:
   """Returns what the policy knew of a chain's first fact, and if it searched.
 

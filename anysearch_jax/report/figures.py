@@ -10,6 +10,7 @@ import markupsafe
 
 from anysearch_jax.evaluation import curves as curves_lib
 from anysearch_jax.evaluation import intervals, metrics
+from anysearch_jax.evaluation import memory_use as memory_use_lib
 from anysearch_jax.report import plots
 from anysearch_jax.report import rows as study
 
@@ -192,6 +193,25 @@ def use(counts: Mapping[int, Sequence[int]], *, name: str) -> markupsafe.Markup:
   ]
   return _svg(
     plots.shares(list(counts), shares, name=name, title="Searches made")
+  )
+
+
+def memory_use(
+  found: memory_use_lib.Found, index: int, *, name: str
+) -> markupsafe.Markup:
+  """Draws how often the first fact is searched although it is remembered."""
+  return _svg(
+    plots.heat(
+      {
+        reliability: {b: estimate.value for b, estimate in by_budget.items()}
+        for reliability, by_budget in found.items()
+      },
+      index,
+      name=name,
+      title="Remembered, but searched (%)",
+      x_label="search budget B",
+      y_label="memory is right",
+    )
   )
 
 

@@ -140,6 +140,11 @@ def _figures(study: study_lib.Study) -> dict[str, Any]:
       (index[label], label, figures.use(counts, name=f"use-{number}"))
       for number, (label, counts) in enumerate(study.use.items())
     ],
+    "memory_uses": [
+      (index[label], label, figures.memory_use(found, index[label], name=name))
+      for number, (label, found) in enumerate(study.memory_use.items())
+      if found and (name := f"memory-{number}")
+    ],
     "samplings": [
       figures.sampling(run, name=f"sampling-{number}")
       for number, run in enumerate(study.training)

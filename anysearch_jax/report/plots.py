@@ -226,6 +226,44 @@ def shares(
     return _svg(fig, name, title)
 
 
+def heat(
+  cells: Mapping[float, Mapping[int, float | None]],
+  index: int,
+  *,
+  name: str,
+  title: str,
+  x_label: str,
+  y_label: str,
+) -> str:
+  """Draws shares as a grid of cells, each with its number in percent.
+
+  Args:
+    cells: by row, by column, a share in [0, 1]; the larger, the stronger the
+      colour. None is empty.
+    index: colour of a row of the report.
+    name, title, x_label, y_label: as for `against_budget`.
+  """
+  ups = sorted(cells)
+  places = sorted({at for row in cells.values() for at in row})
+  with matplotlib.rc_context(_STYLE):
+    fig, axes = _axes(title, x_label, y_label)
+    axes.grid(False)
+    for up, row in enumerate(ups):
+      for place, at in enumerate(places):
+        share = cells[row].get(at)
+        if share is None:
+          continue
+        axes.bar(
+          place, 1, 1, bottom=up - 0.5, color=color(index), alpha=0.6 * share
+        )
+        axes.text(place, up, f"{100 * share:.0f}", ha="center", va="center")
+    axes.set_xticks(range(len(places)), [str(at) for at in places])
+    axes.set_yticks(range(len(ups)), [f"{up:g}" for up in ups])
+    axes.set_xlim(-0.5, len(places) - 0.5)
+    axes.set_ylim(-0.5, len(ups) - 0.5)
+    return _svg(fig, name, title)
+
+
 def drawn(
   counts: Mapping[int, Mapping[int, int]],
   *,

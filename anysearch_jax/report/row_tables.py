@@ -7,6 +7,7 @@ from typing import Any
 
 from anysearch_jax.evaluation import columns, intervals, metrics
 from anysearch_jax.evaluation import curves as curves_lib
+from anysearch_jax.evaluation import memory_use as memory_use_lib
 from anysearch_jax.report import table_rows, tables
 
 _OVERVIEW = {"accuracy": "EM", "searches": "searches", "tp": "TP"}
@@ -161,6 +162,31 @@ def hops(rows: Sequence[table_rows.Shown]) -> tables.Table:
     ("row", "hops"),
     tuple(tables.Column(f"B = {b}", digits=2) for b in at),
     tuple(lines),
+  )
+
+
+def memory_use(
+  found: Mapping[str, memory_use_lib.Found], index: Mapping[str, int]
+) -> tables.Table:
+  """Tabulates P(first fact searched | remembered); no line if unknown."""
+  at = sorted({b for row in found.values() for by in row.values() for b in by})
+  return tables.Table(
+    "memory_use",
+    "Searching what it remembers, by how reliable that is",
+    "How often the first fact of a chain was searched although memory holds "
+    "it, by the probability that such a memory is right. Intervals over "
+    "questions and trainings.",
+    ("row", "memory is right"),
+    tuple(tables.Column(f"B = {b}", digits=2) for b in at),
+    tuple(
+      tables.Line(
+        (label, f"{reliability:g}"),
+        tuple(tables.cell(by[b]) if b in by else None for b in at),
+        index[label],
+      )
+      for label, row in found.items()
+      for reliability, by in row.items()
+    ),
   )
 
 

@@ -15,6 +15,7 @@ from anysearch_jax.evaluation import (
   comparison,
   intervals,
   measures,
+  memory_use,
   metrics,
   pairwise,
 )
@@ -52,6 +53,7 @@ class Study:
     curves: the curve of each row over all its datasets.
     by_dataset: by dataset, the curves of the rows that have it.
     use: by label, see `metrics.budget_use`.
+    memory_use: by label, see `memory_use.searched`.
     means: by label, averages over datasets of all episodes; only for rows that
       have every dataset and budget.
     lacks: by label, the datasets and budgets that only other rows have, in
@@ -67,6 +69,7 @@ class Study:
   curves: Sequence[curves_lib.Curve]
   by_dataset: Mapping[str, Sequence[curves_lib.Curve]]
   use: Mapping[str, Mapping[int, Sequence[int]]]
+  memory_use: Mapping[str, memory_use.Found]
   means: Mapping[str, Mapping[str, intervals.Estimate]]
   lacks: Mapping[str, str]
   hops: Mapping[str, Mapping[int, intervals.Estimate]]
@@ -114,6 +117,7 @@ def measure(
     curves=curves,
     by_dataset=by_dataset,
     use={row.label: metrics.budget_use(row.columns) for row in rows},
+    memory_use={row.label: memory_use.searched(row.columns) for row in rows},
     means=means,
     lacks={row.label: shown_lib.lacks(row, shown) for row in shown},
     hops={row.label: _by_hops(row) for row in shown if row.label in means},
@@ -137,6 +141,7 @@ def measure(
     row_tables.formats(shown),
     row_tables.hops(shown),
     row_tables.budget_use(found.use, index),
+    row_tables.memory_use(found.memory_use, index),
     paper_tables.early_stopping("".join(labels[:1]), compared, index),
     *_pairwise(rows, together, draws),
     paper_tables.sampling(training),

@@ -50,6 +50,7 @@ def test_columns_are_aligned_with_episodes():
     t is not None for t in told
   ]
   assert list(table.asked) == [float(t is not None and t[1]) for t in told]
+  assert np.isnan(table.reliability).all()  # These questions do not tell.
 
 
 def test_missing_format_is_not_measured():

@@ -80,6 +80,25 @@ def test_the_page_is_complete(written):
   assert read.tags.count("svg") == 4 + 2 + 3 + 1 + 2 + 7
 
 
+def test_page_shows_searches_of_remembered_facts(tmp_path):
+  """A cell for each reliability and budget, as a figure and as a table."""
+  row = study.row("AnySearch", questions=24, budgets=(0, 1, 3, 6), thrift=0.5)
+  for i, episode in enumerate(row.episodes):
+    right = (0.5, 1.0)[i // 4 % 2]
+    for fact in episode["metadata"]["facts"]:
+      fact["reliability"] = right
+  output = tmp_path / "report.html"
+  data = report.write(output, [row])
+  lines = data["tables"]["memory_use"]["lines"]
+  assert [line["keys"] for line in lines] == [
+    ("AnySearch", "0.5"),
+    ("AnySearch", "1"),
+  ]
+  assert [len(line["cells"]) for line in lines] == [3, 3]
+  text = output.read_text("utf-8")
+  assert "memory is right" in text and "Remembered, but searched" in text
+
+
 def test_page_is_self_contained(written):
   text = written.read_text("utf-8")
   read = _Reader(text)
