@@ -7,8 +7,9 @@ r"""Measures the value of one more search by replaying ends of stored episodes.
 Writes branches.jsonl, one end per line, and summary.json: the value of a search
 with its interval, for episodes that stopped with budget left and for episodes
 that searched, by hops and by remaining budget. `evaluation/branching.py`
-describes the sampling. The configuration is that of the evaluation. If the
-command is killed, running it again resumes where it stopped.
+describes the sampling, `evaluation/branch_values.py` the numbers. The
+configuration is that of the evaluation. If the command is killed, running it
+again resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import hashlib
 import pathlib
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from absl import app, flags
 
@@ -40,7 +43,10 @@ def define_flags() -> None:
     "samples", 4, "Ends of each cut of an episode.", lower_bound=1
   )
   flags.DEFINE_integer(
-    "tries", 16, "Turns sampled until one searches, at most.", lower_bound=1
+    "tries",
+    16,
+    "Turns sampled until one searches, at most; more narrow the bounds.",
+    lower_bound=1,
   )
   launch_flags.define_process()
 
@@ -62,7 +68,12 @@ def branch() -> str:
     ValueError: the evaluation, the policy or the folder cannot be used.
     types.EngineError: the SGLang servers cannot be used.
   """
-  from anysearch_jax.evaluation import branching, harness, journal
+  from anysearch_jax.evaluation import (
+    branch_values,
+    branching,
+    harness,
+    journal,
+  )
   from anysearch_jax.rollout import searching
   from anysearch_jax.training import validation
 
@@ -134,19 +145,29 @@ def branch() -> str:
         folder=folder,
         on_done=tick,
       )
-  summary = branching.summary(journal.read(folder / branching.BRANCHES))
+  summary = branch_values.summary(journal.read(folder / branching.BRANCHES))
   json_files.write(folder / "summary.json", summary)
-  return "\n".join(
-    "{kind}: worth {value} [{low}, {high}], {gained} gained, {lost} lost, "
-    "{reached} of {ends} ends reached".format(
-      kind=kind,
-      **{
-        name: "-" if bound is None else f"{bound:+.3f}"
-        for name, bound in measured["worth"].items()
-      },
-      **{k: measured[k] for k in ("gained", "lost", "reached", "ends")},
+  return "\n".join(map(_line, summary, summary.values()))
+
+
+def _line(kind: str, measured: Mapping[str, Any]) -> str:
+  """Returns one kind of a summary as text."""
+
+  def ends(found: Mapping[str, float | None]) -> str:
+    low, high = (
+      "-" if found[name] is None else f"{found[name]:+.3f}"
+      for name in ("low", "high")
     )
-    for kind, measured in summary.items()
+    return f"[{low}, {high}]"
+
+  value = measured["worth"]["value"]
+  worth = "-" if value is None else f"{value:+.3f}"
+  return (
+    f"{kind}: worth {worth} {ends(measured['worth'])} at the "
+    f"{measured['cuts_reached']} of {measured['cuts']} cuts that were reached, "
+    f"at all cuts within {ends(measured['worth_bounds'])}; "
+    f"{measured['gained']} gained, {measured['lost']} lost, "
+    f"{measured['reached']} of {measured['ends']} ends reached"
   )
 
 

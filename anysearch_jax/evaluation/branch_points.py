@@ -66,8 +66,7 @@ def restore(
     codec: codec of the policy that played it.
 
   Returns:
-    The state for `episode.resume_turn`. For `stop`, its budget is the number of
-    searches used so far, so that none is left.
+    The state for `episode.resume_turn`.
 
   Raises:
     ValueError: the row has no tokens, or those of another tokenizer.
@@ -84,7 +83,6 @@ def restore(
     for place, turn in zip(models, before, strict=False)
     if turn.charged
   ]
-  used = point.searches + _lost(before, env)
   return episode_state.Episode(
     types.Address(0, 0, 0),
     types.Question(
@@ -94,7 +92,7 @@ def restore(
       row["corpus"],
       row["metadata"],
     ),
-    used if point.kind == "stop" else row["budget"],
+    row["budget"],
     row["scaffold"],
     config,
     codec,
@@ -107,6 +105,22 @@ def restore(
     search_ends=tuple(ends),
     bad_turns=sum(not turn.charged for turn in before),
     violation=any(turn.beyond for turn in before),
+  )
+
+
+def stored_turn(
+  row: journal.Row, point: BranchPoint, *, codec: types.TextCodec
+) -> types.Generation:
+  """Returns the turn at a branch point as the engine sampled it.
+
+  Raises:
+    ValueError: as `restore`.
+  """
+  chunks = _chunks(row, codec)
+  models = [c for c in chunks if c.author is types.Author.MODEL]
+  turn = models[point.turn]
+  return types.Generation(
+    turn.token_ids, turn.logps, turn.text, types.Finish.STOP, turn.versions
   )
 
 

@@ -1,26 +1,26 @@
 """Measures the value of one more search by replaying stored episodes.
 
-Two counterfactuals are sampled. Each starts at a turn of a stored episode and
-keeps all tokens before that turn:
+A *cut* is a turn of a stored episode; every token before it is kept. At a cut
+the policy asks for a search, and the episode ends in two ways: the search is
+*granted*, or it is *refused* by the environment's line for a used-up budget.
+Both ways have the same tokens up to and including the question asked, so both
+are conditioned on asking, and their difference is what the search itself is
+worth there: exact match if granted minus exact match if refused.
 
-* `continue`: the episode answered with budget left. What if it had searched?
-  Its last turn is sampled again until it asks for a search, at most `tries`
-  times; the episode then continues normally.
-* `stop`: the episode searched. What if that search had been denied? For each
-  search, its turn is sampled again with the budget used up.
+* `stop`: the cuts are the stored searches. The stored episode is the granted
+  end; the refused one is sampled.
+* `continue`: the cuts are the turns in which episodes answered with budget
+  left. The turn is sampled again until it asks, at most `tries` times, and
+  both ends are sampled. Their granted end minus the stored answer is also
+  reported: the gain of searching instead of answering.
 
-`continue` uses rejection sampling and does not append `<search>` to the stored
-thoughts. Every token, including the thoughts that lead to the search, is then
-sampled by the policy, and the estimate is the policy's own mean over the turns
-that search. The drawback: a policy that almost surely stops never searches;
-`reached` counts the ends with a search. `stop` needs no rejection: the usual
-rule for a used-up budget applies, and a turn that still searches gets the
-environment's over-budget line. The prompt keeps the original budget in both.
+Rejection keeps every token the policy's own: no `<search>` is appended to
+thoughts that led to an answer. Its draws, given that they ask, have the same
+distribution whatever `tries` is; but which cuts are reached depends on it.
+`branch_values` weighs cuts, not ends, and bounds those that are never reached.
 
-The value of a search, `worth` in the files, is paired: exact match with the
-search minus exact match without it, where one of the two is the stored episode.
-It includes everything that follows the search. Every end has a random address,
-so it can be drawn again exactly.
+The ends after a cut have a random address, so they can be drawn again exactly;
+both ends of a sample share their random numbers.
 """
 
 from __future__ import annotations
@@ -31,26 +31,21 @@ import heapq
 import itertools
 import pathlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import spec
 from anysearch_jax.evaluation import (
   branch_points,
+  branch_values,
   harness,
-  inference,
-  intervals,
   journal,
-  linear,
 )
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, episode, episode_state, searching
 
-KINDS = ("continue", "stop")
 BRANCHES = "branches.jsonl"
 
 
@@ -110,7 +105,7 @@ def branch(
     on_done: called with (ends done, ends in total).
 
   Returns:
-    The `summary` of the ends.
+    The `branch_values.summary` of the ends.
 
   Raises:
     ValueError: the episodes have no tokens, are of another tokenizer, or have
@@ -138,10 +133,10 @@ def branch(
     finished = itertools.count(len(rows) + 1)
 
     async def play(end: _End) -> None:
-      tries, trajectory = await _play(
+      played = await _play(
         end, playing.episode, player=player, retriever=retriever, plan=plan
       )
-      rows.add(_row(end, tries, trajectory, playing.episode))
+      rows.add(_row(end, played, playing.episode))
       on_done(next(finished), total)
 
     ends = (
@@ -150,7 +145,7 @@ def branch(
     searching.attach(retriever, player.engine, player.codec)
     asyncio.run(harness.each(ends, play, at_once=playing.slots))
     rows.finish()
-  return summary(journal.read(folder / BRANCHES))
+  return branch_values.summary(journal.read(folder / BRANCHES))
 
 
 def _ends(
@@ -168,79 +163,12 @@ def _ends(
           yield _End(stored, point, sample, first + sample)
 
 
-def summary(rows: Iterator[journal.Row]) -> dict[str, Any]:
-  """Summarises the value of one more search, by kind.
+class _Played(NamedTuple):
+  """An end: the number of tries, and how it ended; None if not sampled."""
 
-  Intervals come from resampling whole questions.
-
-  Args:
-    rows: rows of `branches.jsonl`.
-
-  Returns:
-    For each kind that occurs: the number of `ends`, of `failed` ones and of
-    `reached` ones (those with a result that did not fail); `tries`, the mean
-    number of tries of a reached end; `gained` and `lost`, the number of ends
-    right only with the search and only without it; `questions`, the number of
-    questions of the reached ends; `worth`, the mean value with its interval.
-    `by_hops`, `by_budget_left` and `by_searches_before` hold the same for
-    subsets: the last two by the budget left before the search and the number
-    of searches before it.
-  """
-  light = [
-    {
-      "kind": row["kind"],
-      "question": row["question_id"],
-      "failed": row["outcome"] == "failed",
-      "reached": row["reached"],
-      "tries": row["tries"],
-      "worth": row["worth"],
-      "hops": row["hops"],
-      "budget_left": row["budget_left"],
-      "searches_before": row["cut"],
-    }
-    for row in rows
-  ]
-  found = {}
-  for kind in KINDS:
-    own = [row for row in light if row["kind"] == kind]
-    if own:
-      found[kind] = _measured(own) | {
-        f"by_{axis}": {
-          str(value): _measured([row for row in own if row[axis] == value])
-          for value in sorted({r[axis] for r in own if r[axis] is not None})
-        }
-        for axis in ("hops", "budget_left", "searches_before")
-      }
-  return found
-
-
-def _measured(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  counted = [row for row in rows if row["reached"] and not row["failed"]]
-  values = np.array([row["worth"] for row in counted], float)
-  out = {
-    "ends": len(rows),
-    "failed": sum(row["failed"] for row in rows),
-    "reached": len(counted),
-    "tries": sum(r["tries"] for r in counted) / len(counted)
-    if counted
-    else None,
-    "gained": int(np.sum(values > 0)),
-    "lost": int(np.sum(values < 0)),
-    "questions": len({row["question"] for row in counted}),
-    "worth": intervals.Estimate(None, None, None)._asdict(),
-  }
-  if counted:
-    names, cluster = np.unique(
-      [row["question"] for row in counted], return_inverse=True
-    )
-    sums = intervals.cluster_sums(
-      cluster, [values, np.ones_like(values)], clusters=len(names)
-    )
-    (worth,) = inference.effects(
-      linear.ratios(sums[None, :, :1], sums[None, :, 1:])
-    )
-    out["worth"] = worth.estimate._asdict()
-  return out
+  tries: int
+  granted: types.Trajectory | None = None
+  refused: types.Trajectory | None = None
 
 
 async def _play(
@@ -250,54 +178,97 @@ async def _play(
   player: harness.Player,
   retriever: types.Retriever,
   plan: Plan,
-) -> tuple[int, types.Trajectory | None]:
-  """Plays one end.
-
-  Returns:
-    The number of tries, and the trajectory; None if no try searched.
-  """
+) -> _Played:
+  """Plays one end: refused, and granted too if no episode stores that."""
   stored, point, sample, place = end
-  engine = player.engine
   address = harness.address(
     stored["question_id"], seed=stored["seed"], variant=place
   )._replace(sample=sample + 1)
   state = branch_points.restore(
     stored, point, config=config, codec=player.codec
   )
-  must_search = point.kind == "continue"
-  most = plan.tries if must_search else 1
-  for attempt in range(most):
-    here = address._replace(attempt=attempt)
+
+  async def to_the_end(
+    at: episode_state.Episode, request: episode_state.Request
+  ) -> types.Trajectory:
     try:
-      at, request = episode.resume_turn(
-        dataclasses.replace(state, address=here)
+      return await driver.play(
+        at, request, engine=player.engine, retriever=retriever
       )
-      if must_search and isinstance(request, types.GenerateRequest):
-        event = await driver.answer(
-          request, engine=engine, retriever=retriever, config=config
-        )
-        at, request = episode.step(at, event)
-        failed = isinstance(event, episode_state.Failure)
-        if not failed and not isinstance(request, types.SearchRequest):
-          continue
-      trajectory = await driver.play(
-        at, request, engine=engine, retriever=retriever
-      )
-      return attempt + 1, trajectory
     finally:
-      engine.release(here)
-  return most, None
+      player.engine.release(at.address)
+
+  if point.kind == "stop":
+    at, _ = episode.resume_turn(dataclasses.replace(state, address=address))
+    turn = branch_points.stored_turn(stored, point, codec=player.codec)
+    return _Played(1, refused=await to_the_end(*refuse(at, turn)))
+  for attempt in range(plan.tries):
+    here = address._replace(attempt=attempt)
+    at, request = episode.resume_turn(dataclasses.replace(state, address=here))
+    if not isinstance(request, types.GenerateRequest):
+      return _Played(attempt + 1)
+    try:
+      event = await driver.answer(
+        request, engine=player.engine, retriever=retriever, config=config
+      )
+    except BaseException:
+      player.engine.release(here)
+      raise
+    after, request = episode.step(at, event)
+    failed = isinstance(event, episode_state.Failure)
+    if failed or isinstance(request, types.SearchRequest):
+      granted = await to_the_end(after, request)
+      if not isinstance(event, types.Generation):
+        return _Played(attempt + 1, granted)
+      refused = await to_the_end(*refuse(at, event))
+      return _Played(attempt + 1, granted, refused)
+    player.engine.release(here)
+  return _Played(plan.tries)
+
+
+def refuse(
+  asking: episode_state.Episode, turn: types.Generation
+) -> tuple[episode_state.Episode, episode_state.Request]:
+  """Answers a turn that searches as if its budget were used up.
+
+  Args:
+    asking: the episode that waits for the turn.
+    turn: the turn, which searches.
+
+  Returns:
+    As `episode.step`. Where turns are the budget, the next turn must answer.
+  """
+  if asking.environment.turns_are_budget:
+    return episode.land(episode.step(asking, turn)[0])
+  return episode.step(dataclasses.replace(asking, budget=asking.used), turn)
 
 
 def _row(
-  end: _End,
-  tries: int,
-  trajectory: types.Trajectory | None,
-  config: config_lib.EpisodeConfig,
+  end: _End, played: _Played, config: config_lib.EpisodeConfig
 ) -> dict[str, Any]:
   """Returns one end as plain values."""
   stored, point, sample, _ = end
-  row = {
+  env = systems.environment(config.prompts)
+  sampled: dict[str, dict[str, Any]] = {
+    name: {
+      "em": env.judge(trajectory).em,
+      "answer": env.judge(trajectory).answer,
+      "searches": trajectory.searches,
+      "outcome": trajectory.outcome.value,
+      "spans": [
+        {"author": span.author.name.lower(), "text": span.text}
+        for span in trajectory.spans
+      ],
+    }
+    for name, trajectory in played._asdict().items()
+    if isinstance(trajectory, types.Trajectory)
+  }
+  outcomes = [one["outcome"] for one in sampled.values()]
+  refused = sampled["refused"]["em"] if "refused" in sampled else None
+  granted = sampled["granted"]["em"] if "granted" in sampled else None
+  if point.kind == "stop":
+    granted = stored["em"]
+  return {
     **{name: stored[name] for name in ("question_id", "budget", "seed")},
     "kind": point.kind,
     "cut": point.searches,
@@ -305,32 +276,17 @@ def _row(
     "dataset": stored["dataset"],
     "hops": stored["metadata"].get("hops"),
     "budget_left": stored["budget"] - point.searches,
-    "tries": tries,
-    "reached": trajectory is not None,
-    "stored_em": stored["em"],
-    "stored_answer": stored["answer"],
-    "stored_searches": stored["searches"],
-    "em": None,
-    "answer": None,
-    "searches": None,
-    "outcome": None,
-    "worth": None,
-    "spans": [],
-  }
-  if trajectory is None:
-    return row
-  verdict = systems.environment(config.prompts).judge(trajectory)
-  gain = verdict.em - stored["em"]
-  return row | {
-    "em": verdict.em,
-    "answer": verdict.answer,
-    "searches": trajectory.searches,
-    "outcome": trajectory.outcome.value,
-    "worth": gain if point.kind == "continue" else -gain,
-    "spans": [
-      {"author": span.author.name.lower(), "text": span.text}
-      for span in trajectory.spans
-    ],
+    "tries": played.tries,
+    "reached": bool(sampled),
+    **{f"stored_{name}": stored[name] for name in ("em", "answer", "searches")},
+    "granted_em": granted,
+    "refused_em": refused,
+    "worth": None if granted is None or refused is None else granted - refused,
+    "gain": None
+    if point.kind == "stop" or granted is None
+    else granted - stored["em"],
+    "outcome": "failed" if "failed" in outcomes else (outcomes or [None])[0],
+    "sampled": sampled,
   }
 
 
@@ -338,7 +294,9 @@ def _places(
   path: pathlib.Path, env: spec.Environment, plan: Plan
 ) -> dict[tuple[Any, ...], int]:
   """Chooses episodes; returns the place of each branch point's first end."""
-  found: dict[str, list[tuple[int, tuple[Any, ...]]]] = {k: [] for k in KINDS}
+  found: dict[str, list[tuple[int, tuple[Any, ...]]]] = {
+    k: [] for k in branch_values.KINDS
+  }
   for row in journal.read(path):
     by_kind: dict[str, list[tuple[Any, ...]]] = {}
     for point in branch_points.of(row, env):

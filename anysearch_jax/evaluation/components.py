@@ -55,7 +55,7 @@ def split(measured: columns.Measured, names: Sequence[str]) -> dict[str, Split]:
   out = {}
   for place, name in enumerate(names):
     asked, inner = whole.questions[place], whole.interaction[place]
-    apart = max(0.0, whole.trainings[place] - inner)
+    apart = whole.trainings[place]
     if runs == 1:
       inner = None if drawn is None else drawn[place]
     out[name] = Split(

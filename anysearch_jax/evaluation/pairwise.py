@@ -40,7 +40,8 @@ class Difference:
       training is that policy only.
     detectable: the smallest true difference that would be found, see
       `inference.Effect`.
-    by_seed: the difference on each evaluation seed alone, ascending by seed.
+    seeds: the evaluation seeds, ascending.
+    by_seed: the difference on each of `seeds` alone.
     p: p value of no difference: of flipped signs of questions between rows of
       one training each; otherwise Student's, with the interval's variance.
     between: p value of exchanging whole trainings; None unless both rows have
@@ -65,6 +66,7 @@ class Difference:
   trainings: tuple[int, int]
   estimate: intervals.Estimate
   detectable: float | None
+  seeds: tuple[int, ...]
   by_seed: tuple[float | None, ...]
   p: float | None
   between: float | None
@@ -136,7 +138,7 @@ def _compared(
   several = len(parts) > 1
   shown = [linear.average(parts), *(parts if several else ())]
   effects = [effect for part in shown for effect in inference.effects(part)]
-  seeds = _by_seed(pairs, names, first, pools)
+  seeds, alone = _by_seed(pairs, names, first, pools)
   flipped = _flipped(sides, names, pools, parts[0], draws)
   between = _between(sides, names, pools)
   p_flipped = flipped.ravel() if flipped is not None else None
@@ -161,7 +163,8 @@ def _compared(
         (len(first.runs), len(second.runs)),
         effect.estimate,
         effect.detectable,
-        tuple(map(_defined, seeds[:, place])),
+        seeds,
+        tuple(map(_defined, alone[:, place])),
         p,
         _defined(between[place]),
         mcnemar if name == "accuracy" else None,
@@ -226,8 +229,8 @@ def _by_seed(
   names: Sequence[str],
   found: measures.Sums,
   pools: np.ndarray,
-) -> np.ndarray:
-  """Returns the differences on each seed, in the order of the lines."""
+) -> tuple[tuple[int, ...], np.ndarray]:
+  """Returns the seeds and the differences on each, in the lines' order."""
   seeds, seed = np.unique(pairs.ours.seed, return_inverse=True)
   shape = len(seeds), len(found.datasets), len(found.budgets)
   budget = np.searchsorted(found.budgets, pairs.budget)
@@ -249,7 +252,7 @@ def _by_seed(
   together = by_set.mean(axis=1, keepdims=True)
   if by_set.shape[1] > 1:
     together = np.concatenate([together, by_set], axis=1)
-  return together.reshape(len(seeds), -1)
+  return tuple(map(int, seeds)), together.reshape(len(seeds), -1)
 
 
 def _counts(

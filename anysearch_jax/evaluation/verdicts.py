@@ -11,6 +11,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from anysearch_jax.evaluation import comparison, inference, metrics, pairing
 
 _TIGHT = (1, 2, 3, 4)  # Budgets that must beat closed-book answers (B = 0).
@@ -65,29 +67,49 @@ def verdicts(
     and _same_policy(row, system)
     and row.columns.scaffold.all()
   ]
-  held = [row for row in rows if row.label in controls]
-  alone = _scope([system])
-  beside = _scope([system, *held])
+  alone = _scope({system.label: len(system.columns.runs)})
+  held = {control: compared[control][0] for control in controls}
+  scaffold = {label: compared[label][0] for label in scaffolded}
   return [
     _beats_closed_book(system, alone),
-    _beats_productivity({c: compared[c][1] for c in controls}, beside),
+    _beats_productivity(
+      {control: compared[control][1] for control in controls},
+      _scope(_trainings(system.label, held)),
+    ),
     _searches_what_it_lacks(recalled, alone),
-    _needs_no_scaffold({s: compared[s][0] for s in scaffolded}, alone),
-    _keeps_ample({c: compared[c][0] for c in controls}, beside),
+    _needs_no_scaffold(scaffold, _scope(_trainings(system.label, scaffold))),
+    _keeps_ample(held, _scope(_trainings(system.label, held))),
   ]
 
 
-def _scope(rows: Sequence[metrics.Row]) -> str:
+def _trainings(
+  system: str, others: Mapping[str, pairing.Pairs]
+) -> dict[str, int]:
+  """Returns the number of trainings that were compared, by label.
+
+  A row may have more: a comparison uses the seeds that both rows have.
+  """
+  sides = {
+    label: [len(np.unique(side.run)) for side in (pairs.ours, pairs.theirs)]
+    for label, pairs in others.items()
+  }
+  ours = min((mine for mine, _ in sides.values()), default=0)
+  return {system: ours} | {
+    label: theirs for label, (_, theirs) in sides.items()
+  }
+
+
+def _scope(trainings: Mapping[str, int]) -> str:
   """Says of which rows a verdict is about one policy only."""
-  single = [row.label for row in rows if len(row.columns.runs) < 2]
+  single = [label for label, count in trainings.items() if count < 2]
   if not single:
     return ""
-  if len(rows) == 1:
+  if len(trainings) == 1:
     return "This policy only: one training says nothing about others."
   return (
     f"These policies only: {', '.join(single)} "
-    f"{'have' if len(single) > 1 else 'has'} one training, which says nothing "
-    "about others."
+    f"{'have' if len(single) > 1 else 'has'} one training here, which says "
+    "nothing about others."
   )
 
 
@@ -247,7 +269,7 @@ def _keeps_ample(controls: Mapping[str, pairing.Pairs], scope: str) -> Verdict:
     readings.append(
       f"more than {MARGIN} below {label}"
       if outside[-1]
-      else f"not {MARGIN} below {label}"
+      else f"at most {MARGIN} below {label}"
       if shown[-1]
       else f"no telling from {label}"
     )

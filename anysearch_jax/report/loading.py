@@ -228,12 +228,21 @@ def load_search_value(*folders: pathlib.Path) -> Mapping[str, Any]:
   """Reads the result of `launch.branch` from the first folder that has one.
 
   Returns:
-    The `branching.summary`; empty if no folder has a result.
+    The `branch_values.summary`; empty if no folder has a result.
+
+  Raises:
+    ValueError: an earlier version wrote the result.
   """
   for folder in folders:
     path = folder / "branches" / "summary.json"
     if path.is_file():
-      return json_files.read(path)
+      found = json_files.read(path)
+      if any("cuts" not in kind for kind in found.values()):
+        raise ValueError(
+          f"{path}: found values of ends, which depend on --tries; expected "
+          "those of cuts. Remove the folder and run launch.branch again."
+        )
+      return found
   return {}
 
 

@@ -338,8 +338,8 @@ def pareto(
 
 
 _KINDS = {
-  "continue": "searched on instead of stopping",
-  "stop": "searched, against no search",
+  "continue": "answered with budget left",
+  "stop": "searched",
 }
 _AXES = {
   "by_hops": "hops",
@@ -354,7 +354,7 @@ def search_values(
   """Tabulates the value of one more search, measured by `branching`.
 
   Args:
-    found: by label, the result of `branching.summary`.
+    found: by label, the result of `branch_values.summary`.
     index: colour index of each label.
   """
   lines = []
@@ -365,31 +365,56 @@ def search_values(
       for axis, words in _AXES.items():
         parts |= {f"{words} {v}": p for v, p in whole.get(axis, {}).items()}
       lines += [
-        tables.Line(
-          (label, name, part_name),
-          (
-            tables.cell(intervals.Estimate(**part["worth"]), part["reached"]),
-            tables.Cell(part["gained"]),
-            tables.Cell(part["lost"]),
-            _rate(part["reached"], part["ends"] - part["failed"]),
-          ),
-          index[label],
-        )
+        tables.Line((label, name, part_name), _values(part), index[label])
         for part_name, part in parts.items()
       ]
   return tables.Table(
     "worth",
     "What one more search was worth",
-    "Exact match with the search minus without it, from other ends of stored "
-    "episodes (launch.branch); n: ends that were reached; 95 % bootstrap over "
-    "questions. Reached: ends of the kind that the policy came to within its "
-    "tries, with Wilson's interval.",
+    "From other ends of stored episodes (launch.branch), after turns that ask "
+    "for a search: exact match if it is granted minus exact match if it is "
+    "refused, and minus that of the stored answer. Every cut weighs alike; n: "
+    "cuts that were reached, whose mean is shown with its 95 % interval over "
+    "questions. At all cuts: from the least to the most that cuts which were "
+    "never reached allow. As it asks: cuts weighed by how often the policy "
+    "asks there.",
     ("row", "the episode", "where"),
     (
-      tables.Column("worth", signed=True),
-      tables.Column("gained", digits=0),
-      tables.Column("lost", digits=0),
-      tables.Column("reached", digits=2),
+      tables.Column("at reached cuts", "granted − refused", signed=True),
+      tables.Column("least", "granted − refused", signed=True),
+      tables.Column("most", "granted − refused", signed=True),
+      tables.Column("as it asks", "granted − refused", signed=True),
+      tables.Column("at reached cuts", "granted − answered", signed=True),
+      tables.Column("least", "granted − answered", signed=True),
+      tables.Column("most", "granted − answered", signed=True),
+      tables.Column("gained", "ends", digits=0),
+      tables.Column("lost", "ends", digits=0),
+      tables.Column("cuts reached", "ends", digits=2),
     ),
     tuple(lines),
+  )
+
+
+def _values(part: Mapping[str, Any]) -> tuple[tables.Cell | None, ...]:
+  """Returns the cells of one part of a summary."""
+
+  def mean(name: str) -> tables.Cell | None:
+    if name not in part:
+      return None
+    n = part["cuts_reached"] if name == "worth" else None
+    return tables.cell(intervals.Estimate(**part[name]), n)
+
+  def bounds(name: str) -> list[tables.Cell]:
+    found = part.get(name, {})
+    return [tables.Cell(found.get(end)) for end in ("low", "high")]
+
+  return (
+    mean("worth"),
+    *bounds("worth_bounds"),
+    mean("asked"),
+    mean("gain"),
+    *bounds("gain_bounds"),
+    tables.Cell(part["gained"]),
+    tables.Cell(part["lost"]),
+    _rate(part["cuts_reached"], part["cuts"]),
   )

@@ -240,7 +240,7 @@ def _pairwise(
     )
     found += [
       uncertainty_tables.pairwise(name, f"{title}: every two rows", compared),
-      uncertainty_tables.by_seed(name, f"{title}: seed by seed", compared, own),
+      uncertainty_tables.by_seed(name, f"{title}: seed by seed", compared),
     ]
   return found
 

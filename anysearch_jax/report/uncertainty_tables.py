@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from anysearch_jax.evaluation import columns, metrics
+from anysearch_jax.evaluation import columns
 from anysearch_jax.evaluation import components as components_lib
 from anysearch_jax.evaluation import pairwise as pairwise_lib
 from anysearch_jax.report import tables
@@ -176,23 +174,19 @@ def _tested(found: Sequence[pairwise_lib.Difference]) -> str:
 
 
 def by_seed(
-  name: str,
-  title: str,
-  found: Sequence[pairwise_lib.Difference],
-  rows: Sequence[metrics.Row],
+  name: str, title: str, found: Sequence[pairwise_lib.Difference]
 ) -> tables.Table:
   """Tabulates the differences of every two rows on each evaluation seed.
 
   Only those over all sets and budgets; no line if there is one seed.
   """
   whole = [d for d in found if d.dataset is None and d.budget is None]
-  most = max((len(d.by_seed) for d in whole), default=0)
-  seeds = sorted({int(s) for row in rows for s in np.unique(row.columns.seed)})
-  names = (
-    [str(seed) for seed in seeds]
-    if all(len(d.by_seed) == len(seeds) for d in whole)
-    else [f"no. {i + 1}" for i in range(most)]
-  )
+  seeds = sorted({seed for d in whole for seed in d.seeds})
+
+  def cells(d: pairwise_lib.Difference) -> list[tables.Cell]:
+    alone = dict(zip(d.seeds, d.by_seed, strict=True))
+    return [tables.Cell(alone.get(seed)) for seed in seeds]
+
   return tables.Table(
     f"by_seed_{name}",
     title,
@@ -201,16 +195,18 @@ def by_seed(
     "evaluated with a seed of its own, these are differences of trainings.",
     ("measure", "pair"),
     (
-      *(tables.Column(seed, "seed", signed=True) for seed in names),
+      *(tables.Column(str(seed), "seed", signed=True) for seed in seeds),
       tables.Column("together", signed=True),
     ),
     tuple(
       tables.Line(
         (_COMPARED[d.measure][0], f"{d.ours} − {d.theirs}"),
-        (*map(tables.Cell, d.by_seed), tables.cell(d.estimate)),
+        (*cells(d), tables.cell(d.estimate)),
       )
       for measure in _COMPARED
       for d in whole
-      if d.measure == measure and d.estimate.value is not None and most > 1
+      if d.measure == measure
+      and d.estimate.value is not None
+      and len(seeds) > 1
     ),
   )

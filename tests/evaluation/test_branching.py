@@ -63,10 +63,13 @@ def branch(evaluation, folder, script, config, **settings):
 def hesitant(request):
   """Answers correctly if the number is even; searches at its third attempt.
 
-  After a search it answers correctly, except for question 7.
+  After a search it answers correctly, except for question 7; if the search is
+  refused, only for question 0.
   """
   if ANSWERED in context(request):
     return scripted.answer("y" if number(request) == 7 else "x")
+  if "No search is left" in context(request):
+    return scripted.answer("x" if number(request) == 0 else "y")
   if request.address.attempt == 2:
     return scripted.search("look")
   return scripted.answer("x" if number(request) % 2 == 0 else "y")
@@ -80,13 +83,20 @@ def test_value_of_forced_search_counts_corrected_answers(tmp_path):
   )
   # Of eight with budget left, a search corrects 1, 3 and 5, but not 7.
   found = summary["continue"]
-  assert found["worth"]["value"] == pytest.approx(3 / 8)
-  assert found["worth"]["low"] < 3 / 8 < found["worth"]["high"]
+  assert found["gain"]["value"] == pytest.approx(3 / 8)
+  assert found["gain"]["low"] < 3 / 8 < found["gain"]["high"]
+  # Refused, the policy is right for question 0 only.
+  assert found["worth"]["value"] == pytest.approx(6 / 8)
   assert (found["ends"], found["reached"], found["tries"]) == (16, 16, 3)
-  assert (found["gained"], found["lost"], found["questions"]) == (6, 0, 8)
+  assert (found["cuts"], found["cuts_reached"]) == (8, 8)
+  assert (found["gained"], found["lost"], found["questions"]) == (12, 0, 8)
   assert list(found["by_budget_left"]) == ["1"]
   assert "stop" not in summary
-  assert {row["searches"] for row in rows} == {1}
+  for row in rows:
+    granted, refused = row["sampled"]["granted"], row["sampled"]["refused"]
+    assert (granted["searches"], refused["searches"]) == (1, 0)
+    # Both ends are of one turn that asked.
+    assert granted["spans"][0] == refused["spans"][0]
   # The engine's cache is empty afterwards.
   assert {r.address for r in engine.requests} == set(engine.released)
 
@@ -100,8 +110,11 @@ def test_policy_that_never_searches_is_not_reached(tmp_path):
   found = summary["continue"]
   assert (found["ends"], found["reached"]) == (16, 0)
   assert found["worth"] == {"value": None, "low": None, "high": None}
+  assert found["worth_bounds"] == {"low": -1, "high": 1}
+  # Half of the stored answers are right, and cannot become better.
+  assert found["gain_bounds"]["low"] < -0.5 < 0.5 < found["gain_bounds"]["high"]
   assert len(engine.requests) == 32
-  assert {row["em"] for row in rows} == {None}
+  assert {row["granted_em"] for row in rows} == {None}
 
 
 def searcher(request):
@@ -127,16 +140,16 @@ def test_value_of_denied_search_counts_lost_answers(tmp_path, scaffold):
   assert found["worth"]["value"] == pytest.approx(1 / 2)
   assert found["by_searches_before"]["0"]["ends"] == 16
   assert sorted(found["by_budget_left"]) == ["1", "2", "3"]
-  assert {row["searches"] for row in rows if row["kind"] == "stop"} == {0, 1}
-  # The tokens before the branch point are the stored ones.
-  contexts = {tuple(row["tokens"]["ids"]) for row in stored}
-  for request in engine.requests:
-    if request.turn == 1 and "No search" not in context(request):
-      ids = request.token_ids
-      if scaffold:
-        assert context(request).endswith("</budget>\n")
-        ids = ids[: -len(context(request).rpartition("<budget>")[2]) - 8]
-      assert any(known[: len(ids)] == ids for known in contexts)
+  refused = [r["sampled"]["refused"] for r in rows if r["kind"] == "stop"]
+  assert {end["searches"] for end in refused} == {0, 1}
+  # Everything up to the stored search is as stored; then it is refused.
+  contexts = [scripted.CODEC.decode(row["tokens"]["ids"]) for row in stored]
+  split = [context(r).partition(PAPER.over_budget) for r in engine.requests]
+  asked = [before for before, line, _ in split if line]
+  assert len(asked) == 32
+  for before in asked:
+    assert before.rstrip().endswith("</search>")
+    assert any(known.startswith(before) for known in contexts)
 
 
 def test_budget_line_at_branch_point_has_remaining_budget(tmp_path):
@@ -147,17 +160,15 @@ def test_budget_line_at_branch_point_has_remaining_budget(tmp_path):
   state = branch_points.restore(
     stored, point, config=config.episode, codec=scripted.CODEC
   )
-  assert (state.budget, state.used, state.turns, state.bad_turns) == (
-    1,
-    1,
-    1,
-    0,
-  )
+  found = state.budget, state.used, state.turns, state.bad_turns
+  assert found == (3, 1, 1, 0)
   assert [d.id for d in state.documents[0]] == ["p"]
-  _, request = branching.episode.resume_turn(state)
+  at, request = branching.episode.resume_turn(state)
+  assert context(request).endswith("remaining=2; used=1; total=3</budget>\n")
+  turn = branch_points.stored_turn(stored, point, codec=scripted.CODEC)
+  _, request = branching.refuse(at, turn)
   assert context(request).endswith("remaining=0; used=1; total=1</budget>\n")
-  assert context(request).count("used=0; total=3") == 1
-  assert "used=1; total=3" not in context(request)
+  assert context(request).count("used=1; total=3") == 1
 
 
 def test_episode_branches_after_bad_turns(tmp_path):
@@ -200,8 +211,8 @@ def test_finished_ends_are_not_played_again(tmp_path):
   )
   assert again == whole
   assert (partial.parent / "branches.jsonl").read_text().splitlines() == lines
-  # Each end takes three turns until one searches, and one that answers.
-  assert len(engine.requests) == 4 * (len(rows) - 15)
+  # Each end takes three turns until one searches, and two that answer.
+  assert len(engine.requests) == 5 * (len(rows) - 15)
 
 
 def test_smaller_selection_is_a_subset(tmp_path):
@@ -249,10 +260,12 @@ def test_engine_ends_are_reproducible(tmp_path):
   for row in rows_of(found[0]):
     before = stored[cell(row)]
     assert row["stored_em"] == before["em"]
+    ends = row["sampled"]
     if row["kind"] == "stop":
-      assert row["searches"] == row["cut"] < before["searches"]
+      assert ends["refused"]["searches"] == row["cut"] < before["searches"]
     elif row["reached"]:
-      assert row["cut"] == before["searches"] < row["searches"]
+      assert row["cut"] == ends["refused"]["searches"] == before["searches"]
+      assert row["cut"] < ends["granted"]["searches"]
 
 
 def cell(row):
@@ -336,4 +349,8 @@ def test_restored_state_equals_the_original_in_every_environment(name):
       stopped = branch_points.restore(
         row, point, config=config, codec=scripted.CODEC
       )
-      assert stopped.left == 0 and stopped.used == point.searches
+      asking, _ = episode.resume_turn(stopped)
+      stored = branch_points.stored_turn(row, point, codec=scripted.CODEC)
+      _, request = branching.refuse(asking, stored)
+      assert isinstance(request, types.GenerateRequest)
+      assert env.over_budget in context(request)

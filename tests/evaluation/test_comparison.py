@@ -237,6 +237,23 @@ def test_rows_of_several_trainings_are_judged_as_methods():
   )
   assert found[0].scope == ""
   assert "one has one training" in found[1].scope
+  # Each training has its own seed, and the rows share one of them.
+  ours, theirs = (
+    metrics.Row(
+      label,
+      sum(
+        (
+          _of_run(study.row(label, seeds=(seed,), **size), f"{label}{seed}")
+          for seed in seeds
+        ),
+        (),
+      ),
+    )
+    for label, seeds in (("good", (1, 2)), ("control", (2, 3)))
+  )
+  _, found = _verdicts(ours, theirs, controls=["control"])
+  assert found[0].scope == ""
+  assert "good, control have one training" in found[1].scope
 
 
 def test_verdicts_of_a_bad_policy_say_so():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import study
+from scipy import stats
 
 from anysearch_jax.evaluation import components, metrics
 
@@ -38,9 +39,11 @@ def test_parts_have_the_sizes_they_were_made_with():
   assert found.from_questions == pytest.approx(0.15 / 300**0.5, rel=0.35)
   drawn = 0.5 / (300 * 6 * 2) ** 0.5
   assert found.from_seeds == pytest.approx(drawn, rel=0.1)
-  half = (found.estimate.high - found.estimate.low) / 2
-  parts = found.from_questions, found.from_seeds, found.from_trainings
-  assert half > 1.96 * np.linalg.norm(parts)  # Few trainings: Student's t.
+  tp = components.split(table, ("tp",))["tp"]
+  half = (tp.estimate.high - tp.estimate.low) / 2
+  asked = stats.t.ppf(0.975, 299) * np.hypot(tp.from_questions, tp.from_seeds)
+  trained = stats.t.ppf(0.975, 5) * tp.from_trainings
+  assert half == pytest.approx(np.hypot(asked, trained), rel=1e-3)
 
 
 def test_one_training_has_no_part_of_trainings():

@@ -153,10 +153,13 @@ def test_a_run_that_moved_has_its_tokenizer_inside(tmp_path):
 def test_search_value_is_read_from_the_evaluation(tmp_path):
   (tmp_path / "b" / "branches").mkdir(parents=True)
   path = tmp_path / "b" / "branches" / "summary.json"
-  path.write_text(json.dumps({"stop": {"ends": 1}}))
+  path.write_text(json.dumps({"stop": {"cuts": 1}}))
   folders = tmp_path / "a", tmp_path / "b"
-  assert loading.load_search_value(*folders) == {"stop": {"ends": 1}}
+  assert loading.load_search_value(*folders) == {"stop": {"cuts": 1}}
   assert loading.load_search_value(folders[0]) == {}
+  path.write_text(json.dumps({"stop": {"ends": 1}}))
+  with pytest.raises(ValueError, match="summary.json: found values of ends"):
+    loading.load_search_value(*folders)
 
 
 def test_training_groups_come_with_reward_and_advantage(tmp_path):
