@@ -52,10 +52,11 @@ def attention(notes: notes_lib.Notes) -> None:
   contexts = (100,) if notes.rehearse else (1000, 8000)
   for each in heads:
     for context in contexts:
-      notes.case(
-        f"decode, {each}, context {context}",
-        functools.partial(_decode, each, context),
-      )
+      for name, tokens in (("decode", 1), ("prefill", 64)):
+        notes.case(
+          f"{name}, {each}, context {context}",
+          functools.partial(_paged, each, context, tokens),
+        )
 
 
 def _training(heads: Heads, length: int, segments: int) -> Mapping[str, Any]:
@@ -135,8 +136,8 @@ def _float64(
   return out, dq, dk, dv
 
 
-def _decode(heads: Heads, context: int) -> Mapping[str, Any]:
-  """Returns errors of one decoded token over paged keys and values."""
+def _paged(heads: Heads, context: int, tokens: int) -> Mapping[str, Any]:
+  """Returns errors of each row's last tokens over paged keys and values."""
   size, rows = 64, 4
   rng = np.random.default_rng(0)
   columns = -(-context // size)
@@ -152,11 +153,15 @@ def _decode(heads: Heads, context: int) -> Mapping[str, Any]:
     )
   )
   q, k, v = (
-    jnp.asarray(rng.normal(size=(rows, 1, n, heads.size)), jnp.bfloat16)
+    jnp.asarray(rng.normal(size=(rows, tokens, n, heads.size)), jnp.bfloat16)
     for n in (heads.query, heads.kv, heads.kv)
   )
-  lengths = np.asarray([context, context - 1, context // 2, 1])
-  positions = (lengths - 1)[:, None].astype(np.int32)
+  lengths = np.asarray(
+    [context, context - 1, max(context // 2, tokens), tokens]
+  )
+  positions = (lengths[:, None] - tokens + np.arange(tokens)).astype(np.int32)
+  # Some are enough: float64 on the host takes its time.
+  checked = range(0, tokens, max(1, tokens // 4))
   best = paged_attention.choose(
     "auto",
     platform=jax.default_backend(),
@@ -164,7 +169,7 @@ def _decode(heads: Heads, context: int) -> Mapping[str, Any]:
     dtype=jnp.bfloat16,
     page=size,
   )
-  real = np.ones((rows, 1), bool)
+  real = np.ones((rows, tokens), bool)
   arguments = (q, k, v, pages, table, positions, real)
   out: dict[str, Any] = {}
   for implementation in dict.fromkeys((best, "xla")):
@@ -173,11 +178,18 @@ def _decode(heads: Heads, context: int) -> Mapping[str, Any]:
     found, written = run(*arguments)
     truth = np.stack(
       [
-        _token(np.asarray(q[r, 0], np.float64), written, table[r], lengths[r])
+        _token(
+          np.asarray(q[r, t], np.float64),
+          written,
+          table[r],
+          positions[r, t] + 1,
+        )
         for r in range(rows)
+        for t in checked
       ]
     )
-    out[f"{implementation} error"] = _error(found[:, 0], truth)
+    found = found[:, np.asarray(checked)].reshape(truth.shape)
+    out[f"{implementation} error"] = _error(found, truth)
     out[f"{implementation} ms"] = _ms(run, *arguments)
   return out
 
