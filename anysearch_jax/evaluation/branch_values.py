@@ -185,7 +185,12 @@ def _mean(
   (found,) = inference.effects(
     linear.ratios(sums[None, :, :1], sums[None, :, 1:], trials=counts)
   )
-  return found.estimate
+  estimate = found.estimate
+  if estimate.low is None or estimate.high is None:
+    return estimate
+  return estimate._replace(
+    low=max(-1.0, estimate.low), high=min(1.0, estimate.high)
+  )
 
 
 def _bounds(
@@ -199,7 +204,4 @@ def _bounds(
   known up to sampling error, which is added outside.
   """
   low, high = _mean(cuts, least), _mean(cuts, most)
-  return {
-    "low": low.low if low.low is None else max(-1.0, low.low),
-    "high": high.high if high.high is None else min(1.0, high.high),
-  }
+  return {"low": low.low, "high": high.high}

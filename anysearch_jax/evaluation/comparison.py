@@ -153,18 +153,10 @@ def knowledge(row: metrics.Row) -> dict[str, Number]:
   table = table.where(table.kind != columns.NONE)
   if not len(table):
     return {}
-  ids, question = np.unique(table.question, return_inverse=True)
-  runs, run = np.unique(table.run, return_inverse=True)
-  kinds = [table.kind == kind for kind in range(len(columns.KINDS))]
-  asked, counts = (
-    intervals.cluster_sums(
-      run * len(ids) + question,
-      [value * kind for kind in kinds],
-      clusters=len(runs) * len(ids),
-    ).reshape(len(runs), len(ids), -1)
-    for value in (table.asked, 1.0)
-  )
-  found = linear.ratios(asked, counts, runs=[table.runs[code] for code in runs])
+  kinds = [
+    (table.kind == kind).astype(float) for kind in range(len(columns.KINDS))
+  ]
+  found = measures.ratios(table, [table.asked * kind for kind in kinds], kinds)
   n = [int(kind.sum()) for kind in kinds]
   rates = inference.rates(found, n)
   # KINDS begins with known and unknown.

@@ -205,6 +205,28 @@ def sums(
   )
 
 
+def ratios(
+  table: columns.Columns,
+  tops: Sequence[np.ndarray],
+  bottoms: Sequence[np.ndarray],
+) -> linear.Linear:
+  """Linearises ratios of two sums over episodes, such as conditional rates.
+
+  Args:
+    table: P >= 1 episodes, none of which failed.
+    tops, bottoms: for each ratio, float `[P]`.
+  """
+  ids, question = np.unique(table.question, return_inverse=True)
+  runs, run = np.unique(table.run, return_inverse=True)
+  sums = (
+    intervals.cluster_sums(
+      run * len(ids) + question, parts, clusters=len(runs) * len(ids)
+    ).reshape(len(runs), len(ids), -1)
+    for parts in (tops, bottoms)
+  )
+  return linear.ratios(*sums, runs=[table.runs[code] for code in runs])
+
+
 def estimates(
   measured: columns.Measured, measures: Sequence[str] = tuple(MEASURES)
 ) -> dict[str, intervals.Estimate]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from anysearch_jax.evaluation import columns, inference, intervals, linear
+from anysearch_jax.evaluation import columns, inference, intervals, measures
 
 # By reliability of the memory, then by budget.
 Found = dict[float, dict[int, intervals.Estimate]]
@@ -38,14 +38,6 @@ def searched(measured: columns.Measured) -> Found:
 
 
 def _rate(table: columns.Columns) -> intervals.Estimate:
-  ids, question = np.unique(table.question, return_inverse=True)
-  runs, run = np.unique(table.run, return_inverse=True)
-  asked, counts = (
-    intervals.cluster_sums(
-      run * len(ids) + question, [value], clusters=len(runs) * len(ids)
-    ).reshape(len(runs), len(ids), 1)
-    for value in (table.asked, np.ones(len(table)))
-  )
-  found = linear.ratios(asked, counts, runs=[table.runs[code] for code in runs])
+  found = measures.ratios(table, [table.asked], [np.ones(len(table))])
   (rate,) = inference.rates(found, [len(table)])
   return rate.estimate

@@ -14,7 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from anysearch_jax.evaluation import columns, episodes, intervals, measures
+from anysearch_jax.evaluation import (
+  columns,
+  episodes,
+  inference,
+  intervals,
+  measures,
+)
 
 Episode = episodes.Episode
 
@@ -280,6 +286,20 @@ def by_hops(
     }
     for hops, part in columns.by_hops(columns.of(measured).scored()).items()
   }
+
+
+def search_shares(
+  measured: columns.Measured,
+) -> dict[int, tuple[intervals.Estimate, ...]]:
+  """Returns `budget_use` as shares of each budget's episodes."""
+  kept = columns.of(measured).scored()
+  out = {}
+  for budget, part in columns.by_budget(kept).items():
+    made = [(part.searches == k).astype(float) for k in range(budget + 1)]
+    found = measures.ratios(part, made, [np.ones(len(part))] * len(made))
+    rates = inference.rates(found, [len(part)] * len(made))
+    out[budget] = tuple(rate.estimate for rate in rates)
+  return out
 
 
 def budget_use(measured: columns.Measured) -> dict[int, tuple[int, ...]]:

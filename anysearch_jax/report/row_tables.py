@@ -191,9 +191,11 @@ def memory_use(
 
 
 def budget_use(
-  use: Mapping[str, Mapping[int, Sequence[int]]], index: Mapping[str, int]
+  rows: Sequence[table_rows.Shown],
 ) -> tables.Table:
   """Tabulates the shares of episodes with 0, 1, ... searches by budget."""
+  use = {row.label: metrics.search_shares(row.table) for row in rows}
+  index = {row.label: row.index for row in rows}
   most = max(
     (len(c) for found in use.values() for c in found.values()), default=0
   )
@@ -201,18 +203,18 @@ def budget_use(
     tables.Line(
       (label, str(budget)),
       tuple(
-        _rate(counts[k], sum(counts)) if k < len(counts) else None
-        for k in range(most)
+        tables.cell(shares[k]) if k < len(shares) else None for k in range(most)
       ),
       index[label],
     )
     for label, found in use.items()
-    for budget, counts in found.items()
+    for budget, shares in found.items()
   ]
   return tables.Table(
     "budget_use",
     "Searches made of each budget",
-    "Shares of scored episodes with Wilson's 95 % interval.",
+    "Shares of scored episodes with 95 % intervals over questions and "
+    "trainings.",
     ("row", "B"),
     tuple(tables.Column(str(k), "searches made", 2) for k in range(most)),
     tuple(lines),

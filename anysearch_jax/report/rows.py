@@ -140,7 +140,7 @@ def measure(
     paper_tables.tokens(shown),
     row_tables.formats(shown),
     row_tables.hops(shown),
-    row_tables.budget_use(found.use, index),
+    row_tables.budget_use(shown),
     row_tables.memory_use(found.memory_use, index),
     paper_tables.early_stopping("".join(labels[:1]), compared, index),
     *_pairwise(rows, together, draws),
