@@ -4,7 +4,8 @@ r"""Writes the report of one or more runs: one page, its numbers, its tables.
 
 An argument is the folder of a run that contains `evaluation/<name>/`, the
 folder of one evaluation, or `label=folder`. A run without an evaluation adds
-its training curves only. Folders of several seeds joined by `+` make one row.
+its training curves only. Evaluations of one method joined by `+` make one row:
+of one training or of several, which intervals then cover (docs/statistics.md).
 The first row is the system under test. report.json, tables.md and a CSV file
 for each table are written beside the page, so give it its own folder. The
 default is `report/` inside the run of the first row.

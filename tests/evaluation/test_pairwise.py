@@ -156,3 +156,83 @@ def test_a_real_difference_is_found_and_equal_ones_repeat():
   assert line.estimate.above()
   assert line.adjusted < 0.05
   assert found == pairwise.pairwise(rows, ("accuracy",), **FEW)
+
+
+def _trained(label, trainings, *, seeds=(1,), **size):
+  """Builds a row of several trainings with the same evaluation seeds."""
+  return metrics.Row(
+    label,
+    tuple(
+      e | {"run": f"{label}{i}"}
+      for i in range(trainings)
+      for e in study.row(f"{label}{i}", seeds=seeds, **size).episodes
+    ),
+  )
+
+
+def test_trainings_of_one_seed_are_matched_in_order():
+  size = {"questions": 10, "budgets": (1, 3)}
+  ours, theirs = _trained("a", 3, **size), _trained("b", 3, **size)
+  pairs = pairing.pair(ours, theirs)
+  assert pairs.unpaired == 0
+  assert (pairs.ours.run == pairs.theirs.run).all()
+  assert len(pairs) + pairs.failed == 3 * 20
+  # With another order of the same trainings, each still meets itself.
+  again = metrics.Row("again", tuple(reversed(ours.episodes)))
+  pairs = pairing.pair(ours, again)
+  names = [
+    [side.runs[code] for code in side.run]
+    for side in (pairs.ours, pairs.theirs)
+  ]
+  assert names[0] == names[1]
+  assert (pairs.ours.em == pairs.theirs.em).all()
+
+
+def test_a_single_training_is_matched_with_each():
+  size = {"questions": 10, "budgets": (1, 3)}
+  ours, theirs = _trained("a", 3, **size), _trained("b", 1, **size)
+  for pairs in (pairing.pair(ours, theirs), pairing.pair(theirs, ours)):
+    assert pairs.unpaired == 0
+    assert len(pairs) + pairs.failed == 3 * 20
+  (line,) = [
+    d
+    for d in pairwise.pairwise([ours, theirs], ("accuracy",), **FEW)
+    if d.budget == 1
+  ]
+  assert line.trainings == (3, 1)
+  assert line.between is None
+
+
+def test_trainings_that_cannot_be_matched_are_counted():
+  size = {"questions": 10, "budgets": (1,)}
+  pairs = pairing.pair(_trained("a", 3, **size), _trained("b", 2, **size))
+  assert pairs.unpaired == 10
+  assert len(pairs) + pairs.failed == 20
+
+
+def test_several_trainings_are_compared_as_methods():
+  size = {"questions": 60, "budgets": (2,)}
+  rows = [
+    _trained("a", 4, skill=0.9, **size),
+    _trained("b", 4, skill=0.2, **size),
+  ]
+  found = _by_cell(pairwise.pairwise(rows, ("accuracy", "searches"), **FEW))
+  line = found["accuracy", None, 2]
+  assert line.trainings == (4, 4)
+  # All trainings of one row are better: one of 70 ways, doubled.
+  assert line.between == pytest.approx(2 / 70)
+  assert line.estimate.above() and line.p < 0.05
+  # The p value belongs to the interval.
+  for line in found.values():
+    outside = line.estimate.above() or line.estimate.below()
+    assert outside == (line.p < 0.05)
+  assert line.mcnemar is None
+
+
+def test_detectable_effects_shrink_with_the_questions():
+  found = []
+  for questions in (30, 120):
+    rows = _rows("a", "b", questions=questions, budgets=(2,))
+    found.append(_by_cell(pairwise.pairwise(rows, ("accuracy",), **FEW)))
+  few, many = (f["accuracy", None, 2].detectable for f in found)
+  assert few == pytest.approx(2 * many, rel=0.4)
