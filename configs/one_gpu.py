@@ -7,7 +7,7 @@
 Presets, `--config=configs/one_gpu.py:<policy>-<GB>`:
     qwen2_5_0_5b, qwen2_5_1_5b, qwen3_0_6b, qwen3_1_7b or qwen3_4b
     24 (as an RTX 4090), 80 (H100, A100) or 141 (H200)
-and three that decode 128 rows at a time:
+and three that decode 256 rows at a time:
     qwen3_4b-full141             every weight is trained, not adapters
     qwen2_5_7b-80, llama3_1_8b-80
 
@@ -57,8 +57,9 @@ class Large(NamedTuple):
     policy: name of the policy.
     folder: of its weights.
     kv_tokens: of KV cache.
-    rows: of a micro-batch.
+    rows: of a micro-batch. So few leave room for what `remat` keeps.
     full: whether every weight is trained.
+    remat: what the backward pass recomputes.
   """
 
   policy: str
@@ -66,6 +67,7 @@ class Large(NamedTuple):
   kv_tokens: int
   rows: int
   full: bool = False
+  remat: str = "dots"
 
 
 MEMORIES = {
@@ -83,13 +85,13 @@ POLICIES = {
   "qwen3_4b": ("Qwen3-4B", (1 << 14, 3 << 16, 3 << 17)),
 }
 LARGE = {
-  "qwen3_4b-full141": Large("qwen3_4b", "Qwen3-4B", 7 << 15, rows=4, full=True),
-  "qwen2_5_7b-80": Large("qwen2_5_7b", "Qwen2.5-7B-Instruct", 5 << 16, rows=2),
+  "qwen3_4b-full141": Large("qwen3_4b", "Qwen3-4B", 3 << 17, rows=2, full=True),
+  "qwen2_5_7b-80": Large("qwen2_5_7b", "Qwen2.5-7B-Instruct", 7 << 16, rows=1),
   "llama3_1_8b-80": Large(
-    "llama3_1_8b", "Llama-3.1-8B-Instruct", 5 << 15, rows=2
+    "llama3_1_8b", "Llama-3.1-8B-Instruct", 1 << 18, rows=1
   ),
 }
-_LANES = (32, 64, 128)
+_LANES = (32, 64, 128, 256)
 PRESETS = (
   *(f"{policy}-{memory}" for policy in POLICIES for memory in MEMORIES),
   *LARGE,
@@ -105,7 +107,7 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
   large = LARGE.get(preset)
   if large is not None:
     policy, folder, kv = large.policy, large.folder, large.kv_tokens
-    memory = Memory(_LANES[-1], _LANES, large.rows)
+    memory = Memory(_LANES[-1] * 5 // 4, _LANES, large.rows)
   else:
     policy, size = preset.rsplit("-", 1)
     folder, kv_tokens = POLICIES[policy]
@@ -138,6 +140,7 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
       base.batch,
       row_lengths=(_CONTEXT,),
       micro_batch_tokens=memory.rows * _CONTEXT,
+      remat=base.batch.remat if large is None else large.remat,
       # Also where every trajectory fills a row.
       max_micro_batches=trajectories // memory.rows,
     ),
