@@ -166,6 +166,19 @@ def peak_memory() -> int:
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def cpu_of(pid: int) -> float:
+  """Returns the CPU seconds that a process has used."""
+  with open(f"/proc/{pid}/stat") as stat:
+    values = stat.read().rpartition(")")[2].split()
+  return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_of(pid: int) -> int:
+  """Returns the resident bytes of a process."""
+  with open(f"/proc/{pid}/statm") as statm:
+    return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def children_cpu() -> float:
   """Returns the CPU seconds of all child processes that have ended."""
   used = resource.getrusage(resource.RUSAGE_CHILDREN)
