@@ -25,6 +25,7 @@ from anysearch_jax.serving import answers, bodies, errors, static_page
 from anysearch_jax.serving import service as service_lib
 
 _log = logging.getLogger(__name__)
+_Response = responses.Response
 
 
 def create_app(service: service_lib.Service) -> applications.Starlette:
@@ -57,9 +58,6 @@ def create_app(service: service_lib.Service) -> applications.Starlette:
   )
   app.state.service = service
   return app
-
-
-_Response = responses.Response
 
 
 def _at_once(
