@@ -1,4 +1,4 @@
-"""Runs the whole quickstart: three trainings, evaluations, one report.
+"""Runs the whole quickstart: four trainings, evaluations, one report.
 
     python -m launch.quickstart            # `make quickstart`
     python -m launch.quickstart --full     # every budget, full n, 3 seeds
@@ -23,18 +23,21 @@ from launch import flags as launch_flags
 from launch import jobs as jobs_lib
 from launch import progress
 
-_MAIN = "configs/quickstart.py"
+_MAIN = "configs/fair.py"
+# Presets of the configuration, and their names in the report.
 _METHODS = {
-  "anysearch": (_MAIN, ()),
-  "no_tool_reward": (_MAIN, ("--config.reward.gamma_mode=off",)),
-  "search_r1": ("configs/quickstart_search_r1.py", ()),
+  "anysearch": "AnySearch",
+  "priced": "Priced search",
+  "no_tool": "No tool reward",
+  "search_r1": "Search-R1-like",
 }
 # The longest training starts first, so that none runs alone at the end.
-_ORDER = ("search_r1", "anysearch", "no_tool_reward")
-_LABELS = {
-  "anysearch": "AnySearch",
-  "no_tool_reward": "No tool reward",
-  "search_r1": "Search-R1-like",
+_ORDER = ("search_r1", "no_tool", "priced", "anysearch")
+# Agents that know the world's statistics, see docs/quickstart.md.
+_EXACT = {
+  "optimum": "Optimum",
+  "everything": "Search everything",
+  "unknown_only": "Search the unknown",
 }
 
 
@@ -55,16 +58,14 @@ def plan(root: pathlib.Path, *, full: bool) -> list[jobs_lib.Job]:
   compiled = root / f"{_ORDER[0]}-{seeds[0]}" / "metrics.jsonl"
   for seed in seeds:
     for method in _ORDER:
-      config, overrides = _METHODS[method]
       folder = root / f"{method}-{seed}"
       train = jobs_lib.Job(
         f"train {method} {seed}",
         [
           "-m",
           "launch.train",
-          f"--config={config}",
+          f"--config={_MAIN}:{method}",
           f"--config.seed={seed}",
-          *overrides,
           f"--output={folder}",
           "--threads=1",
         ],
@@ -75,7 +76,7 @@ def plan(root: pathlib.Path, *, full: bool) -> list[jobs_lib.Job]:
       evaluations.append(
         _evaluation(
           f"evaluate {method} {seed}",
-          folder / "policy",
+          f"--policy={folder / 'policy'}",
           folder / "evaluation" / "plain",
           full=full,
           few=False,
@@ -87,7 +88,7 @@ def plan(root: pathlib.Path, *, full: bool) -> list[jobs_lib.Job]:
         evaluations.append(
           _evaluation(
             f"evaluate {method} {seed} with scaffold",
-            folder / "policy",
+            f"--policy={folder / 'policy'}",
             folder / "evaluation" / "scaffold",
             full=full,
             few=True,
@@ -98,19 +99,30 @@ def plan(root: pathlib.Path, *, full: bool) -> list[jobs_lib.Job]:
         )
   warm_start = _evaluation(
     "evaluate warm start",
-    pathlib.Path("configs/quickstart_policy"),
+    "--policy=configs/fair_policy",
     root / "warm_start" / "evaluation" / "plain",
     full=full,
     few=True,
     seeds=seeds,
   )
-  jobs = [trainings[0], warm_start, *trainings[1:], *evaluations]
+  exact = [
+    _evaluation(
+      f"play {name}",
+      f"--scripted={name}",
+      root / name / "evaluation" / "plain",
+      full=full,
+      few=False,
+      seeds=(seeds[0],),
+    )
+    for name in _EXACT
+  ]
+  jobs = [trainings[0], warm_start, *exact, *trainings[1:], *evaluations]
   return [*jobs, _report(root, seeds, jobs)]
 
 
 def _evaluation(
   name: str,
-  policy: pathlib.Path,
+  player: str,
   output: pathlib.Path,
   *,
   full: bool,
@@ -120,14 +132,14 @@ def _evaluation(
   after: tuple[str, ...] = (),
 ) -> jobs_lib.Job:
   budgets = "0,1,2,3,4,5,6,7,8" if full else "0,1,2,3,5,8"
-  questions = 1000 if full or not few else 300
+  questions = 1000 if full else 300 if few else 600
   return jobs_lib.Job(
     name,
     [
       "-m",
       "launch.evaluate",
       f"--config={_MAIN}",
-      f"--policy={policy}",
+      player,
       f"--config.evaluation.budgets={budgets}",
       f"--config.evaluation.questions={questions}",
       f"--config.evaluation.seeds={','.join(map(str, seeds))}",
@@ -148,11 +160,17 @@ def _report(
       str(root / f"{method}-{seed}" / "evaluation" / kind) for seed in seeds
     )
 
-  shown = [f"{_LABELS[m]}={rows(m, 'plain')}" for m in _METHODS]
+  shown = [f"{label}={rows(m, 'plain')}" for m, label in _METHODS.items()]
   shown.append(f"Warm start={root / 'warm_start' / 'evaluation' / 'plain'}")
   shown.append(f"AnySearch + scaffold={rows('anysearch', 'scaffold')}")
-  controls = [_LABELS[m] for m in _METHODS if m != "anysearch"]
-  runs = [f"{_LABELS[m]}={root / f'{m}-{seeds[0]}'}" for m in _METHODS]
+  shown += [
+    f"{label}={root / name / 'evaluation' / 'plain'}"
+    for name, label in _EXACT.items()
+  ]
+  controls = [label for m, label in _METHODS.items() if m != "anysearch"]
+  runs = [
+    f"{label}={root / f'{m}-{seeds[0]}'}" for m, label in _METHODS.items()
+  ]
   output = root / "report.html"
   notes = "\n".join(shlex.join(["python", *job.command]) for job in jobs)
   return jobs_lib.Job(
