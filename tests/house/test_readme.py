@@ -113,6 +113,8 @@ def test_picture_is_made_of_folders_that_the_quickstart_writes():
   named = re.findall(r"(runs/quickstart/[\w/-]+/evaluation/\w+)", text)
   jobs = quickstart.plan(pathlib.Path("runs/quickstart"), full=False)
   written = {
-    str(job.result.parent) for job in jobs if job.name.startswith("evaluate")
+    str(job.result.parent)
+    for job in jobs
+    if job.name.startswith(("evaluate", "play"))
   }
-  assert len(named) == 4 and set(named) <= written
+  assert len(named) == 5 and set(named) <= written
