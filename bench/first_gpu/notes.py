@@ -94,6 +94,11 @@ def read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def sentence(error: BaseException) -> str:
-  """Returns an error's kind and the first line of its message."""
+  """Returns an error's kind and the first line of its message.
+
+  Of a group of errors it takes the first.
+  """
+  while isinstance(error, BaseExceptionGroup):
+    error = error.exceptions[0]
   lines = str(error).strip().splitlines() or [""]
   return f"{type(error).__name__}: {lines[0][:300]}"

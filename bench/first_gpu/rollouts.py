@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
+import importlib.util
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -205,9 +206,13 @@ def _small(
   world = world_lib.World(
     versions.config(config.data.world, config.data.world_seed)
   )
+  policy = hf.load(shipped.find(config.policy))
+  if importlib.util.find_spec("jinja2") is None:
+    # transformers renders templates by it, but does not require it.
+    policy.tokenizer.hf.chat_template = None
   loop = Loop(
     config,
-    hf.load(shipped.find(config.policy)),
+    policy,
     questions=world.questions("train", rollouts * config.questions, 0),
     retriever=WordOverlap(world),
   )

@@ -12,7 +12,7 @@ import pytest
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 from anysearch_jax.world import world as world_lib
-from bench.first_gpu import kernels, rollouts, shapes
+from bench.first_gpu import kernels, notes, rollouts, shapes
 
 
 def test_some_words_search_and_some_answer():
@@ -65,3 +65,10 @@ def test_error_is_relative():
   assert kernels._error(jnp.asarray(1.01 * truth), truth) == pytest.approx(
     0.01, rel=1e-4
   )
+
+
+def test_the_sentence_of_grouped_errors_is_that_of_the_first():
+  error = ExceptionGroup(
+    "two", [ExceptionGroup("one", [ValueError("it\nis")]), KeyError("b")]
+  )
+  assert notes.sentence(error) == "ValueError: it"
