@@ -28,8 +28,21 @@ DATA = pathlib.Path(
 TOKENIZERS = {"qwen2_5": "qwen2.5", "qwen3": "qwen3", "llama3_1": "llama3.1"}
 
 
-# Makes `import torch` fail, as for newcomers, even if it is installed.
-WITHOUT_TORCH = "import sys; sys.modules['torch'] = None"
+# Hides torch, as if it was not installed. `sys.modules["torch"] = None` would
+# break SciPy, which takes every module that is there for one with attributes.
+WITHOUT_TORCH = """
+import sys
+from importlib import machinery
+
+class Finder(machinery.PathFinder):
+  @classmethod
+  def find_spec(cls, name, path=None, target=None):
+    return None if name == "torch" else super().find_spec(name, path, target)
+
+sys.meta_path = [
+  Finder if found is machinery.PathFinder else found for found in sys.meta_path
+]
+"""
 
 
 @pytest.mark.slow
