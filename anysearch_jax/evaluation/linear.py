@@ -9,7 +9,7 @@ differences of rows have scores too. `inference` makes intervals of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -48,12 +48,24 @@ class Linear:
   def combined(self, weights: np.ndarray) -> Linear:
     """Returns the sums of the numbers with `weights`, float `[T, S]`."""
 
-    def of(x: np.ndarray) -> np.ndarray:
-      return _weighted(x, weights)
+    return self._each(
+      lambda x: _weighted(x, weights), lambda x: _weighted(x, np.abs(weights))
+    )
 
-    def size(x: np.ndarray) -> np.ndarray:
-      return _weighted(x, np.abs(weights))
+  def columns(self, chosen: slice | Sequence[int]) -> Linear:
+    """Returns some of the numbers."""
 
+    def some(x: np.ndarray) -> np.ndarray:
+      return x[..., chosen]
+
+    return self._each(some, some)
+
+  def _each(
+    self,
+    of: Callable[[np.ndarray], np.ndarray],
+    size: Callable[[np.ndarray], np.ndarray],
+  ) -> Linear:
+    """Maps the arrays: `size` those of magnitudes, `of` all others."""
     return dataclasses.replace(
       self,
       value=of(self.value),
@@ -62,22 +74,6 @@ class Linear:
       both=tuple(map(of, self.both)),
       answer=tuple(map(size, self.answer)),
       answers=tuple(map(size, self.answers)),
-    )
-
-  def columns(self, chosen: slice | Sequence[int]) -> Linear:
-    """Returns some of the numbers."""
-
-    def of(x: np.ndarray) -> np.ndarray:
-      return x[..., chosen]
-
-    return dataclasses.replace(
-      self,
-      value=of(self.value),
-      question=tuple(map(of, self.question)),
-      run=of(self.run),
-      both=tuple(map(of, self.both)),
-      answer=tuple(map(of, self.answer)),
-      answers=tuple(map(of, self.answers)),
     )
 
 

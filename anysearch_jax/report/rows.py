@@ -20,7 +20,12 @@ from anysearch_jax.evaluation import (
   pairwise,
 )
 from anysearch_jax.evaluation import curves as curves_lib
-from anysearch_jax.report import paper_tables, row_tables, uncertainty_tables
+from anysearch_jax.report import (
+  curve_tables,
+  paper_tables,
+  row_tables,
+  uncertainty_tables,
+)
 from anysearch_jax.report import table_rows as shown_lib
 from anysearch_jax.report import tables as tables_lib
 
@@ -202,9 +207,9 @@ def _over_budgets(
   average = {"average": alike} if len(study.by_dataset) > 1 else {}
   every = {**study.by_dataset, **average}
   return [
-    row_tables.curves(shown, every),
-    row_tables.areas(shown, every),
-    row_tables.pareto(offers(alike), study.index),
+    curve_tables.curves(shown, every),
+    curve_tables.areas(shown, every),
+    curve_tables.pareto(offers(alike), study.index),
   ]
 
 
