@@ -13,7 +13,7 @@ import jinja2
 import markupsafe
 
 from anysearch_jax.evaluation import curves as curves_lib
-from anysearch_jax.report import browser, figures, plots, trajectories
+from anysearch_jax.report import browser, canvas, figures, trajectories
 from anysearch_jax.report import rows as study_lib
 from anysearch_jax.report import tables as tables_lib
 
@@ -50,7 +50,7 @@ def render(
   environment.filters |= {
     "fixed": fixed,
     "signed": lambda x, digits=3: fixed(x, digits, sign="+"),
-    "glyph": plots.glyph,
+    "glyph": canvas.glyph,
     "authored": trajectories.authored,
     "blocks": _blocks,
     "parts": parts,
@@ -75,7 +75,7 @@ def render(
     policy=security_policy(style=style, script=script),
     style=markupsafe.Markup(style),
     script=markupsafe.Markup(script),
-    series=plots.SERIES,
+    series=canvas.SERIES,
     **_figures(study),
   )
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 
 from anysearch_jax.evaluation import curves, metrics
-from anysearch_jax.report import plots
+from anysearch_jax.report import canvas, plots
 
 INK = "#757575"
 SERIES = (
@@ -74,7 +74,7 @@ def svg(rows: Sequence[metrics.Row], *, trained: int) -> str:
     f'xmlns:xlink="http://www.w3.org/1999/xlink" '
     f'width="{whole:g}pt" height="{height + _LEGEND:g}pt" '
     f'viewBox="0 0 {whole:g} {height + _LEGEND:g}" font-family="sans-serif">',
-    # The same line as in page.css, because `plots` removes a figure's style.
+    # The same line as in page.css, because `canvas` removes a figure's style.
     "<style>svg * { stroke-linejoin: round; stroke-linecap: butt }</style>",
     *(
       # A nested "pt" would be scaled to 4/3 of a user unit, so drop the unit.
@@ -103,7 +103,7 @@ def _size(panel: str) -> tuple[float, float]:
 def _legend(labels: Sequence[str], middle: float) -> str:
   """Returns a centred line with each row's coloured marker and label."""
   entries = "<tspan>\u2003</tspan>".join(
-    f'<tspan fill="{SERIES[i % len(SERIES)]}">{plots.glyph(i)}</tspan>'
+    f'<tspan fill="{SERIES[i % len(SERIES)]}">{canvas.glyph(i)}</tspan>'
     f"<tspan> {html.escape(label)}</tspan>"
     for i, label in enumerate(labels)
   )

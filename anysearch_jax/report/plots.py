@@ -1,66 +1,16 @@
-"""Plots as inline SVG that follows the page's theme.
-
-Colours are drawn as placeholders and become CSS variables, so that a figure
-works on light and on dark backgrounds; text stays text. Each series also has
-its own marker and dash, so nothing depends on colour alone.
-"""
+"""Plots of a report, each drawn as inline SVG on a `canvas`."""
 
 from __future__ import annotations
 
 import dataclasses
-import html
-import io
-import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
-from matplotlib import figure, ticker
-from matplotlib.backends import backend_svg
+from matplotlib import ticker
 
 from anysearch_jax.evaluation import intervals
-
-if TYPE_CHECKING:
-  from matplotlib import typing as mpl_typing
-
-SERIES = 8  # Number of series colours in page.css; then other markers follow.
-BANDS = 8  # Number of colours of stacked bars in page.css.
-GLYPHS = "●■▲◆▼✚✖★"
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-_DASHES = ("-", "--", "-.", ":", (0, (6, 1)), (0, (3, 1, 1, 1, 1, 1)))
-
-_INK, _RULE, _SHADE = "#010101", "#020202", "#030303"
-_FAMILIES = {"4": "series", "5": "band", "6": "on-band"}
-_VARIABLES = {
-  _INK: "currentColor",
-  _RULE: "var(--rule)",
-  _SHADE: "var(--shade)",
-}
-
-_STYLE: dict[mpl_typing.RcKeyType, Any] = {
-  "svg.fonttype": "none",
-  "font.size": 9,
-  "text.color": _INK,
-  "text.parse_math": False,
-  "axes.labelcolor": _INK,
-  "axes.edgecolor": _RULE,
-  "axes.facecolor": "none",
-  "axes.grid": True,
-  "axes.formatter.useoffset": False,
-  "axes.spines.top": False,
-  "axes.spines.right": False,
-  "axes.titlesize": 10,
-  "axes.titlelocation": "left",
-  "figure.facecolor": "none",
-  "figure.constrained_layout.use": True,
-  "grid.color": _RULE,
-  "grid.linewidth": 0.5,
-  "xtick.color": _INK,
-  "ytick.color": _INK,
-  "lines.linewidth": 1.5,
-  "lines.markersize": 5,
-}
+from anysearch_jax.report import canvas
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,21 +23,6 @@ class Series:
 
   index: int
   points: Sequence[tuple[float, intervals.Estimate]]
-
-
-def color(index: int) -> str:
-  """Returns the placeholder that becomes `var(--series-<index>)`."""
-  return f"#0400{index % SERIES:02x}"
-
-
-def glyph(index: int) -> str:
-  """Returns the marker of a series as a character, for legends and tables."""
-  return GLYPHS[_shape(index)]
-
-
-def _shape(index: int) -> int:
-  """Returns the marker's index; each cycle of colours shifts the markers."""
-  return (index + index // SERIES) % SERIES
 
 
 def against_budget(
@@ -109,18 +44,20 @@ def against_budget(
     trained: the largest budget of training; larger budgets are shaded.
     diagonal: whether to draw the line searches = B, the upper bound.
   """
-  with matplotlib.rc_context(_STYLE):
-    fig, axes = _axes(title, x_label, y_label)
+  with matplotlib.rc_context(canvas.STYLE):
+    fig, axes = canvas.axes(title, x_label, y_label)
     budgets = sorted({x for s in series for x, _ in s.points})
     if diagonal and budgets:
       ends = [budgets[0], budgets[-1]]
-      axes.plot(ends, ends, color=_INK, linewidth=0.8, linestyle=(0, (1, 2)))
+      axes.plot(
+        ends, ends, color=canvas.INK, linewidth=0.8, linestyle=(0, (1, 2))
+      )
       axes.annotate(
         "searches = B", ends[1:] * 2, ha="right", va="top", rotation=0,
         xytext=(-14, 0), textcoords="offset points",
       )  # fmt: skip
     # Shift the series slightly, so that their error bars do not overlap.
-    step = 0.4 / max(SERIES, len(series))
+    step = 0.4 / max(canvas.SERIES, len(series))
     for position, s in enumerate(series):
       offset = (position - (len(series) - 1) / 2) * step
       defined = [(x, e) for x, e in s.points if e.value is not None]
@@ -128,20 +65,20 @@ def against_budget(
         [x + offset for x, _ in defined],
         [e.value for _, e in defined],
         yerr=_bars([e for _, e in defined]),
-        color=color(s.index),
-        marker=_MARKERS[_shape(s.index)],
-        linestyle=_DASHES[s.index % len(_DASHES)],
         elinewidth=0.9,
+        **canvas.line_style(s.index),
       )
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     axes.set_ylim(bottom=0)
     if trained is not None and budgets and budgets[-1] > trained:
-      axes.axvspan(trained + 0.5, budgets[-1] + 0.4, color=_SHADE, zorder=0)
+      axes.axvspan(
+        trained + 0.5, budgets[-1] + 0.4, color=canvas.SHADE, zorder=0
+      )
       axes.text(
         (trained + budgets[-1] + 0.9) / 2, 1.0, "never trained",
         ha="center", va="bottom", transform=axes.get_xaxis_transform(),
       )  # fmt: skip
-    return _svg(fig, name, title)
+    return canvas.svg(fig, name, title)
 
 
 def against_cost(
@@ -159,18 +96,16 @@ def against_cost(
     series: the lines; x is the cost.
     front: (cost, value) of the points of the Pareto front, marked by rings.
   """
-  with matplotlib.rc_context(_STYLE):
-    fig, axes = _axes(title, x_label, y_label)
+  with matplotlib.rc_context(canvas.STYLE):
+    fig, axes = canvas.axes(title, x_label, y_label)
     for s in series:
       defined = [(x, e) for x, e in s.points if e.value is not None]
       axes.errorbar(
         [x for x, _ in defined],
         [e.value for _, e in defined],
         yerr=_bars([e for _, e in defined]),
-        color=color(s.index),
-        marker=_MARKERS[_shape(s.index)],
-        linestyle=_DASHES[s.index % len(_DASHES)],
         elinewidth=0.9,
+        **canvas.line_style(s.index),
       )
     axes.plot(
       [x for x, _ in front],
@@ -179,12 +114,12 @@ def against_cost(
       marker="o",
       markersize=11,
       markerfacecolor="none",
-      markeredgecolor=_INK,
+      markeredgecolor=canvas.INK,
       markeredgewidth=0.9,
     )
     axes.xaxis.set_major_locator(ticker.MaxNLocator(6))
     axes.set_ylim(bottom=0)
-    return _svg(fig, name, title)
+    return canvas.svg(fig, name, title)
 
 
 def shares(
@@ -200,8 +135,8 @@ def shares(
     budgets: the budgets; each gets a stacked bar.
     used: for each budget, the share in [0, 1] by number of searches.
   """
-  with matplotlib.rc_context(_STYLE):
-    fig, axes = _axes(title, "search budget B", "share of episodes")
+  with matplotlib.rc_context(canvas.STYLE):
+    fig, axes = canvas.axes(title, "search budget B", "share of episodes")
     axes.grid(False)
     for place, share in enumerate(used):
       bottom = 0.0
@@ -211,19 +146,19 @@ def shares(
           height,
           0.8,
           bottom=bottom,
-          color=f"#0500{searches % BANDS:02x}",
-          edgecolor=_INK,
+          color=canvas.band(searches),
+          edgecolor=canvas.INK,
           linewidth=0.5,
         )
         if height > 0.09:
           axes.text(
             place, bottom + height / 2, str(searches), ha="center",
-            va="center", color=f"#0600{searches % BANDS:02x}",
+            va="center", color=canvas.on_band(searches),
           )  # fmt: skip
         bottom += height
     axes.set_xticks(range(len(budgets)), [str(b) for b in budgets])
     axes.set_ylim(0, 1)
-    return _svg(fig, name, title)
+    return canvas.svg(fig, name, title)
 
 
 def heat(
@@ -245,8 +180,8 @@ def heat(
   """
   ups = sorted(cells)
   places = sorted({at for row in cells.values() for at in row})
-  with matplotlib.rc_context(_STYLE):
-    fig, axes = _axes(title, x_label, y_label)
+  with matplotlib.rc_context(canvas.STYLE):
+    fig, axes = canvas.axes(title, x_label, y_label)
     axes.grid(False)
     for up, row in enumerate(ups):
       for place, at in enumerate(places):
@@ -254,14 +189,19 @@ def heat(
         if share is None:
           continue
         axes.bar(
-          place, 1, 1, bottom=up - 0.5, color=color(index), alpha=0.6 * share
+          place,
+          1,
+          1,
+          bottom=up - 0.5,
+          color=canvas.color(index),
+          alpha=0.6 * share,
         )
         axes.text(place, up, f"{100 * share:.0f}", ha="center", va="center")
     axes.set_xticks(range(len(places)), [str(at) for at in places])
     axes.set_yticks(range(len(ups)), [f"{up:g}" for up in ups])
     axes.set_xlim(-0.5, len(places) - 0.5)
     axes.set_ylim(-0.5, len(ups) - 0.5)
-    return _svg(fig, name, title)
+    return canvas.svg(fig, name, title)
 
 
 def drawn(
@@ -281,8 +221,8 @@ def drawn(
   rollouts = range(min(counts), max(counts) + 1)
   played = {b for found in counts.values() for b, n in found.items() if n}
   edges = np.arange(rollouts[0], rollouts[-1] + 2) - 0.5
-  with matplotlib.rc_context(_STYLE):
-    fig, axes = _axes(title, "rollout", "")
+  with matplotlib.rc_context(canvas.STYLE):
+    fig, axes = canvas.axes(title, "rollout", "")
     axes.grid(False)
     below = np.zeros(len(rollouts))
     for budget in sorted(played):
@@ -292,8 +232,8 @@ def drawn(
         edges,
         baseline=below,
         fill=True,
-        facecolor=f"#0500{(budget - 1) % BANDS:02x}",
-        edgecolor=_INK,
+        facecolor=canvas.band(budget - 1),
+        edgecolor=canvas.INK,
         linewidth=0.5,
       )
       if n[-1] > 0.03 * sum(counts[rollouts[-1]].values()):
@@ -306,7 +246,7 @@ def drawn(
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     axes.set_ylim(bottom=0)
     axes.set_xlim(edges[0], edges[-1])
-    return _svg(fig, name, title)
+    return canvas.svg(fig, name, title)
 
 
 def history(
@@ -324,24 +264,22 @@ def history(
     phase2: first rollout of Phase II, marked by a line; None: no line.
     window: number of rollouts in the trailing mean.
   """
-  with matplotlib.rc_context(_STYLE):
-    fig, axes = _axes(title, "rollout", "")
+  with matplotlib.rc_context(canvas.STYLE):
+    fig, axes = canvas.axes(title, "rollout", "")
     for index, xs, ys in lines:
-      axes.plot(xs, ys, color=color(index), linewidth=0.6, alpha=0.4)
+      axes.plot(xs, ys, color=canvas.color(index), linewidth=0.6, alpha=0.4)
       axes.plot(
         xs,
         trailing_mean(ys, window),
-        color=color(index),
-        linestyle=_DASHES[index % len(_DASHES)],
-        marker=_MARKERS[_shape(index)],
         markevery=max(1, len(xs) // 6),
         markersize=4,
+        **canvas.line_style(index),
       )
     low, high = axes.get_ylim()
     if high - low < 1e-6:  # Do not magnify the rounding noise of a constant.
       axes.set_ylim(low - 0.05, high + 0.05)
     _mark_phases(axes, [x for _, xs, _ in lines for x in xs], phase2)
-    return _svg(fig, name, title)
+    return canvas.svg(fig, name, title)
 
 
 def trailing_mean(values: Sequence[float], window: int) -> np.ndarray:
@@ -354,15 +292,6 @@ def trailing_mean(values: Sequence[float], window: int) -> np.ndarray:
     if len(recent):
       means[stop - 1] = recent.mean()
   return means
-
-
-def _axes(title: str, x_label: str, y_label: str):
-  fig = figure.Figure(figsize=(4.6, 3.1))
-  axes = fig.add_subplot()
-  axes.set_title(title, pad=16)
-  axes.set_xlabel(x_label)
-  axes.set_ylabel(y_label)
-  return fig, axes
 
 
 def _bars(estimates: Sequence[intervals.Estimate]) -> np.ndarray | None:
@@ -383,38 +312,10 @@ def _bar(estimate: intervals.Estimate) -> tuple[float, float]:
 def _mark_phases(axes, rollouts: Sequence[float], phase2: float | None) -> None:
   if phase2 is None or not len(rollouts):
     return
-  axes.axvline(phase2, color=_INK, linewidth=0.8, linestyle=(0, (4, 2)))
+  axes.axvline(phase2, color=canvas.INK, linewidth=0.8, linestyle=(0, (4, 2)))
   for text, side, shift in (("Phase I", "right", -3), ("Phase II", "left", 3)):
     if side == "left" or phase2 > min(rollouts):
       axes.annotate(
         text, (phase2, 1.0), xycoords=axes.get_xaxis_transform(), ha=side,
         xytext=(shift, 2), textcoords="offset points",
       )  # fmt: skip
-
-
-def _svg(fig: figure.Figure, name: str, title: str) -> str:
-  """Returns the figure as an `<svg>` element, without an XML header."""
-  buffer = io.StringIO()
-  # A fixed salt makes the ids, and thus the bytes, equal in every run; a
-  # different salt for each figure keeps ids on one page unique.
-  with matplotlib.rc_context({"svg.hashsalt": name}):
-    # `savefig` would draw every figure twice, the first time for its layout
-    # only; drawing with the layout engine on arranges the figure as well.
-    backend_svg.FigureCanvasSVG(fig).print_svg(buffer)
-  svg = buffer.getvalue()
-  svg = svg[svg.index("<svg") :]
-  # A style sheet inside a figure would apply to the whole page, and the page's
-  # security policy allows page.css only, which contains the figure's rule.
-  for element in ("metadata", "style"):
-    svg = re.sub(rf"<{element}\b.*?</{element}>", "", svg, flags=re.DOTALL)
-  svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
-  svg = re.sub(r' id="[\w.]+_\d+"', "", svg)
-  svg = re.sub(
-    r"#0([456])00(0\d)",
-    lambda m: f"var(--{_FAMILIES[m[1]]}-{int(m[2])})",
-    svg,
-  )
-  for placeholder, variable in _VARIABLES.items():
-    svg = svg.replace(placeholder, variable)
-  label = html.escape(title)
-  return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)

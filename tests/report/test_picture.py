@@ -75,7 +75,7 @@ def test_picture_is_one_valid_file_with_every_row(text):
 
 def test_picture_needs_no_page_around_it(text):
   assert "var(" not in text and "currentColor" not in text
-  assert not re.search(r"#0[1-6]0[0-6]0", text)  # Placeholders of `plots`.
+  assert not re.search(r"#0[1-6]0[0-6]0", text)  # Placeholders of `canvas`.
   linked = re.findall(r'xlink:href="([^"]*)"', text)
   assert linked and all(f'id="{link[1:]}"' in text for link in linked)
 

@@ -14,9 +14,9 @@ import study
 from absl import app, flags
 from absl.testing import flagsaver
 
-from anysearch_jax.evaluation import episodes, intervals, metrics
+from anysearch_jax.evaluation import metrics
 from anysearch_jax.report import build as report
-from anysearch_jax.report import loading, plots, trajectories
+from anysearch_jax.report import loading, trajectories
 from launch import report as command
 
 
@@ -259,93 +259,6 @@ def test_metrics_may_lack_keys_and_hold_nan(tmp_path):
   output = tmp_path / "report.html"
   report.write(output, [row], training=[run])
   assert "hold no counts of the budgets" in output.read_text("utf-8")
-
-
-def test_twelve_rows_are_distinguishable_and_near_their_budget():
-  marks = {(plots.color(i), plots.glyph(i)) for i in range(24)}
-  assert len(marks) == 24
-  point = intervals.Estimate(0.5, 0.4, 0.6)
-  svg = plots.against_budget(
-    [plots.Series(i, [(1, point), (2, point)]) for i in range(24)],
-    name="many",
-    title="many",
-    y_label="",
-  )
-  marker = r'<use [^>]*x="([\d.]+)"[^>]*var\(--series'
-  places = [float(x) for x in re.findall(marker, svg)]
-  assert len(places) == 2 * 24
-  # No row's points are near the middle between two budgets.
-  first, last = min(places), max(places)
-  assert not [x for x in places if 0.3 < (x - first) / (last - first) < 0.7]
-
-
-def test_trailing_mean():
-  nan = float("nan")
-  found = plots.trailing_mean([2.0, 4.0, nan, 6.0, nan, nan], 2)
-  assert [None if x != x else float(x) for x in found] == [
-    2.0, 3.0, 4.0, 6.0, 6.0, None,
-  ]  # fmt: skip
-
-
-def test_trajectories_are_chosen_by_rule(inputs):
-  rows, controls, _ = inputs
-  samples = [trajectories.Sample(r.label, r.episodes) for r in rows]
-  chosen = trajectories.choose(samples, controls, trained=5)
-  assert len(chosen) == 12
-  keys = [episodes.key_of(c.episode) for c in chosen]
-  assert len(set(keys)) == 12
-  by_why = {c.why: c for c in chosen}
-  right = [c for c in chosen if c.why == "right, γ=0 wrong"]
-  assert len(right) == 4
-  assert all(c.episode["em"] > c.other["em"] for c in right)
-  wrong = by_why["wrong, γ=0 right"]
-  assert wrong.episode["em"] < wrong.other["em"]
-  assert by_why["no search allowed (B = 0)"].episode["budget"] == 0
-  assert by_why["a budget never trained"].episode["budget"] > 5
-  assert by_why["tries to search beyond its budget"].episode["violation"]
-  assert trajectories.verifies(by_why["verifies what it found"].episode)
-
-
-@pytest.mark.parametrize(
-  ("queries", "retries", "verifies"),
-  [
-    (["kel birthplace"], False, False),
-    (["kel birthplace", "kel born"], True, False),
-    (["kel birthplace", "kel birthplace tol"], False, True),
-    (["verdict kel birthplace tol"], False, True),
-  ],
-)
-def test_retries_and_verifications(queries, retries, verifies):
-  fact = {
-    "entity": "kel",
-    "relation": "birthplace",
-    "alternative": "born",
-    "value": "tol",
-  }
-  episode = {"queries": queries, "spans": [], "metadata": {"facts": [fact]}}
-  assert trajectories.retries(episode) is retries
-  assert trajectories.verifies(episode) is verifies
-
-
-def test_a_search_after_an_empty_result_is_a_retry():
-  miss = {"author": "environment", "text": "No results found."}
-  search = {"author": "model", "text": "<search>x</search>"}
-  last = {"author": "model", "text": "<answer>x</answer>"}
-  assert trajectories.retries({"spans": [search, miss, search], "queries": []})
-  assert not trajectories.retries(
-    {"spans": [search, miss, last], "queries": []}
-  )
-
-
-def test_adjacent_spans_of_one_author_are_joined():
-  spans = [
-    {"author": author, "text": text}
-    for author, text in (
-      ("model", "a"), ("model", "b"), ("environment", "c"), ("model", "d"),
-    )
-  ]  # fmt: skip
-  told = trajectories.authored({"spans": spans})
-  assert told == [("model", "ab"), ("environment", "c"), ("model", "d")]
 
 
 def test_the_command_reads_folders(inputs, tmp_path, capsys):
