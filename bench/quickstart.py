@@ -145,7 +145,7 @@ def _train_batch(
     objective=config.objective,
   )
   (batch,) = rewards_and_advantages.batches(
-    scored, steps=1, config=config.batch
+    scored, count=1, config=config.batch
   )
   return rewards_and_advantages.examples(scored), batch
 

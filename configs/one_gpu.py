@@ -123,7 +123,7 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
       lora=config_lib.LoraConfig(),
       optimizer=config_lib.OptimizerConfig(),
     )
-  trajectories = _QUESTIONS * base.group // base.curriculum.steps_per_rollout
+  trajectories = _QUESTIONS * base.group // base.curriculum.batches_per_rollout
   return dataclasses.replace(
     base,
     name=f"one_gpu-{preset}",

@@ -353,7 +353,7 @@ def describe(config: config_lib.ExperimentConfig) -> str:
   derived = {
     "rollouts": c.rollouts,
     "trajectories a rollout": trajectories,
-    "trajectories an optimizer step": trajectories // c.steps_per_rollout,
+    "trajectories an optimizer step": trajectories // c.batches_per_rollout,
     "optimizer steps in Phase I": c.phase1_steps,
     "optimizer steps in Phase II": c.total_steps - c.phase1_steps,
   }

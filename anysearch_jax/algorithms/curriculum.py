@@ -74,6 +74,11 @@ def validate(config: config_lib.CurriculumConfig) -> None:
       f"Found {c.total_steps} total_steps; expected a multiple of "
       f"steps_per_rollout, {c.steps_per_rollout}: a rollout is used up whole."
     )
+  if c.steps_per_rollout % c.epochs:
+    raise ValueError(
+      f"Found {c.steps_per_rollout} steps_per_rollout; expected a multiple of "
+      f"epochs, {c.epochs}: every pass over a rollout has as many steps."
+    )
   if c.phase1_steps % c.max_budget:
     raise ValueError(
       f"Found {c.phase1_steps} phase1_steps; expected a multiple of "

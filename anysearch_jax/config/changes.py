@@ -53,7 +53,7 @@ _TABLE: dict[str, dict[Kind, str]] = {
   "curriculum": {
     # The curriculum's state has one window per budget, and the number of steps
     # decides how many questions are drawn.
-    _I: "max_budget total_steps steps_per_rollout window",
+    _I: "max_budget total_steps steps_per_rollout epochs window",
     _L: "phase1_steps uniform_mix epsilon phase1_scaffold phase2_scaffold "
     "fixed_budget",
   },

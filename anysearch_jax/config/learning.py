@@ -40,6 +40,9 @@ class CurriculumConfig:
 
   max_budget: the paper's B_max.
   phase1_steps: length of Phase I, from 0 to total_steps.
+  steps_per_rollout: optimizer steps on a rollout, those of all epochs.
+  epochs: passes over a rollout's trajectories; a divisor of steps_per_rollout.
+    In later passes the ratio to the policy that sampled is clipped, as in PPO.
   window: number of recent outcomes per budget that its accuracy is the mean of.
   uniform_mix: the paper's lambda, in [0, 1].
   epsilon: the paper's epsilon, added to each budget's lag in accuracy.
@@ -51,6 +54,7 @@ class CurriculumConfig:
   phase1_steps: int = 100
   total_steps: int = 500
   steps_per_rollout: int = 5
+  epochs: int = 1
   window: int = 20
   uniform_mix: float = 0.6
   epsilon: float = 1e-6
@@ -62,6 +66,11 @@ class CurriculumConfig:
   def rollouts(self) -> int:
     """The number of rollouts of the whole training."""
     return self.total_steps // self.steps_per_rollout
+
+  @property
+  def batches_per_rollout(self) -> int:
+    """The number of parts that a rollout's trajectories are divided into."""
+    return self.steps_per_rollout // self.epochs
 
 
 @dataclasses.dataclass(frozen=True)

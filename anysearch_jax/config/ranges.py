@@ -66,6 +66,7 @@ _RANGES = {
   "curriculum.phase1_steps": _at_least(0),
   "curriculum.total_steps": _at_least(1),
   "curriculum.steps_per_rollout": _at_least(1),
+  "curriculum.epochs": _at_least(1),
   "curriculum.window": _at_least(1),
   "curriculum.uniform_mix": _SHARE,
   "curriculum.epsilon": _POSITIVE,

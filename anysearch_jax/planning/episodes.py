@@ -68,5 +68,5 @@ def of(
   return Episodes(
     tokens=tokens,
     generated=generated,
-    trajectories=trajectories // config.curriculum.steps_per_rollout,
+    trajectories=trajectories // config.curriculum.batches_per_rollout,
   )

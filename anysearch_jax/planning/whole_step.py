@@ -64,19 +64,30 @@ def predict(
   named = {part.name: part for part in parts}
   if any(part.predicted is None for part in parts):
     return None
-  sampled = sampling(config, a, expected, named)
+  # The epochs share the sampling and the passes before the first step.
+  once = 1 / config.curriculum.epochs
+  sampled = [
+    _times(once, work) for work in sampling(config, a, expected, named)
+  ]
   hand_over = named["hand-over"]
   share = 1 / config.curriculum.steps_per_rollout
   sampled.append(Work("hand-over", 0, share * hand_over.read, {}))
   moved = _moved(named["decode"].offloaded, target, assumptions, share)
   trained = [
-    Work(
-      part.name,
-      part.compiled.flops / part.devices,
-      part.read,
-      part.compiled.traffic or {},
+    _times(
+      times,
+      Work(
+        part.name,
+        part.compiled.flops / part.devices,
+        part.read,
+        part.compiled.traffic or {},
+      ),
     )
-    for name in ("old log-probabilities", "value pass", "train step")
+    for name, times in (
+      ("old log-probabilities", once),
+      ("value pass", once),
+      ("train step", 1),
+    )
     if (part := named.get(name)) is not None
   ]
 
@@ -138,11 +149,27 @@ def sampling(
 
 def _of_calls(part: plan.Part, calls: float) -> dict[str, collectives.Traffic]:
   """Returns the collectives of some calls of a program."""
+  return _scaled(calls, part.compiled.traffic or {})
+
+
+def _times(share: float, work: Work) -> Work:
+  """Returns a share of some work."""
+  return Work(
+    work.name,
+    share * work.flops,
+    share * work.bytes,
+    _scaled(share, work.traffic),
+  )
+
+
+def _scaled(
+  share: float, traffic: Mapping[str, collectives.Traffic]
+) -> dict[str, collectives.Traffic]:
   return {
     kind: collectives.Traffic(
-      math.ceil(calls * one.operations), calls * one.bytes
+      math.ceil(share * one.operations), share * one.bytes
     )
-    for kind, one in (part.compiled.traffic or {}).items()
+    for kind, one in traffic.items()
   }
 
 

@@ -164,26 +164,36 @@ class Learner:
   def pack(
     self, scored: rewards_and_advantages.Experience
   ) -> list[batching.HostBatch]:
-    """Packs a rollout into one host batch for each optimizer step."""
-    return rewards_and_advantages.batches(
+    """Packs a rollout into one host batch for each optimizer step.
+
+    The same batches follow each other once in every epoch.
+    """
+    c = self._config.curriculum
+    once = rewards_and_advantages.batches(
       scored,
-      steps=self._config.curriculum.steps_per_rollout,
+      count=c.batches_per_rollout,
       config=self._config.batch,
       multiple=self.placement.row_multiple,
       rewards=self._estimator is not None,
     )
+    return once * c.epochs
 
   def steps(
     self, packed: Sequence[batching.HostBatch]
   ) -> Iterator[dict[str, float]]:
     """Takes the optimizer steps of a rollout and yields the metrics of each."""
-    batches = [self.placement.batch(batch) for batch in packed]
+    # Each batch once, although every epoch has it.
+    once = list({id(batch): batch for batch in packed}.values())
+    batches = [self.placement.batch(batch) for batch in once]
     if self._scores_first:
       batches = [self._with_old_logp(batch) for batch in batches]
     if self._estimator is not None:
       batches = self._estimator(self.state, self._reference, batches)
-    for batch in batches:
-      self.state, values = self._step(self.state, self._reference, batch)
+    placed = {id(batch): on_mesh for batch, on_mesh in zip(once, batches)}
+    for batch in packed:
+      self.state, values = self._step(
+        self.state, self._reference, placed[id(batch)]
+      )
       yield ppo.metrics(metrics.of_step(jax.device_get(values)))
 
   def speed(
@@ -196,11 +206,6 @@ class Learner:
       seconds: that training on them took.
     """
     config, estimator = self._config, self._estimator
-    forwards = (
-      bool(config.objective.kl_coefficient)
-      + bool(config.critic.reward_kl)
-      + self._scores_first
-    )
     work = throughput.count(packed)
     return {
       **throughput.metrics(
@@ -208,8 +213,10 @@ class Learner:
         throughput.model_flops(
           self.architecture,
           work,
-          forwards=forwards,
+          forwards=int(bool(config.objective.kl_coefficient)),
+          first_forwards=bool(config.critic.reward_kl) + self._scores_first,
           critic=estimator is not None,
+          epochs=config.curriculum.epochs,
         ),
         seconds=seconds,
         devices=list(self.placement.trainer.devices.flat),

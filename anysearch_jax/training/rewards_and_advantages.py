@@ -165,42 +165,42 @@ def _outcomes(
 def batches(
   experience: Experience,
   *,
-  steps: int,
+  count: int,
   config: config_lib.BatchConfig,
   multiple: int = 1,
   rewards: bool = False,
 ) -> list[batching.HostBatch]:
-  """Splits a rollout into equal consecutive optimizer steps.
+  """Splits a rollout into equal consecutive batches.
 
-  Trajectories are in (question, sample) order; a group may straddle two steps.
-  Token weights form a mean over the trajectories of one step.
+  Trajectories are in (question, sample) order; a group may straddle two
+  batches. Token weights form a mean over the trajectories of one batch.
 
   Args:
     experience: the rollout.
-    steps: number of optimizer steps.
+    count: number of batches.
     config: shapes of the batches.
     multiple: a micro-batch has a multiple of this number of rows.
     rewards: whether to pack the tokens' rewards too, for a critic.
 
   Raises:
-    ValueError: the trajectories do not divide into `steps` steps.
+    ValueError: the trajectories do not divide into `count` batches.
   """
   shape = experience.valid.shape
-  if experience.valid.size % steps:
+  if experience.valid.size % count:
     raise ValueError(
-      f"{shape[0]} questions x {shape[1]} samples do not divide into {steps} "
-      "optimizer steps; change questions, group or "
-      "curriculum.steps_per_rollout."
+      f"{shape[0]} questions x {shape[1]} samples do not divide into {count} "
+      "batches; change questions, group, curriculum.steps_per_rollout or "
+      "curriculum.epochs."
     )
-  per_step = experience.valid.size // steps
+  each = experience.valid.size // count
   return [
     batching.pack(
-      examples(experience, start, start + per_step),
+      examples(experience, start, start + each),
       config=config,
       multiple=multiple,
       rewards=rewards,
     )
-    for start in range(0, experience.valid.size, per_step)
+    for start in range(0, experience.valid.size, each)
   ]
 
 

@@ -61,28 +61,34 @@ def model_flops(
   work: Work,
   *,
   forwards: int = 0,
+  first_forwards: int = 0,
   critic: bool = False,
+  epochs: int = 1,
 ) -> float:
   """Returns the model FLOPs of training on some work; see the module docstring.
 
   Args:
     a: the policy's architecture, with its adapters.
     work: in the policy's batches.
-    forwards: number of passes without a gradient over the same tokens, such as
-      the reference's and the one for old log-probs. They exclude adapters.
-    critic: whether a critic is trained too.
+    forwards: passes without a gradient in every step, such as the reference's.
+      They exclude adapters, as the next ones do.
+    first_forwards: the same in the first epoch only, such as the one for old
+      log-probs.
+    critic: whether a critic is trained too; it scores tokens in the first epoch.
+    epochs: how often `work` contains the same tokens.
   """
   base = _matrices(a, table.base_rows(a))
   adapters = _matrices(a, table.adapter_rows(a))
   trained = _matrices(a, table.trainable_rows(a))
   attention = 4 * a.layers * a.heads * a.head_dim * work.pairs
   step = (4 * (base + adapters) + 2 * trained) * work.tokens + 3 * attention
-  total = step + forwards * (2 * base * work.tokens + attention)
+  passes = forwards + first_forwards / epochs
+  total = step + passes * (2 * base * work.tokens + attention)
   if critic:
     head = a.vocab_size * a.d_model
     fewer = 6 * head + (0 if adapters else 2 * head)
     forward = 2 * (base + adapters) * work.tokens + attention
-    total += step + forward - fewer * work.tokens
+    total += step + forward / epochs - fewer * work.tokens
   return total
 
 

@@ -102,16 +102,16 @@ def _training(config: config_lib.ExperimentConfig, processes: int) -> None:
       "difference from the others of the group."
     )
   trajectories = config.questions * config.group
-  if trajectories % c.steps_per_rollout:
+  if trajectories % c.batches_per_rollout:
     raise ValueError(
       f"{config.questions} questions x {config.group} samples = {trajectories} "
-      f"trajectories do not divide into {c.steps_per_rollout} optimizer steps "
-      "a rollout."
+      f"trajectories do not divide into {c.batches_per_rollout} batches "
+      "(curriculum.steps_per_rollout / curriculum.epochs)."
     )
   batching.check_room(
     batch,
     multiple=config.mesh.data * config.mesh.fsdp,
-    episodes=trajectories // c.steps_per_rollout,
+    episodes=trajectories // c.batches_per_rollout,
     tokens=config.episode.max_context,
   )
 

@@ -127,6 +127,36 @@ def test_sixty_percent_and_the_floor_are_shares_of_the_peaks():
   assert step.sampling[-1].floor == pytest.approx(0.01 / 5)
 
 
+def test_epochs_share_what_they_sample():
+  parts = [
+    planned.part(total=40, kinds={"masters": 7.0}),
+    planned.part("old log-probabilities", total=2),
+    planned.part("prefill", total=2),
+    planned.part("decode", total=2, kinds={"engine weights": 1.0}),
+    planned.part("hand-over", total=2, tokens=0),
+  ]
+
+  def floors(epochs):
+    curriculum = dataclasses.replace(CONFIG.curriculum, epochs=epochs)
+    step = whole_step.predict(
+      parts,
+      config=dataclasses.replace(CONFIG, curriculum=curriculum),
+      a=A,
+      expected=EPISODES,
+      target=planned.target(4),
+      assumptions=whole_step.SIXTY,
+    )
+    assert step is not None
+    return {phase.name: phase.floor for phase in step.phases}
+
+  one, five = floors(1), floors(5)
+  for name in ("prefill", "decode", "old log-probabilities"):
+    assert five[name] == pytest.approx(one[name] / 5)
+  # A hand-over is shared by all steps of a rollout, of which there are five.
+  for name in ("hand-over", "train step"):
+    assert five[name] == one[name]
+
+
 def test_moving_the_state_is_a_phase_with_the_bytes_of_both_ways():
   target = planned.target(4)
   shares = dataclasses.replace(whole_step.SIXTY, links=0.5)

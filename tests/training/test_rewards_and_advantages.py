@@ -116,7 +116,7 @@ def test_examples_carry_the_weights_of_the_reduction(
 def test_denominators_are_those_of_the_step(groups, objective_config):
   # One trajectory in each of six steps: each mean is over one trajectory.
   scored = score(groups, objective_config)
-  steps = rewards_and_advantages.batches(scored, steps=6, config=BATCH)
+  steps = rewards_and_advantages.batches(scored, count=6, config=BATCH)
   assert [int(rows.used) for (rows,) in steps] == [1, 1, 0, 0, 0, 0]
   for (rows,), model in zip(steps, (4, 2)):
     np.testing.assert_array_equal(
@@ -127,7 +127,7 @@ def test_denominators_are_those_of_the_step(groups, objective_config):
 def test_a_group_may_straddle_two_steps(groups):
   whole = [groups[0], group(1, *groups[0].trajectories), groups[2]]
   (first,), (second,) = rewards_and_advantages.batches(
-    score(whole), steps=2, config=BATCH
+    score(whole), count=2, config=BATCH
   )
   # All three trajectories of the first step are valid, two of the second.
   weights = [np.unique(rows.weight)[1:].tolist() for rows in (first, second)]
@@ -137,9 +137,9 @@ def test_a_group_may_straddle_two_steps(groups):
 
 
 def test_micro_batches_have_a_multiple_of_the_devices_rows(groups):
-  (one,) = rewards_and_advantages.batches(score(groups), steps=1, config=BATCH)
+  (one,) = rewards_and_advantages.batches(score(groups), count=1, config=BATCH)
   (eight,) = rewards_and_advantages.batches(
-    score(groups), steps=1, config=BATCH, multiple=8
+    score(groups), count=1, config=BATCH, multiple=8
   )
   assert (one[0].tokens.shape, eight[0].tokens.shape) == (
     (4, 2, 16),
@@ -151,8 +151,8 @@ def test_micro_batches_have_a_multiple_of_the_devices_rows(groups):
 
 
 def test_steps_must_divide_the_rollout(groups):
-  with pytest.raises(ValueError, match="3 questions x 2 .* into 4 optimizer"):
-    rewards_and_advantages.batches(score(groups), steps=4, config=BATCH)
+  with pytest.raises(ValueError, match="3 questions x 2 .* into 4 batches"):
+    rewards_and_advantages.batches(score(groups), count=4, config=BATCH)
 
 
 def test_metrics_exclude_failed_trajectories(groups):

@@ -72,6 +72,9 @@ def test_model_flops_are_those_of_the_jaxpr(case, rank):
   assert throughput.model_flops(a, work) == flops.count(step)
   one_more = throughput.model_flops(a, work, forwards=1)
   assert one_more - throughput.model_flops(a, work) == flops.count(forward)
+  # In the first of two epochs only: half of the work.
+  once = throughput.model_flops(a, work, first_forwards=1, epochs=2)
+  assert 2 * (once - flops.count(step)) == flops.count(forward)
 
 
 @dataclasses.dataclass
