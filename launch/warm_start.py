@@ -7,21 +7,32 @@ from `--start`. Writes a Hugging Face folder (default: config.policy). Held-out
 demonstrations first check that the policy makes the decisions that
 reinforcement learning builds on; a policy that fails is written to
 `<folder>.rejected`.
+
+Until then `<folder>.partial` holds where the training is. If the command is
+stopped or killed, running it again resumes there and ends with the same policy
+as an uninterrupted run.
 """
 
 from __future__ import annotations
 
+import pathlib
+import shutil
 import sys
+import threading
 import time
+from typing import Any
 
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.config import values
+from anysearch_jax.host import disk, run_lock
 from launch import flags as launch_flags
-from launch import jax_setup, progress, shipped
+from launch import jax_setup, parts, progress, shipped, stopping
 
 # Of the episodes that measure what the scaffold adds.
 _BUDGET, _PLAYED = 8, 200
+_STATE = "state.safetensors"
 
 
 def define_flags() -> None:
@@ -29,6 +40,10 @@ def define_flags() -> None:
   launch_flags.define_config()
   flags.DEFINE_string("output", None, "Folder; default config.policy.")
   flags.DEFINE_string("start", None, "Policy to start from; default: nothing.")
+  flags.DEFINE_integer("save_every", 50, "Steps between saves.", lower_bound=1)
+  flags.DEFINE_float(
+    "grace", 120.0, "Seconds that a stop may take until it has saved.", 0
+  )
   launch_flags.define_process()
 
 
@@ -39,6 +54,7 @@ def main(argv) -> None:
   jax_setup.configure(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   import numpy as np
 
+  from anysearch_jax.evaluation import journal
   from anysearch_jax.policy import hf
   from anysearch_jax.training import validation
   from anysearch_jax.world import experts, warm_start
@@ -55,35 +71,66 @@ def main(argv) -> None:
     raise app.UsageError(
       "--output: found nothing, expected a folder (or one in config.policy)."
     )
+  folder = str(pathlib.Path(folder))  # Without a slash at its end.
+  partial = pathlib.Path(folder + ".partial")
   try:
     validation.validate(config, trains=False, samples=False)
     warm_start.validate(w)
     source = world_source.make(config.data, config.retrieval.kind)
     expert = experts.get(w.expert)
     policy = _start(config, source)
-  except ValueError as error:
+    with disk.translate_errors(partial), run_lock.hold(partial / run_lock.NAME):
+      journal.claim(partial, _made_of(config))
+      fitted = _fit(config, source, expert, policy, partial)
+      lacks = _lacks(config, source, expert, fitted)
+      if lacks:
+        folder += ".rejected"
+      hf.save(folder, fitted, dtype=np.float16)
+    # First, because without config.json it could be another run's.
+    (partial / _STATE).unlink()
+    shutil.rmtree(partial)
+  except (OSError, ValueError) as error:
     sys.exit(f"launch.warm_start: {error}")
-  a = policy.architecture
-  demonstrations = _demonstrations(config, source, expert, policy.tokenizer)
-  line = progress.Line(w.steps, unit="step", clock=time.monotonic)
-  policy = policy._replace(
-    params=warm_start.fit(
-      policy.params,
-      a,
-      _around(demonstrations, config.seed),
-      config=w,
-      optimizer=config.optimizer,
-      batch=config.batch,
-      on_step=lambda step, loss: line.tick(step, f"loss {loss:.3f}"),
-    )
-  )
-  lacks = _lacks(config, source, expert, policy)
-  if lacks:
-    folder += ".rejected"
-  hf.save(folder, policy, dtype=np.float16)
   print(f"policy: {folder}")
   if lacks:
     sys.exit("The warm start is too weak: " + "; ".join(lacks) + ".")
+
+
+def _made_of(config: config_lib.ExperimentConfig) -> dict[str, dict[str, Any]]:
+  """Returns what the policy depends on, by the name of a file."""
+  start = flags.FLAGS.start
+  return {
+    "config.json": values.to_dict(config),
+    "start.json": parts.policy(shipped.find(start)) if start else {},
+  }
+
+
+def _fit(config: config_lib.ExperimentConfig, source, expert, policy, folder):
+  """Returns the fitted policy; exits with `RESUME` if a signal asks to stop."""
+  from anysearch_jax.world import warm_start
+
+  pool = _demonstrations(config, source, expert, policy.tokenizer)
+  steps = config.warm_start.steps
+  line = progress.Line(steps, unit="step", clock=time.monotonic)
+  asked = threading.Event()
+  with stopping.saving(asked.set, lambda: flags.FLAGS.grace):
+    params = warm_start.fit(
+      policy.params,
+      policy.architecture,
+      pool,
+      seed=config.seed,
+      config=config.warm_start,
+      optimizer=config.optimizer,
+      batch=config.batch,
+      on_step=lambda step, loss: line.tick(step, f"loss {loss:.3f}"),
+      saved=folder / _STATE,
+      save_every=flags.FLAGS.save_every,
+      stop=asked.is_set,
+    )
+  if params is None:
+    stopping.say(f"saved in {folder}; the same command resumes from it")
+    sys.exit(stopping.RESUME)
+  return policy._replace(params=params)
 
 
 def _start(config: config_lib.ExperimentConfig, source):
@@ -231,16 +278,6 @@ def _demonstrations(
   return pool
 
 
-def _around(pool: list, seed: int):
-  """Yields the pool endlessly, in a new order on each pass."""
-  import numpy as np
-
-  rng = np.random.Generator(np.random.PCG64(seed))
-  while True:
-    for i in rng.permutation(len(pool)):
-      yield pool[i]
-
-
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main)
+  launch_flags.run(main, resumes=True)

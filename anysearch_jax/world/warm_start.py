@@ -8,7 +8,9 @@ probes of these decisions, not by its loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -21,7 +23,7 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder
 from anysearch_jax.training import batching, train_step
 from anysearch_jax.world import demonstrations as demonstrations_lib
-from anysearch_jax.world import experts
+from anysearch_jax.world import experts, saved_fit
 
 
 class Demonstration(NamedTuple):
@@ -54,27 +56,42 @@ def validate(config: config_lib.WarmStartConfig) -> None:
 def fit(
   params: decoder.Params,
   a: architecture_lib.Architecture,
-  demonstrations: Iterator[Demonstration],
+  pool: Sequence[Demonstration],
   *,
+  seed: int,
   config: config_lib.WarmStartConfig,
   optimizer: config_lib.OptimizerConfig,
   batch: config_lib.BatchConfig,
   on_step: Callable[[int, float], None] = lambda step, loss: None,
-) -> decoder.Params:
+  saved: pathlib.Path | None = None,
+  save_every: int = 50,
+  stop: Callable[[], bool] = lambda: False,
+) -> decoder.Params | None:
   """Minimises the weighted negative log-likelihood of demonstrations.
+
+  A fit that is killed or stopped resumes from `saved`, and ends with the same
+  bits as an uninterrupted one.
 
   Args:
     params: the initial parameters.
     a: their architecture.
-    demonstrations: at least as many as the steps consume.
+    pool: the demonstrations, at least one; they repeat in new orders.
+    seed: seed of the orders.
     config: steps, tokens a step, and peak learning rate (linear warm-up over 50
       steps or half of them, then cosine decay to a tenth).
     optimizer: the other rates.
     batch: shapes of the batches.
     on_step: called with step and loss every 20 steps and after the last one.
+    saved: file of the position; None saves nothing. It must come from a fit
+      with the same arguments.
+    save_every: number of steps between saves, >= 1.
+    stop: is asked before each step; if it returns true, the position is saved.
 
   Returns:
-    The trained parameters.
+    The trained parameters; None if it was stopped.
+
+  Raises:
+    ValueError: `saved` is damaged or of another policy.
   """
   schedule = optax.warmup_cosine_decay_schedule(
     0.0,
@@ -85,25 +102,51 @@ def fit(
   )
   tx = train_step.optimizer(a, optimizer, schedule=schedule)
   step = train_step.make(train_step.cross_entropy_loss(a), tx)
-  state = train_step.init(params, tx)
-  for i in range(config.steps):
-    packed = batching.pack(
-      _examples(demonstrations, config.batch_tokens), config=batch
-    )
-    state, metrics = step(state, None, packed)
-    if i % 20 == 0 or i == config.steps - 1:
-      on_step(i + 1, float(metrics["loss/total"]))
-  return state.params
+  at = saved_fit.Position(train_step.init(params, tx), 0, 0)
+  if saved is not None:
+    at = saved_fit.load(saved, at.state) or at
+  demonstrations = itertools.islice(_endless(pool, seed), at.consumed, None)
+  while at.steps < config.steps:
+    stopped = stop()
+    if not stopped:
+      chosen = _take(demonstrations, config.batch_tokens)
+      packed = batching.pack(_examples(chosen), config=batch)
+      state, metrics = step(at.state, None, packed)
+      at = saved_fit.Position(state, at.steps + 1, at.consumed + len(chosen))
+      if at.steps % 20 == 1 or at.steps == config.steps:
+        on_step(at.steps, float(metrics["loss/total"]))
+    due = at.steps % save_every == 0 or at.steps == config.steps
+    if saved is not None and (stopped or due):
+      saved_fit.save(saved, at)
+    if stopped:
+      return None
+  return at.state.params
 
 
-def _examples(
+def _endless(
+  pool: Sequence[Demonstration], seed: int
+) -> Iterator[Demonstration]:
+  """Yields the pool endlessly, in a new order on each pass."""
+  rng = np.random.Generator(np.random.PCG64(seed))
+  while True:
+    for i in rng.permutation(len(pool)):
+      yield pool[i]
+
+
+def _take(
   demonstrations: Iterator[Demonstration], tokens: int
-) -> list[batching.Example]:
-  """Takes demonstrations of at least `tokens` tokens; weights sum to 1."""
-  chosen, size = [], 0
+) -> list[Demonstration]:
+  """Takes demonstrations of at least `tokens` tokens."""
+  chosen: list[Demonstration] = []
+  size = 0
   while size < tokens:
     chosen.append(next(demonstrations))
     size += len(chosen[-1].token_ids)
+  return chosen
+
+
+def _examples(chosen: Sequence[Demonstration]) -> list[batching.Example]:
+  """Returns demonstrations as examples of a batch, whose weights sum to 1."""
   total = sum(float(d.weights[1:].sum()) for d in chosen)
   return [
     batching.Example(
