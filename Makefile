@@ -20,7 +20,7 @@ quickstart-full: $(VENV)/.run-ready
 	$(BIN)/python -m launch.quickstart --full --output=runs/quickstart-full
 
 serve: $(VENV)/.run-ready
-	$(BIN)/python -m launch.serve --config=configs/fair.py \
+	$(BIN)/python -m launch.serve --config=configs/quickstart.py \
 	  $(if $(wildcard runs/quickstart/anysearch-42/policy/config.json),--hf=runs/quickstart/anysearch-42/policy)
 
 PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest -rs -n $(or $(WORKERS),auto) \

@@ -1,6 +1,6 @@
 r"""Measures a served policy beside the same policy asked in process.
 
-    python -m bench.serving [--hf=configs/quickstart_policy]
+    python -m bench.serving [--hf=configs/graded_world_policy]
     python -m bench.serving --soak_minutes=10
 
 * Throughput: 64 clients of the HTTP service beside `Agent.ask_many`, with the
@@ -389,7 +389,7 @@ def main() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("hf", "configs/quickstart_policy", "The policy.")
+  flags.DEFINE_string("hf", "configs/graded_world_policy", "The policy.")
   flags.DEFINE_integer("rounds", 5, "Of measurements, in turns.", 1)
   flags.DEFINE_integer("questions", 512, "Of a round.", 64)
   flags.DEFINE_float("soak_minutes", 0, "Soak for this long instead.", 0)

@@ -23,7 +23,7 @@ from launch import flags as launch_flags
 from launch import jobs as jobs_lib
 from launch import progress
 
-_MAIN = "configs/fair.py"
+_MAIN = "configs/quickstart.py"
 # Presets of the configuration, and their names in the report.
 _METHODS = {
   "anysearch": "AnySearch",
@@ -99,7 +99,7 @@ def plan(root: pathlib.Path, *, full: bool) -> list[jobs_lib.Job]:
         )
   warm_start = _evaluation(
     "evaluate warm start",
-    "--policy=configs/fair_policy",
+    "--policy=configs/graded_world_policy",
     root / "warm_start" / "evaluation" / "plain",
     full=full,
     few=True,

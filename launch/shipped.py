@@ -1,6 +1,6 @@
 """Finds the project's own files from any working folder.
 
-`configs/quickstart.py`, `configs/quickstart_policy` and
+`configs/quickstart.py`, `configs/graded_world_policy` and
 `launch/serve_sglang.sh` are named relative to the root of the repository. An
 installed package keeps the same tree, so the names also work where there is no
 checkout.

@@ -1,6 +1,6 @@
 """Trains a policy of the generated world on supervised demonstrations.
 
-    python -m launch.warm_start --config=configs/fair.py --output=warm_start
+    python -m launch.warm_start --config=configs/quickstart.py --output=mine
 
 `warm_start.expert` names who demonstrates. The policy starts from nothing, or
 from `--start`. Writes a Hugging Face folder (default: config.policy). Held-out

@@ -37,7 +37,7 @@ class DataConfig:
 
   source: `world`, generated, or `prepared`, a folder of launch.prepare_data.
   path: that folder.
-  world: version of the generated world, `fixed` or `graded`, see
+  world: version of the generated world, `graded` or `fixed`, see
     docs/quickstart.md.
   world_seed: seed of the generated world.
   split: name of the split that is trained on.
@@ -45,7 +45,7 @@ class DataConfig:
 
   source: str = "world"
   path: str = ""
-  world: str = "fixed"
+  world: str = "graded"
   world_seed: int = 0
   split: str = "train"
 
@@ -61,11 +61,11 @@ class WarmStartConfig:
   layers, hidden, heads, kv_heads, mlp: sizes of the policy.
   """
 
-  expert: str = "thrifty"
+  expert: str = "soft"
   steps: int = 2000
   learning_rate: float = 4e-3
   batch_tokens: int = 4096
-  demonstrations: int = 40000
+  demonstrations: int = 24000
   decision_weight: float = 3.0
   layers: int = 3
   hidden: int = 96

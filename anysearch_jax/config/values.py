@@ -27,15 +27,22 @@ def leaves(
 def renamed(stored: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a saved configuration with the names that settings have today.
 
+  A setting that the configuration is older than gets the value that held before
+  it, if that is not today's default.
+
   Args:
     stored: nested plain values as any version of this project saved them.
   """
+  today = dict(stored)
   objective = dict(stored.get("objective", {}))
   divides = objective.pop("normalize_std", None)
-  if divides is None:
-    return dict(stored)
-  objective.setdefault("normalize", "group" if divides else "none")
-  return {**stored, "objective": objective}
+  if divides is not None:
+    objective.setdefault("normalize", "group" if divides else "none")
+    today["objective"] = objective
+  if "data" in stored:
+    # The first configurations name no world: there was one, `fixed`.
+    today["data"] = {"world": "fixed", **stored["data"]}
+  return today
 
 
 def from_dict(cls: type, values: Mapping[str, Any], *, path: str = "config"):

@@ -88,7 +88,7 @@ def load(
 
 def _where_from(name: str) -> str:
   """Returns advice on how to get a folder of this name."""
-  if name in ("quickstart_policy", "fair_policy"):
+  if name in ("graded_world_policy", "fixed_world_policy"):
     return "Make the shipped one again by `python -m launch.warm_start`."
   owners = {"Qwen": "Qwen", "Llama": "meta-llama"}
   owner = next((owners[x] for x in owners if name.startswith(x)), "OWNER")

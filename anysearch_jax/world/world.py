@@ -1,12 +1,12 @@
 """A generated world of facts, with an exact line between memory and search.
 
 *Parametric* facts are those that a policy can memorize. Memory may be wrong;
-the corpus is right. In one version of the world a memory is *stale* in every
-snapshot or in none; in another its relation says how often the fact *changes*
-(see `versions`). All other facts are drawn anew in each snapshot, so that only
-a search finds them. A passage may use the alternative wording of its relation,
-which the usual query misses, or have a false twin; then one more search finds a
-verdict on the two.
+the corpus is right. In the default world a relation says how often a remembered
+fact *changes* from snapshot to snapshot; in another version a memory is *stale*
+in every snapshot or in none (see `versions`). All other facts are drawn anew in
+each snapshot, so that only a search finds them. A passage may use the
+alternative wording of its relation, which the usual query misses, or have a
+false twin; then one more search finds a verdict on the two.
 
 Everything is a function of `WorldConfig`; snapshots are drawn when first used.
 """
@@ -59,15 +59,18 @@ class WorldConfig:
   seed: int = 0
   entities: tuple[int, ...] = (100, 50, 16, 50, 24)
   known: tuple[float, ...] = (
-    *(0.25, 0.2, 0.2, 0.55, 0.5, 0.5),
-    *(0.35, 0.3, 0.9, 0.7),
+    *(0.5, 0.45, 0.45, 0.6, 0.55, 0.6),
+    *(0.5, 0.5, 0.9, 0.75),
   )
-  stale: float = 0.1
+  stale: float = 0.0
   alternative: float = 0.35
   contradicted: float = 0.2
   fillers: int = 3
-  hop_mix: tuple[float, ...] = (0.26, 0.2, 0.17, 0.15, 0.12, 0.1)
-  changes: tuple[float, ...] = ()
+  hop_mix: tuple[float, ...] = (0.1, 0.2, 0.25, 0.2, 0.15, 0.1)
+  changes: tuple[float, ...] = (
+    *(0.0, 0.5, 0.5, 0.0, 0.2, 0.5),
+    *(0.2, 0.2, 0.0, 0.0),
+  )
   snapshots: tuple[int, ...] = (32, 2, 4)
   chain_shares: tuple[int, ...] = (6, 2, 2)
 

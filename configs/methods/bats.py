@@ -1,7 +1,7 @@
 """BATS, an untrained system; backbones as in configs/methods/__init__.py.
 
     python -m launch.evaluate --config=configs/methods/bats.py \
-        --policy=configs/quickstart_policy --budgets=0..8 \
+        --policy=configs/graded_world_policy --budgets=0..8 \
         --output=runs/methods/bats/evaluation/plain
 """
 

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.config import changes
 from anysearch_jax.config import values as config_values
 
 CHANGED = config_lib.ExperimentConfig(
@@ -71,6 +72,21 @@ def test_a_saved_configuration_with_an_old_name_is_read():
   assert config.objective == config_lib.ObjectiveConfig(normalize="none")
   assert config.batch == CHANGED.batch
   assert "normalize_std" in old["objective"]  # The argument is unchanged.
+
+
+def test_a_saved_configuration_without_a_world_is_of_the_fixed_one():
+  old = config_values.to_dict(config_lib.ExperimentConfig())
+  assert old["data"].pop("world") == "graded"
+  config = config_values.from_dict(
+    config_lib.ExperimentConfig, config_values.renamed(old)
+  )
+  assert config.data == config_lib.DataConfig(world="fixed")
+  assert "world" not in old["data"]  # The argument is unchanged.
+  # A run resumes in its own world and in no other.
+  (change,) = changes.changes(old, config_lib.ExperimentConfig())
+  assert str(change) == 'data.world "fixed" -> "graded"'
+  assert "never change" in changes.refusal([change], allow=True)
+  assert not changes.changes(old, config)
 
 
 def test_defaults_are_the_papers_hyperparameters():

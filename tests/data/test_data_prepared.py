@@ -282,15 +282,20 @@ def test_a_configuration_names_its_source(tmp_path):
       parts.source(config)
 
 
-def test_the_world_is_one_dataset():
-  source = parts.source(config_lib.ExperimentConfig())
+@pytest.mark.parametrize(
+  "world, beginning",
+  [("graded", "631f81437464eb07"), ("fixed", "04864b6dd591e6aa")],
+)
+def test_the_world_is_one_dataset(world, beginning):
+  data = config_lib.DataConfig(world=world)
+  source = parts.source(config_lib.ExperimentConfig(data=data))
   few, more = (source.evaluation_questions(("world",), n) for n in (7, 20))
   assert few == more[:7] and few == source.evaluation_questions(each=7)
   ids = [q.id for q in source.evaluation_questions()]
   assert len(set(ids)) == 1000
   # The same questions as in earlier evaluations, so that they can be paired.
   digest = hashlib.sha256("\n".join(ids).encode()).hexdigest()
-  assert digest.startswith("04864b6dd591e6aa")
+  assert digest.startswith(beginning)
   assert all(q.id.startswith("held-out/") for q in more)
   (first,) = source.evaluation_questions(each=1, split="dev")
   assert first.id.startswith("dev/")

@@ -230,7 +230,7 @@ def test_smaller_selection_is_a_subset(tmp_path):
 
 def test_engine_ends_are_reproducible(tmp_path):
   source = small_run.parts()
-  policy = hf.load("configs/quickstart_policy")
+  policy = hf.load("configs/graded_world_policy")
   config = dataclasses.replace(
     configured(budgets=(1, 3), seeds=(1,)),
     episode=quickstart.get_config().episode,

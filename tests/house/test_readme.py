@@ -100,7 +100,7 @@ def test_python_of_the_readme_plays_within_its_budgets(monkeypatch, capsys):
   )
   exec(compile(code, "README.md", "exec"), {})
   printed = capsys.readouterr().out
-  assert "right: ('ninan',)" in printed
+  assert "right: ('mupun',)" in printed
   episodes = re.split(r"^B=", printed, flags=re.MULTILINE)[1:]
   assert [episode.split(":")[0] for episode in episodes] == ["0", "1", "3"]
   for episode in episodes:

@@ -44,7 +44,7 @@ def test_every_policy_of_the_configurations_is_of_full_size(machine, path):
 
 def test_the_policy_of_the_quickstart_is_for_cpus(machine):
   machine("cpu")
-  a, _ = hf.describe(str(ROOT / "configs" / "quickstart_policy"))
+  a, _ = hf.describe(str(ROOT / "configs" / "graded_world_policy"))
   accelerator.check(a, allow=False)
 
 
@@ -70,7 +70,7 @@ def test_doctor_reports_a_policy_of_full_size_on_a_cpu(machine):
 
 def test_training_refuses_a_policy_of_full_size_on_a_cpu(tmp_path):
   folder = tmp_path / "policy"
-  shutil.copytree(ROOT / "configs" / "quickstart_policy", folder)
+  shutil.copytree(ROOT / "configs" / "graded_world_policy", folder)
   values = json.loads((SHAPES / "Qwen3-0.6B.json").read_text())
   vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
   # Only the shape is read before the check, so there are no such weights.

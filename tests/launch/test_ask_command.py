@@ -19,8 +19,8 @@ from anysearch_jax.rollout import driver, searching
 from configs import quickstart
 from launch import agents, ask, parts, policies, transcript
 
-# Found at budget 3, after a search in other words; guessed at budget 0.
-QUESTION = "temon employer headquarters ?"
+# Found at budget 3, after a search in other words; memory is wrong.
+QUESTION = "gebos employer founder ?"
 CONFIG = quickstart.get_config()
 CHOSEN = policies.Chosen("hf", CONFIG.policy)
 

@@ -283,7 +283,7 @@ def test_two_policies_are_refused_by_their_flags(tmp_path):
     "launch.evaluate",
     "--config=configs/quickstart.py",
     "--scripted=expert",
-    "--hf=configs/quickstart_policy",
+    "--hf=configs/graded_world_policy",
     f"--output={tmp_path}",
   )
   assert code != 0

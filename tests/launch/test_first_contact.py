@@ -59,7 +59,7 @@ def test_configuration_of_the_current_folder_comes_before_the_projects(
   assert done.returncode == 0, done.stderr
   assert '"name": "mine"' in done.stdout
   # The policy beside it is still the shipped one.
-  assert str(ROOT / "configs" / "quickstart_policy") in done.stdout
+  assert str(ROOT / "configs" / "graded_world_policy") in done.stdout
 
 
 def test_path_that_exists_nowhere_or_here_is_unchanged(tmp_path, monkeypatch):

@@ -163,7 +163,7 @@ def test_the_papers_configurations_can_run_in_every_preset(policy, parameters):
       "configs/qwen3_4b.py:all",
       "preset 'all', expected one of questions, lora",
     ),
-    ("configs/quickstart.py:lora80", "has no presets; leave it out"),
+    ("configs/own_data.py:lora80", "has no presets; leave it out"),
   ],
 )
 def test_unknown_preset_is_refused(preset, sentence):

@@ -10,7 +10,7 @@ import pytest
 from anysearch_jax import config as config_lib
 from launch import parts, retrievers
 
-CONFIG = config_lib.ExperimentConfig(policy="configs/quickstart_policy")
+CONFIG = config_lib.ExperimentConfig(policy="configs/graded_world_policy")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def test_questions_and_passages_are_known_by_their_hashes(source):
   assert noted["retriever"]["kind"] == "bm25"
   assert noted["packages"]["jax"]
   assert noted["policy"] == parts.policy(CONFIG.policy)
-  assert noted["world"] == {"version": "fixed", "seed": 0}
+  assert noted["world"] == {"version": "graded", "seed": 0}
   json.dumps(noted)
   changed = [dataclasses.replace(questions[0], golden_answers=("x",))]
   for others in (questions[:19], questions[::-1], [*changed, *questions[1:]]):
@@ -34,7 +34,7 @@ def test_questions_and_passages_are_known_by_their_hashes(source):
     assert other["questions"]["sha256"] != noted["questions"]["sha256"]
   for data in (
     config_lib.DataConfig(world_seed=1),
-    config_lib.DataConfig(world="graded"),
+    config_lib.DataConfig(world="fixed"),
   ):
     config = dataclasses.replace(CONFIG, data=data)
     retriever = parts.source(config).retriever

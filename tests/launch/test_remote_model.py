@@ -11,7 +11,7 @@ import pytest
 from launch import ask, evaluate, train
 from launch import flags as launch_flags
 
-QUESTION = "temon employer headquarters ?"
+QUESTION = "gebos employer founder ?"
 CONFIG = "--config=configs/quickstart.py"
 
 
@@ -20,7 +20,7 @@ def said(body):
   found = "<information>" in body["prompt"].rpartition(QUESTION)[2]
   if body["model"] != "mine":
     return 404, {"error": {"message": "no such model"}}
-  text = "<answer> ninan" if found else "<search> temon employer"
+  text = "<answer> mupun" if found else "<search> gebos employer"
   return 200, fake_openai.completion(text)
 
 
@@ -39,7 +39,7 @@ def test_one_question_to_a_model_elsewhere(capsys):
   with fake_openai.served(said) as server:
     run(ask, *flags_of(server), "--budget=1", QUESTION)
   lines = capsys.readouterr().out.splitlines()
-  assert "search 1: temon employer" in lines and "answer: ninan" in lines
+  assert "search 1: gebos employer" in lines and "answer: mupun" in lines
 
 
 def test_evaluation_names_the_model_and_resumes(tmp_path):

@@ -24,7 +24,7 @@ from launch import serve_mcp
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Found at budget 3, after a search in other words.
-QUESTION = "temon employer headquarters ?"
+QUESTION = "gebos employer founder ?"
 COMMAND = (
   *(sys.executable, "-m", "launch.serve_mcp"),
   *("--config=configs/quickstart.py", "--max_budget=3", "--threads=1"),
@@ -46,7 +46,7 @@ async def used(server):
     refused = await client.call_tool(
       "answer", {"question": QUESTION, "budget": 4}
     )
-    found = await client.call_tool("search", {"query": "temon works", "k": 2})
+    found = await client.call_tool("search", {"query": "gebos works", "k": 2})
     read = await client.read_resource(answered.structured_content["trajectory"])
     return client.instructions, answered, told, refused, found, read
 
@@ -115,7 +115,7 @@ def test_only_the_protocol_is_on_stdout_and_a_signal_ends_it():
 def test_policy_that_cannot_be_loaded_ends_the_server_with_a_sentence(tmp_path):
   """Its configuration is sound, so that the client is welcomed first."""
   folder = tmp_path / "policy"
-  shutil.copytree(ROOT / "configs" / "quickstart_policy", folder)
+  shutil.copytree(ROOT / "configs" / "graded_world_policy", folder)
   for weights in folder.glob("*.safetensors"):
     weights.write_bytes(weights.read_bytes()[:-1000])
   process = started(

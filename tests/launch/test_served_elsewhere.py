@@ -1,7 +1,7 @@
 """`launch.serve` in front of a real SGLang server; skipped without one.
 
 The server is SGLang's, as tests/rollout/test_sglang_real.py says, with the
-policy of configs/quickstart_policy as its model.
+policy of configs/graded_world_policy as its model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import openai
 import pytest
 
 _URL = os.environ.get("ANYSEARCH_SGLANG_URL", "")
-_POLICY = "configs/quickstart_policy"
+_POLICY = "configs/graded_world_policy"
 if not _URL:
   pytest.skip(
     "no SGLang server; set ANYSEARCH_SGLANG_URL as test_sglang_real.py says",

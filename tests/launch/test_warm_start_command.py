@@ -18,13 +18,13 @@ import source_tree
 from anysearch_jax.policy import hf
 from launch import warm_start
 
-POLICY = "configs/fair_policy"
+POLICY = "configs/graded_world_policy"
 
 
 def run(output, *options):
   return commands.run(
     warm_start,
-    "--config=configs/fair.py",
+    "--config=configs/quickstart.py",
     f"--start={POLICY}",
     "--config.warm_start.steps=1",
     "--config.warm_start.demonstrations=40",
@@ -90,7 +90,7 @@ def made(output, signal="0@0", *options):
       "-c",
       SIGNALLED,
       signal,
-      "--config=configs/fair.py",
+      "--config=configs/quickstart.py",
       "--config.warm_start.expert=thrifty",
       "--config.warm_start.demonstrations=60",
       "--config.warm_start.steps=10",

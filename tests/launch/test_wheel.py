@@ -89,7 +89,7 @@ def test_wheel_has_every_file_of_the_packages(wheel):
     pytest.skip("needs a git checkout, which says what the packages hold")
   held = set(zipfile.ZipFile(wheel).namelist())
   assert {x for x in present if x not in held} == set()
-  assert "configs/quickstart_policy/model.safetensors" in held
+  assert "configs/graded_world_policy/model.safetensors" in held
 
 
 def test_wheel_names_its_version_and_its_extras(site):
@@ -110,7 +110,7 @@ def test_installed_quickstart_is_found_from_another_folder(site, tmp_path):
     *("--config=configs/quickstart.py", "--dry_run"),
   )
   assert done.returncode == 0, done.stderr
-  assert str(site / "configs" / "quickstart_policy") in done.stdout
+  assert str(site / "configs" / "graded_world_policy") in done.stdout
   assert not list(tmp_path.iterdir())
 
 

@@ -113,7 +113,7 @@ def _configured(path):
   config = config_lib.ExperimentConfig()
   return dataclasses.replace(
     config,
-    policy=str(ROOT / "configs" / "quickstart_policy"),
+    policy=str(ROOT / "configs" / "graded_world_policy"),
     method=dataclasses.replace(config.method, name="stepsearch"),
     data=dataclasses.replace(config.data, source="prepared", path=path),
     retrieval=dataclasses.replace(

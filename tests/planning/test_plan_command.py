@@ -171,7 +171,7 @@ def test_a_policy_without_weights_is_known_by_its_name():
 def test_a_folder_takes_precedence_over_a_name(tmp_path):
   folder = tmp_path / "Qwen2.5-7B-Instruct"
   folder.mkdir()
-  source = ROOT / "configs" / "quickstart_policy" / "config.json"
+  source = ROOT / "configs" / "graded_world_policy" / "config.json"
   (folder / "config.json").write_text(source.read_text())
   assert command.read_architecture(str(folder)).d_model < 3584
 

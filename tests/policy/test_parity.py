@@ -126,7 +126,7 @@ def test_the_llama_cases_reach_far_beyond_the_original_context(make_pair):
 
 
 def test_shipped_policy_gives_the_same_logits_in_transformers(torch):
-  folder = pathlib.Path(__file__).parents[2] / "configs/quickstart_policy"
+  folder = pathlib.Path(__file__).parents[2] / "configs/graded_world_policy"
   model = transformers.AutoModelForCausalLM.from_pretrained(
     folder, dtype=torch.float32
   ).eval()

@@ -15,7 +15,7 @@ from absl.testing import flagsaver
 from anysearch_jax.report import loading
 from launch import report as command
 
-_POLICY = pathlib.Path("configs/quickstart_policy")
+_POLICY = pathlib.Path("configs/graded_world_policy")
 
 
 def _run(folder, *names, label="A", seed=42):

@@ -28,6 +28,7 @@ from anysearch_jax.training import (
   rewards_and_advantages,
   validation,
 )
+from anysearch_jax.world import versions
 from anysearch_jax.world import world as world_lib
 from retrieval import lexical
 
@@ -64,9 +65,12 @@ def with_deadlines(config, **seconds):
 
 
 def parts() -> dict[str, Any]:
-  """Returns the shipped policy and questions that make it search one corpus."""
-  world = world_lib.World()
-  folder = pathlib.Path(__file__).parents[2] / "configs/quickstart_policy"
+  """Returns the fixed world's policy, and questions that make it search.
+
+  They are about one corpus, and their episodes are short.
+  """
+  world = world_lib.World(versions.config("fixed", 0))
+  folder = pathlib.Path(__file__).parents[2] / "configs/fixed_world_policy"
   return {
     "policy": hf.load(folder),
     "questions": [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 
 import numpy as np
@@ -51,7 +52,7 @@ def test_each_relation_changes_as_often_as_it_says():
 
 
 def test_what_memory_does_not_hold_is_drawn_as_before():
-  config = world_lib.WorldConfig(known=GRADED.config.known, stale=0)
+  config = dataclasses.replace(GRADED.config, changes=())
   plain = world_lib.World(config).snapshot(7)
   snapshot = GRADED.snapshot(7)
   unknown = ~GRADED.known
