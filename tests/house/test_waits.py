@@ -69,6 +69,7 @@ _AWAITED = ("gather", "wrap_future", "shield")
 # The waits without a timeout of their own, each with what ends it.
 _ENDED = {
   ("policy/attention/gathered_attention.py", "rows."): "gathers of arrays",
+  ("policy/attention/tpu_attention.py", "copy.wait"): "copies on the device",
   ("serving/streaming.py", "await working"): (
     "a question has a deadline, and so has the request's connection"
   ),

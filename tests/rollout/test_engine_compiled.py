@@ -165,9 +165,15 @@ def test_prefill_writes_new_tokens_to_the_pages_in_place(target):
   assert temporary < min(pages) * jnp.bfloat16.dtype.itemsize
 
 
+KERNELS = {
+  "h100:1": r'custom_call_target="__gpu\$xla\.gpu\.triton"',
+  "v5p:2x2x1": r'custom_call_target="tpu_custom_call"',
+}
+
+
 # The last layer of prefill only writes its keys and values.
 @pytest.mark.parametrize(("name", "kernels"), [("prefill", 1), ("decode", 2)])
-def test_attention_is_one_kernel_a_layer_on_an_nvidia_gpu(name, kernels):
-  text, _, _, _ = compiled("h100:1", "qwen3", False, name)
-  calls = re.findall(r'custom_call_target="__gpu\$xla\.gpu\.triton"', text)
-  assert len(calls) == kernels
+@pytest.mark.parametrize("target", TARGETS)
+def test_attention_is_one_kernel_a_layer(target, name, kernels):
+  text, _, _, _ = compiled(target, "qwen3", False, name)
+  assert len(re.findall(KERNELS[target], text)) == kernels

@@ -58,7 +58,7 @@ class Paged:
   """How cached attention is computed, and on which mesh.
 
   implementation: one of `IMPLEMENTATIONS`. `triton` is for NVIDIA GPUs; `tpu`,
-    for TPUs, takes one token per row, and other calls use XLA there.
+    for TPUs, is one kernel for one token per row and another for several.
   block: limit on the tokens whose scores XLA has in memory at a time.
   mesh: rows and pages are sharded over `data`, heads over `tensor`. Each data
     shard has its own pages, and its table counts them from 0. None means one
@@ -122,8 +122,8 @@ class Paged:
     """Returns what computes attention of `tokens` tokens per row."""
     if self.implementation == "triton":
       return _triton
-    if self.implementation == "tpu" and tokens == 1:
-      return _tpu
+    if self.implementation == "tpu":
+      return _tpu if tokens == 1 else _tpu_prefill
     return functools.partial(_xla, block=self.block)
 
 
@@ -167,6 +167,8 @@ def choose(
     if half and head_dim in (64, 128, 256) and page in (16, 32, 64, 128):
       able.append("triton")
   elif platform == "tpu" and half and head_dim % 128 == 0 and page % 16 == 0:
+    # The compiler stores narrower heads with tokens in the last axis, and would
+    # lay out the whole pool anew for a kernel.
     able.append("tpu")
   if implementation == "auto":
     return able[-1]
@@ -297,3 +299,12 @@ def _tpu(
     pages_per_compute_block=each,
   )
   return out[:, None].astype(q.dtype)
+
+
+def _tpu_prefill(
+  q: jax.Array, pages: Pages, table: jax.Array, positions: jax.Array
+) -> jax.Array:
+  # Imported here because it loads Pallas, which only TPUs need.
+  from anysearch_jax.policy.attention import tpu_attention
+
+  return tpu_attention.attend(q, pages, table, positions)

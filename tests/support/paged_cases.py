@@ -1,0 +1,72 @@
+"""Paged attention at tiny and at real sizes, beside float64 NumPy."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from anysearch_jax.policy.attention import paged_attention
+
+
+def case(*, heads, ends, new, columns, size=64, kv=1):
+  """Returns queries, pages, their table and positions.
+
+  Args:
+    heads: query heads to a kv head, and H.
+    ends: tokens of each row, the `new` last of which have a query.
+    new: T.
+    columns: pages of a row.
+    size: tokens of a page.
+    kv: number of kv heads.
+  """
+  (group, h), rng = heads, np.random.default_rng(0)
+  table = 1 + rng.permutation(len(ends) * columns)
+  shape = (kv, 1 + len(ends) * columns, size, h)
+  pages = paged_attention.Pages(
+    *(jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for _ in range(2))
+  )
+  q = jnp.asarray(
+    rng.normal(size=(len(ends), new, kv * group, h)), jnp.bfloat16
+  )
+  positions = np.maximum(np.asarray(ends)[:, None] - new + np.arange(new), 0)
+  table = table.reshape(len(ends), columns).astype(np.int32)
+  return q, pages, table, positions.astype(np.int32)
+
+
+def truth(q, pages, table, positions):
+  """Attends in float64, one row and head after the other."""
+  b, _, n, h = q.shape
+  k, v = (
+    np.asarray(x, np.float64)[:, table].reshape(len(x), b, -1, h) for x in pages
+  )
+  q, out = np.asarray(q, np.float64), np.zeros(q.shape)
+  for row, head in np.ndindex(b, n):
+    kv = head // (n // len(k))
+    scores = q[row, :, head] @ k[kv, row].T / np.sqrt(h)
+    seen = np.arange(k.shape[2]) <= positions[row][:, None]
+    scores = np.where(seen, scores, -np.inf)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    out[row, :, head] = p / p.sum(-1, keepdims=True) @ v[kv, row]
+  return out
+
+
+def error(found, wanted):
+  """Returns the mean of the rows' errors, each relative to its row's size.
+
+  Both are root mean squares. The results of long rows are smaller.
+  """
+  wrong = np.asarray(found, np.float64) - wanted
+  axes = tuple(range(1, wanted.ndim))
+  return np.mean(
+    np.sqrt(np.mean(wrong**2, axis=axes) / np.mean(wanted**2, axis=axes))
+  )
+
+
+def assert_as_exact_as_xla(attend, arguments, tolerance=1.0):
+  """Compares a kernel's error with that of XLA's path on the same values."""
+  wanted = truth(*arguments)
+  ours = error(attend(*arguments), wanted)
+  xla = error(paged_attention._xla(*arguments, block=512), wanted)
+  assert ours <= tolerance * xla
+  # Half of the last bit of bfloat16 is .0039 of a number at most.
+  assert xla < 0.003
