@@ -100,6 +100,14 @@ def branch() -> str:
         f"{name}); name that one, else the worth of a search would be that of "
         "another policy."
       )
+  # Evaluations of earlier versions did not record their texts.
+  texts = parts.prompts(config.episode)
+  if texts and texts["sha256"] != (played.get("prompts") or texts)["sha256"]:
+    raise ValueError(
+      f"{evaluation}: found other texts of episode.prompts="
+      f"{config.episode.prompts} than its episodes were played with (another "
+      "sha256); expected episode.prompt_file to hold the same ones."
+    )
   validation.validate(config, trains=False, samples=chosen.local)
   source = parts.source(config)
   policies.check(

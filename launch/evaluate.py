@@ -87,7 +87,10 @@ def main(argv) -> None:
     retriever = retrievers.make(config, source.retriever)
     played = provenance(
       policies.identity(chosen), retriever, questions, flags.FLAGS.split
-    ) | {"world": parts.world(config.data)}
+    ) | {
+      "world": parts.world(config.data),
+      "prompts": parts.prompts(config.episode),
+    }
     made = {"config.json": config_values.to_dict(config)}
     with disk.translate_errors(folder):
       journal.claim(folder, made | {"provenance.json": played})

@@ -76,6 +76,7 @@ def provenance(
     "world": world(config.data),
     "retriever": retriever.identity(sorted({q.corpus for q in questions})),
     "reward": reward(config.reward.function),
+    "prompts": prompts(config.episode),
     "packages": {
       name: importlib.metadata.version(name)
       for name in ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
@@ -95,6 +96,23 @@ def policy(folder: str) -> dict[str, object]:
   from anysearch_jax.policy import tensor_files  # Imports JAX.
 
   return {"folder": folder, "sha256": tensor_files.digest(folder)}
+
+
+def prompts(episode: config_lib.EpisodeConfig) -> dict[str, object] | None:
+  """Names an environment, the file of its texts and their hash.
+
+  None for an environment that a program registered without a file.
+  """
+  from anysearch_jax.methods import systems  # Imports JAX.
+
+  texts = systems.texts(episode)
+  if texts is None:
+    return None
+  return {
+    "environment": episode.prompts,
+    "file": texts.file,
+    "sha256": texts.sha256,
+  }
 
 
 def reward(function: str) -> dict[str, object] | None:

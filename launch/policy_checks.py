@@ -61,7 +61,7 @@ def texts(
 ) -> Iterator[checks.Finding]:
   """Checks the tags, the stop texts and the prompt."""
   yield from _tags(codec)
-  yield from _stops(codec, systems.environment(config.episode.prompts).stops)
+  yield from _stops(codec, systems.of_episode(config.episode).stops)
   yield from _prompt(codec, config)
 
 

@@ -203,7 +203,8 @@ def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
     )
   else:
     simulator = simulation.ModelSimulator(
-      _model(config, config.retrieval.simulated)
+      _model(config, config.retrieval.simulated),
+      _texts(config.episode, "simulator_useful"),
     )
   c = config.curriculum
   return simulation.SimulatedRetriever(
@@ -224,12 +225,21 @@ def _refined(config: config_lib.ExperimentConfig, retriever: Any) -> Any:
   if config.retrieval.refined == "world":
     refiner = world_retrieval.WorldRefiner()
   else:
-    markers = systems.environment(config.episode.prompts).markers
+    markers = systems.of_episode(config.episode).markers
     refiner = refining.ModelRefiner(
       _model(config, config.retrieval.refined),
       marks=(*markers, "<search>", "<information>"),
+      texts=_texts(config.episode, "reader"),
     )
   return refining.RefiningRetriever(retriever, refiner, config=config.search)
+
+
+def _texts(episode: config_lib.EpisodeConfig, name: str) -> Any:
+  """Returns the episode's texts if `name` is one, otherwise None."""
+  from anysearch_jax.methods import systems
+
+  texts = systems.texts(episode)
+  return texts if texts and name in texts.values else None
 
 
 def _model(config: config_lib.ExperimentConfig, name: str) -> Any:
@@ -239,7 +249,7 @@ def _model(config: config_lib.ExperimentConfig, name: str) -> Any:
 
   c = config.retrieval.model
   if name == "policy":
-    stops = systems.environment(config.episode.prompts).stops
+    stops = systems.of_episode(config.episode).stops
     return text_model.EngineModel(c, stop=stops)
   return text_model.EndpointModel(name, c)
 

@@ -19,10 +19,10 @@ from anysearch_jax.config import values as config_values
 from anysearch_jax.host import disk, json_files
 
 _CONFIG, _PROVENANCE = "config.json", "provenance.json"
-# A run cannot resume with another policy or other questions. Another retriever
-# is only a change of learning, because its identity may change although the
-# corpus is the same, for example with the address of the server.
-_IDENTITY = ("policy", "questions")
+# A run cannot resume with another policy, other questions or other texts.
+# Another retriever is only a change of learning, because its identity may
+# change although the corpus is the same, for example with the server's address.
+_IDENTITY = ("policy", "questions", "prompts")
 
 
 def begin(
@@ -124,13 +124,15 @@ def resumed(
 def _sources(
   noted: Mapping[str, Any], provenance: Mapping[str, Any]
 ) -> list[config_changes.Change]:
-  """Returns the changes of policy, questions and retriever between two starts.
+  """Returns the changes of the run's inputs between two starts.
 
-  Folders may move, because their contents are compared by hash. The name of a
-  reward function is compared in config.json, and only its hash here.
+  Folders and files may move, because their contents are compared by hash. The
+  name of a reward function is compared in config.json, and only its hash here.
   """
   found = []
   for name in (*_IDENTITY, "retriever", "reward"):
+    if name == "prompts" and name not in noted:
+      continue  # The run is older than this entry.
     old, new = (
       dict(config_values.leaves(json.loads(json.dumps({name: p.get(name)}))))
       for p in (noted, provenance)
@@ -144,7 +146,7 @@ def _sources(
       config_changes.Change(path, kind, old.get(path), new.get(path))
       for path in old | new
       if old.get(path) != new.get(path)
-      and not path.endswith((".folder", "reward.function"))
+      and not path.endswith((".folder", "prompts.file", "reward.function"))
     ]
   return found
 

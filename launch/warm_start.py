@@ -238,7 +238,7 @@ def _accuracy(
     )
   finally:
     engine.close()
-  judge = systems.environment(config.episode.prompts).judge
+  judge = systems.of_episode(config.episode).judge
   right = [judge(t).em for group in played.groups for t in group.trajectories]
   return sum(right) / len(right)
 

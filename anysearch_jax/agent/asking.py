@@ -78,7 +78,7 @@ async def ask(
   finally:
     parts.engine.release(address)
   trajectory = request.trajectory
-  env = systems.environment(parts.config.prompts)
+  env = systems.of_episode(parts.config)
   answer = env.answer(trajectory.spans)
   reply = events.Reply(
     answer=answer,

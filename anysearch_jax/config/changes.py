@@ -72,7 +72,8 @@ _TABLE: dict[str, dict[Kind, str]] = {
   "episode": {
     _I: "prompts",
     _L: "top_k max_generated max_context answered_bad_turns answer_room",
-    _P: "turn_deadline search_deadline",
+    # The texts are compared by hash, see provenance.json.
+    _P: "prompt_file turn_deadline search_deadline",
   },
   "sampling": {_L: "temperature top_p top_k"},
   "engine": {

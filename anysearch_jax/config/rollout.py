@@ -11,6 +11,8 @@ class EpisodeConfig:
 
   prompts: name of an environment, such as `paper`, `world` or one of a compared
     system's.
+  prompt_file: file with the texts of that environment, see docs/prompts.md; "":
+    the shipped texts.
   top_k: passages that a search asks for.
   max_generated: limit on the tokens that the model writes in all turns.
   max_context: limit on all tokens of the episode.
@@ -24,6 +26,7 @@ class EpisodeConfig:
   """
 
   prompts: str = "paper"
+  prompt_file: str = ""
   top_k: int = 3
   max_generated: int = 4096
   max_context: int = 32768

@@ -76,7 +76,7 @@ def restore(
   end = models[point.turn]
   if row["scaffold"]:
     end -= 1  # Drop the turn's budget line; `resume_turn` writes a new one.
-  env = systems.environment(config.prompts)
+  env = systems.of_episode(config)
   before = _turns(row, env)[: point.turn]
   ends = [
     sum(len(chunk.token_ids) for chunk in chunks[: place + 1]) - 1

@@ -112,7 +112,7 @@ def branch(
       no branch point; or the environment verifies answers.
   """
   path = evaluation / harness.EPISODES
-  env = systems.environment(playing.episode.prompts)
+  env = systems.of_episode(playing.episode)
   places = _places(path, env, plan)
   if not places:
     raise ValueError(
@@ -248,7 +248,7 @@ def _row(
 ) -> dict[str, Any]:
   """Returns one end as plain values."""
   stored, point, sample, _ = end
-  env = systems.environment(config.prompts)
+  env = systems.of_episode(config)
   sampled: dict[str, dict[str, Any]] = {
     name: {
       "em": env.judge(trajectory).em,

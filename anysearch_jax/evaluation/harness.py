@@ -125,7 +125,7 @@ def _play(
   on_done: Callable[[int, int], None],
 ) -> None:
   """Plays the episodes that `rows` lacks and adds them."""
-  env = systems.environment(playing.episode.prompts)
+  env = systems.of_episode(playing.episode)
   prices = prices_lib.Prices(
     evaluation.search_price, evaluation.input_price, evaluation.output_price
   )

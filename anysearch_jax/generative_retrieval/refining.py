@@ -14,34 +14,14 @@ from typing import Any, Protocol
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.environment import wording
 from anysearch_jax.generative_retrieval import text_model
+from anysearch_jax.methods import search_o1
 from anysearch_jax.rollout import searching
 
-NOTHING = "No helpful information found."
-_FINAL = "**Final Information**"
 _MOST_CHARACTERS = 3000
 _LAST_STEPS = 4
 _BLANK = re.compile(r"\n\s*\n")
-
-_PROMPT = """\
-Somebody reasons towards the answer of a question and has just searched. Read \
-the documents that were found and hand back what helps with the next step.
-
-- Look in every document for facts that answer the query or carry the \
-reasoning on, and check that they are about the same things.
-- Keep what the documents say, add nothing of your own, and do not answer the \
-question.
-- End with the line {final} and, after it, those facts in a few sentences. If \
-no document helps, write there: {nothing}
-
-Reasoning so far:
-{reasoning}
-
-Query: {query}
-
-Documents:
-{documents}
-"""
 
 
 class Refiner(Protocol):
@@ -114,10 +94,22 @@ class ModelRefiner:
   Args:
     model: reads the documents.
     marks: texts that mark a reasoning step as a search or its result.
+    texts: Search-o1's; `reader`, `final_mark` and `nothing_found` are used.
   """
 
-  def __init__(self, model: text_model.TextModel, *, marks: Sequence[str]):
+  def __init__(
+    self,
+    model: text_model.TextModel,
+    *,
+    marks: Sequence[str],
+    texts: wording.Texts | None = None,
+  ):
     self._model, self._marks = model, tuple(marks)
+    texts = texts or search_o1.WORDINGS["search_o1"].texts()
+    self._reader = texts.values["reader"]
+    self._final = wording.template(texts.values["final_mark"])
+    self._nothing = wording.template(texts.values["nothing_found"])
+    self._sha256 = texts.sha256
 
   def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
     """See `types.EngineUser`."""
@@ -128,11 +120,12 @@ class ModelRefiner:
   ) -> Sequence[types.Passage]:
     """Returns one passage, whose id joins the ids of the documents."""
     if not found:
-      return (types.Passage("", "", NOTHING),)
+      return (types.Passage("", "", self._nothing),)
     context = request.known_context()
-    prompt = _PROMPT.format(
-      final=_FINAL,
-      nothing=NOTHING,
+    prompt = wording.fill(
+      self._reader,
+      final=self._final,
+      nothing=self._nothing,
       reasoning=reasoning(context.text, self._marks),
       query=request.query,
       documents=documents(found),
@@ -141,11 +134,14 @@ class ModelRefiner:
       prompt, address=context.address, turn=context.turn
     )
     read = "+".join(passage.id for passage in found)
-    return (types.Passage(read, "", final(reply)),)
+    return (types.Passage(read, "", self._extract(reply)),)
 
   def identity(self) -> dict[str, Any]:
     """See `Refiner`."""
-    return self._model.identity()
+    return {**self._model.identity(), "texts": self._sha256}
+
+  def _extract(self, reply: str) -> str:
+    return final(reply, mark=self._final, nothing=self._nothing)
 
 
 def reasoning(text: str, marks: Sequence[str]) -> str:
@@ -181,8 +177,8 @@ def documents(found: Sequence[types.Passage]) -> str:
   )
 
 
-def final(reply: str) -> str:
-  """Returns the final information of a reply, `NOTHING` if it has none."""
-  _, mark, text = reply.rpartition(_FINAL)
-  text = text.strip().strip("`").strip() if mark else ""
-  return text or NOTHING
+def final(reply: str, *, mark: str, nothing: str) -> str:
+  """Returns what follows the last `mark` of a reply, otherwise `nothing`."""
+  _, found, text = reply.rpartition(mark)
+  text = text.strip().strip("`").strip() if found else ""
+  return text or nothing

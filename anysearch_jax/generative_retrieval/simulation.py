@@ -18,33 +18,11 @@ from typing import Any, Protocol
 
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
+from anysearch_jax.environment import wording
 from anysearch_jax.generative_retrieval import text_model
 from anysearch_jax.methods import zerosearch
 from anysearch_jax.rollout import searching
 
-_PROMPT = """\
-You play a web search engine. Below is a query, and what the searcher does not \
-see: the question behind it and its right answer. Write {k} {kind} documents \
-that could come back for the query, of about 30 words each, as they stand on \
-web pages.
-{meaning}
-Write nothing but the documents, one a line, in this form:
-Doc 1(Title: title of the page) text of the page
-
-Question: {question}
-Right answer: {answer}
-Query: {query}
-{kind} documents:"""
-_MEANING = {
-  "useful": (
-    "Useful documents state what the query asks for, and get their reader on "
-    "towards the right answer."
-  ),
-  "noisy": (
-    "Noisy documents fit the words of the query and are of no help: vague, "
-    "beside the point or mistaken. None of them gives the right answer."
-  ),
-}
 # A title may hold parentheses.
 _DOCUMENT = re.compile(
   r"^\W*Doc(?:ument)?\s*\d+[\s*]*[:.]?[\s*]*"
@@ -134,14 +112,18 @@ class SimulatedRetriever:
 
 
 class ModelSimulator:
-  """A simulator whose prompt contains the question and the right answers.
+  """A simulator whose prompts may hold the question and the right answers.
 
   Args:
     model: writes the passages.
+    texts: ZeroSearch's; `simulator_useful` and `simulator_noisy` are used.
   """
 
-  def __init__(self, model: text_model.TextModel):
+  def __init__(
+    self, model: text_model.TextModel, texts: wording.Texts | None = None
+  ):
     self._model = model
+    self._texts = texts or zerosearch.WORDINGS["zerosearch"].texts()
 
   def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
     """See `types.EngineUser`."""
@@ -153,10 +135,9 @@ class ModelSimulator:
     """See `Simulator`; a reply without a passage raises RetrievalError."""
     context = request.known_context()
     kind = "noisy" if noisy else "useful"
-    prompt = _PROMPT.format(
+    prompt = wording.fill(
+      self._texts.values[f"simulator_{kind}"],
       k=request.k,
-      kind=kind,
-      meaning=_MEANING[kind],
       question=context.question.text,
       answer=" or ".join(context.question.golden_answers),
       query=request.query,
@@ -175,7 +156,7 @@ class ModelSimulator:
   def identity(self, corpora: Sequence[str]) -> dict[str, Any]:
     """See `Simulator`."""
     del corpora
-    return self._model.identity()
+    return {**self._model.identity(), "texts": self._texts.sha256}
 
 
 def passages(reply: str, kind: str) -> list[types.Passage]:

@@ -36,5 +36,9 @@ def reward(
 
 
 METHOD = method.Method(
-  "anysearch", "AnySearch", environments=prompts.PROMPTS, reward=reward
+  "anysearch",
+  "AnySearch",
+  environments=prompts.PROMPTS,
+  wordings=prompts.WORDINGS,
+  reward=reward,
 )

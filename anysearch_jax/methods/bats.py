@@ -14,49 +14,19 @@ Deviations from the paper:
 - The policy gives one answer; in the paper a judge chooses among several.
 - A turn follows the last search; the paper's agent stops there.
 """
-# ruff: noqa: E501 - prompts are not wrapped: they are sent exactly as written.
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from anysearch_jax import types
-from anysearch_jax.environment import prompts, scoring, spec
+from anysearch_jax.environment import prompts, scoring, spec, wording
 from anysearch_jax.methods import method
 
-_PROMPT = """\
-You are a research assistant who answers a question by reasoning and search, within a budget of tool calls. You have {B} searches.
-
-Reason inside <think> and </think> before every action. To search, write <search> query </search>; what is found comes back between <information> and </information>, followed by a <budget> block that says how many searches are used and left. Let the budget guide you:
-- HIGH (70 % or more left): explore; several different queries are affordable.
-- MEDIUM (30 % to 70 %): be precise; search for what decides the question.
-- LOW (10 % to 30 %): one search at most, and only if the answer depends on it.
-- CRITICAL (less than 10 %): do not use a tool that is used up; answer with what you know.
-%sWhen you know enough, write the final answer: <answer> Beijing </answer>
-
-Question: {Question}
-"""
-_PLAN = """\
-Keep a plan inside <think>: split the question into what narrows the search down (exploration) and what an answer must satisfy (verification), as a checklist with [ ] open, [x] done, [!] failed and [~] partly done, each with the number of the query that it rests on. Bring it up to date after every observation.
-"""
 REGIMES = ((0.7, "HIGH"), (0.3, "MEDIUM"), (0.1, "LOW"), (0.0, "CRITICAL"))
-_ADVICE = {
-  "HIGH": "Explore with different queries.",
-  "MEDIUM": "Search for what decides the question.",
-  "LOW": "Search once more only if the answer depends on it.",
-  "CRITICAL": "Do not search any more; answer with what is known.",
-}
-_ASK = (
-  "\nVerify the answer against every condition of the question. Reply with "
-  'JSON only: {"verification": ..., "decision": "SUCCESS", "CONTINUE" or '
-  '"PIVOT", "justification": ..., "trajectory_summary": ...}.\n'
-)
-_GO_ON = (
-  "\nThe answer does not stand yet. Go on from what is known, with another "
-  "approach if the last one failed.\n"
-)
 _DECISION = re.compile(r'"decision"\s*:\s*"(SUCCESS|CONTINUE|PIVOT)"')
 
 
@@ -66,12 +36,15 @@ def regime(budget: int, used: int) -> str:
   return next(name for least, name in REGIMES if share >= least)
 
 
-def track(budget: int, used: int) -> str:
+def track(budget: int, used: int, *, texts: Mapping[str, str]) -> str:
   """Returns the budget block that follows an observation."""
   name = regime(budget, used)
-  return (
-    f"<budget>Query Budget Used: {used}, Query Budget Remaining: "
-    f"{budget - used}. {name}: {_ADVICE[name]}</budget>\n"
+  return wording.fill(
+    texts["tracker"],
+    used=used,
+    left=budget - used,
+    regime=name,
+    advice=wording.template(texts[f"advice_{name.lower()}"]),
   )
 
 
@@ -82,12 +55,12 @@ def accepted(text: str) -> bool:
   return _DECISION.findall(text)[-1:] in ([], ["SUCCESS"])
 
 
-def answer(spans: Sequence[types.Span]) -> str | None:
-  """Returns the model's last answer, ignoring its verification turns."""
+def answer(spans: Sequence[types.Span], *, ask: str) -> str | None:
+  """Returns the model's last answer, ignoring its turns after `ask`."""
   given, asked = [], False
   for span in spans:
     if span.author != types.Author.MODEL:
-      asked |= span.text == _ASK
+      asked |= span.text == ask
     elif asked:
       asked = False
     else:
@@ -95,33 +68,63 @@ def answer(spans: Sequence[types.Span]) -> str | None:
   return scoring.extract_answer(given)
 
 
-def _bats(plan: str, verifies: bool) -> spec.Environment:
-  prompt = _PROMPT.replace("%s", plan)
+def _bats(
+  texts: Mapping[str, str],
+  plans: bool = False,
+  verifies: bool = False,
+  advises: bool = True,
+) -> spec.Environment:
+  lines = {name: wording.template(text) for name, text in texts.items()}
+  prompt = lines["prompt"].replace("{Plan}", lines["plan"] if plans else "")
+  if not advises:
+    texts = {**texts, "tracker": texts["tracker_numbers"]}
+  verification = spec.Verification(lines["verify"], accepted, lines["resume"])
   return spec.Environment(
     scaffold=prompt,
     plain=prompt,
-    over_budget="\nNo search is left. Answer with what is known.\n",
-    no_action=prompts.PROMPTS["paper"].no_action,
-    answer=answer,
+    over_budget=lines["over_budget"],
+    no_action=lines["no_action"],
+    answer=functools.partial(answer, ask=lines["verify"]),
     format=None,
-    after_search=track,
-    verification=(
-      spec.Verification(_ASK, accepted, _GO_ON) if verifies else None
-    ),
+    after_search=functools.partial(track, texts=texts),
+    verification=verification if verifies else None,
   )
 
 
-ENVIRONMENTS = {
-  "bats": _bats("", verifies=False),
-  "bats_plan": _bats(_PLAN, verifies=False),
-  "bats_verify": _bats("", verifies=True),
-  "bats_plan_verify": _bats(_PLAN, verifies=True),
+_NUMBERS = wording.Slots(needs=("used", "left"))
+_SLOTS = {
+  "prompt": wording.Slots(needs=("Question",), may=("B", "Plan")),
+  "tracker": _NUMBERS._replace(may=("regime", "advice")),
+  "tracker_numbers": _NUMBERS,
+} | dict.fromkeys(
+  (
+    *("plan", "over_budget", "no_action", "verify", "resume"),
+    *(f"advice_{name.lower()}" for _, name in REGIMES),
+  ),
+  wording.LINE,
+)
+_FILE = wording.Wording("bats.toml", _SLOTS, _bats)
+
+
+def _option(**options: bool) -> wording.Wording:
+  return dataclasses.replace(_FILE, build=lambda texts: _bats(texts, **options))
+
+
+WORDINGS = {
+  "bats": _FILE,
+  "bats_plan": _option(plans=True),
+  "bats_verify": _option(verifies=True),
+  "bats_plan_verify": _option(plans=True, verifies=True),
+  "bats_numbers": _option(advises=False),
   # Without advice: the world's vocabulary has no words for it.
-  "bats_world": dataclasses.replace(
-    prompts.PROMPTS["world"],
-    format=None,
-    after_search=prompts.PROMPTS["world"].before_turn,
+  "bats_world": prompts.WORLD.then(
+    lambda env: dataclasses.replace(
+      env, format=None, after_search=env.before_turn
+    )
   ),
 }
+ENVIRONMENTS = wording.environments(WORDINGS)
 
-METHOD = method.Method("bats", "BATS", environments=ENVIRONMENTS)
+METHOD = method.Method(
+  "bats", "BATS", environments=ENVIRONMENTS, wordings=WORDINGS
+)

@@ -1,7 +1,9 @@
 """IKEA: a reward for searching only where the policy lacks knowledge.
 
-It is played in Search-R1's environment. The policy can answer half of IKEA's
-training questions without a search; the generated world has both kinds too.
+It is played in Search-R1's environment or, with `episode.prompts=ikea`, under a
+prompt that asks the policy to skip searches, as IKEA's own does. The policy can
+answer half of IKEA's training questions without a search; the generated world
+has both kinds too.
 
 Deviations from the released code:
 - Only charged searches count; there, every `<search>` in the text counts, even
@@ -24,9 +26,15 @@ import jax.numpy as jnp
 
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
-from anysearch_jax.environment import protocol
+from anysearch_jax.environment import protocol, wording
 from anysearch_jax.methods import method, search_r1
 from anysearch_jax.methods import outcomes as outcomes_lib
+
+WORDINGS = {
+  "search_r1": search_r1.WORDINGS["search_r1"],
+  "ikea": wording.Wording("ikea.toml", search_r1.SLOTS, search_r1.environment),
+  "search_r1_world": search_r1.WORDINGS["search_r1_world"],
+}
 
 _NAMES = "(?:think|search|answer)"
 # A tag with a round or square bracket on either side.
@@ -98,7 +106,8 @@ def _acts(turn: str) -> bool:
 METHOD = method.Method(
   "ikea",
   "IKEA",
-  environments=search_r1.ENVIRONMENTS,
+  environments=wording.environments(WORDINGS),
+  wordings=WORDINGS,
   constants=lambda config: config.method.ikea,
   reward=method.of_arrays(reward),
   train=method.fixed_budget,

@@ -17,7 +17,7 @@ import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import spec
+from anysearch_jax.environment import spec, wording
 from anysearch_jax.methods import outcomes as outcomes_lib
 
 # (outcomes, constants) -> float32 arrays `[..., G]` by name.
@@ -37,6 +37,8 @@ class Method:
     label: its name in tables.
     environments: its environments, by their value of `episode.prompts`; the
       first is for language models, the last for the generated world.
+    wordings: the texts of those environments that `episode.prompt_file` may
+      replace.
     constants: returns the part of a configuration that `reward` and `steps`
       get as their second argument; the default is all of it.
     reward: maps the outcomes of groups to float32 arrays `[..., G]` by name;
@@ -55,6 +57,9 @@ class Method:
   name: str
   label: str
   environments: Mapping[str, spec.Environment]
+  wordings: Mapping[str, wording.Wording] = dataclasses.field(
+    default_factory=dict
+  )
   constants: Callable[[config_lib.ExperimentConfig], Any] = lambda whole: whole
   reward: Reward | None = None
   train: Callable[

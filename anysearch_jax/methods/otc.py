@@ -100,6 +100,7 @@ METHOD = method.Method(
   "otc",
   "OTC-PO",
   environments=search_r1.ENVIRONMENTS,
+  wordings=search_r1.WORDINGS,
   constants=lambda config: config.method.otc,
   reward=method.of_arrays(reward),
   train=method.fixed_budget,

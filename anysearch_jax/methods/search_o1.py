@@ -11,31 +11,22 @@ Deviations from the released code:
   number of turns is limited.
 - Braces in a box are balanced, and text beside `\\text{...}` in it is kept.
 """
-# ruff: noqa: E501 - prompts are not wrapped: they are sent exactly as written.
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import prompts, protocol, spec
+from anysearch_jax.environment import prompts, protocol, spec, wording
 from anysearch_jax.methods import method
 
 QUERY = ("<|begin_search_query|>", "<|end_search_query|>")
 RESULT = ("<|begin_search_result|>", "<|end_search_result|>")
 
-_PROMPT = f"""\
-You are a reasoning assistant that can search the web to answer the question of the user accurately.
-- To search, write {QUERY[0]} your query {QUERY[1]}.
-- The system then looks through the pages that were found and gives you what helps: {RESULT[0]} ...search results... {RESULT[1]}
-The maximum number of search attempts is limited to {{B}}. You may search as often as that where it is needed. When you have all that you need, go on with your reasoning.
-Example: to learn who wrote a book, write {QUERY[0]} author of the book {QUERY[1]} and read what comes back.
-Think step by step, then give the final answer as \\boxed{{YOUR_ANSWER}}.
-Question: {{Question}}
-"""
 _BOXED = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"[{}]")
 _STYLED = re.compile(r"\\text\w*\s*\{([^{}]*)\}")
@@ -83,46 +74,59 @@ def answer(spans: Sequence[types.Span]) -> str | None:
 
 
 def observation(
-  passages: Sequence[types.Passage], unwanted: Sequence[str]
+  passages: Sequence[types.Passage], unwanted: Sequence[str], *, nothing: str
 ) -> str:
-  """Returns the passages' texts between the markers of results."""
+  """Returns the passages' texts or `nothing`, between markers of results."""
   text = "\n".join(p.text.strip() for p in passages).strip()
-  text = protocol.neutralise(text, unwanted) or "No helpful information found."
-  return f"\n\n{RESULT[0]}{text}{RESULT[1]}\n\n"
+  text = protocol.neutralise(text, unwanted) or nothing
+  return _result(text)
 
 
 def _result(message: str) -> str:
   return f"\n\n{RESULT[0]}{message}{RESULT[1]}\n\n"
 
 
-SEARCH_O1 = spec.Environment(
-  scaffold=_PROMPT,
-  plain=_PROMPT,
-  over_budget=_result(
-    "The maximum search limit is exceeded. You are not allowed to search."
-  ),
-  no_action="\n",
-  repeated=_result(
-    "You have searched this query. Please refer to previous results."
-  ),
-  stops=(QUERY[1],),
-  action=action,
-  answer=answer,
-  format=None,
-  observation=observation,
-  markers=(*QUERY, *RESULT),
-  ends_itself=True,
-)
-ENVIRONMENTS = {
-  "search_o1": SEARCH_O1,
-  # The world's policy only knows the paper's tags; the turn rules are the same.
-  "search_o1_world": dataclasses.replace(
-    prompts.PROMPTS["world"],
+def _environment(texts: Mapping[str, str]) -> spec.Environment:
+  lines = {name: wording.template(text) for name, text in texts.items()}
+  return spec.Environment(
+    scaffold=lines["prompt"],
+    plain=lines["prompt"],
+    over_budget=_result(lines["over_budget"]),
+    no_action="\n",
+    repeated=_result(lines["repeated"]),
+    stops=(QUERY[1],),
+    action=action,
+    answer=answer,
     format=None,
-    repeated="search or answer\n",
+    observation=functools.partial(observation, nothing=lines["nothing_found"]),
+    markers=(*QUERY, *RESULT),
     ends_itself=True,
+  )
+
+
+WORDINGS = {
+  "search_o1": wording.Wording(
+    "search_o1.toml",
+    {
+      "prompt": wording.PROMPT,
+      "over_budget": wording.LINE,
+      "repeated": wording.LINE,
+      "nothing_found": wording.LINE,
+      "reader": wording.Slots(
+        needs=("query", "documents"), may=("reasoning", "final", "nothing")
+      ),
+      "final_mark": wording.LINE,
+    },
+    _environment,
+  ),
+  # The world's policy only knows the paper's tags; the turn rules are the same.
+  "search_o1_world": prompts.WORLD.then(
+    lambda env: dataclasses.replace(
+      env, format=None, repeated=env.no_action, ends_itself=True
+    )
   ),
 }
+ENVIRONMENTS = wording.environments(WORDINGS)
 
 # The token limit of a turn in the released code.
 _MOST_TOKENS = 8192
@@ -154,5 +158,9 @@ def refined(
 
 
 METHOD = method.Method(
-  "search_o1", "Search-o1", environments=ENVIRONMENTS, train=refined
+  "search_o1",
+  "Search-o1",
+  environments=ENVIRONMENTS,
+  wordings=WORDINGS,
+  train=refined,
 )

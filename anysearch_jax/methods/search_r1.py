@@ -1,7 +1,7 @@
 """Search-R1: an outcome reward, a fixed budget, GRPO or PPO.
 
-Its tags are those of the AnySearch paper. Its prompt is the released one, with
-the number of searches in place of "as many times as you want", because the
+Its tags are those of the AnySearch paper. Its texts are our own words
+(`texts/search_r1.toml`); the prompt states the number of searches, because the
 comparison tells every system its budget.
 
 Deviations from the released code, which has its own episode loop:
@@ -21,11 +21,11 @@ reward:
 - An answer is found in passages as whole words ("art" is not found in
   "party"), and never in the model's own text.
 """
-# ruff: noqa: E501 - prompts are not wrapped: they are sent exactly as written.
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 import chex
 import jax
@@ -33,31 +33,33 @@ import jax.numpy as jnp
 
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
-from anysearch_jax.environment import prompts, scoring, spec
+from anysearch_jax.environment import prompts, scoring, spec, wording
 from anysearch_jax.methods import method, observations
 from anysearch_jax.methods import outcomes as outcomes_lib
 
-_PROMPT = """\
-Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get new information. After reasoning, if you find you lack some knowledge, you can call a search engine by <search> query </search> and it will return the top searched results between <information> and </information>. You can search at most {B} times. If you find no further external knowledge needed, you can directly provide the answer inside <answer> and </answer>, without detailed illustrations. For example, <answer> Beijing </answer>. Question: {Question}
-"""
-
-SEARCH_R1 = spec.Environment(
-  scaffold=_PROMPT,
-  plain=_PROMPT,
-  over_budget=(
-    "\nNo search is left. I should give the final answer between the answer "
-    "tags now.\n"
-  ),
-  no_action=(
-    "\nMy previous action is invalid. If I want to search, I should put the "
-    "query between the search tags. If I want to give the final answer, I "
-    "should put the answer between the answer tags. Let me try again.\n"
-  ),
-)
-ENVIRONMENTS = {
-  "search_r1": SEARCH_R1,
-  "search_r1_world": prompts.PROMPTS["world"],
+SLOTS = {
+  "prompt": wording.PROMPT,
+  "over_budget": wording.LINE,
+  "no_action": wording.LINE,
 }
+
+
+def environment(texts: Mapping[str, str]) -> spec.Environment:
+  """Returns the environment of a prompt, an `over_budget` and a `no_action`."""
+  prompt = wording.template(texts["prompt"])
+  return spec.Environment(
+    scaffold=prompt,
+    plain=prompt,
+    over_budget=wording.template(texts["over_budget"]),
+    no_action=wording.template(texts["no_action"]),
+  )
+
+
+WORDINGS = {
+  "search_r1": wording.Wording("search_r1.toml", SLOTS, environment),
+  "search_r1_world": prompts.WORLD,
+}
+ENVIRONMENTS = wording.environments(WORDINGS)
 
 
 def measure(trajectory: types.Trajectory) -> dict[str, float]:
@@ -114,6 +116,7 @@ METHOD = method.Method(
   "search_r1",
   "Search-R1",
   environments=ENVIRONMENTS,
+  wordings=WORDINGS,
   constants=lambda config: config.method.search_r1,
   reward=method.of_arrays(reward),
   train=method.fixed_budget,

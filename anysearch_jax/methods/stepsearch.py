@@ -19,14 +19,13 @@ Deviations from the released code:
   by its text), and is redundant if an earlier search showed it.
 - Text after the answer cannot occur, because an answer ends its turn.
 """
-# ruff: noqa: E501 - prompts are not wrapped: they are sent exactly as written.
 
 from __future__ import annotations
 
 import collections
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import chex
 import jax
@@ -37,23 +36,16 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.data import evidence
-from anysearch_jax.environment import prompts, protocol, scoring, spec
+from anysearch_jax.environment import (
+  prompts,
+  protocol,
+  scoring,
+  spec,
+  wording,
+)
 from anysearch_jax.methods import method, observations
 from anysearch_jax.methods import outcomes as outcomes_lib
 
-_PROMPT = """\
-Answer the question below by a loop of plan, search, information and observation. Work in these steps and mark each one by its tags:
-- <plan> what is still unknown, and what to look for next </plan>
-- <search> one query to the search engine </search>; you have at most {B} of them
-- <information> is what the search engine returns; you do not write it </information>
-- <observation> what the information says about the question </observation>
-Repeat as often as needed. As soon as you know enough, give a short answer: <answer> Beijing </answer>
-Question: {Question}
-"""
-_WARNING = (
-  "<warning>No search is left. Write down what was observed and give the "
-  "answer.</warning>\n\n"
-)
 _MARKERS = tuple(
   f"<{slash}{name}>"
   for name in ("plan", "observation", "warning")
@@ -70,31 +62,41 @@ def observation(
   )
 
 
-def warn(budget: int, used: int) -> str:
+def warn(budget: int, used: int, *, warning: str) -> str:
   """Returns the warning after the budget's last search, otherwise ""."""
-  return _WARNING if used == budget else ""
+  return warning if used == budget else ""
 
 
-STEPSEARCH = spec.Environment(
-  scaffold=_PROMPT,
-  plain=_PROMPT,
-  over_budget="\n" + _WARNING,
-  no_action=(
-    "\nMy previous action is invalid: it was neither a search nor an answer "
-    "between their tags. Let me try again.\n"
+def _environment(texts: Mapping[str, str]) -> spec.Environment:
+  prompt, warning = map(wording.template, (texts["prompt"], texts["warning"]))
+  return spec.Environment(
+    scaffold=prompt,
+    plain=prompt,
+    over_budget="\n" + warning,
+    no_action=wording.template(texts["no_action"]),
+    format=None,
+    observation=observation,
+    after_search=functools.partial(warn, warning=warning),
+    markers=_MARKERS,
+  )
+
+
+WORDINGS = {
+  "stepsearch": wording.Wording(
+    "stepsearch.toml",
+    {
+      "prompt": wording.PROMPT,
+      "warning": wording.LINE,
+      "no_action": wording.LINE,
+    },
+    _environment,
   ),
-  format=None,
-  observation=observation,
-  after_search=warn,
-  markers=_MARKERS,
-)
-ENVIRONMENTS = {
-  "stepsearch": STEPSEARCH,
   # The toy vocabulary has no plan or observation tags; the policy thinks
   # instead. The warning is omitted too: the only matching line already means
   # "budget exceeded", after which demonstrations guess.
-  "stepsearch_world": prompts.PROMPTS["world"],
+  "stepsearch_world": prompts.WORLD,
 }
+ENVIRONMENTS = wording.environments(WORDINGS)
 
 
 def train(
@@ -222,6 +224,7 @@ METHOD = method.Method(
   "stepsearch",
   "StepSearch",
   environments=ENVIRONMENTS,
+  wordings=WORDINGS,
   constants=lambda config: config.method.stepsearch,
   reward=method.of_arrays(reward),
   train=train,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.environment import spec
+from anysearch_jax.environment import spec, wording
 from anysearch_jax.methods import (
   anysearch,
   bats,
@@ -42,6 +42,11 @@ ENVIRONMENTS: dict[str, spec.Environment] = {
   for each in METHODS.values()
   for name, env in each.environments.items()
 }
+WORDINGS: dict[str, wording.Wording] = {
+  name: words
+  for each in METHODS.values()
+  for name, words in each.wordings.items()
+}
 _SHIPPED = frozenset(METHODS)
 
 
@@ -67,6 +72,7 @@ def register(added: method.Method) -> None:
     )
   METHODS[added.name] = added
   ENVIRONMENTS.update(added.environments)
+  WORDINGS.update(added.wordings)
 
 
 def get(name: str) -> method.Method:
@@ -96,7 +102,7 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
   else:
     reward = functools.partial(_call, system.reward, constants)
   return method.TrainedMethod(
-    environment(config.episode.prompts),
+    of_episode(config.episode),
     reward,
     system.measures,
     system.measure,
@@ -108,9 +114,41 @@ def _call(function: Callable[[X, Any], T], constants: Any, given: X) -> T:
   return function(given, constants)
 
 
-def environment(name: str) -> spec.Environment:
-  """Returns an environment. Raises ValueError if none has this name."""
-  return _named("episode.prompts", ENVIRONMENTS, name)
+def environment(name: str, prompt_file: str = "") -> spec.Environment:
+  """Returns an environment, with the texts of a file if one is given.
+
+  Raises:
+    ValueError: no environment has this name, or the file does not fit it.
+  """
+  found = _named("episode.prompts", ENVIRONMENTS, name)
+  return _wording(name).environment(prompt_file) if prompt_file else found
+
+
+def of_episode(config: config_lib.EpisodeConfig) -> spec.Environment:
+  """Returns the environment of a configuration; raises as `environment`."""
+  return environment(config.prompts, config.prompt_file)
+
+
+def texts(config: config_lib.EpisodeConfig) -> wording.Texts | None:
+  """Returns the texts of an environment; None if it has none in a file.
+
+  Raises:
+    ValueError: as `environment`.
+  """
+  environment(config.prompts, config.prompt_file)
+  if config.prompts not in WORDINGS:
+    return None
+  return WORDINGS[config.prompts].texts(config.prompt_file)
+
+
+def _wording(name: str) -> wording.Wording:
+  if name not in WORDINGS:
+    raise ValueError(
+      f"config.episode.prompt_file: found a file for the environment {name!r}, "
+      "whose texts are no file; expected one of "
+      f"{', '.join(sorted(WORDINGS))} in episode.prompts."
+    )
+  return WORDINGS[name]
 
 
 def _named(key: str, known: Mapping[str, T], name: str) -> T:

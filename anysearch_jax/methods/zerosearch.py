@@ -20,7 +20,7 @@ import jax
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import methods as config_methods
-from anysearch_jax.environment import prompts
+from anysearch_jax.environment import prompts, spec, wording
 from anysearch_jax.methods import method, search_r1
 from anysearch_jax.methods import outcomes as outcomes_lib
 
@@ -29,12 +29,29 @@ from anysearch_jax.methods import outcomes as outcomes_lib
 _SIMULATOR = "Qwen/Qwen2.5-14B-Instruct"
 _ADDRESS = "http://127.0.0.1:6001/v1"
 
-ENVIRONMENTS = {
-  "zerosearch": dataclasses.replace(search_r1.SEARCH_R1, turns_are_budget=True),
-  "zerosearch_world": dataclasses.replace(
-    prompts.PROMPTS["world"], turns_are_budget=True
-  ),
+_SIMULATOR_SLOTS = wording.Slots(
+  needs=("query",), may=("k", "question", "answer")
+)
+
+
+def _counted(env: spec.Environment) -> spec.Environment:
+  """Returns an environment whose turns count against the budget."""
+  return dataclasses.replace(env, turns_are_budget=True)
+
+
+WORDINGS = {
+  "zerosearch": wording.Wording(
+    "zerosearch.toml",
+    {
+      **search_r1.SLOTS,
+      "simulator_useful": _SIMULATOR_SLOTS,
+      "simulator_noisy": _SIMULATOR_SLOTS,
+    },
+    search_r1.environment,
+  ).then(_counted),
+  "zerosearch_world": prompts.WORLD.then(_counted),
 }
+ENVIRONMENTS = wording.environments(WORDINGS)
 
 
 def train(
@@ -99,6 +116,7 @@ METHOD = method.Method(
   "zerosearch",
   "ZeroSearch",
   environments=ENVIRONMENTS,
+  wordings=WORDINGS,
   constants=lambda config: config.method.zerosearch,
   reward=method.of_arrays(reward),
   train=train,

@@ -44,5 +44,5 @@ def make(
     seed=seed,
     dtype=dtype,
     mesh=sharding.rollout_mesh(config.mesh, policy.architecture),
-    stop=systems.environment(config.episode.prompts).stops,
+    stop=systems.of_episode(config.episode).stops,
   )

@@ -48,7 +48,7 @@ def prompt(
   Raises:
     ValueError: the environment is unknown or the budget is negative.
   """
-  env = systems.environment(config.prompts)
+  env = systems.of_episode(config)
   content = prompts.render(
     env.scaffold if scaffold else env.plain,
     budget=budget,

@@ -86,7 +86,7 @@ class Episode:
   @property
   def environment(self) -> spec.Environment:
     """The environment: its texts, and how it parses turns."""
-    return systems.environment(self.config.prompts)
+    return systems.of_episode(self.config)
 
   @property
   def used(self) -> int:

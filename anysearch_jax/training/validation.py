@@ -53,7 +53,7 @@ def validate(
   ranges.check(config)
   _name(config.name)
   _one_of("compute_dtype", config.compute_dtype, ("float32", "bfloat16"))
-  systems.environment(config.episode.prompts)
+  systems.of_episode(config.episode)
   _mesh(config.mesh)
   _evaluation(config.evaluation)
   if samples:

@@ -8,6 +8,8 @@ import json
 import pytest
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.environment import wording
+from anysearch_jax.methods import systems
 from launch import parts, retrievers
 
 CONFIG = config_lib.ExperimentConfig(policy="configs/graded_world_policy")
@@ -41,6 +43,29 @@ def test_questions_and_passages_are_known_by_their_hashes(source):
     other = parts.provenance(config, retriever, questions)
     assert other["world"] == {"version": data.world, "seed": data.world_seed}
     assert other["retriever"]["sha256"] != noted["retriever"]["sha256"]
+
+
+def test_texts_are_known_by_their_hash(source, tmp_path):
+  def noted(file):
+    episode = config_lib.EpisodeConfig(prompts="search_r1", prompt_file=file)
+    config = dataclasses.replace(CONFIG, episode=episode)
+    return parts.provenance(config, source.retriever, [])["prompts"]
+
+  shipped = systems.WORDINGS["search_r1"].texts()
+  assert noted("") == {
+    "environment": "search_r1",
+    "file": "search_r1.toml",
+    "sha256": shipped.sha256,
+  }
+  for name, texts in (
+    ("copy", shipped.values),
+    ("mine", {**shipped.values, "no_action": "again"}),
+  ):
+    path = tmp_path / f"{name}.toml"
+    path.write_text(wording.written(texts, ["of my own"]))
+    assert noted(str(path))["file"] == str(path)
+    same = noted(str(path))["sha256"] == shipped.sha256
+    assert same is (name == "copy")
 
 
 def test_worlds_of_equal_seeds_record_different_searches(tmp_path):

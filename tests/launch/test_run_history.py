@@ -15,9 +15,13 @@ SOURCES = {
   "policy": {"folder": "models/start", "sha256": "p"},
   "questions": {"source": "world", "count": 8, "sha256": "q"},
   "retriever": {"kind": "http", "url": "http://127.0.0.1:8000"},
+  "prompts": {"environment": "paper", "file": "paper.toml", "sha256": "t"},
   "packages": {"jax": "1"},
 }
-ELSEWHERE = SOURCES | {"policy": {"folder": "/moved", "sha256": "p"}}
+ELSEWHERE = SOURCES | {
+  "policy": {"folder": "/moved", "sha256": "p"},
+  "prompts": SOURCES["prompts"] | {"file": "/moved/copy.toml"},
+}
 ANOTHER = SOURCES | {"retriever": {"kind": "http", "url": "http://10.0.0.1"}}
 
 
@@ -93,12 +97,18 @@ def test_identity_never_changes(allow, tmp_path):
   ):
     with pytest.raises(ValueError, match=f"config.json: found {sentence}: "):
       start(tmp_path, changed(setting), allow=allow)
-  for name in ("policy", "questions"):
+  for name in ("policy", "questions", "prompts"):
     other = SOURCES | {name: SOURCES[name] | {"sha256": "x"}}
     sentence = f"provenance.json: found {name}.sha256 .* never change"
     with pytest.raises(ValueError, match=sentence):
       start(tmp_path, sources=other, allow=allow)
   assert noted(tmp_path) == before
+
+
+def test_a_run_older_than_the_record_of_texts_resumes(tmp_path):
+  start(tmp_path, sources={k: v for k, v in SOURCES.items() if k != "prompts"})
+  assert start(tmp_path) == []
+  assert noted(tmp_path)[1]["prompts"] == SOURCES["prompts"]
 
 
 def test_another_retriever_is_a_change_of_learning(tmp_path):

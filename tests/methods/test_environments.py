@@ -334,7 +334,7 @@ def test_boxed_answer_takes_linear_time():
 def test_regime_boundaries(used, regime):
   assert bats.regime(1000, used) == regime
   assert f"Used: {used}, Query Budget Remaining: {1000 - used}. {regime}" in (
-    bats.track(1000, used)
+    systems.environment("bats").after_search(1000, used)
   )
 
 

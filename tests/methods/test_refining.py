@@ -23,6 +23,7 @@ from anysearch_jax.world import world as world_lib
 from launch import retrievers
 from retrieval import lexical
 
+NOTHING = "The documents say nothing that helps."
 QUESTION = types.Question("q", "who?", ("secret gold",))
 HITS = {
   "q": (
@@ -74,9 +75,9 @@ def test_the_second_call_reads_query_documents_and_reasoning():
   ("reply", "text"),
   [
     ("**Final Information** a **Final Information**\n```\nb\n```", "b"),
-    ("It says a.", refining.NOTHING),
-    ("**Final Information**\n \n", refining.NOTHING),
-    ("**Final Information**\nNo helpful information found.", refining.NOTHING),
+    ("It says a.", NOTHING),
+    ("**Final Information**\n \n", NOTHING),
+    (f"**Final Information**\n{NOTHING}", NOTHING),
   ],
 )
 def test_text_after_the_last_mark_is_shown(reply, text):
@@ -87,7 +88,7 @@ def test_text_after_the_last_mark_is_shown(reply, text):
 def test_empty_result_makes_no_second_call():
   engine = scripted.Engine(lambda request: "never")
   (passage,) = refine(engine, query="unknown")
-  assert (passage.text, engine.requests) == (refining.NOTHING, [])
+  assert (passage.text, engine.requests) == (NOTHING, [])
 
 
 def test_reasoning_keeps_first_step_last_four_and_all_searches():

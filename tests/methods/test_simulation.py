@@ -212,7 +212,25 @@ def test_prompt_has_question_answer_and_requested_kind():
     ("simulated/noisy/3", "", "untitled"),
   ]
   prompt = scripted.CODEC.decode(engine.requests[0].token_ids)
-  for part in ("who {is} it?", "Ann or Anna", "Query: it", "3 noisy documents"):
+  for part in ("Write 3 noisy", "Query: it\nNoisy"):
+    assert part in prompt
+  for part in ("who {is} it?", "Ann"):
+    assert part not in prompt
+
+
+def test_useful_prompt_knows_the_question_and_its_answers():
+  engine = scripted.Engine(lambda request: "Doc 1: it is")
+  model = text_model.EngineModel(config_lib.TextModelConfig(), stop=())
+  retriever = simulated(simulation.ModelSimulator(model), always(0.0))
+  searching.attach(
+    searching.BatchingRetriever(retriever, config_lib.SearchConfig()),
+    engine,
+    scripted.CODEC,
+  )
+  question = types.Question("q", "who {is} it?", ("Ann", "Anna"))
+  asyncio.run(retriever.search(request("{k}", context(question))))
+  prompt = scripted.CODEC.decode(engine.requests[0].token_ids)
+  for part in ("who {is} it?", "Ann or Anna", "Query: {k}", "Write 3 useful"):
     assert part in prompt
 
 

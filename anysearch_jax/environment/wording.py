@@ -1,0 +1,209 @@
+"""The texts of an environment, read from files that a user can replace.
+
+A file is TOML: names with strings. `{B}` is a placeholder; `{{` and `}}` are
+the braces themselves. The shipped files are in `methods/texts/`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from anysearch_jax.environment import spec
+
+SHIPPED = pathlib.Path(__file__).parents[1] / "methods" / "texts"
+_BRACE = re.compile(r"\{\{|\}\}|\{(\w+)\}|[{}]")
+# Of what TOML strings must escape, the texts may hold these.
+_ESCAPED = {"\\": "\\\\", "\r": "\\r", "\x7f": "\\u007f"} | {
+  chr(code): f"\\u{code:04x}" for code in range(32) if chr(code) not in "\t\n\r"
+}
+
+
+class Slots(NamedTuple):
+  """The placeholders of a text: those it must have, and those it may have."""
+
+  needs: tuple[str, ...] = ()
+  may: tuple[str, ...] = ()
+
+
+LINE = Slots()
+PROMPT = Slots(needs=("Question",), may=("B",))
+
+
+class Texts(NamedTuple):
+  """The texts of a file.
+
+  values: texts by name, with their placeholders.
+  file: path of the file, or the name of a shipped one.
+  sha256: hash of names and texts; comments and layout of the file do not count.
+  """
+
+  values: Mapping[str, str]
+  file: str
+  sha256: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Wording:
+  """Which texts an environment has, and how it is made of them.
+
+  Attributes:
+    shipped: name of the file in `SHIPPED`.
+    slots: the placeholders of each text, by its name.
+    build: makes the environment of the texts.
+  """
+
+  shipped: str
+  slots: Mapping[str, Slots]
+  build: Callable[[Mapping[str, str]], spec.Environment]
+
+  def texts(self, file: str = "") -> Texts:
+    """Returns the texts of a file, "" being the shipped one.
+
+    A process reads a file once, so editing it does not change a run.
+
+    Raises:
+      ValueError: the file cannot be read, lacks a text or a placeholder, or has
+        one that is unknown.
+    """
+    return _texts(self, file)
+
+  def environment(self, file: str = "") -> spec.Environment:
+    """Returns the environment with the texts of a file; raises as `texts`."""
+    return _environment(self, file)
+
+  def then(
+    self, change: Callable[[spec.Environment], spec.Environment]
+  ) -> Wording:
+    """Returns this wording for a changed environment."""
+    return dataclasses.replace(
+      self, build=lambda values: change(self.build(values))
+    )
+
+
+@functools.cache
+def _texts(wording: Wording, file: str) -> Texts:
+  path = pathlib.Path(file) if file else SHIPPED / wording.shipped
+  values = _read(path)
+  _check_names(path, values, wording)
+  for name, text in values.items():
+    _check_slots(f"{path}: {name}", text, wording.slots[name])
+  canonical = json.dumps(values, sort_keys=True).encode()
+  return Texts(
+    values, file or wording.shipped, hashlib.sha256(canonical).hexdigest()
+  )
+
+
+@functools.cache
+def _environment(wording: Wording, file: str) -> spec.Environment:
+  return wording.build(wording.texts(file).values)
+
+
+def environments(
+  wordings: Mapping[str, Wording],
+) -> dict[str, spec.Environment]:
+  """Returns the environments of the shipped texts, by name."""
+  return {name: each.environment() for name, each in wordings.items()}
+
+
+def fill(text: str, **values: object) -> str:
+  """Fills placeholders in one pass, so that values may contain braces."""
+
+  def filled(match: re.Match[str]) -> str:
+    return str(values[match[1]]) if match[1] else match[0][0]
+
+  return _BRACE.sub(filled, text)
+
+
+def template(text: str) -> str:
+  """Returns a text as a template of `spec.Environment`, with single braces."""
+  return text.replace("{{", "{").replace("}}", "}")
+
+
+def written(values: Mapping[str, str], comments: Iterable[str] = ()) -> str:
+  """Returns a file of these texts, after lines of comment."""
+  lines = [f"# {line}".rstrip() for line in comments]
+  blocks = []
+  for name, text in values.items():
+    escaped = "".join(_ESCAPED.get(letter, letter) for letter in text)
+    escaped = escaped.replace('"""', '""\\"')
+    if escaped.endswith('"'):
+      escaped = f'{escaped[:-1]}\\"'
+    blocks.append(f'{name} = """\n{escaped}"""\n')
+  return "\n".join([*lines, "", *blocks] if lines else blocks)
+
+
+def _read(path: pathlib.Path) -> dict[str, str]:
+  """Returns the strings of a TOML file."""
+  try:
+    values = tomllib.loads(path.read_bytes().decode("utf-8"))
+  except OSError as error:
+    raise ValueError(
+      f"{path}: found no file that can be read ({error.strerror}), expected "
+      f"texts as in {SHIPPED}."
+    ) from error
+  except UnicodeDecodeError as error:
+    raise ValueError(
+      f"{path}: found byte {error.start} that is not UTF-8, expected TOML."
+    ) from error
+  except tomllib.TOMLDecodeError as error:
+    raise ValueError(
+      f'{path}: found {error}, expected TOML such as prompt = """...""".'
+    ) from error
+  for name, text in values.items():
+    if not isinstance(text, str):
+      raise ValueError(
+        f"{path}: {name}: found {type(text).__name__}, expected a string."
+      )
+  return values
+
+
+def _check_names(
+  path: pathlib.Path, values: Mapping[str, str], wording: Wording
+) -> None:
+  missing = sorted(wording.slots.keys() - values.keys())
+  unknown = sorted(values.keys() - wording.slots.keys())
+  if missing or unknown:
+    found = [
+      f"{kind} {', '.join(names)}"
+      for kind, names in (
+        ("no text", missing),
+        ("the unknown", unknown),
+      )
+      if names
+    ]
+    raise ValueError(
+      f"{path}: found {' and '.join(found)}; expected the texts "
+      f"{', '.join(sorted(wording.slots))}, as in {SHIPPED / wording.shipped}."
+    )
+
+
+def _check_slots(place: str, text: str, slots: Slots) -> None:
+  known = (*slots.needs, *slots.may)
+  allowed = ", ".join(f"{{{name}}}" for name in known) or "none"
+  used = set()
+  for match in _BRACE.finditer(text):
+    if match[1] in known:
+      used.add(match[1])
+    elif match[1] or match[0] in ("{", "}"):
+      raise ValueError(
+        f"{place}: found {match[0]!r}, expected one of its placeholders "
+        f"({allowed}), or {{{{ and }}}} for the braces themselves."
+      )
+  for name in known:
+    if f"{{{{{name}}}}}" in text:
+      raise ValueError(
+        f"{place}: found {{{{{name}}}}}, expected the placeholder {{{name}}} "
+        "in single braces."
+      )
+  if missing := [name for name in slots.needs if name not in used]:
+    raise ValueError(
+      f"{place}: found no placeholder {{{missing[0]}}}; it has {allowed}."
+    )

@@ -1,0 +1,110 @@
+"""The texts of an environment, read from files that a user replaces."""
+
+from __future__ import annotations
+
+import tomllib
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.environment import prompts, wording
+from anysearch_jax.methods import systems
+
+GOOD = {
+  "prompt": "You may search {B} times. {{not a slot}} {Question}",
+  "over_budget": "Used up.\n",
+  "no_action": "Neither.",
+}
+
+
+@pytest.fixture
+def save(tmp_path):
+  def saved(values, name="mine.toml"):
+    path = tmp_path / name
+    path.write_text(
+      values if isinstance(values, str) else wording.written(values), "utf-8"
+    )
+    return str(path)
+
+  return saved
+
+
+def test_a_file_replaces_the_texts_of_an_environment(save):
+  mine = systems.environment("search_r1", save(GOOD))
+  shipped = systems.environment("search_r1")
+  assert prompts.render(mine.plain, budget=3, question="{B}?") == (
+    "You may search 3 times. {not a slot} {B}?"
+  )
+  assert (mine.scaffold, mine.over_budget) == (mine.plain, "Used up.\n")
+  assert mine.stops == shipped.stops and mine.plain != shipped.plain
+  # The turn rules of the environment stay.
+  file = save(dict(systems.WORDINGS["zerosearch"].texts().values), "z.toml")
+  assert systems.environment("zerosearch", file).turns_are_budget
+
+
+@pytest.mark.parametrize("name", sorted(systems.WORDINGS))
+def test_a_copy_of_the_shipped_file_is_the_same_texts(name, save):
+  shipped = systems.WORDINGS[name].texts()
+  copy = systems.WORDINGS[name].texts(save(dict(shipped.values)))
+  assert (copy.values, copy.sha256) == (shipped.values, shipped.sha256)
+  mine, theirs = systems.environment(name, copy.file), systems.environment(name)
+  for text in ("scaffold", "plain", "over_budget", "no_action", "repeated"):
+    assert getattr(mine, text) == getattr(theirs, text)
+
+
+def test_every_shipped_environment_has_a_file():
+  assert systems.WORDINGS.keys() == systems.ENVIRONMENTS.keys()
+  used = {each.shipped for each in systems.WORDINGS.values()}
+  assert used == {path.name for path in wording.SHIPPED.iterdir()}
+
+
+@pytest.mark.parametrize(
+  ("values", "sentence"),
+  [
+    ({"prompt": GOOD["prompt"]}, "found no text no_action, over_budget;"),
+    (GOOD | {"hint": ""}, "found the unknown hint; expected the texts no_a"),
+    (GOOD | {"prompt": "{B}"}, "prompt: found no placeholder {Question}"),
+    (GOOD | {"prompt": "{question}"}, "prompt: found '{question}', expected"),
+    (GOOD | {"no_action": "{B}"}, r"no_action: found '{B}', .*\(none\)"),
+    (GOOD | {"no_action": "a } b"}, "no_action: found '}', expected"),
+    (GOOD | {"prompt": "{{Question}}"}, "placeholder {Question} in single"),
+    ("prompt = 3", "prompt: found int, expected a string"),
+    ("prompt", "mine.toml: found .*, expected TOML"),
+  ],
+)
+def test_a_file_that_does_not_fit_is_refused(values, sentence, save):
+  with pytest.raises(ValueError, match=sentence):
+    systems.environment("search_r1", save(values))
+
+
+def test_a_file_that_is_missing_or_binary_is_refused(tmp_path):
+  with pytest.raises(ValueError, match="No such file"):
+    systems.environment("search_r1", str(tmp_path / "none.toml"))
+  (tmp_path / "bytes.toml").write_bytes(b"prompt = '\xff'")
+  with pytest.raises(ValueError, match="byte 10 that is not UTF-8"):
+    systems.environment("search_r1", str(tmp_path / "bytes.toml"))
+
+
+def test_an_environment_without_a_file_takes_none(save, monkeypatch):
+  env = systems.environment("paper")
+  monkeypatch.setitem(systems.ENVIRONMENTS, "own", env)
+  assert systems.environment("own") is env
+  assert systems.texts(config_lib.EpisodeConfig(prompts="own")) is None
+  with pytest.raises(ValueError, match="'own', whose texts are no file"):
+    systems.environment("own", save(GOOD))
+
+
+@hypothesis.given(st.text(st.characters(exclude_categories=["Cs"])))
+@hypothesis.example('a"""b\\"')
+@hypothesis.example("\r\n\x00\x7f\t")
+@hypothesis.example('\n"')
+def test_written_files_read_back_as_they_were(text):
+  file = wording.written({"a": text, "b": "x"}, ["of\ta test"])
+  assert tomllib.loads(file) == {"a": text, "b": "x"}
+
+
+def test_filling_is_one_pass():
+  filled = wording.fill("{{k}} {k} {query}", k=3, query="{k} {{}}")
+  assert filled == "{k} 3 {k} {{}}"
