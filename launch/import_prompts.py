@@ -1,0 +1,204 @@
+r"""Writes a prompt file with the texts of a compared system's authors.
+
+    git clone https://github.com/sunnynexus/Search-o1 checkouts/search_o1
+    python -m launch.import_prompts --system=search_o1 \
+        --checkout=checkouts/search_o1 --output=search_o1.toml
+    python -m launch.evaluate --config=configs/methods/search_o1.py:qwen2_5_7b \
+        --config.episode.prompt_file=search_o1.toml ...
+
+The texts are read from the source files, which are not executed, and each is
+compared with the SHA-256 of the commit that this project knows. Texts that the
+repository lacks keep this project's words; the file's first lines say which.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import pathlib
+import sys
+from collections.abc import Iterator, Mapping
+
+from absl import app, flags
+
+from anysearch_jax.environment import wording
+from anysearch_jax.host import disk
+from anysearch_jax.methods import originals
+from launch import flags as launch_flags
+
+
+def define_flags() -> None:
+  """Defines the command's flags; importing the module defines none."""
+  flags.DEFINE_enum(
+    "system",
+    None,
+    sorted(originals.ORIGINALS),
+    "Whose texts; BATS and OTC-PO have no public code.",
+    required=True,
+  )
+  flags.DEFINE_string(
+    "checkout", None, "Folder of that system's repository.", required=True
+  )
+  flags.DEFINE_string("output", None, "The prompt file.", required=True)
+  flags.DEFINE_bool(
+    "allow_changes", False, "Takes texts that differ from the known commit's."
+  )
+
+
+def main(argv) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
+  f = flags.FLAGS
+  checkout, output = pathlib.Path(f.checkout), pathlib.Path(f.output)
+  try:
+    written, kept = imported(
+      originals.ORIGINALS[f.system],
+      f.system,
+      checkout,
+      allow_changes=f.allow_changes,
+    )
+    with disk.translate_errors(output):
+      disk.write_whole(output, written)
+  except (OSError, ValueError) as error:
+    sys.exit(f"launch.import_prompts: {error}")
+  print(f"{output}: for episode.prompts={f.system}")
+  if kept:
+    print(f"in this project's words: {', '.join(kept)}")
+
+
+def imported(
+  original: originals.Original,
+  system: str,
+  checkout: pathlib.Path,
+  *,
+  allow_changes: bool = False,
+) -> tuple[str, list[str]]:
+  """Returns a prompt file and the names of the texts that it keeps as shipped.
+
+  Args:
+    original: where the texts are.
+    system: name of the environment that they are for.
+    checkout: folder of the repository.
+    allow_changes: whether a text may differ from the known one.
+
+  Raises:
+    ValueError: the folder is missing, or a text is missing, has moved, or has
+      changed.
+  """
+  from anysearch_jax.methods import systems  # Imports JAX.
+
+  if not checkout.is_dir():
+    raise ValueError(
+      f"--checkout={checkout}: found no folder; expected a clone of "
+      f"https://github.com/{original.repository}."
+    )
+  words = systems.WORDINGS[system]
+  found = {
+    name: "".join(_read(place, checkout, allow_changes) for place in places)
+    for name, places in original.texts.items()
+  }
+  kept = sorted(words.slots.keys() - found.keys())
+  shipped = words.texts().values
+  comments = [
+    f"Read by launch.import_prompts from {original.repository}; the known",
+    f"commit is {original.commit}.",
+    *(f"{name}: {_where(places)}" for name, places in original.texts.items()),
+    f"In this project's words: {', '.join(kept) or 'none'}.",
+  ]
+  ordered = {name: found.get(name, shipped[name]) for name in words.slots}
+  return wording.written(ordered, comments), kept
+
+
+def _where(places: tuple[originals.Place, ...]) -> str:
+  return ", ".join(f"{place.file} {place.function}" for place in places)
+
+
+def _read(
+  place: originals.Place, checkout: pathlib.Path, allow_changes: bool
+) -> str:
+  """Returns the text at a place, after comparing its hash."""
+  path = checkout / place.file
+  text = _text(place, path) if path.is_file() else None
+  if text is not None and (allow_changes or _sha256(text) == place.sha256):
+    return text
+  wanted = f"the text of {place.function}() with sha256 {place.sha256[:12]}"
+  for other in sorted(checkout.rglob("*.py")):
+    moved = _text(place, other) if other != path else None
+    if moved is not None and _sha256(moved) == place.sha256:
+      raise ValueError(
+        f"{path}: found that {wanted} has moved to {other}; expected it in "
+        f"{place.file}. Check out the commit that this command names in its "
+        "files, or copy the file there."
+      )
+  if text is None:
+    raise ValueError(
+      f"{path}: found no text of {place.function}(); expected {wanted}. "
+      "Is this the right repository?"
+    )
+  raise ValueError(
+    f"{path}: found that the text of {place.function}() has changed (sha256 "
+    f"{_sha256(text)[:12]}); expected {wanted}. --allow_changes takes it as it "
+    "is."
+  )
+
+
+def _text(place: originals.Place, path: pathlib.Path) -> str | None:
+  """Returns the text of a file's function; None if it has none there."""
+  try:
+    tree = ast.parse(path.read_text("utf-8"))
+  except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
+    return None
+  texts = [
+    text
+    for node in ast.walk(tree)
+    if isinstance(node, ast.FunctionDef) and node.name == place.function
+    for value in _values(node, place.variable)
+    if (text := _template(value, place.names)) is not None
+  ]
+  if not -len(texts) <= place.index < len(texts):
+    return None
+  text = texts[place.index]
+  return text.strip() if place.inner else text
+
+
+def _values(function: ast.FunctionDef, variable: str) -> Iterator[ast.expr]:
+  """Yields what is assigned to a variable or, without one, handed out."""
+  nodes = [
+    node
+    for node in ast.walk(function)
+    if isinstance(node, (ast.stmt, ast.expr))
+  ]
+  for node in sorted(nodes, key=lambda each: (each.lineno, each.col_offset)):
+    match node:
+      case ast.Assign(targets=[ast.Name(id=name)], value=value) if variable:
+        if name == variable:
+          yield value
+      case ast.Return(value=ast.expr() as value) if not variable:
+        yield value
+      case ast.Call(func=ast.Attribute(attr="append"), args=[value]):
+        if not variable:
+          yield value
+
+
+def _template(value: ast.expr, names: Mapping[str, str]) -> str | None:
+  """Returns a string or f-string as a text of a prompt file, otherwise None."""
+  parts = value.values if isinstance(value, ast.JoinedStr) else [value]
+  text = ""
+  for part in parts:
+    match part:
+      case ast.Constant(value=str(plain)):
+        text += plain.replace("{", "{{").replace("}", "}}")
+      case ast.FormattedValue(value=ast.Name(id=name)) if name in names:
+        text += f"{{{names[name]}}}" if names[name] else ""
+      case _:
+        return None
+  return text
+
+
+def _sha256(text: str) -> str:
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+if __name__ == "__main__":
+  define_flags()
+  launch_flags.run(main)

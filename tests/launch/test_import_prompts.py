@@ -1,0 +1,226 @@
+"""`launch.import_prompts`, on stand-ins of the systems' repositories.
+
+A stand-in has the files, functions and variables of the original and other
+words, so its hashes differ from the known ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+
+import pytest
+
+from anysearch_jax.methods import originals, systems
+from launch import import_prompts
+
+GENERATION = """
+class Manager:
+    def execute_predictions(self, predictions, is_last=False):
+        '''Not this one.'''
+        for action in predictions:
+            if action == 'search':
+                next_obs.append(f'\\n<information>{results.pop(0).strip()}')
+                dones.append(0)
+            else:
+                next_obs.append(f'\\nNo {{action}}. \\
+Once more.\\n')
+                dones.append(0)
+        return next_obs, dones
+"""
+PREFIX = '''
+raise SystemExit("It must not be executed.")
+def make_prefix(dp, template_type):
+    question = dp['question']
+    if template_type == 'base':
+        """A remark."""
+        prefix = f"""Find it \\
+with <answer> {{x}} </answer>. Question: {question}\\n"""
+    return prefix
+'''
+STAND_INS = {
+  "search_r1": {
+    "scripts/data_process/qa_search_train_merge.py": PREFIX,
+    "search_r1/llm_agent/generation.py": GENERATION,
+  },
+  "ikea": {
+    "scripts/data_process/nq_hotpotqa_knowledge_boundary.py": PREFIX,
+    "search_r1/llm_agent/generation.py": GENERATION,
+  },
+  "stepsearch": {
+    "scripts/data_process/musi_search.py": """
+def make_prefix(dp):
+    prefix = f"An older one: {question}"
+    prefix = f"Plan. Question: {question}\\n"
+    return prefix
+""",
+    "search_r1/llm_agent/generation.py": """
+class Manager:
+    def execute_predictions(self, predictions, is_last=False):
+        final_warning = '<warning> It is \\
+over. </warning>'
+        if action == 'search':
+            message = f'<information> {search_result} </information>'
+            if is_last: message += final_warning
+        else:
+            message = f'<warning> Neither. </warning>'
+""",
+  },
+  "zerosearch": {
+    "inference.py": """
+def main(args):
+    question = input("?")
+    prompt = f"Find it. {question}"
+    prompt = tokenizer.apply_chat_template(prompt)
+""",
+    "llm_agent/generation.py": GENERATION
+    + """
+def search_simulate_sft(query):
+    prompt = f'Another {query}'
+def search_simulate_prompt(query, problem, ground_truth):
+    if useful:
+        prompt = f'Help with "{problem}", {ground_truth}: {query}'
+    else:
+        prompt = f'Do not help: {query}'
+""",
+  },
+  "search_o1": {
+    "scripts/prompts.py": """
+def get_multiqa_search_o1_instruction(MAX_SEARCH_LIMIT):
+    return (
+        "Search with <|begin_search_query|> "
+        f"at most {MAX_SEARCH_LIMIT} times.\\n"
+    )
+def get_webpage_to_reasonchain_instruction(
+    prev_reasoning, search_query, document
+):
+    return f'''{prev_reasoning} | {search_query} | {document} | "{search_query}"
+'''
+def get_task_instruction_openqa(question, model_name=None):
+    if model_name == 'qwq':
+        user_prompt = (f'Not this one: {question}')
+    else:
+        user_prompt = ('In \\\\boxed{IT}: ' f'{question}')
+    return user_prompt
+""",
+    "scripts/run_search_o1.py": """
+def main():
+    def inner(limit):
+        pass
+    if over:
+        limit_message = f"{BEGIN_SEARCH_RESULT}\\nOver.\\n{END_SEARCH_RESULT}"
+        seq['history'].append(limit_message)
+    elif known:
+        limit_message = f"{BEGIN_SEARCH_RESULT}\\nKnown.\\n{END_SEARCH_RESULT}"
+""",
+    "scripts/evaluate.py": """
+def extract_answer(output, mode='gen'):
+    extracted_text = ''
+    if mode == 'infogen':
+        if mark in output:
+            extracted_text = output.split(mark)[-1].strip()
+        else:
+            extracted_text = "Nothing there."
+    else:
+        extracted_text = matches[-1]
+""",
+  },
+}
+EXPECTED = {
+  "search_r1": {
+    "prompt": "Find it with <answer> {{x}} </answer>. Question: {Question}\n",
+    "no_action": "\nNo {{action}}. Once more.\n",
+  },
+  "stepsearch": {
+    "prompt": "Plan. Question: {Question}\n",
+    "warning": "<warning> It is over. </warning>",
+    "no_action": "<warning> Neither. </warning>",
+  },
+  "zerosearch": {
+    "prompt": "Find it. {Question}",
+    "no_action": "\nNo {{action}}. Once more.\n",
+    "simulator_useful": 'Help with "{question}", {answer}: {query}',
+    "simulator_noisy": "Do not help: {query}",
+  },
+  "search_o1": {
+    "prompt": "Search with <|begin_search_query|> at most {B} times.\n"
+    "In \\boxed{{IT}}: {Question}",
+    "over_budget": "Over.",
+    "repeated": "Known.",
+    "nothing_found": "Nothing there.",
+    "reader": '{reasoning} | {query} | {documents} | "{query}"\n',
+  },
+}
+EXPECTED["ikea"] = EXPECTED["search_r1"]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+  def made(system):
+    for name, source in STAND_INS[system].items():
+      (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+      (tmp_path / name).write_text(source)
+    return tmp_path
+
+  return made
+
+
+def known(system, folder):
+  """Returns a system's original with the hashes of its stand-in."""
+  original = originals.ORIGINALS[system]
+  texts = {
+    name: tuple(
+      dataclasses.replace(
+        place,
+        sha256=import_prompts._sha256(
+          import_prompts._text(place, folder / place.file)
+        ),
+      )
+      for place in places
+    )
+    for name, places in original.texts.items()
+  }
+  return dataclasses.replace(original, texts=texts)
+
+
+@pytest.mark.parametrize("system", sorted(STAND_INS))
+def test_texts_are_read_by_file_and_symbol(system, checkout, tmp_path_factory):
+  folder = checkout(system)
+  written, kept = import_prompts.imported(known(system, folder), system, folder)
+  values = tomllib.loads(written)
+  shipped = systems.WORDINGS[system].texts().values
+  assert values == {**shipped, **EXPECTED[system]}
+  assert kept == sorted(shipped.keys() - EXPECTED[system].keys())
+  file = tmp_path_factory.mktemp("out") / "texts.toml"
+  file.write_text(written)
+  systems.environment(system, str(file))
+
+
+@pytest.mark.parametrize("system", sorted(originals.ORIGINALS))
+def test_other_words_than_the_known_ones_are_refused(system, checkout):
+  folder = checkout(system)
+  with pytest.raises(ValueError, match=r"has changed \(sha256 .*--allow_ch"):
+    import_prompts.imported(originals.ORIGINALS[system], system, folder)
+  written, _ = import_prompts.imported(
+    originals.ORIGINALS[system], system, folder, allow_changes=True
+  )
+  assert tomllib.loads(written)["prompt"] == EXPECTED[system]["prompt"]
+
+
+def test_a_moved_file_is_named(checkout):
+  folder = checkout("zerosearch")
+  original = known("zerosearch", folder)
+  (folder / "app").mkdir()
+  (folder / "inference.py").rename(folder / "app" / "play.py")
+  sentence = r"inference.py: found that the text of main\(\) .* has moved to .*"
+  with pytest.raises(ValueError, match=f"{sentence}app/play.py; expected"):
+    import_prompts.imported(original, "zerosearch", folder)
+
+
+def test_another_repository_is_refused(checkout, tmp_path):
+  folder = checkout("ikea")
+  for name in ("none", "."):
+    with pytest.raises(ValueError, match="found no folder|right repository"):
+      import_prompts.imported(
+        originals.ORIGINALS["search_o1"], "search_o1", folder / name
+      )
