@@ -110,6 +110,13 @@ class Decoder:
     each = min((pages - 1) // self.rows, columns)
     self._table = np.zeros((self.rows, columns), np.int32)
     self._table[:, :each] = 1 + np.arange(self.rows * each).reshape(-1, each)
+    self._gathered = kv_store.empty_rows(
+      self._model,
+      self._pages,
+      lanes=self.rows,
+      columns=columns,
+      steps=self.steps,
+    )
     self._draws = kv_store.Draws(
       jnp.zeros(a.vocab_size, jnp.uint32), jax.random.key(0)
     )
@@ -153,9 +160,10 @@ class Decoder:
     from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 
     rows = self.rows
-    self._pages, decoded = kv_store.decode(
+    self._pages, self._gathered, decoded = kv_store.decode(
       self.params,
       self._pages,
+      self._gathered,
       kv_store.Turns(
         self._table,
         tokens=tokens,

@@ -144,6 +144,7 @@ def decode(e: Engine, sampling: config_lib.SamplingConfig) -> program.Program:
     (
       e.params,
       e.store,
+      (),  # Decode gathers rows on CPUs only.
       kv_store.Turns(
         e.rows(rows, e.columns),
         tokens,

@@ -16,20 +16,20 @@ import json, os, sys, types
 sys.modules["jax"] = types.ModuleType("jax")
 from anysearch_jax.host import platforms
 from launch import jax_setup
-platform, devices = sys.argv[1:]
+platform, devices, threads = sys.argv[1:]
 if platform != "own":
   platforms.expected = lambda: platform
 arenas = []
 jax_setup._keep_freed_memory = lambda: arenas.append(1)
-jax_setup.configure(threads=0, cache="", devices=devices)
+jax_setup.configure(threads=int(threads), cache="", devices=devices)
 print(json.dumps({"kept": bool(arenas), **os.environ}))
 """
 
 
-def configured(platform, devices="all", **variables):
+def configured(platform, devices="all", threads=0, **variables):
   environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
   done = subprocess.run(
-    [sys.executable, "-c", CODE, platform, devices],
+    [sys.executable, "-c", CODE, platform, devices, str(threads)],
     env=environment | variables,
     capture_output=True,
     text=True,
@@ -59,3 +59,29 @@ def test_devices_hide_the_other_accelerators():
   found = configured("own", devices="2,3", JAX_PLATFORMS="")
   assert found["CUDA_VISIBLE_DEVICES"] == "2,3"
   assert configured("own", devices="cpu")["JAX_PLATFORMS"] == "cpu"
+
+
+def test_one_thread_is_one_for_xla_too():
+  code = """
+import os
+from launch import jax_setup
+jax_setup.configure(threads=1, cache="")
+import jax
+jax.block_until_ready(jax.numpy.ones((64, 64)) @ jax.numpy.ones((64, 64)))
+names = [
+  open(f"/proc/self/task/{task}/comm").read().strip()
+  for task in os.listdir("/proc/self/task")
+]
+print(sum(name.startswith("tf_XLAEigen") for name in names))
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", code],
+    env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+    capture_output=True,
+    text=True,
+    timeout=120,
+    check=True,
+  )
+  assert done.stdout.split() == ["1"]
+  assert configured("cpu", threads=1)["PJRT_NPROC"] == "1"
+  assert "PJRT_NPROC" not in configured("cpu")

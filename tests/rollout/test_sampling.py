@@ -12,7 +12,7 @@ import pytest
 from absl.testing import parameterized
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.rollout.jax_engine import sampling
+from anysearch_jax.rollout.jax_engine import sampling, threefry
 
 P = np.array([0.4, 0.05, 0.3, 0.1, 0.15])
 LOGITS = jnp.log(jnp.asarray(P, jnp.float32)) + 3.0
@@ -106,6 +106,38 @@ def test_an_unrestricted_draw_is_that_of_jax():
   logps = jax.nn.log_softmax(LOGITS / 0.5)
   expected = jax.vmap(lambda k: jax.random.categorical(k, logps))(keys)
   np.testing.assert_array_equal(tokens, expected)
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_noise_is_that_of_jax_to_the_bit(jit):
+  keys = jax.random.split(jax.random.key(12), 300)
+  ours, library = (
+    jax.vmap(functools.partial(f, size))
+    for f, size in (
+      (lambda size, key: threefry.gumbel(key, size), 1001),
+      (lambda size, key: jax.random.gumbel(key, (size,)), 1001),
+    )
+  )
+  if jit:
+    ours, library = jax.jit(ours), jax.jit(library)
+  np.testing.assert_array_equal(ours(keys), library(keys))
+
+
+def test_another_prng_draws_its_own_noise():
+  key = jax.random.key(3, impl="rbg")
+  np.testing.assert_array_equal(
+    threefry.gumbel(key, 64), jax.random.gumbel(key, (64,))
+  )
+
+
+def test_ties_go_to_the_first_token_and_no_draw_leaves_the_vocabulary():
+  rows = sampling.settings([config_lib.SamplingConfig(temperature=0.0)] * 2)
+  logits = jnp.array([[1.0, 2.0, 2.0], [jnp.nan, 0.0, 1.0]])
+  one = functools.partial(sampling.sample, restricted=False)
+  keys = jax.random.split(jax.random.key(0), 2)
+  tokens, _ = jax.jit(jax.vmap(one))(logits, keys, rows)
+  assert tokens[0] == 1
+  assert 0 <= tokens[1] < 3
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ neither on the other rows of the call nor on where earlier calls ended.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +27,8 @@ from anysearch_jax.policy.attention import paged_attention
 
 # Finite, so that a block past a row's last token adds zeros and not NaN.
 _MASKED = -1e30
+# Blocks that attention visits without a loop; see `_attend`.
+_NESTED = 4
 
 
 class Rows(NamedTuple):
@@ -54,30 +57,60 @@ class Gathered:
   block: int = 64
   mesh: jax.sharding.Mesh | None = None
 
+  def empty(
+    self,
+    pages: paged_attention.Pages,
+    *,
+    lanes: int,
+    columns: int,
+    steps: int,
+  ) -> Rows:
+    """Returns memory for `gather`, which a caller keeps from call to call.
+
+    Zeroing it in every call would cost more than gathering what is needed.
+
+    Args:
+      pages: of one layer.
+      lanes: B, the rows of all data shards.
+      columns: M, pages of a row.
+      steps: T, the tokens that each row may add in a call.
+    """
+    heads, _, size, h = pages.k.shape
+    each, blocks = self._blocks(size, columns)
+    shape = (blocks, heads, lanes)
+    return Rows(
+      jnp.zeros((*shape, h, each * size), pages.k.dtype),
+      jnp.zeros((*shape, each * size, h), pages.v.dtype),
+      jnp.zeros((lanes, steps, heads, h), pages.k.dtype),
+      jnp.zeros(lanes, jnp.int32),
+    )
+
   def gather(
     self,
+    rows: Rows,
     pages: paged_attention.Pages,
     table: jax.Array,
     starts: jax.Array,
-    *,
-    steps: int,
   ) -> Rows:
     """Copies the pages of some rows.
 
     Args:
+      rows: memory to copy to, of `empty` or of an earlier call.
       pages: of one layer.
       table: int `[B, M]`, the pages of each row in order, padded with 0.
       starts: int `[B]`, number of tokens cached for each row. Blocks that no
-        row reaches are not copied.
-      steps: number of tokens that each row may add.
+        row reaches are not copied: nothing reads them.
     """
 
     def here(
-      pages: paged_attention.Pages, table: jax.Array, starts: jax.Array
+      rows: Rows,
+      pages: paged_attention.Pages,
+      table: jax.Array,
+      starts: jax.Array,
     ) -> Rows:
       (b, columns), (heads, count, size, h) = table.shape, pages.k.shape
-      each = max(1, min(self.block // size, columns))
-      span, blocks = each * size, -(-columns // each)
+      each, blocks = self._blocks(size, columns)
+      span, steps = each * size, rows.new.shape[1]
       table = jnp.pad(table, ((0, 0), (0, blocks * each - columns)))
 
       def copy(
@@ -95,19 +128,18 @@ class Gathered:
           jax.lax.dynamic_update_index_in_dim(rows[1], v, i, 0),
         )
 
-      shape = (blocks, heads, b)
-      # Nothing reads the blocks that are not copied.
-      nothing = (
-        jax.lax.empty((*shape, h, span), pages.k.dtype),
-        jax.lax.empty((*shape, span, h), pages.v.dtype),
-      )
       used = jnp.minimum(-(-(jnp.max(starts) + steps) // span), blocks)
-      k, v = jax.lax.fori_loop(0, used, copy, nothing)
-      return Rows(k, v, jnp.zeros((b, steps, heads, h), k.dtype), starts)
+      k, v = jax.lax.fori_loop(0, used, copy, (rows.k, rows.v))
+      return Rows(k, v, rows.new, starts)
 
-    return self._local(here, ("pages", "rows", "rows"), ("gathered",))(
-      pages, table, starts
-    )
+    return self._local(
+      here, ("gathered", "pages", "rows", "rows"), ("gathered",)
+    )(rows, pages, table, starts)
+
+  def _blocks(self, size: int, columns: int) -> tuple[int, int]:
+    """Returns the pages of a block, and the blocks of a row."""
+    each = max(1, min(self.block // size, columns))
+    return each, -(-columns // each)
 
   def __call__(
     self,
@@ -188,21 +220,7 @@ class Gathered:
     """
     if self.mesh is None or self.mesh.size == 1:
       return f
-    data, tensor = paged_attention.cut(self.mesh)
-    named = {"data": data, "tensor": tensor, None: None}
-
-    def spec(axes: tuple[str | None, ...]) -> jax.P:
-      return jax.P(*(named[axis] for axis in axes))
-
-    blocks, rows = spec((None, "tensor", "data")), spec(("data",))
-    heads = spec(("data", None, "tensor"))
-    gathered: list[Any] = [blocks, blocks, heads, rows]
-    kinds: dict[str, Any] = {
-      "rows": rows,
-      "heads": heads,
-      "pages": spec(("tensor", "data")),
-      "gathered": Rows(*gathered),
-    }
+    kinds = specs(self.mesh)
     found = tuple(kinds[kind] for kind in outputs)
     return jax.shard_map(
       f,
@@ -211,6 +229,27 @@ class Gathered:
       out_specs=found if len(found) > 1 else found[0],
       check_vma=False,
     )
+
+
+def specs(mesh: jax.sharding.Mesh) -> dict[str, Any]:
+  """Returns how arrays are sharded, by the kinds that `_local` names."""
+  data, tensor = paged_attention.cut(mesh)
+
+  def spec(*axes: str | None) -> jax.P:
+    used = len(axes) - next(
+      (i for i, axis in enumerate(reversed(axes)) if axis), len(axes)
+    )
+    return jax.P(*axes[:used])
+
+  blocks: Any = spec(None, tensor, data)
+  rows: Any = spec(data)
+  heads: Any = spec(data, None, tensor)
+  return {
+    "rows": rows,
+    "heads": heads,
+    "pages": spec(tensor, data),
+    "gathered": Rows(blocks, blocks, heads, rows),
+  }
 
 
 def _add(rows: Rows, k: jax.Array, v: jax.Array, at: jax.Array) -> Rows:
@@ -233,8 +272,10 @@ def _attend(
 ) -> jax.Array:
   """Attends to block after block with an online softmax, up to token `last`.
 
-  The loop keeps a running maximum, sum and output (all float32) and rescales
-  them at each block (https://arxiv.org/abs/1805.02867).
+  The running maximum, sum and output (all float32) are rescaled at each block
+  (https://arxiv.org/abs/1805.02867). The first blocks are nested conditions and
+  not a loop: a loop would copy each block before it multiplies it, which costs
+  more than the products.
   """
   b, _, n, h = q.shape
   blocks, heads, _, span, _ = rows.v.shape
@@ -264,11 +305,20 @@ def _attend(
     total = total * shrink + jnp.sum(p, -1)
     return larger, total, out * shrink[..., None] + new
 
+  used = jnp.minimum(last // span + 1, blocks)
+
+  def following(i: int, carry):
+    """Adds blocks `i` to `used`; block i is one of them."""
+    if i == min(_NESTED, blocks):
+      return jax.lax.fori_loop(i, used, step, carry)
+    carry = step(i, carry)
+    if i + 1 == blocks:
+      return carry
+    rest = functools.partial(following, i + 1)
+    return jax.lax.cond(i + 1 < used, rest, lambda carry: carry, carry)
+
   out = jnp.zeros((heads, b, n // heads, h), jnp.float32)
   most = jnp.full(out.shape[:-1], _MASKED)
-  used = jnp.minimum(last // span + 1, blocks)
-  _, total, out = jax.lax.fori_loop(
-    0, used, step, (most, jnp.zeros_like(most), out)
-  )
+  _, total, out = following(0, (most, jnp.zeros_like(most), out))
   out = (out / total[..., None]).astype(dtype)
   return out.swapaxes(0, 1).reshape(b, 1, n, h)

@@ -79,6 +79,8 @@ class KvDevice:
     )
     # None until a call needs them. Only the thread of the calls uses them.
     self._pages: paged_attention.Pools | None = None
+    # What decode calls gather, by their number of rows.
+    self._rows: dict[int, kv_store.GatheredRows] = {}
     self._broken: BaseException | None = None
     self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
     # A daemon thread, so that a call that hangs cannot keep the process alive.
@@ -137,9 +139,11 @@ class KvDevice:
     def call() -> kv_store.Decoded:
       if self._halts[0] is not halts:
         self._halts = halts, jax.device_put(halts, self._everywhere)
-      self._pages, decoded = kv_store.decode(
+      pages, lanes = self._allocated(), len(turns.table)
+      self._pages, self._rows[lanes], decoded = kv_store.decode(
         params,
-        self._allocated(),
+        pages,
+        self._gathered(pages, turns.table),
         self._put(turns),
         np.int32(enough),
         kv_store.Draws(self._halts[1], self._seed),
@@ -182,6 +186,7 @@ class KvDevice:
 
     def call() -> int:
       freed, self._pages = self._pages, None
+      self._rows.clear()
       size = 0
       for x in jax.tree.leaves(freed):
         size += x.addressable_shards[0].data.nbytes
@@ -202,6 +207,21 @@ class KvDevice:
   def _allocated(self) -> paged_attention.Pools:
     """Returns the pages, for a call that they are donated to."""
     return self._allocate() if self._pages is None else self._pages
+
+  def _gathered(
+    self, pages: paged_attention.Pools, table: np.ndarray
+  ) -> kv_store.GatheredRows:
+    """Returns memory for the rows of a decode call, which is donated to it."""
+    lanes, columns = table.shape
+    if lanes in self._rows:
+      return self._rows.pop(lanes)
+    return kv_store.empty_rows(
+      self._model,
+      pages,
+      lanes=lanes,
+      columns=columns,
+      steps=self._config.decode_steps,
+    )
 
   def _wait(self, call: Callable[[], T], failure: str) -> T:
     """Returns the result of a call on the thread of the calls."""

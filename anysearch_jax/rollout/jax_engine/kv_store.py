@@ -17,12 +17,16 @@ import numpy as np
 
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, serving
-from anysearch_jax.policy.attention import paged_attention
+from anysearch_jax.policy.attention import gathered_attention, paged_attention
 from anysearch_jax.rollout.jax_engine import model as model_lib
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
+from anysearch_jax.rollout.jax_engine import threefry
 
 # NumPy arrays on the host, JAX arrays on the devices, abstract ones in a plan.
 A = TypeVar("A", np.ndarray, jax.Array, jax.ShapeDtypeStruct)
+
+
+GatheredRows = tuple[gathered_attention.Rows, ...]
 
 
 class Chunks(NamedTuple, Generic[A]):
@@ -101,6 +105,39 @@ def allocator(
   pages *= mesh.shape["data"]
   make = functools.partial(paged_attention.empty, a, pages, size, dtype)
   return jax.jit(make, out_shardings=sharding(a, mesh))
+
+
+def empty_rows(
+  model: model_lib.Model,
+  pages: paged_attention.Pools,
+  *,
+  lanes: int,
+  columns: int,
+  steps: int,
+) -> GatheredRows:
+  """Returns memory for the rows that `decode` gathers, of every layer.
+
+  It is () where decode reads the pages.
+
+  Args:
+    model: how the rows are computed.
+    pages: the cache.
+    lanes: rows of a call.
+    columns: pages of a row.
+    steps: limit on the tokens of a call.
+  """
+  gathered = model.gathered
+  if gathered is None:
+    return ()
+  make = functools.partial(
+    gathered.empty, lanes=lanes, columns=columns, steps=steps
+  )
+  stands = jax.tree.map(
+    functools.partial(jax.sharding.NamedSharding, model.mesh),
+    gathered_attention.specs(model.mesh)["gathered"],
+  )
+  empty = jax.jit(make, out_shardings=stands)
+  return tuple(empty(x) for x in pages)
 
 
 def sharding(
@@ -237,11 +274,12 @@ class _Carry(NamedTuple):
 @functools.partial(
   jax.jit,
   static_argnames=("model", "steps", "restricted"),
-  donate_argnames=("pages",),
+  donate_argnames=("pages", "rows"),
 )
 def decode(
   params: decoder.Params,
   pages: paged_attention.Pools,
+  rows: GatheredRows,
   turns: Turns[jax.Array],
   enough: jax.Array,
   draws: Draws,
@@ -249,12 +287,13 @@ def decode(
   model: model_lib.Model,
   steps: int,
   restricted: bool,
-) -> tuple[paged_attention.Pools, Decoded]:
+) -> tuple[paged_attention.Pools, GatheredRows, Decoded]:
   """Samples up to `steps` tokens for each row, until the row halts.
 
   Args:
     params: the policy's, as returned by `model.Model.prepare`.
     pages: donated.
+    rows: of `empty_rows`, for as many lanes; donated.
     turns: the rows.
     enough: int, the call ends when at most `enough` rows are still running.
     draws: the run's seed and the tokens that halt a row.
@@ -263,12 +302,13 @@ def decode(
     restricted: see `sampling.sample`.
 
   Returns:
-    The pages with the new tokens (all but each row's last), and the sample.
+    The pages with the new tokens (all but each row's last), `rows` for the next
+    call, and the sample.
   """
   row_keys = jax.vmap(functools.partial(sampling_lib.address_key, draws.seed))
   keys = row_keys(turns.addresses)
   limits = jnp.minimum(turns.limits, steps)
-  caches, attend = _opened(model, pages, turns, steps)
+  caches, attend = _opened(model, pages, rows, turns)
 
   def goes_on(carry: _Carry) -> jax.Array:
     # Always run one step; a call without a step would be scheduled forever.
@@ -281,7 +321,7 @@ def decode(
     count: jax.Array,
     settings: sampling_lib.Settings[jax.Array],
   ) -> tuple[jax.Array, jax.Array]:
-    key = jax.random.fold_in(key, count)
+    key = threefry.fold_in(key, count)
     return sampling_lib.sample(logits, key, settings, restricted=restricted)
 
   def step(carry: _Carry) -> _Carry:
@@ -313,22 +353,23 @@ def decode(
     jnp.int32(0), turns.tokens, caches, limits <= 0, _nothing(limits, steps)
   )
   last = jax.lax.while_loop(goes_on, step, first)
-  pages = _closed(model, pages, last.caches, turns, last.found)
-  return pages, last.found
+  pages, rows = _closed(model, pages, last.caches, turns, last.found)
+  return pages, rows, last.found
 
 
 def _opened(
   model: model_lib.Model,
   pages: paged_attention.Pools,
+  rows: GatheredRows,
   turns: Turns[jax.Array],
-  steps: int,
 ) -> tuple[tuple[Any, ...], serving.Attend[Any]]:
   """Returns what decode reads and writes of each layer, and its attention."""
   gathered = model.gathered
   if gathered is None:
     return pages, model.over_pages(turns.table)
   caches = [
-    gathered.gather(x, turns.table, turns.starts, steps=steps) for x in pages
+    gathered.gather(row, x, turns.table, turns.starts)
+    for row, x in zip(rows, pages, strict=True)
   ]
   return tuple(caches), gathered
 
@@ -339,14 +380,15 @@ def _closed(
   caches: tuple[Any, ...],
   turns: Turns[jax.Array],
   found: Decoded,
-) -> paged_attention.Pools:
-  """Returns the pages after a decode call."""
+) -> tuple[paged_attention.Pools, GatheredRows]:
+  """Returns the pages after a decode call, and its gathered rows."""
   if model.gathered is None:
-    return caches
-  return tuple(
-    model.gathered.write_back(x, rows, turns.table, found.counts)
-    for x, rows in zip(pages, caches, strict=True)
+    return caches, ()
+  pages = tuple(
+    model.gathered.write_back(x, row, turns.table, found.counts)
+    for x, row in zip(pages, caches, strict=True)
   )
+  return pages, caches
 
 
 def _nothing(limits: jax.Array, steps: int) -> Decoded:

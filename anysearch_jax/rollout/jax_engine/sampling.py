@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.rollout.jax_engine import threefry
 
 # NumPy arrays on the host, JAX arrays on the devices, abstract ones in a plan.
 A = TypeVar("A", np.ndarray, jax.Array, jax.ShapeDtypeStruct)
@@ -37,10 +39,7 @@ def address_key(seed: jax.Array, address: jax.Array) -> jax.Array:
     seed: a PRNG key.
     address: uint32 `[n]`.
   """
-  key, _ = jax.lax.scan(
-    lambda key, part: (jax.random.fold_in(key, part), None), seed, address
-  )
-  return key
+  return functools.reduce(threefry.fold_in, address, seed)
 
 
 class Settings(NamedTuple, Generic[A]):
@@ -97,9 +96,27 @@ def sample(
   allowed = _restrict(logps, settings) if restricted else logps
   # The sum that `jax.random.categorical` takes the largest of; greedy rows take
   # the largest without noise.
-  noise = jax.random.gumbel(key, logits.shape, logits.dtype)
-  token = jnp.argmax(jnp.where(drawn, noise, 0.0) + allowed)
-  return token.astype(jnp.int32), logps[token]
+  noise = threefry.gumbel(key, len(logits))
+  token = _largest(jnp.where(drawn, noise, 0.0) + allowed)
+  return token, logps[token]
+
+
+def _largest(x: jax.Array) -> jax.Array:
+  """Returns the index of the largest number of `[V]`, int32; ties: the first.
+
+  A CPU computes `argmax` one number after the other. The maximum, and the
+  smallest index that has it, are vectorised.
+  """
+
+  def two_passes(x: jax.Array) -> jax.Array:
+    last = len(x) - 1
+    at = jnp.where(x >= jnp.max(x), jnp.arange(len(x), dtype=jnp.int32), last)
+    return jnp.min(at)
+
+  def library(x: jax.Array) -> jax.Array:
+    return jnp.argmax(x).astype(jnp.int32)
+
+  return jax.lax.platform_dependent(x, cpu=two_passes, default=library)
 
 
 def _restrict(logps: jax.Array, settings: Settings[jax.Array]) -> jax.Array:
