@@ -1,6 +1,6 @@
 """Every row of the paper's ablation tables and figures, as small overrides.
 
-    python -m launch.study --study=ablations --seeds=3
+    python -m launch.study --study=ablations --seeds=5
 
 This command runs all rows in the quickstart's world; `--config` names another
 base. To run a single row by hand, here the row without R_abs:
@@ -8,33 +8,59 @@ base. To run a single row by hand, here the row without R_abs:
     python -m launch.train --config=configs/quickstart.py \
         --config.reward.use_abs=false --output=runs/study/no_abs-42
 
-The tables are the paper's: `tool` is its table of the tool reward, `format` its
-figure of training dynamics; `scaffold`, `sampling` and `phases` are the three
-parts of its figure of ablations.
+The first tables are the paper's: `tool` is its table of the tool reward,
+`format` its figure of training dynamics; `scaffold`, `sampling` and `phases`
+are the three parts of its figure of ablations. All of them divide advantages by
+the deviation of a group; the tables `batch ...` are the same rows with that of
+the rollout. Three more tables ask what else could explain a difference:
+`price` changes one part of the priced reward at a time, `length` trains longer,
+`rate` faster and slower, `reuse` with several passes over each rollout.
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 from anysearch_jax import config as config_lib
+from anysearch_jax.report.evidence_tables import Claim
 from configs.study_rows import UNTRAINED, Row
 
 TABLES = ("tool", "format", "scaffold", "sampling", "phases")
+_BATCH = "objective.normalize=batch"
+_OFF = "reward.gamma_mode=off"
+_NO_REL = "reward.use_rel=false"
+
+
+def _fixed(gamma: float) -> tuple[str, ...]:
+  return ("reward.gamma_mode=fixed", f"reward.gamma_fixed={gamma}")
+
+
+# A search costs .1 / B of the reward: R_abs alone, with a fixed gamma.
+PRICED = (_BATCH, *_fixed(0.1), _NO_REL)
 
 
 def rows(base: config_lib.ExperimentConfig) -> tuple[Row, ...]:
   """Returns all rows over a base configuration, the full method first."""
+  paper = _paper(base)
+  return (
+    *paper,
+    *(_with_batch(row) for row in paper if row.policy_of != UNTRAINED),
+    *_price(),
+    *_length(base.curriculum),
+    *_rate(base.optimizer.learning_rate),
+    *_reuse(base.curriculum),
+  )
+
+
+def _paper(base: config_lib.ExperimentConfig) -> tuple[Row, ...]:
   gamma, steps = base.reward.gamma_max, base.curriculum.total_steps
-
-  def fixed(value: float) -> tuple[str, ...]:
-    return ("reward.gamma_mode=fixed", f"reward.gamma_fixed={value}")
-
   return (
     Row("anysearch", "AnySearch", "tool"),
-    Row("gamma_max", "Fixed gamma = max", "tool", fixed(gamma)),
-    Row("gamma_half", "Fixed gamma = max / 2", "tool", fixed(gamma / 2)),
-    Row("no_tool", "No tool reward", "tool", ("reward.gamma_mode=off",)),
+    Row("gamma_max", "Fixed gamma = max", "tool", _fixed(gamma)),
+    Row("gamma_half", "Fixed gamma = max / 2", "tool", _fixed(gamma / 2)),
+    Row("no_tool", "No tool reward", "tool", (_OFF,)),
     Row("no_abs", "No R_abs", "tool", ("reward.use_abs=false",)),
-    Row("no_rel", "No R_rel", "tool", ("reward.use_rel=false",)),
+    Row("no_rel", "No R_rel", "tool", (_NO_REL,)),
     Row("no_format", "No format reward", "format", ("reward.beta=0.0",)),
     Row(
       "full_scaffold",
@@ -74,3 +100,155 @@ def rows(base: config_lib.ExperimentConfig) -> tuple[Row, ...]:
       "phase2_only", "Phase II only", "phases", ("curriculum.phase1_steps=0",)
     ),
   )
+
+
+def _with_batch(row: Row) -> Row:
+  """Returns the same row with advantages divided by the rollout's deviation."""
+  return dataclasses.replace(
+    row,
+    name=f"batch_{row.name}",
+    label=f"{row.label}, batch",
+    table=f"batch {row.table}",
+    overrides=() if row.policy_of else (*row.overrides, _BATCH),
+    policy_of=f"batch_{row.policy_of}" if row.policy_of else "",
+  )
+
+
+def _price() -> tuple[Row, ...]:
+  """The priced reward, and the paper's with each part of it alone.
+
+  `batch_anysearch` and `no_rel` are two more; `undivided` has the gradient's
+  scale that `batch` mends.
+  """
+  return (
+    Row("priced", "Priced", "price", PRICED),
+    Row("priced_group", "Priced, group", "price", (*_fixed(0.1), _NO_REL)),
+    Row("batch_gamma", "Batch, gamma = .1", "price", (_BATCH, *_fixed(0.1))),
+    Row("undivided", "Undivided", "price", ("objective.normalize=none",)),
+    Row(
+      "priced_3", "Priced, gamma = .3", "price", (_BATCH, *_fixed(0.3), _NO_REL)
+    ),
+  )
+
+
+def _length(c: config_lib.CurriculumConfig) -> tuple[Row, ...]:
+  """Three rows at 2, 3 and 6 times the steps, Phase I unchanged."""
+  return tuple(
+    Row(
+      f"{name}_x{times}",
+      f"{label}, {times} times as long",
+      "length",
+      (*overrides, f"curriculum.total_steps={times * c.total_steps}"),
+    )
+    for times in (2, 3, 6)
+    for name, label, overrides in _THREE
+  )
+
+
+def _rate(rate: float) -> tuple[Row, ...]:
+  return tuple(
+    Row(
+      f"{name}_{word}_rate",
+      f"{label}, {word} the learning rate",
+      "rate",
+      (*overrides, f"optimizer.learning_rate={times * rate}"),
+    )
+    for word, times in (("half", 0.5), ("twice", 2))
+    for name, label, overrides in _THREE
+  )
+
+
+def _reuse(c: config_lib.CurriculumConfig) -> tuple[Row, ...]:
+  """Three rows with four passes over each rollout: no more is sampled."""
+  times = 4
+  steps = tuple(
+    f"curriculum.{name}={times * getattr(c, name)}"
+    for name in ("epochs", "steps_per_rollout", "total_steps", "phase1_steps")
+  )
+  return tuple(
+    Row(
+      f"{name}_reuse",
+      f"{label}, {times} epochs",
+      "reuse",
+      (*overrides, *steps),
+    )
+    for name, label, overrides in _THREE
+  )
+
+
+_THREE = (
+  ("anysearch", "AnySearch", ()),
+  ("priced", "Priced", PRICED),
+  ("no_tool", "No tool reward", (_OFF,)),
+)
+_TIGHT, _AMPLE = (1, 2, 3), (6, 7, 8)
+CLAIMS = (
+  # The paper's orderings.
+  *(
+    Claim(f"AnySearch is above {label}", "anysearch", name, measure)
+    for name, label in (
+      ("gamma_max", "fixed gamma = max"),
+      ("gamma_half", "fixed gamma = max / 2"),
+      ("no_tool", "no tool reward"),
+      ("no_abs", "no R_abs"),
+      ("no_rel", "no R_rel"),
+    )
+    for measure in ("accuracy", "tp")
+  ),
+  Claim(
+    "A fixed gamma at its half is above its maximum",
+    "gamma_half",
+    "gamma_max",
+    "accuracy",
+  ),
+  Claim(
+    "Without the tool reward there are more searches",
+    "no_tool",
+    "anysearch",
+    "searches",
+  ),
+  *(
+    Claim(f"AnySearch is above {label}", "anysearch", name, "accuracy")
+    for name, label in (
+      ("full_scaffold", "the scaffold kept in Phase II"),
+      ("no_scaffold", "no scaffold"),
+      ("only_scaffold", "the scaffold without training"),
+      ("phase1_only", "Phase I alone"),
+      ("phase2_only", "Phase II alone"),
+      ("no_format", "no format reward"),
+    )
+  ),
+  Claim(
+    "lambda = 0 loses at large budgets",
+    "anysearch",
+    "lambda_0",
+    "accuracy",
+    _AMPLE,
+  ),
+  Claim(
+    "lambda = 1 loses at small budgets",
+    "anysearch",
+    "lambda_1",
+    "accuracy",
+    _TIGHT,
+  ),
+  # What the theory of the price says (docs/objective.md).
+  Claim(
+    "Dividing by the group's deviation costs accuracy at large budgets",
+    "batch_anysearch",
+    "anysearch",
+    "accuracy",
+    _AMPLE,
+  ),
+  Claim(
+    "The priced reward is above the paper's at large budgets",
+    "priced",
+    "anysearch",
+    "accuracy",
+    _AMPLE,
+  ),
+  Claim("The priced reward has more TP than none", "priced", "no_tool", "tp"),
+  Claim(
+    "Four passes help the priced reward", "priced_reuse", "priced", "accuracy"
+  ),
+)

@@ -11,6 +11,10 @@ command again resumes it: a training from its newest checkpoint, an evaluation
 from its last episode. The report contains every finished row and seed in the
 folder, including those of earlier commands; `tables.md` beside it has the
 tables.
+
+`outcomes.jsonl` gets what each training answered, in a few kilobytes, and
+`evidence.md` the tables and claims over trainings. `--outcomes=FILE` names such
+files of the same study on other machines: what is in them is not run again.
 """
 
 from __future__ import annotations
@@ -18,15 +22,16 @@ from __future__ import annotations
 import pathlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from absl import app, flags
 
+from anysearch_jax.host import disk
 from configs import ablations, study_rows
 from configs.methods import study as methods
 from launch import flags as launch_flags
 from launch import jobs as jobs_lib
-from launch import progress
+from launch import progress, study_outcomes
 
 _STUDIES = {"ablations": ablations, "methods": methods}
 _FIRST_SEED = 42
@@ -40,8 +45,9 @@ def define_flags() -> None:
   flags.DEFINE_list("tables", [], "Only rows of these tables.")
   flags.DEFINE_list("rows", [], "Only these rows.")
   flags.DEFINE_string("budgets", "0,1,2,3,4,5,6,7,8", "Of evaluations.")
-  flags.DEFINE_integer("questions", 1000, "Of an evaluation.", lower_bound=1)
+  flags.DEFINE_integer("questions", 600, "Of an evaluation.", lower_bound=1)
   flags.DEFINE_string("output", None, "Folder; default: runs/<study>.")
+  flags.DEFINE_list("outcomes", [], "Files of trainings not to run again.")
   flags.DEFINE_integer("jobs", 2, "Processes at a time.", lower_bound=1)
   flags.DEFINE_integer("threads", 1, "Of each; 0: XLA's own choice.", 0)
   flags.DEFINE_bool("dry_run", False, "Print the commands and stop.")
@@ -55,9 +61,20 @@ def main(argv: Sequence[str]) -> None:
     base = launch_flags.load_config(f.config)
     rows = _STUDIES[f.study].rows(base)
     chosen = choose(rows, tables=f.tables, names=f.rows)
+    root = pathlib.Path(f.output or f"runs/{f.study}")
+    named = {row.name: row for row in rows}
+    store = study_outcomes.Store(
+      root / "outcomes.jsonl",
+      [pathlib.Path(path) for path in f.outcomes],
+      {
+        row.name: study_outcomes.settings(
+          row, named.get(row.policy_of, row), config=f.config
+        )
+        for row in rows
+      },
+    )
   except ValueError as error:
     sys.exit(f"launch.study: {error}")
-  root = pathlib.Path(f.output or f"runs/{f.study}")
   seeds = range(_FIRST_SEED, _FIRST_SEED + f.seeds)
   plan = Plan(
     root,
@@ -69,14 +86,20 @@ def main(argv: Sequence[str]) -> None:
     ),
     threads=f.threads,
   )
-  jobs = plan.jobs(chosen, seeds)
+  jobs = plan.jobs(chosen, seeds, known=store.known)
   if f.dry_run:
     print("\n".join(job.shown() for job in jobs))
     return
   started = time.monotonic()
-  jobs_lib.run(jobs, root / "logs", at_once=f.jobs)
-  report = plan.report(rows)
-  jobs_lib.run([report], root / "logs", at_once=1)
+  try:
+    jobs_lib.run(jobs, root / "logs", at_once=f.jobs)
+  finally:
+    for sentence in store.add(plan.finished(rows), f.questions):
+      print(f"not in outcomes.jsonl: {sentence}")
+    page = store.page(rows, _STUDIES[f.study].CLAIMS)
+    disk.write_whole(root / "evidence.md", page)
+  if any(plan.finished(rows)):
+    jobs_lib.run([plan.report(rows)], root / "logs", at_once=1)
   print(f"all done in {progress.duration(time.monotonic() - started)}")
 
 
@@ -135,20 +158,44 @@ class Plan:
     self._threads = f"--threads={threads}"
 
   def jobs(
-    self, rows: Sequence[study_rows.Row], seeds: Sequence[int]
+    self,
+    rows: Sequence[study_rows.Row],
+    seeds: Sequence[int],
+    *,
+    known: Container[tuple[str, int]] = (),
   ) -> list[jobs_lib.Job]:
     """Returns the training and the evaluation of each row and seed.
 
     Rows with another row's policy have no training. All rows of the first seed
     come before those of the second.
+
+    Args:
+      rows: with the rows that they need.
+      seeds: of the trainings.
+      known: (row, seed) of what need not be evaluated again.
     """
     jobs = []
     for seed in seeds:
+      missing = [row for row in rows if (row.name, seed) not in known]
+      needed = {row.policy_of or row.name for row in missing}
       for row in rows:
-        if not row.policy_of:
+        if not row.policy_of and row.name in needed:
           jobs.append(self._train(row, seed))
-        jobs.append(self._evaluate(row, seed))
+        if row in missing:
+          jobs.append(self._evaluate(row, seed))
     return jobs
+
+  def finished(
+    self, rows: Sequence[study_rows.Row]
+  ) -> Iterator[tuple[str, int, pathlib.Path]]:
+    """Yields row, seed and `episodes.jsonl` of each finished evaluation."""
+    for row in rows:
+      for path in sorted(self._root.glob(f"{row.name}-*/evaluation/*/*.jsonl")):
+        name, _, seed = path.parents[2].name.rpartition("-")
+        if name != row.name or not seed.isdigit():
+          continue
+        if path == self._episodes(row, int(seed)):
+          yield row.name, int(seed), path
 
   def _train(self, row: study_rows.Row, seed: int) -> jobs_lib.Job:
     folder = self._run(row.name, seed)
@@ -193,10 +240,7 @@ class Plan:
     """Returns the job that reports all rows and seeds evaluated so far."""
     shown, training, tables, commands = [], [], [], []
     for row in rows:
-      finished = sorted(
-        path.parent
-        for path in self._root.glob(f"{row.name}-*/evaluation/*/episodes.jsonl")
-      )
+      finished = [path.parent for _, _, path in self.finished([row])]
       if not finished:
         continue
       shown.append(f"{row.label}={'+'.join(map(str, finished))}")

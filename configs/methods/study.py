@@ -1,29 +1,77 @@
 """The compared systems in the generated world, at equal steps.
 
     python -m launch.study --study=methods --seeds=1
-    python -m launch.study --study=methods --seeds=3 --rows=anysearch,search_r1
+    python -m launch.study --study=methods --seeds=5 --rows=anysearch,search_r1
 
 Each row is trained with its file in configs/methods/ from the quickstart's warm
 start, with the same number of steps and episodes. Search-o1 and BATS are not
 trained: they are evaluated with the warm start, and again with the policy that
-Search-R1 trained.
+Search-R1 trained. The rows `search_r1_format` and `search_r1_phase1` give
+Search-R1 what AnySearch has besides its reward.
 """
 
 from __future__ import annotations
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.report.evidence_tables import Claim
+from configs import ablations
 from configs.study_rows import UNTRAINED, Row
 
 # ZeroSearch simulates its search engine only in training.
 _REAL = ("retrieval.simulated=",)
 
 
+_FORMAT = ("method.search_r1.format_variant=true",)
+_SAVERS = (("otc", "OTC-PO"), ("ikea", "IKEA"))
+_RIVALS = (
+  ("search_r1", "Search-R1 (GRPO)"),
+  ("search_r1_ppo", "Search-R1 (PPO)"),
+  ("stepsearch", "StepSearch"),
+  ("zerosearch", "ZeroSearch"),
+  *_SAVERS,
+  ("search_o1", "Search-o1"),
+  ("bats", "BATS"),
+)
+_TIGHT, _AMPLE = (1, 2, 3), (6, 7, 8)
+CLAIMS = (
+  *(
+    Claim(f"AnySearch is above {label} {where}", "anysearch", name, *pool)
+    for name, label in _RIVALS
+    for where, pool in (
+      ("at B = 1 to 3", ("accuracy", _TIGHT)),
+      ("at B = 6 to 8", ("accuracy", _AMPLE)),
+      ("in all", ("accuracy",)),
+      ("in all", ("tp",)),
+    )
+  ),
+  *(
+    Claim(f"The priced reward is above {label} {where}", "priced", name, *pool)
+    for name, label in (("anysearch", "AnySearch"), *_RIVALS[:1], *_SAVERS)
+    for where, pool in (
+      ("at B = 1 to 3", ("accuracy", _TIGHT)),
+      ("at B = 6 to 8", ("accuracy", _AMPLE)),
+      ("in all", ("tp",)),
+    )
+  ),
+)
+
+
 def rows(base: config_lib.ExperimentConfig) -> tuple[Row, ...]:
-  """Returns all rows, the paper's own system first; `base` is ignored."""
-  del base
+  """Returns all rows, the paper's own system first."""
+  phase1 = f"curriculum.phase1_steps={base.curriculum.phase1_steps}"
   return (
     _row("anysearch", "AnySearch"),
+    _row("priced", "Priced", "anysearch", overrides=ablations.PRICED),
     _row("search_r1", "Search-R1 (GRPO)"),
+    _row(
+      "search_r1_format", "Search-R1 + format", "search_r1", overrides=_FORMAT
+    ),
+    _row(
+      "search_r1_phase1",
+      "Search-R1 + Phase I",
+      "search_r1",
+      overrides=(phase1, "curriculum.fixed_budget=-1"),
+    ),
     _row("search_r1_ppo", "Search-R1 (PPO)"),
     _row("stepsearch", "StepSearch"),
     _row("zerosearch", "ZeroSearch", evaluation=_REAL),
@@ -43,11 +91,13 @@ def _row(
   method: str = "",
   policy_of: str = "",
   evaluation: tuple[str, ...] = (),
+  overrides: tuple[str, ...] = (),
 ) -> Row:
   return Row(
     name,
     label,
     "methods",
+    overrides=overrides,
     evaluation=evaluation,
     config=f"configs/methods/{method or name}.py",
     policy_of=policy_of,

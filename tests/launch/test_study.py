@@ -10,12 +10,13 @@ import sys
 import pytest
 import small_run
 
+from anysearch_jax.evaluation import outcomes
 from anysearch_jax.policy import hf
 from anysearch_jax.training import validation
 from configs import ablations, study_rows
 from configs.methods import study as methods
 from launch import flags as launch_flags
-from launch import study
+from launch import study, study_outcomes
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BASES = ("configs/quickstart.py", "configs/qwen3_4b.py")
@@ -40,7 +41,9 @@ CHANGES = {
 @pytest.mark.parametrize("path", BASES)
 def test_rows_change_only_what_the_paper_changes(path):
   base = launch_flags.load_config(path)
-  rows = {row.name: row for row in ablations.rows(base)}
+  rows = {
+    r.name: r for r in ablations.rows(base) if r.table in ablations.TABLES
+  }
   trained = {name for name, row in rows.items() if not row.policy_of}
   assert trained == set(CHANGES)
   for name, changes in CHANGES.items():
@@ -58,9 +61,37 @@ def test_rows_change_only_what_the_paper_changes(path):
     if name == "phase1_only":
       changes = {"phase1_steps": base.curriculum.total_steps}
     assert found == changes, name
+    assert config.objective.normalize == "group"
   assert {row.table for row in rows.values()} == set(ablations.TABLES)
   assert rows["kept_scaffold"].policy_of == "anysearch"
   assert rows["only_scaffold"].policy_of == study_rows.UNTRAINED
+
+
+@pytest.mark.parametrize("path", BASES)
+def test_further_rows_can_be_trained_and_claims_are_about_rows(path):
+  base = launch_flags.load_config(path)
+  rows = {row.name: row for row in ablations.rows(base)}
+  assert len(rows) == len(ablations.rows(base))
+  digests = set()
+  for row in rows.values():
+    config = launch_flags.override(base, row.overrides)
+    validation.validate(config, samples=False)
+    assert config.curriculum.rollouts % base.curriculum.rollouts == 0
+    if row.table == "reuse":
+      assert config.curriculum.rollouts == base.curriculum.rollouts
+      assert config.curriculum.epochs == 4
+    if row.table.startswith("batch") and not row.policy_of:
+      assert config.objective.normalize == "batch"
+    trained = rows.get(row.policy_of, row)
+    digests.add(study_outcomes.settings(row, trained, config=path))
+  # Two bases may make two rows equal, but never rows of one table.
+  assert len(digests) >= len(rows) - 2
+  for claims, names in (
+    (ablations.CLAIMS, rows),
+    (methods.CLAIMS, {row.name for row in methods.rows(base)}),
+  ):
+    for claim in claims:
+      assert {claim.more, claim.less} <= set(names), claim.text
 
 
 @pytest.fixture
@@ -73,7 +104,7 @@ def test_tables_and_rows_are_chosen_with_what_they_need(rows):
     asked = {"tables": (), "names": ()} | asked
     return [row.name for row in study.choose(rows, **asked)]
 
-  assert len(names()) == len(rows) == 15
+  assert len(names()) == len(rows) == 52
   assert names(tables=["sampling"]) == ["lambda_0", "lambda_1"]
   assert names(names=["no_abs"]) == ["no_abs"]
   # Its policy is another row's.
@@ -114,6 +145,14 @@ def test_the_first_seed_of_all_rows_comes_first(rows):
   assert "--config.evaluation.scaffold=true" in command
   assert "--policy=start" in by_name["evaluate only_scaffold 42"].command
   assert "--config.reward.use_abs=false" in by_name["train no_abs 42"].command
+  # What is known is not evaluated again; a training that others need stays.
+  known = {("no_abs", 42), ("anysearch", 42), ("only_scaffold", 43)}
+  assert [job.name for job in plan.jobs(chosen, [42, 43], known=known)] == [
+    "train anysearch 42",
+    "evaluate kept_scaffold 42",
+    "evaluate only_scaffold 42",
+    *(name.replace("42", "43") for name in names[:5]),
+  ]
 
 
 CONFIG = """
@@ -137,7 +176,7 @@ def test_study_runs_resumes_and_reports_all_results(tmp_path):
   )
   root = tmp_path / "study"
 
-  def run(*arguments):
+  def run(*arguments, rc=0):
     done = subprocess.run(
       [
         *(sys.executable, "-m", "launch.study", f"--config={config}"),
@@ -150,8 +189,8 @@ def test_study_runs_resumes_and_reports_all_results(tmp_path):
       timeout=600,
       check=False,
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    return done.stdout
+    assert done.returncode == rc, done.stdout[-3000:] + done.stderr[-2000:]
+    return done.stdout + done.stderr * rc
 
   run("--rows=anysearch,only_scaffold")
   said = run("--rows=kept_scaffold")
@@ -165,6 +204,29 @@ def test_study_runs_resumes_and_reports_all_results(tmp_path):
   page = (root / "report.html").read_text()
   assert "launch.train" in page and "--config.evaluation.scaffold=true" in page
   assert (root / "tables.md").is_file()
+  found = outcomes.read(root / "outcomes.jsonl")
+  assert sorted(one.key for one in found) == [
+    ("anysearch", 42),
+    ("kept_scaffold", 42),
+    ("only_scaffold", 42),
+  ]
+  assert all(one.right.shape == (2, 3) for one in found)
+  assert "| AnySearch + scaffold |" in (root / "evidence.md").read_text()
+  # Elsewhere, they are known and nothing is left to do.
+  elsewhere = tmp_path / "elsewhere"
+  known = f"--outcomes={root / 'outcomes.jsonl'}"
+  asked = "--rows=anysearch,only_scaffold,kept_scaffold"
+  said = run(asked, known, f"--output={elsewhere}")
+  assert "train" not in said
+  for name in ("outcomes.jsonl", "evidence.md"):
+    assert (elsewhere / name).read_text() == (root / name).read_text()
+  # A row that was trained otherwise is not mixed in.
+  changed = tmp_path / "changed.jsonl"
+  digest = next(one.settings for one in found if one.row == "anysearch")
+  lines = (root / "outcomes.jsonl").read_text()
+  changed.write_text(lines.replace(digest, "0" * 16))
+  done = run(asked, f"--outcomes={changed}", f"--output={elsewhere}", rc=1)
+  assert "anysearch with seed 42 had other settings" in done
 
 
 def test_rows_of_the_compared_systems_can_be_played():
