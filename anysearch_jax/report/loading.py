@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -171,8 +171,9 @@ def load_row(label: str, *folders: pathlib.Path) -> metrics.Row:
   of several.
 
   Raises:
-    ValueError: a file is missing, an episode is invalid, or a (question,
-      budget, seed) of a training occurs twice.
+    ValueError: a file is missing, an episode is invalid, a (question, budget,
+      seed) of a training occurs twice, or two policies are checkpoints of one
+      training.
   """
   paths = [folder / EPISODES for folder in folders]
   for path in paths:
@@ -182,6 +183,7 @@ def load_row(label: str, *folders: pathlib.Path) -> metrics.Row:
         "evaluation. Run the evaluation first, or correct its path."
       )
   try:
+    _check_trainings(folders)
     return metrics.read_row(
       label,
       *paths,
@@ -193,18 +195,61 @@ def load_row(label: str, *folders: pathlib.Path) -> metrics.Row:
     raise ValueError(f"Row {label!r}: {error}") from error
 
 
+def _check_trainings(folders: Sequence[pathlib.Path]) -> None:
+  """Checks that no two evaluations played different policies of one run.
+
+  Such policies are not independent, but would count as two trainings.
+  """
+  seen: dict[pathlib.Path, tuple[str, str, pathlib.Path]] = {}
+  for folder in folders:
+    run, which = _trained_in(_policy_of(folder))
+    if run is None:
+      continue
+    training, other, first = seen.setdefault(
+      run, (_training_of(folder), which, folder)
+    )
+    # Runs of two machines may have one path, but not two checkpoints as well.
+    if other != which and training != _training_of(folder):
+      raise ValueError(
+        f"{first} and {folder}: found two policies of one training, {other} "
+        f"and {which} of {run}; expected one of each training, because its "
+        "checkpoints are not independent. Give each a row of its own."
+      )
+
+
+def _trained_in(
+  policy: Mapping[str, Any],
+) -> tuple[pathlib.Path | None, str]:
+  """Returns the run that trained a policy, and which of the run's it is.
+
+  The run is None for a policy that is in no run.
+  """
+  if "checkpoint" in policy:
+    run = pathlib.Path(policy["checkpoint"]).resolve()
+    return run, f"checkpoint {policy.get('rollout')}"
+  folder = pathlib.Path(policy.get("folder", ".")).resolve()
+  if (folder.parent / "metrics.jsonl").is_file():
+    return folder.parent, folder.name
+  return None, ""
+
+
 def _training_of(folder: pathlib.Path) -> str:
   """Names the training whose policy an evaluation played.
 
   It is named by the policy, which `provenance.json` identifies; evaluations
   without one are named by the folder of their run.
   """
-  path = folder / "provenance.json"
-  policy = json_files.read(path).get("policy", {}) if path.is_file() else {}
+  policy = _policy_of(folder)
   for key in ("sha256", "scripted", "openai"):
     if policy.get(key):
       return f"{key} {policy[key]}"
   return str(folder.resolve().parent.parent)
+
+
+def _policy_of(folder: pathlib.Path) -> Mapping[str, Any]:
+  """Returns the identity of the policy that an evaluation played."""
+  path = folder / "provenance.json"
+  return json_files.read(path).get("policy", {}) if path.is_file() else {}
 
 
 def decoder(folder: pathlib.Path) -> trajectories.Decoder | None:
@@ -237,10 +282,11 @@ def load_search_value(*folders: pathlib.Path) -> Mapping[str, Any]:
     path = folder / "branches" / "summary.json"
     if path.is_file():
       found = json_files.read(path)
-      if any("cuts" not in kind for kind in found.values()):
+      if any("reached" in kind for kind in found.values()):
         raise ValueError(
-          f"{path}: found values of ends, which depend on --tries; expected "
-          "those of cuts. Remove the folder and run launch.branch again."
+          f"{path}: found values of an earlier version, which depend on "
+          "--tries. Run launch.branch again: it keeps the ends and measures "
+          "them anew."
         )
       return found
   return {}

@@ -82,6 +82,37 @@ def test_trainings_are_told_by_their_policies(tmp_path):
   assert len(row.columns.runs) == 2
 
 
+def _played(output, **policy):
+  """Writes an evaluation, outside of its run, of this policy."""
+  study.save_row(study.row("A", questions=4, budgets=(0, 2)), output)
+  text = json.dumps({"policy": policy})
+  (output / "provenance.json").write_text(text, "utf-8")
+  return output
+
+
+def test_two_checkpoints_of_a_training_are_no_two_trainings(tmp_path):
+  run = str(_run(tmp_path / "run"))
+  early, late, again, other = (
+    _played(tmp_path / name, checkpoint=at, rollout=rollout, sha256=digest)
+    for name, at, rollout, digest in (
+      ("early", run, 40, "x"),
+      ("late", run, 80, "y"),
+      # A run of another machine, which has the same path there.
+      ("again", run, 80, "z"),
+      ("other", f"{run}-43", 80, "u"),
+    )
+  )
+  final = _played(tmp_path / "final", folder=f"{run}/policy", sha256="v")
+  for pair, named in (
+    ((early, late), f"checkpoint 40 and checkpoint 80 of {run};"),
+    ((late, other, final), f"checkpoint 80 and policy of {run};"),
+  ):
+    with pytest.raises(ValueError, match=f"Row 'A': {pair[0]} .* {named}"):
+      loading.load_row("A", *pair)
+  for pair in ((late, other), (late, again), (final, other)):
+    assert len(loading.load_row("A", *pair).columns.runs) == 2
+
+
 def test_folder_that_is_neither_evaluation_nor_run_is_rejected(tmp_path):
   (tmp_path / "empty").mkdir()
   with pytest.raises(ValueError, match="episodes.jsonl"):
@@ -157,8 +188,10 @@ def test_search_value_is_read_from_the_evaluation(tmp_path):
   folders = tmp_path / "a", tmp_path / "b"
   assert loading.load_search_value(*folders) == {"stop": {"cuts": 1}}
   assert loading.load_search_value(folders[0]) == {}
-  path.write_text(json.dumps({"stop": {"ends": 1}}))
-  with pytest.raises(ValueError, match="summary.json: found values of ends"):
+  path.write_text(json.dumps({"stop": {"cuts": 1, "reached": 1}}))
+  with pytest.raises(
+    ValueError, match="summary.json: found .* earlier version"
+  ):
     loading.load_search_value(*folders)
 
 
