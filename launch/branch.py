@@ -5,11 +5,11 @@ r"""Measures the value of one more search by replaying ends of stored episodes.
         --output=runs/x/evaluation/plain/branches
 
 Writes branches.jsonl, one end per line, and summary.json: the value of a search
-with its interval, for episodes that stopped with budget left and for episodes
-that searched, by hops and by remaining budget. `evaluation/branching.py`
-describes the sampling, `evaluation/branch_values.py` the numbers. The
-configuration is that of the evaluation. If the command is killed, running it
-again resumes where it stopped.
+that the policy asks for, with its interval, for episodes that stopped with
+budget left and for episodes that searched, by hops and by remaining budget.
+`evaluation/branching.py` describes the sampling, `evaluation/branch_values.py`
+the numbers. The configuration is that of the evaluation. If the command is
+killed, running it again resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     "tries",
     16,
-    "Turns sampled until one searches, at most; more narrow the bounds.",
+    "Turns sampled until one searches, at most; more narrow the bounds, and no "
+    "other number depends on it.",
     lower_bound=1,
   )
   launch_flags.define_process()
@@ -168,14 +169,18 @@ def _line(kind: str, measured: Mapping[str, Any]) -> str:
     )
     return f"[{low}, {high}]"
 
-  value = measured["worth"]["value"]
-  worth = "-" if value is None else f"{value:+.3f}"
+  def mean(name: str) -> str:
+    value = measured[name]["value"]
+    shown = "-" if value is None else f"{value:+.3f}"
+    return f"{shown} {ends(measured[name])}"
+
+  line = f"{kind}: a search that the policy asks for is worth {mean('worth')}"
+  if kind == "stop":
+    return f"{line}, {measured['cuts']} searches"
   return (
-    f"{kind}: worth {worth} {ends(measured['worth'])} at the "
-    f"{measured['cuts_reached']} of {measured['cuts']} cuts that were reached, "
-    f"at all cuts within {ends(measured['worth_bounds'])}; "
-    f"{measured['gained']} gained, {measured['lost']} lost, "
-    f"{measured['reached']} of {measured['ends']} ends reached"
+    f"{line}, beside the stored answer {mean('gain')}; at all "
+    f"{measured['cuts']} cuts, {measured['cuts_reached']} of them reached, "
+    f"within {ends(measured['worth_bounds'])}"
   )
 
 

@@ -1,22 +1,22 @@
 """The value of one more search, from the ends that `branching` plays.
 
-Two numbers are defined over the cuts of a kind:
+Two questions are asked, and neither answer depends on `tries`:
 
-* `worth`: the mean over cuts, each of equal weight, of exact match if the
-  search is granted minus exact match if it is refused, given that the policy
-  asks at this cut;
-* `gain` (`continue` only): the same mean of exact match if the search is
-  granted minus that of the stored answer.
+* What are the searches worth that the policy asks for? `worth` is the mean of
+  exact match if the search is granted minus exact match if it is refused.
+  `gained` and `lost` are its parts: the shares of searches that are right only
+  if granted, and only if refused. `gain` (`continue` only) is the same mean of
+  exact match if granted minus that of the stored answer. A search counts once:
+  a cut of `stop` is a search that was made, and a cut of `continue` has as its
+  weight the probability that the policy asks there. The share of its ends that
+  asked at their first try estimates that weight without bias for any `tries`.
+* What would a search be worth at every cut, also where the policy seldom asks?
+  At cuts that no end reached no data say so. `worth_bounds` and `gain_bounds`
+  give such cuts the least and the most that exact match allows. They hold for
+  any `tries`; more tries narrow them, and they meet when every cut is reached.
 
-A cut's value is estimated by the mean of its ends that asked. Cuts at which no
-end asked say nothing about their value, and these are the cuts at which the
-policy seldom asks, so leaving them out depends on `tries`. The bounds give such
-cuts the least and the most that exact match allows; they hold for any `tries`,
-and meet when every cut is reached. Between them no data decide.
-
-`asked` weighs a cut by the probability that the policy asks there: the worth of
-the searches that it would make if its turns were sampled once more. It needs no
-bounds, because cuts without asking have no weight.
+The mean over the cuts that were reached is not among them: where a policy is
+sure of its answer it seldom asks, so that mean depends on `tries`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,12 @@ class _Cut(NamedTuple):
     question: id of the question.
     stored: exact match of the stored episode.
     share: share of the ends that asked at their first try.
-    tries: number of tries of each end that asked.
     worth, gain: values of the ends that asked; `gain` is empty for `stop`.
   """
 
   question: str
   stored: float
   share: float
-  tries: tuple[int, ...]
   worth: tuple[float, ...]
   gain: tuple[float, ...]
 
@@ -62,15 +60,13 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     rows: rows of `branches.jsonl`.
 
   Returns:
-    For each kind that occurs: the number of `ends`, of `failed` ones and of
-    `reached` ones (those that asked and did not fail); `cuts`, the number of
-    cuts with an end that did not fail, and `cuts_reached`; `tries`, the mean
-    number of tries of a reached end; `gained` and `lost`, the number of ends
-    right only if granted and only if refused; `questions`, the number of
-    questions of the reached cuts; `worth`, and for `continue` `gain` and
-    `asked`, with their intervals over reached cuts; `worth_bounds` and
-    `gain_bounds`, an interval over all cuts: from the lower end for the lower
-    bound to the upper end for the upper bound.
+    For each kind that occurs: the number of `ends` and of `failed` ones;
+    `cuts`, the number of cuts with an end that did not fail; `worth` with its
+    interval, and its parts `gained` and `lost`, shares in [0, 1]. For
+    `continue` also `asks`, the mean probability of asking at a cut, and `gain`,
+    both with intervals; `cuts_reached`, the number of cuts at which an end
+    asked; `worth_bounds` and `gain_bounds`, an interval over all cuts: from the
+    lower end for the lower bound to the upper end for the upper bound.
     `by_hops`, `by_budget_left` and `by_searches_before` hold the same for
     subsets: the last two by the budget left before the search and the number
     of searches before it.
@@ -106,34 +102,29 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _measured(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   cuts = _cuts(row for row in rows if not row["failed"])
-  reached = [cut for cut in cuts if cut.worth]
-  worths = [value for cut in reached for value in cut.worth]
-  tries = [n for cut in reached for n in cut.tries]
+  asked = [cut for cut in cuts if cut.share]
+
+  def of_searches(value: Callable[[_Cut], float]) -> intervals.Estimate:
+    return _mean(asked, value, lambda cut: cut.share)
+
   out = {
     "ends": len(rows),
     "failed": sum(row["failed"] for row in rows),
-    "reached": len(worths),
     "cuts": len(cuts),
-    "cuts_reached": len(reached),
-    "tries": sum(tries) / len(tries) if tries else None,
-    "gained": sum(value > 0 for value in worths),
-    "lost": sum(value < 0 for value in worths),
-    "questions": len({cut.question for cut in reached}),
-    "worth": _mean(reached, lambda cut: statistics.fmean(cut.worth))._asdict(),
-    "worth_bounds": _bounds(
-      cuts,
-      lambda cut: statistics.fmean(cut.worth) if cut.worth else -1.0,
-      lambda cut: statistics.fmean(cut.worth) if cut.worth else 1.0,
-    ),
+    "worth": of_searches(lambda cut: statistics.fmean(cut.worth))._asdict(),
+    "gained": of_searches(lambda cut: _share(cut.worth, 1)).value,
+    "lost": of_searches(lambda cut: _share(cut.worth, -1)).value,
   }
   if rows[0]["kind"] == "continue":
     out |= {
-      "asked": _mean(
-        [cut for cut in reached if cut.share],
-        lambda cut: statistics.fmean(cut.worth),
-        lambda cut: cut.share,
-      )._asdict(),
-      "gain": _mean(reached, lambda cut: statistics.fmean(cut.gain))._asdict(),
+      "asks": _mean(cuts, lambda cut: cut.share)._asdict(),
+      "gain": of_searches(lambda cut: statistics.fmean(cut.gain))._asdict(),
+      "cuts_reached": sum(bool(cut.worth) for cut in cuts),
+      "worth_bounds": _bounds(
+        cuts,
+        lambda cut: statistics.fmean(cut.worth) if cut.worth else -1.0,
+        lambda cut: statistics.fmean(cut.worth) if cut.worth else 1.0,
+      ),
       "gain_bounds": _bounds(
         cuts,
         lambda cut: statistics.fmean(cut.gain) if cut.gain else -cut.stored,
@@ -141,6 +132,11 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
       ),
     }
   return out
+
+
+def _share(values: Sequence[float], wanted: float) -> float:
+  """Returns the share of the values that are `wanted`."""
+  return statistics.fmean(value == wanted for value in values)
 
 
 def _cuts(rows: Iterable[Mapping[str, Any]]) -> list[_Cut]:
@@ -156,7 +152,6 @@ def _cuts(rows: Iterable[Mapping[str, Any]]) -> list[_Cut]:
         str(key[0]),
         float(ends[0]["stored"]),
         len(first) / len(ends),
-        tuple(end["tries"] for end in asked),
         tuple(end["worth"] for end in asked),
         tuple(end["gain"] for end in asked if end["gain"] is not None),
       )

@@ -17,7 +17,8 @@ worth there: exact match if granted minus exact match if refused.
 Rejection keeps every token the policy's own: no `<search>` is appended to
 thoughts that led to an answer. Its draws, given that they ask, have the same
 distribution whatever `tries` is; but which cuts are reached depends on it.
-`branch_values` weighs cuts, not ends, and bounds those that are never reached.
+`branch_values` therefore weighs cuts by how often the policy asks there, and
+bounds the mean over all cuts.
 
 The ends after a cut have a random address, so they can be drawn again exactly;
 both ends of a sample share their random numbers.

@@ -261,23 +261,24 @@ def search_values(
     "What one more search was worth",
     "From other ends of stored episodes (launch.branch), after turns that ask "
     "for a search: exact match if it is granted minus exact match if it is "
-    "refused, and minus that of the stored answer. Every cut weighs alike; n: "
-    "cuts that were reached, whose mean is shown with its 95 % interval over "
-    "questions. At all cuts: from the least to the most that cuts which were "
-    "never reached allow. As it asks: cuts weighed by how often the policy "
-    "asks there.",
+    "refused, and minus that of the stored answer. As it asks: the mean over "
+    "the searches that the policy asks for, with its 95 % interval over "
+    "questions; gained and lost: the shares of them that are right only if "
+    "granted, and only if refused. At all cuts: each cut alike, also where the "
+    "policy seldom asks, from the least to the most that cuts without a search "
+    "allow. Asks: the probability of asking at a cut; n: cuts.",
     ("row", "the episode", "where"),
     (
-      tables.Column("at reached cuts", "granted − refused", signed=True),
-      tables.Column("least", "granted − refused", signed=True),
-      tables.Column("most", "granted − refused", signed=True),
       tables.Column("as it asks", "granted − refused", signed=True),
-      tables.Column("at reached cuts", "granted − answered", signed=True),
-      tables.Column("least", "granted − answered", signed=True),
-      tables.Column("most", "granted − answered", signed=True),
-      tables.Column("gained", "ends", digits=0),
-      tables.Column("lost", "ends", digits=0),
-      tables.Column("cuts reached", "ends", digits=2),
+      tables.Column("gained", "granted − refused", digits=2),
+      tables.Column("lost", "granted − refused", digits=2),
+      tables.Column("as it asks", "granted − answered", signed=True),
+      tables.Column("least", "at all cuts, − refused", signed=True),
+      tables.Column("most", "at all cuts, − refused", signed=True),
+      tables.Column("least", "at all cuts, − answered", signed=True),
+      tables.Column("most", "at all cuts, − answered", signed=True),
+      tables.Column("asks", "cuts", digits=2),
+      tables.Column("reached", "cuts", digits=2),
     ),
     tuple(lines),
   )
@@ -289,7 +290,7 @@ def _values(part: Mapping[str, Any]) -> tuple[tables.Cell | None, ...]:
   def mean(name: str) -> tables.Cell | None:
     if name not in part:
       return None
-    n = part["cuts_reached"] if name == "worth" else None
+    n = part["cuts"] if name == "worth" else None
     return tables.cell(intervals.Estimate(**part[name]), n)
 
   def bounds(name: str) -> list[tables.Cell]:
@@ -298,11 +299,13 @@ def _values(part: Mapping[str, Any]) -> tuple[tables.Cell | None, ...]:
 
   return (
     mean("worth"),
-    *bounds("worth_bounds"),
-    mean("asked"),
-    mean("gain"),
-    *bounds("gain_bounds"),
     tables.Cell(part["gained"]),
     tables.Cell(part["lost"]),
-    _rate(part["cuts_reached"], part["cuts"]),
+    mean("gain"),
+    *bounds("worth_bounds"),
+    *bounds("gain_bounds"),
+    mean("asks"),
+    _rate(part["cuts_reached"], part["cuts"])
+    if "cuts_reached" in part
+    else None,
   )

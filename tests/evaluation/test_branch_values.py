@@ -1,8 +1,7 @@
 """The value of a search in a scripted world whose truth is known.
 
-Forty cuts: where the policy often asks, searching corrects its answers; where
-it seldom asks, searching spoils them. Reached cuts are therefore better than
-all of them, and counting ends makes it worse.
+Where the policy often asks, searching corrects its answers; where it seldom
+asks, searching spoils them. `bench.search_value` runs more.
 """
 
 from __future__ import annotations
@@ -11,125 +10,115 @@ import numpy as np
 import pytest
 
 from anysearch_jax.evaluation import branch_values
+from bench import search_value
 
-# Probability of asking; of being right if granted, refused, and stored.
-_KINDS = [
-  (0.9, 0.95, 0.45, 0.5),
-  (0.4, 0.7, 0.4, 0.5),
-  (0.05, 0.4, 0.5, 0.5),
-  (0.01, 0.1, 0.5, 0.6),
-]
-_QUESTIONS = 160
-_SAMPLES = 8
+SIZE = search_value.Size(questions=80)
+TRUTH = search_value.truth()
 
 
-def _truth():
-  asks, granted, refused, stored = np.array(_KINDS).T
-  return {
-    "worth": np.mean(granted - refused),
-    "gain": np.mean(granted - stored),
-    "asked": np.sum(asks * (granted - refused)) / np.sum(asks),
-  }
-
-
-def _rows(tries, seed=0):
+def summary(tries, seed=0, size=SIZE):
   rng = np.random.default_rng(seed)
-  for question in range(_QUESTIONS):
-    ask, granted, refused, stored = _KINDS[question % len(_KINDS)]
-    before = int(rng.random() < stored)
-    for sample in range(_SAMPLES):
-      attempt = int(rng.geometric(ask))
-      asked = attempt <= tries
-      ends = [int(rng.random() < p) for p in (granted, refused)]
-      yield {
-        "question_id": f"q{question}",
-        "budget": 3,
-        "seed": 1,
-        "kind": "continue",
-        "cut": 1,
-        "sample": sample,
-        "hops": None,
-        "budget_left": 2,
-        "tries": min(attempt, tries),
-        "outcome": "answered" if asked else None,
-        "stored_em": before,
-        "worth": ends[0] - ends[1] if asked else None,
-        "gain": ends[0] - before if asked else None,
-      }
+  rows = search_value.ends(size, tries, rng)
+  return branch_values.summary(rows)["continue"]
 
 
-def _summary(tries, seed=0):
-  return branch_values.summary(_rows(tries, seed))["continue"]
+def test_the_truth_of_the_scripted_world():
+  """By hand, over four kinds of equal frequency."""
+  worth = 0.9 * 0.5 + 0.4 * 0.3 - 0.05 * 0.15 - 0.01 * 0.4
+  assert TRUTH["worth"] == pytest.approx(worth / (0.9 + 0.4 + 0.05 + 0.01))
+  assert TRUTH["worth_bounds"] == pytest.approx((0.5 + 0.3 - 0.15 - 0.4) / 4)
 
 
-@pytest.mark.parametrize("tries", [1, 4, 16, 64])
-def test_bounds_hold_the_truth_whatever_the_tries(tries):
-  truth, held = _truth(), 0
-  for seed in range(10):
-    found = _summary(tries, seed)
-    held += all(
-      found[f"{name}_bounds"]["low"]
-      <= truth[name]
-      <= found[f"{name}_bounds"]["high"]
-      for name in ("worth", "gain")
-    )
-  assert held >= 9
+@pytest.mark.parametrize("tries", search_value.TRIES)
+def test_estimates_are_the_truth_whatever_the_tries(tries):
+  n = 60
+  found = search_value.measured(SIZE, tries, n)
+  for name in ("worth", "gain", "asks"):
+    assert found[name] == pytest.approx(TRUTH[name], abs=0.03)
+  for name in TRUTH:
+    assert found[f"{name}, held"] > 0.95 - 4 * (0.95 * 0.05 / n) ** 0.5
 
 
-def test_worth_as_it_asks_does_not_depend_on_the_tries():
-  truth = _truth()["asked"]
-  for tries in (1, 4, 64):
-    found = np.mean([_summary(tries, s)["asked"]["value"] for s in range(8)])
-    assert found == pytest.approx(truth, abs=0.03)
+def test_the_mean_of_reached_cuts_depends_on_the_tries():
+  """Which is why it is not reported."""
+  found = [
+    search_value.measured(SIZE, tries, 10)["reached"] for tries in (1, 64)
+  ]
+  assert found[0] - found[1] > 0.15
 
 
-def test_more_tries_narrow_the_bounds_to_the_truth():
+def test_more_tries_narrow_the_bounds_to_the_mean_over_cuts():
   widths = []
-  for tries in (1, 16, 1024):
-    found = _summary(tries)
+  for tries in (1, 16, 2048):
+    found = summary(tries)
     bounds = found["worth_bounds"]
     widths.append(bounds["high"] - bounds["low"])
   assert widths[0] > widths[1] > widths[2]
-  assert found["cuts_reached"] == found["cuts"] == _QUESTIONS
-  # With every cut reached, the mean over cuts is the truth, up to sampling.
-  worth = found["worth"]
-  assert worth["low"] <= _truth()["worth"] <= worth["high"]
-  assert found["worth_bounds"] == {"low": worth["low"], "high": worth["high"]}
+  assert found["cuts_reached"] == found["cuts"] == SIZE.questions * SIZE.cuts
+  assert bounds["low"] <= TRUTH["worth_bounds"] <= bounds["high"]
 
 
-def test_cuts_weigh_alike_however_many_ends_asked():
-  """By hand: a cut of four good ends, and one of a single bad one."""
+def test_worth_is_the_gained_share_minus_the_lost_one():
+  found = summary(4)
+  gap = found["gained"] - found["lost"]
+  assert found["worth"]["value"] == pytest.approx(gap)
+
+
+def _end(question, worth, tries):
+  return {
+    "question_id": question,
+    "budget": 1,
+    "seed": 1,
+    "kind": "continue",
+    "cut": 0,
+    "hops": None,
+    "budget_left": 1,
+    "tries": tries,
+    "outcome": "answered" if worth is not None else None,
+    "stored_em": 0,
+    "worth": worth,
+    "gain": None if worth is None else max(worth, 0),
+  }
+
+
+def test_a_cut_weighs_as_often_as_the_policy_asks_there():
+  """By hand: a cut that always asks, one that does at a quarter of its ends."""
   rows = [
-    {
-      "question_id": q,
-      "budget": 1,
-      "seed": 1,
-      "kind": "continue",
-      "cut": 0,
-      "hops": None,
-      "budget_left": 1,
-      "tries": 1 if asked else 2,
-      "outcome": "answered" if asked else None,
-      "stored_em": 0,
-      "worth": worth if asked else None,
-      "gain": max(worth, 0) if asked else None,
-    }
+    _end(q, worth=worth if asked else None, tries=1 if asked else 2)
     for q, worth, asks in (("a", 1, 4), ("b", -1, 1), ("c", 0, 0))
     for asked in [True] * asks + [False] * (4 - asks)
   ]
   found = branch_values.summary(rows)["continue"]
-  assert (found["reached"], found["cuts_reached"], found["cuts"]) == (5, 2, 3)
-  assert found["worth"]["value"] == 0
-  assert found["gain"]["value"] == pytest.approx(1 / 2)
-  # Cut a asks always, cut b at a quarter of the first tries.
-  assert found["asked"]["value"] == pytest.approx((1 - 1 / 4) / (1 + 1 / 4))
-  assert (found["gained"], found["lost"]) == (4, 1)
+  assert (found["cuts_reached"], found["cuts"]) == (2, 3)
+  assert found["worth"]["value"] == pytest.approx((1 - 1 / 4) / (1 + 1 / 4))
+  assert found["gain"]["value"] == pytest.approx(1 / (1 + 1 / 4))
+  assert found["asks"]["value"] == pytest.approx((1 + 1 / 4 + 0) / 3)
+  assert (found["gained"], found["lost"]) == (
+    pytest.approx(1 / (1 + 1 / 4)),
+    pytest.approx(1 / 4 / (1 + 1 / 4)),
+  )
+
+
+def test_a_search_at_a_later_try_has_no_weight_but_is_within_the_bounds():
+  rows = [
+    _end("a", worth=1, tries=1),
+    _end("b", worth=-1, tries=2),
+    _end("c", worth=None, tries=2),
+  ]
+  found = branch_values.summary(rows)["continue"]
+  assert found["worth"]["value"] == 1
+  assert (found["cuts_reached"], found["cuts"]) == (2, 3)
+  assert found["worth_bounds"]["low"] <= -1 / 3
+  assert found["worth_bounds"]["high"] >= 1 / 3
 
 
 def test_failed_ends_are_counted_and_left_out():
-  rows = [row | {"outcome": "failed"} for row in _rows(4)]
+  rng = np.random.default_rng(0)
+  rows = [
+    row | {"outcome": "failed"} for row in search_value.ends(SIZE, 4, rng)
+  ]
   found = branch_values.summary(rows)["continue"]
-  assert found["failed"] == found["ends"] == _QUESTIONS * _SAMPLES
+  assert found["failed"] == found["ends"] == len(rows)
   assert found["cuts"] == 0
-  assert found["worth"]["value"] is None
+  assert found["worth"]["value"] is found["gained"] is None
   assert found["worth_bounds"] == {"low": None, "high": None}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
+import random
 
 import pytest
 import scripted
@@ -12,12 +12,9 @@ import small_run
 from played_evaluation import configured, jax_player, play, playing, rows_of
 
 from anysearch_jax import types
-from anysearch_jax.environment import prices as prices_lib
-from anysearch_jax.environment import records
 from anysearch_jax.evaluation import branch_points, branching, harness
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout import episode, episode_state
 from configs import quickstart
 
 PAPER = systems.environment("paper")
@@ -62,7 +59,6 @@ def branch(evaluation, folder, script, config, **settings):
 
 def hesitant(request):
   """Answers correctly if the number is even; searches at its third attempt.
-
   After a search it answers correctly, except for question 7; if the search is
   refused, only for question 0.
   """
@@ -75,21 +71,30 @@ def hesitant(request):
   return scripted.answer("x" if number(request) % 2 == 0 else "y")
 
 
+def eager(request):
+  """As `hesitant`, but the second end of 0 to 5 searches at once."""
+  end = request.address.sample == 2 and number(request) < 6
+  if end and not request.turn:
+    return scripted.search("look")
+  return hesitant(request)
+
+
 def test_value_of_forced_search_counts_corrected_answers(tmp_path):
   config = configured(budgets=(0, 1), seeds=(1,))
   evaluated(tmp_path / "e", hesitant, config)
-  summary, rows, engine = branch(
-    tmp_path / "e", tmp_path / "b", hesitant, config
-  )
-  # Of eight with budget left, a search corrects 1, 3 and 5, but not 7.
+  summary, rows, engine = branch(tmp_path / "e", tmp_path / "b", eager, config)
+  # Of six at which it asks at once, a search corrects 1, 3 and 5.
   found = summary["continue"]
-  assert found["gain"]["value"] == pytest.approx(3 / 8)
-  assert found["gain"]["low"] < 3 / 8 < found["gain"]["high"]
+  assert found["gain"]["value"] == pytest.approx(3 / 6)
+  assert found["gain"]["low"] < 3 / 6 < found["gain"]["high"]
   # Refused, the policy is right for question 0 only.
-  assert found["worth"]["value"] == pytest.approx(6 / 8)
-  assert (found["ends"], found["reached"], found["tries"]) == (16, 16, 3)
-  assert (found["cuts"], found["cuts_reached"]) == (8, 8)
-  assert (found["gained"], found["lost"], found["questions"]) == (12, 0, 8)
+  assert found["worth"]["value"] == pytest.approx(5 / 6)
+  assert (found["gained"], found["lost"]) == (pytest.approx(5 / 6), 0)
+  assert found["asks"]["value"] == pytest.approx(6 / 16)
+  assert (found["ends"], found["cuts"], found["cuts_reached"]) == (16, 8, 8)
+  # Over all cuts, question 7 is wrong if granted and if refused.
+  bounds = found["worth_bounds"]
+  assert bounds["low"] < 6 / 8 < bounds["high"]
   assert list(found["by_budget_left"]) == ["1"]
   assert "stop" not in summary
   for row in rows:
@@ -101,6 +106,51 @@ def test_value_of_forced_search_counts_corrected_answers(tmp_path):
   assert {r.address for r in engine.requests} == set(engine.released)
 
 
+ASKS = (0.8, 0.3, 0.05, 0.0)  # By the question's number.
+
+
+def moody(request):
+  """Asks with a probability in `ASKS`, and searching corrects 0 and 1 only.
+
+  Before it searches, and if that is refused, it is right for 1, 2 and 3.
+  """
+  kind = number(request) % 4
+  if ANSWERED in context(request):
+    return scripted.answer("x" if kind < 2 else "y")
+  if "No search is left" not in context(request):
+    if random.Random(repr(request.address)).random() < ASKS[kind]:
+      return scripted.search("look")
+  return scripted.answer("y" if kind == 0 else "x")
+
+
+def test_worth_of_a_played_policy_does_not_depend_on_the_tries(tmp_path):
+  questions = [types.Question(str(i), f"item {i}", ("x",)) for i in range(16)]
+  config = configured(budgets=(1,), seeds=(1, 2, 3))
+  evaluated(tmp_path / "e", moody, config, questions)
+  found = {
+    tries: branch(
+      tmp_path / "e",
+      tmp_path / str(tries),
+      moody,
+      config,
+      samples=5,
+      tries=tries,
+    )[0]["continue"]
+    for tries in (1, 4, 16, 64)
+  }
+  # A search is worth 1, 0, -1 and -1; cuts are the episodes that answered,
+  # which are the fewer, the more a policy asks.
+  by_kind = [1 - asks for asks in ASKS]
+  weights = [n * asks for n, asks in zip(by_kind, ASKS)]
+  truth = (weights[0] - weights[2] - weights[3]) / sum(weights)
+  values = [part["worth"]["value"] for part in found.values()]
+  assert max(values) - min(values) < 1e-9  # Ends of a cut are all alike.
+  for part in found.values():
+    assert part["worth"]["low"] < truth < part["worth"]["high"]
+  reached = [part["cuts_reached"] for part in found.values()]
+  assert reached == sorted(reached) and reached[0] < reached[-1]
+
+
 def test_policy_that_never_searches_is_not_reached(tmp_path):
   config = configured(budgets=(2,), seeds=(1,))
   evaluated(tmp_path / "e", hesitant, config)
@@ -108,7 +158,7 @@ def test_policy_that_never_searches_is_not_reached(tmp_path):
     tmp_path / "e", tmp_path / "b", hesitant, config, tries=2
   )
   found = summary["continue"]
-  assert (found["ends"], found["reached"]) == (16, 0)
+  assert (found["ends"], found["cuts_reached"]) == (16, 0)
   assert found["worth"] == {"value": None, "low": None, "high": None}
   assert found["worth_bounds"] == {"low": -1, "high": 1}
   # Half of the stored answers are right, and cannot become better.
@@ -136,7 +186,7 @@ def test_value_of_denied_search_counts_lost_answers(tmp_path, scaffold):
   )
   found = summary["stop"]
   # Each of 16 episodes branches at each of its two searches.
-  assert (found["ends"], found["reached"]) == (32, 32)
+  assert (found["ends"], found["cuts"]) == (32, 32)
   assert found["worth"]["value"] == pytest.approx(1 / 2)
   assert found["by_searches_before"]["0"]["ends"] == 16
   assert sorted(found["by_budget_left"]) == ["1", "2", "3"]
@@ -285,72 +335,3 @@ def test_rows_that_cannot_branch_are_rejected(tmp_path):
   searched["spans"][1]["text"] += " more"
   with pytest.raises(ValueError, match="name the policy"):
     branch_points.restore(searched, branch_points.of(searched, PAPER)[0], **how)
-
-
-TURNS = {
-  "search_o1": ("<|begin_search_query|> {} <|end_search_query|>", "\\boxed{x}"),
-  "": ("<think> a </think> <search> {} </search>", "<answer> x </answer>"),
-}
-
-
-@pytest.mark.parametrize("name", sorted(systems.ENVIRONMENTS))
-def test_restored_state_equals_the_original_in_every_environment(name):
-  """Compares restored states with those recorded while the episode ran."""
-  env = systems.environment(name)
-  search, answer = TURNS.get(name, TURNS[""])
-  config = dataclasses.replace(configured().episode, prompts=name)
-  turns = [search.format(q) for q in ("one", "one", "two", "three", "four")]
-  engine, stood = scripted.Engine([*turns, answer]), {}
-  at, request = episode.start(
-    QUESTIONS[0],
-    budget=3,
-    scaffold=False,
-    address=types.Address(0, 0, 0),
-    config=config,
-    codec=scripted.CODEC,
-  )
-  while not isinstance(request, episode_state.Done):
-    if isinstance(request, types.GenerateRequest):
-      stood[request.turn] = at
-      event = asyncio.run(engine.generate(request))
-    else:
-      event = episode_state.Retrieved((types.Passage("p", "T", request.query),))
-    at, request = episode.step(at, event)
-  played = request.trajectory
-  row = records.episode(
-    played,
-    env.judge(played),
-    seed=1,
-    prices=prices_lib.Prices(),
-  )
-  if env.verification:
-    with pytest.raises(ValueError, match="that verifies answers"):
-      branch_points.of(row, env)
-    return
-  found = [
-    point for point in branch_points.of(row, env) if point.kind == "stop"
-  ]
-  assert [stood[point.turn].used for point in found] == list(
-    range(played.searches)
-  )
-  for turn, before in stood.items():
-    taken = branch_points.restore(
-      row,
-      branch_points.BranchPoint("continue", before.used, turn),
-      config=config,
-      codec=scripted.CODEC,
-    )
-    for field in ("queries", "documents", "search_ends", "budget", "left"):
-      assert getattr(taken, field) == getattr(before, field), (turn, field)
-    for field in ("bad_turns", "violation", "tokens", "turns"):
-      assert getattr(taken, field) == getattr(before, field), (turn, field)
-    if turn in [point.turn for point in found]:
-      (point,) = [point for point in found if point.turn == turn]
-      stopped = branch_points.restore(
-        row, point, config=config, codec=scripted.CODEC
-      )
-      asking, _ = episode.resume_turn(stopped)
-      stored = branch_points.stored_turn(row, point, codec=scripted.CODEC)
-      _, request = branching.refuse(asking, stored)
-      assert isinstance(request, types.GenerateRequest)
-      assert env.over_budget in context(request)

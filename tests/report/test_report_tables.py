@@ -374,27 +374,3 @@ def test_prices_given_to_the_report_replace_the_episodes_costs(rows):
   part = _part(rows[0], "own", 2)
   mean = sum(e["searches"] for e in part) / len(part)
   assert line["cells"][4]["value"] == pytest.approx(mean * 5 / 1000)
-
-
-def _ends(worth, low, high, reached, **by):
-  estimate = {"value": worth, "low": low, "high": high}
-  counts = {"ends": 10, "failed": 2, "reached": reached, "tries": 1.0}
-  counts |= {"cuts": 4, "cuts_reached": reached // 2}
-  bounds = {"worth_bounds": {"low": low, "high": high}}
-  return counts | {"gained": 3, "lost": 1, "worth": estimate} | bounds | by
-
-
-def test_search_value_is_shown_if_measured(rows):
-  part = _ends(None, None, None, 0)
-  summary = {"stop": _ends(0.25, 0.1, 0.4, 8, by_hops={"2": part})}
-  data = report.build(rows[:1], search_values={"A": summary}).data
-  whole, of_two = data["tables"]["worth"]["lines"]
-  assert whole["keys"] == ("A", "searched", "all")
-  assert whole["cells"][0] == {"value": 0.25, "low": 0.1, "high": 0.4, "n": 4}
-  assert [cell["value"] for cell in whole["cells"][1:3]] == [0.1, 0.4]
-  assert whole["cells"][3] is whole["cells"][4] is None  # Nothing was stopped.
-  assert whole["cells"][-1]["value"] == 1.0  # 4 of 4 cuts.
-  assert of_two["keys"][2] == "hops 2"
-  assert of_two["cells"][0]["value"] is None
-  unasked = report.build(rows[:1], search_values={"A": {}}).data
-  assert unasked["tables"]["worth"]["lines"] == ()
