@@ -74,7 +74,7 @@ def model_flops(
       They exclude adapters, as the next ones do.
     first_forwards: the same in the first epoch only, such as the one for old
       log-probs.
-    critic: whether a critic is trained too; it scores tokens in the first epoch.
+    critic: whether a critic is trained too; it scores in the first epoch only.
     epochs: how often `work` contains the same tokens.
   """
   base = _matrices(a, table.base_rows(a))
