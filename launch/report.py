@@ -44,6 +44,7 @@ from anysearch_jax.evaluation import metrics
 from anysearch_jax.report import build as report
 from anysearch_jax.report import loading, picture, trajectories
 from launch import flags as launch_flags
+from launch import optimum_rows
 
 _ROWS = flags.DEFINE_list(
   "rows", [], "label=folder of an evaluation, ...; before the arguments."
@@ -123,7 +124,10 @@ def main(argv: Sequence[str]) -> None:
     output = pathlib.Path(_OUTPUT.value or home / "report" / "report.html")
     waiting = [source for source in sources if not source.folders]
     sources = [source for source in sources if source.folders]
-    rows = [loading.load_row(s.label, *s.folders) for s in sources]
+    rows = [
+      optimum_rows.add(loading.load_row(s.label, *s.folders), s.folders)
+      for s in sources
+    ]
     training = [loading.load_training(*named) for named in runs.items()]
     if _FIGURE.value:
       _draw(pathlib.Path(_FIGURE.value), rows, training)

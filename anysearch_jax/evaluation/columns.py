@@ -48,7 +48,7 @@ _OPTIONAL = ("format", "input_tokens", "cost")
 _TYPE = [(name, np.int64) for name in _INTEGERS] + [
   (name, np.float64)
   for name in (
-    *(*_PRESENT, *_OPTIONAL, "f1", "asked", "reliability"),
+    *(*_PRESENT, *_OPTIONAL, "f1", "asked", "reliability", "optimum"),
     *official_scoring.NAMES,
   )
 ]
@@ -72,6 +72,8 @@ class Columns:
     asked: float `[P]`, 1 where that fact was searched.
     reliability: float `[P]`, how often memories like that of the fact are
       right; nan where memory does not hold it, or unknown.
+    optimum: float `[P]`, P(right answer) of the best agent for the question and
+      budget, see `with_optimum`; nan where unknown.
     em, f1, searches, violation, scaffold, *_tokens: float `[P]`.
     format, input_tokens, cost: float `[P]`, nan where the file has no value.
     official_em, official_f1: float `[P]`, scores of the published script of
@@ -92,6 +94,7 @@ class Columns:
   kind: np.ndarray
   asked: np.ndarray
   reliability: np.ndarray
+  optimum: np.ndarray
   em: np.ndarray
   f1: np.ndarray
   format: np.ndarray
@@ -123,6 +126,17 @@ class Columns:
     return dataclasses.replace(
       self, **{name: getattr(self, name)[chosen] for name, _ in _TYPE}
     )
+
+  def with_optimum(self, best: np.ndarray, budgets: Sequence[int]) -> Columns:
+    """Returns the episodes beside the best agent's accuracy.
+
+    Args:
+      best: `[N, B]`, P(right answer) of the agent for each question of `ids`
+        and each of `budgets`.
+      budgets: B budgets, ascending, all that occur.
+    """
+    at = np.searchsorted(budgets, self.budget)
+    return dataclasses.replace(self, optimum=best[self.question, at])
 
   def scored(self) -> Columns:
     """Returns the episodes that did not fail."""
@@ -301,6 +315,7 @@ def _numbers(
     _f1(episode),
     0 if hop is None else hop[1],
     math.nan if reliability is None else reliability,
+    math.nan,
     *_official(episode, dataset, source),
   )
 

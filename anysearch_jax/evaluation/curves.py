@@ -9,7 +9,7 @@ import numpy as np
 
 from anysearch_jax.evaluation import columns, inference, intervals, measures
 
-_SHOWN = ("accuracy", "tp", "searches", "total_tokens", "cost")
+_SHOWN = ("accuracy", "tp", "searches", "total_tokens", "cost", "regret")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +20,8 @@ class Point:
     unseen: the budget is above the largest budget of training.
     n: number of scored episodes.
     tokens: mean total tokens of an episode.
+    regret: accuracy of the best agent minus `accuracy`, see
+      `measures.MEASURES`; undefined where that is unknown.
   """
 
   budget: int
@@ -30,6 +32,7 @@ class Point:
   searches: intervals.Estimate
   tokens: intervals.Estimate
   cost: intervals.Estimate
+  regret: intervals.Estimate
 
 
 @dataclasses.dataclass(frozen=True)

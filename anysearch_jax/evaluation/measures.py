@@ -14,7 +14,8 @@ import numpy as np
 from anysearch_jax.evaluation import columns, inference, intervals, linear
 
 # Name -> numerator, denominator. TP counts B >= 1 only, because correct answers
-# without a permitted search are not a product of searching.
+# without a permitted search are not a product of searching. Regret is the
+# accuracy that the best agent has more, on the same questions and budgets.
 MEASURES = {
   "accuracy": ("em", "n"),
   "f1": ("f1", "n"),
@@ -33,7 +34,10 @@ MEASURES = {
   "input_tokens": ("input_tokens", "n"),
   "retrieval_share": ("retrieved_tokens", "total_tokens"),
   "cost": ("cost", "n"),
+  "regret": ("regret", "optimum_n"),
 }
+# The others are never negative.
+_SIGNED = frozenset({"regret"})
 RATES = frozenset(
   {
     "accuracy",
@@ -75,6 +79,8 @@ def columns_of(table: columns.Columns) -> dict[str, np.ndarray]:
     "unused": table.budget - table.searches,
     "invalid": ended("invalid"),
     "truncated": ended("truncated"),
+    "regret": np.nan_to_num(table.optimum - table.em),
+    "optimum_n": (~np.isnan(table.optimum)).astype(float),
   }
   return {
     name: derived[name] if name in derived else getattr(table, name)
@@ -272,12 +278,13 @@ def inferred(
   means = inference.effects(found.columns(others))
   out = {i: effect.estimate for i, effect in zip(bounded, rates, strict=True)}
   for i, effect in zip(others, means, strict=True):
-    out[i] = _positive(effect.estimate)
+    signed = measures[i] in _SIGNED
+    out[i] = effect.estimate if signed else _positive(effect.estimate)
   return [out[i] for i in range(len(measures))]
 
 
 def _positive(found: intervals.Estimate) -> intervals.Estimate:
-  """Cuts an interval at 0: no measure is negative."""
+  """Cuts an interval at 0."""
   if found.low is None:
     return found
   return found._replace(low=max(0.0, found.low))

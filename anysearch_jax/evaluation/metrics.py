@@ -122,6 +122,8 @@ class Cell:
       without a permitted search is not a product of searching.
     *_spread: sample standard deviation over seeds; None with fewer than two.
     retrieval_share: retrieved / total tokens, in [0, 1].
+    regret: accuracy of the best agent minus that of these episodes; None where
+      the former is unknown.
   """
 
   n: int
@@ -148,6 +150,7 @@ class Cell:
   input_tokens: float | None
   retrieval_share: float | None
   cost: float | None
+  regret: float | None
 
 
 def budgets(measured: columns.Measured) -> list[int]:

@@ -309,6 +309,11 @@ def summary_table(data: Mapping[str, Any]) -> str:
   """Formats rows x budgets as plain text: accuracy in percent, searches, TP."""
   budgets = [str(b) for b in data["budgets"]]
   width = 10
+  regret = any(
+    cell.get("regret") is not None
+    for row in data["rows"]
+    for cell in row["cells"].values()
+  )
   lines = [
     " " * 11 + "".join(f"{'B=' + b:>{width}}" for b in [*budgets, "mean"])
   ]
@@ -318,6 +323,7 @@ def summary_table(data: Mapping[str, Any]) -> str:
     lines.append(row["label"])
     for name, show in (
       ("accuracy", _accuracy_text),
+      *([("regret", lambda c: _fixed(c["regret"]))] if regret else []),
       ("searches", lambda c: _fixed(c["searches"])),
       ("TP", lambda c: _fixed(c["tp"])),
     ):

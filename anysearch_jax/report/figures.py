@@ -41,6 +41,7 @@ _PANEL = (
   ("tp", "Tool productivity", "correct / searches"),
   ("searches", "Searches made", "mean searches"),
   ("tokens", "Tokens, written and read", "mean tokens"),
+  ("regret", "Regret to the optimum", "accuracy missed"),
 )
 _PRICES = {
   "searches": "mean searches",
@@ -108,7 +109,13 @@ def panel(
         y_label=label,
         trained=trained,
         diagonal=measure == "searches",
+        optimum=_optimum(found) if measure == "accuracy" else None,
       )
+    )
+
+  def measured(name: str) -> bool:
+    return any(
+      getattr(p, name).value is not None for c in curves for p in c.points
     )
 
   sets = by_dataset if len(by_dataset) > 1 else {}
@@ -116,7 +123,11 @@ def panel(
   return Panel(
     title,
     [(index[c.label], c.label) for c in curves],
-    [against(curves, *measure) for measure in _PANEL],
+    [
+      against(curves, *measure)
+      for measure in _PANEL
+      if measure[0] != "regret" or measured("regret")
+    ],
     [
       against(found, "accuracy", f"Accuracy, {dataset}", "exact match")
       for dataset, found in sets.items()
@@ -127,6 +138,22 @@ def panel(
     ],
     _hops(told, index, name=f"{name}-hops") if told else None,
   )
+
+
+def _optimum(curves: Sequence[curves_lib.Curve]) -> dict[int, float]:
+  """Returns the best agent's accuracy by budget, of the first row that has it.
+
+  A row's regret is that accuracy minus its own.
+  """
+  for curve in curves:
+    found = {
+      p.budget: p.accuracy.value + p.regret.value
+      for p in curve.points
+      if p.accuracy.value is not None and p.regret.value is not None
+    }
+    if found:
+      return found
+  return {}
 
 
 def _svg(text: str) -> markupsafe.Markup:

@@ -25,6 +25,7 @@ def usual_budget(rows: Sequence[table_rows.Shown]) -> int:
 def main(rows: Sequence[table_rows.Shown]) -> tables.Table:
   """Tabulates EM on every dataset, and their average, at each budget."""
   sets = table_rows.datasets(rows)
+  known = table_rows.with_optimum(rows)
   lines = []
   for budget in table_rows.budgets(rows):
     for row in rows:
@@ -32,6 +33,9 @@ def main(rows: Sequence[table_rows.Shown]) -> tables.Table:
       if not any(parts):
         continue
       cells = [table_rows.cells(part, ("accuracy",))[0] for part in parts]
+      if known:
+        at = row.table.where(row.table.budget == budget)
+        cells += table_rows.cells(at, ("regret",))
       if len(sets) > 1:
         mean = None
         if all(parts):
@@ -43,6 +47,7 @@ def main(rows: Sequence[table_rows.Shown]) -> tables.Table:
         tables.Line((str(budget), row.label), tuple(cells), row.index)
       )
   heads = [table_rows.NAMES.get(dataset, ("", dataset)) for dataset in sets]
+  regret = [tables.Column("regret")] if known else []
   average = [tables.Column("Avg.", best=True)] if len(sets) > 1 else []
   return tables.Table(
     "main",
@@ -52,7 +57,9 @@ def main(rows: Sequence[table_rows.Shown]) -> tables.Table:
     + ". † in domain, * out of domain.",
     ("B", "row"),
     tuple(
-      [tables.Column(name, group, best=True) for group, name in heads] + average
+      [tables.Column(name, group, best=True) for group, name in heads]
+      + regret
+      + average
     ),
     tuple(lines),
   )
@@ -60,6 +67,7 @@ def main(rows: Sequence[table_rows.Shown]) -> tables.Table:
 
 def efficiency(rows: Sequence[table_rows.Shown]) -> tables.Table:
   """Tabulates EM, searches and TP of every dataset at B = 4, 5 and 6."""
+  regret = ("regret",) if table_rows.with_optimum(rows) else ()
   return tables.Table(
     "efficiency",
     "Efficiency at B = 4, 5 and 6",
@@ -70,13 +78,15 @@ def efficiency(rows: Sequence[table_rows.Shown]) -> tables.Table:
       tables.Column("EM", best=True),
       tables.Column("searches", digits=2),
       tables.Column("TP", best=True),
+      *map(tables.Column, regret),
     ),
     tuple(
       tables.Line(
         (dataset, str(budget), row.label),
         tuple(
           table_rows.cells(
-            row.cells[dataset, budget], ("accuracy", "searches", "tp")
+            row.cells[dataset, budget],
+            ("accuracy", "searches", "tp", *regret),
           )
         ),
         row.index,
@@ -94,7 +104,10 @@ def ablation(
 ) -> tables.Table:
   """Tabulates accuracy, TP and searches at one budget and over all B >= 1."""
   at = usual_budget(rows)
-  names = ("accuracy", "tp", "searches")
+  regret = table_rows.with_optimum(rows)
+  shown = {"accuracy": "EM", "tp": "TP", "searches": "searches"}
+  shown |= {"regret": "regret"} if regret else {}
+  names = tuple(shown)
   lines = []
   some = [budget for budget in table_rows.budgets(rows) if budget >= 1]
   for row in rows:
@@ -115,9 +128,14 @@ def ablation(
     "comparison says.",
     ("row",),
     tuple(
-      tables.Column(column, group, 2 if column == "searches" else 3, best=best)
+      tables.Column(
+        column,
+        group,
+        2 if column == "searches" else 3,
+        best=column in ("EM", "TP"),
+      )
       for group in (f"B = {at}", "all B ≥ 1")
-      for column, best in (("EM", True), ("TP", True), ("searches", False))
+      for column in shown.values()
     ),
     tuple(lines),
   )

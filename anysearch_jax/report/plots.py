@@ -34,6 +34,7 @@ def against_budget(
   x_label: str = "search budget B",
   trained: int | None = None,
   diagonal: bool = False,
+  optimum: Mapping[int, float] | None = None,
 ) -> str:
   """Draws a value with its interval at every budget.
 
@@ -43,6 +44,7 @@ def against_budget(
     title, y_label, x_label: texts of the figure.
     trained: the largest budget of training; larger budgets are shaded.
     diagonal: whether to draw the line searches = B, the upper bound.
+    optimum: by budget, the best value, drawn as a dotted line.
   """
   with matplotlib.rc_context(canvas.STYLE):
     fig, axes = canvas.axes(title, x_label, y_label)
@@ -55,6 +57,15 @@ def against_budget(
       axes.annotate(
         "searches = B", ends[1:] * 2, ha="right", va="top", rotation=0,
         xytext=(-14, 0), textcoords="offset points",
+      )  # fmt: skip
+    if optimum:
+      axes.plot(
+        list(optimum), list(optimum.values()), color=canvas.INK,
+        linewidth=1.1, linestyle=(0, (1, 2)),
+      )  # fmt: skip
+      axes.annotate(
+        "optimum", list(optimum.items())[-1], ha="right", va="bottom",
+        xytext=(0, 3), textcoords="offset points",
       )  # fmt: skip
     # Shift the series slightly, so that their error bars do not overlap.
     step = 0.4 / max(canvas.SERIES, len(series))
@@ -69,7 +80,8 @@ def against_budget(
         **canvas.line_style(s.index),
       )
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-    axes.set_ylim(bottom=0)
+    # Regret may be negative.
+    axes.set_ylim(bottom=min([0.0, *map(_lowest, series)]))
     if trained is not None and budgets and budgets[-1] > trained:
       axes.axvspan(
         trained + 0.5, budgets[-1] + 0.4, color=canvas.SHADE, zorder=0
@@ -79,6 +91,12 @@ def against_budget(
         ha="center", va="bottom", transform=axes.get_xaxis_transform(),
       )  # fmt: skip
     return canvas.svg(fig, name, title)
+
+
+def _lowest(series: Series) -> float:
+  """Returns the lowest end of an interval of a series; 0 without any."""
+  ends = [e.value if e.low is None else e.low for _, e in series.points]
+  return min((end for end in ends if end is not None), default=0.0)
 
 
 def against_cost(

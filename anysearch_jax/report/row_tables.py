@@ -10,7 +10,20 @@ from anysearch_jax.evaluation import curves as curves_lib
 from anysearch_jax.evaluation import memory_use as memory_use_lib
 from anysearch_jax.report import table_rows, tables
 
-_OVERVIEW = {"accuracy": "EM", "searches": "searches", "tp": "TP"}
+_OVERVIEW = {
+  "accuracy": "EM",
+  "regret": "regret",
+  "searches": "searches",
+  "tp": "TP",
+}
+
+
+_BEST = "the optimum, computed"
+REGRET = (
+  "Regret: the accuracy of the optimum, the best agent of the generated world "
+  "(docs/quickstart.md), minus that of the row, on the same questions; the "
+  "optimum is computed, not played."
+)
 
 
 def overview(
@@ -18,7 +31,7 @@ def overview(
   curves: Sequence[curves_lib.Curve],
   means: Mapping[str, Mapping[str, intervals.Estimate]],
 ) -> tables.Table:
-  """Tabulates exact match, searches and productivity of rows at all budgets.
+  """Tabulates exact match, regret, searches and productivity by budget.
 
   Args:
     rows: all rows.
@@ -39,17 +52,12 @@ def overview(
     point = points.get((row.label, budget))
     return None if point is None else tables.cell(getattr(point, name))
 
-  return tables.Table(
-    "overview",
-    "Every row at every budget",
-    "EM is exact match; TP, tool productivity, is correct answers per search "
-    "and not defined without any search. 95 % intervals, over questions "
-    "and trainings; sets weigh alike. The mean is over all budgets, TP's over "
-    "B ≥ 1. A dash where a row lacks a set or a budget that another row has: "
-    "its number would be of other episodes.",
-    ("measure", "row"),
-    (*(tables.Column(f"B = {b}") for b in at), tables.Column("mean")),
-    tuple(
+  known = table_rows.with_optimum(rows)
+  lines = []
+  for name, title in _OVERVIEW.items():
+    if name == "regret" and not known:
+      continue
+    lines += [
       tables.Line(
         (title, row.label),
         (
@@ -58,10 +66,32 @@ def overview(
         ),
         row.index,
       )
-      for name, title in _OVERVIEW.items()
       for row in rows
-    ),
+    ]
+    if name == "accuracy" and known:
+      lines.append(_optimum((title, _BEST), table_rows.optimum(rows), at))
+  return tables.Table(
+    "overview",
+    "Every row at every budget",
+    "EM is exact match; TP, tool productivity, is correct answers per search "
+    "and not defined without any search. 95 % intervals, over questions "
+    "and trainings; sets weigh alike. The mean is over all budgets, TP's over "
+    "B ≥ 1. A dash where a row lacks a set or a budget that another row has: "
+    "its number would be of other episodes." + (f" {REGRET}" if known else ""),
+    ("measure", "row"),
+    (*(tables.Column(f"B = {b}") for b in at), tables.Column("mean")),
+    tuple(lines),
   )
+
+
+def _optimum(
+  keys: tuple[str, ...], found: Mapping[int, float], at: Sequence[int]
+) -> tables.Line:
+  """Returns the line of the best agent, with its mean over all budgets."""
+  cells = [tables.Cell(found.get(budget)) for budget in at]
+  complete = set(at) <= set(found)
+  mean = sum(found[b] for b in at) / len(at) if complete else None
+  return tables.Line(keys, (*cells, tables.Cell(mean)))
 
 
 _SCORERS = {

@@ -34,7 +34,7 @@ from anysearch_jax.report import tables as tables_lib
 # 1 / draws, so 1 / 40 remains reachable after the correction.
 _DRAWS = 40
 # The measures that are averaged over all datasets and budgets of a row.
-MEANS = ("accuracy", "tp", "searches", "total_tokens")
+MEANS = ("accuracy", "tp", "searches", "regret", "total_tokens")
 # Titles of the paper's ablations and of its comparison of systems; other groups
 # use their names as titles.
 GROUPS = {
@@ -316,7 +316,7 @@ def row_data(
 
   def of(point: curves_lib.Point) -> dict[str, intervals.Estimate]:
     tokens = {"total_tokens": point.tokens}
-    return {n: getattr(point, n) for n in MEANS[:3]} | tokens
+    return {n: getattr(point, n) for n in MEANS[:4]} | tokens
 
   return {
     "label": row.label,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from anysearch_jax.evaluation import columns, measures, metrics
 from anysearch_jax.report import tables
 
@@ -67,6 +69,30 @@ def datasets(rows: Sequence[Shown]) -> list[str]:
 def budgets(rows: Sequence[Shown]) -> list[int]:
   """Returns the budgets that any row has, ascending."""
   return sorted({budget for row in rows for _, budget in row.cells})
+
+
+def with_optimum(rows: Sequence[Shown]) -> bool:
+  """Whether the best agent's accuracy is known for any episode."""
+  return any(not np.isnan(row.table.optimum).all() for row in rows)
+
+
+def optimum(rows: Sequence[Shown]) -> dict[int, float]:
+  """Returns the best agent's accuracy by budget, on the first row's questions.
+
+  Rows have the same questions, but some have fewer of them.
+
+  Returns:
+    Budgets at which it is known for every episode of the row; empty if no row
+    has it.
+  """
+  for row in rows:
+    if with_optimum([row]):
+      means = {
+        budget: float(part.optimum.mean())
+        for budget, part in columns.by_budget(row.table).items()
+      }
+      return {b: mean for b, mean in means.items() if not np.isnan(mean)}
+  return {}
 
 
 def complete(

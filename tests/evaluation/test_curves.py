@@ -106,6 +106,7 @@ def _curve(label, *points):
         searches=intervals.Estimate(searches, None, None),
         tokens=nothing,
         cost=nothing,
+        regret=nothing,
       )
       for budget, accuracy, searches in points
     ),
@@ -158,7 +159,8 @@ def test_free_items_need_no_count():
 def test_estimates_equal_cell_values():
   row = study.row("a", questions=30, budgets=(0, 3), seeds=(1, 2))
   noted = {"cost": 0.1, "input_tokens": 50, "dataset": "nq"}  # Of a script.
-  told = [e | noted for e in row.episodes]
+  told = columns.of([e | noted for e in row.episodes])
+  told = told.with_optimum(np.full((30, 2), 0.7), [0, 3])
   cell = metrics.cell(told)
   found = measures.estimates(told)
   for name, estimate in found.items():

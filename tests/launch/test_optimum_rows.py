@@ -1,0 +1,70 @@
+"""Rows of the generated world get the optimum of their own world."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import study
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.config import values as config_values
+from anysearch_jax.evaluation import metrics
+from anysearch_jax.world import exact_accuracy, optimum, versions
+from anysearch_jax.world import world as world_lib
+from launch import optimum_rows
+
+
+def row_of(questions, budgets=(0, 2)):
+  (like,) = study.row("A", questions=1, budgets=(0,)).episodes
+  return metrics.Row(
+    "A",
+    tuple(
+      like | {"question_id": q.id, "budget": b, "outcome": "answered"}
+      for q in questions
+      for b in budgets
+    ),
+  )
+
+
+def evaluated(folder, **data):
+  config = config_lib.ExperimentConfig(data=config_lib.DataConfig(**data))
+  values = config_values.to_dict(config)
+  folder.mkdir()
+  (folder / "config.json").write_text(json.dumps(values))
+  return folder
+
+
+@pytest.mark.parametrize("version", ["graded", "fixed", ""])
+def test_a_row_is_held_against_the_optimum_of_its_world(version, tmp_path):
+  folder = evaluated(tmp_path / "one", world=version or "fixed")
+  if not version:  # As before versions had names.
+    values = json.loads((folder / "config.json").read_text())
+    del values["data"]["world"]
+    (folder / "config.json").write_text(json.dumps(values))
+  world = world_lib.World(versions.config(version or "fixed", 0))
+  questions = world.questions("held-out", 12, 0)
+  found = optimum_rows.add(row_of(questions), [folder, folder]).columns
+  best = exact_accuracy.table(
+    world, optimum.Optimum(world), found.ids.tolist(), (0, 2)
+  )
+  expected = best[found.question, (found.budget == 2).astype(int)]
+  np.testing.assert_allclose(found.optimum, expected)
+
+
+def test_rows_of_other_questions_are_unchanged(tmp_path):
+  row = study.row("A", questions=3)
+  of_files = evaluated(tmp_path / "files", source="prepared", path="data/qa")
+  for folders in ([tmp_path], [of_files]):
+    assert optimum_rows.add(row, folders) is row
+  # Rows of two worlds have no optimum in common.
+  one = evaluated(tmp_path / "one")
+  other = evaluated(tmp_path / "other", world_seed=1)
+  assert optimum_rows.add(row, [one, other]) is row
+
+
+def test_a_question_of_no_world_is_named(tmp_path):
+  folder = evaluated(tmp_path / "one")
+  with pytest.raises(ValueError, match="Row 'A': Found the question 'q0'"):
+    optimum_rows.add(study.row("A", questions=3), [folder])
