@@ -94,6 +94,8 @@ class ObjectiveConfig:
     min(pi_trainer / pi_engine, importance_cap); 0 is off.
   advantage: `group` (GRPO: rewards standardised in their group) or `gae`
     (PPO: estimated by a critic, see `CriticConfig`).
+  entropy_coefficient: this times the policy's entropy (nats, the mean over
+    tokens by `reduction`) is subtracted from the loss; 0 is off.
   """
 
   clip_low: float = 0.2
@@ -106,6 +108,7 @@ class ObjectiveConfig:
   old_logp: str = "engine"
   importance_cap: float = 0.0
   advantage: str = "group"
+  entropy_coefficient: float = 0.0
 
   @property
   def has_critic(self) -> bool:

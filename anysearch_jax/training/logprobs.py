@@ -32,6 +32,7 @@ def token_logprobs(
   *,
   temperature: float = 1.0,
   compute: decoder.Compute = decoder.Compute(),  # noqa: B008
+  entropy_trains: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the log-probability of each target and the prediction's entropy.
 
@@ -46,10 +47,10 @@ def token_logprobs(
     segment_ids: int `[B, T]`, 0 is padding.
     temperature: > 0.
     compute: numerics and layout; `logprob_chunk` is lowered to a divisor of T.
+    entropy_trains: whether the entropy has a gradient; it is 0 otherwise.
 
   Returns:
-    logp and entropy (nats), float32 `[B, T]` each. The gradient of the entropy
-    is treated as 0.
+    logp and entropy (nats), float32 `[B, T]` each.
   """
   chex.assert_equal_shape([tokens, targets, positions, segment_ids])
   hidden = decoder.forward(
@@ -61,7 +62,9 @@ def token_logprobs(
   )
   head = decoder.head(params)
   parts = _Parts.of(head, compute.layout)
-  how = _How(temperature, chunk, a.lora is None, parts, compute.layout)
+  how = _How(
+    temperature, chunk, a.lora is None, parts, compute.layout, entropy_trains
+  )
   return _logprobs(how, hidden, head, targets)
 
 
@@ -94,6 +97,7 @@ class _How(NamedTuple):
   head_trains: bool
   parts: _Parts
   layout: sharding.Layout | None
+  entropy_trains: bool = False
 
   def over_mesh(self, f, ins: str, outs: str):
     """Wraps `f` so that it runs on each device's shards.
@@ -124,15 +128,19 @@ def _forward(how: _How, hidden, head, targets):
   logp, entropy, normalizer = how.over_mesh(
     functools.partial(_local_forward, how), "hwt", "ttt"
   )(hidden, head, targets)
-  return (logp, entropy), (hidden, head, targets, normalizer)
+  kept = entropy if how.entropy_trains else None
+  return (logp, entropy), (hidden, head, targets, normalizer, kept)
 
 
 def _backward(how: _How, residuals, cotangents):
-  hidden, head, targets, normalizer = residuals
-  g, _ = cotangents
+  hidden, head, targets, normalizer, entropy = residuals
+  g, of_entropy = cotangents
+  tokens = [targets, normalizer, g]
+  if how.entropy_trains:
+    tokens += [entropy, of_entropy]
   d_hidden, d_head = how.over_mesh(
-    functools.partial(_local_backward, how), "hwttt", "hw"
-  )(hidden, head, targets, normalizer, g)
+    functools.partial(_local_backward, how), "hw" + "t" * len(tokens), "hw"
+  )(hidden, head, *tokens)
   return d_hidden, d_head.astype(head.dtype), None
 
 
@@ -172,20 +180,27 @@ def _local_forward(how: _How, hidden, head, targets):
   return target - normalizer, normalizer - weighted / total, normalizer
 
 
-def _local_backward(how: _How, hidden, head, targets, normalizer, g):
+def _local_backward(how: _How, hidden, head, targets, normalizer, g, *entropy):
   """Returns the gradients of `sum(g * logp)` for this device's hidden and head.
 
   With p the softmax, the gradient for the logits is g (onehot(target) - p).
+  `entropy` is empty, or the entropy H and its cotangent e; these add the
+  gradient of `sum(e * H)`, which is -e p (log p + H) for the logits.
   """
   whole, gathered = _gathered(how.parts, hidden, head)
   first = _first(how.parts, gathered)
 
   def of_chunk(d_head, chunk):
-    hidden, targets, normalizer, g = chunk
+    hidden, targets, normalizer, g, *entropy = chunk
     logits = _logits(hidden, gathered, how.temperature)
-    p = jnp.exp(logits - normalizer[..., None])
+    logp = logits - normalizer[..., None]
+    p = jnp.exp(logp)
     d = jnp.where(_is_target(logits, targets, first), 1 - p, -p)
-    d = (d * (g / how.temperature)[..., None]).astype(hidden.dtype)
+    d *= (g / how.temperature)[..., None]
+    if entropy:
+      h, e = (x[..., None] for x in entropy)
+      d -= e / how.temperature * p * (logp + h)
+    d = d.astype(hidden.dtype)
     if how.head_trains:
       d_head += jnp.einsum(
         "btv,btd->vd", d, hidden, preferred_element_type=jnp.float32
@@ -196,7 +211,7 @@ def _local_backward(how: _How, hidden, head, targets, normalizer, g):
   d_head, d_hidden = jax.lax.scan(
     of_chunk,
     jnp.zeros(shape, jnp.float32),
-    _cut(how.chunk, (whole, targets, normalizer, g)),
+    _cut(how.chunk, (whole, targets, normalizer, g, *entropy)),
   )
   d_hidden = _joined(d_hidden)
   if not how.head_trains:

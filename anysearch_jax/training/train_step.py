@@ -214,7 +214,9 @@ def grpo_loss(
   def loss_fn(params, reference, rows):
     inputs = (rows.tokens, rows.targets, rows.positions, rows.segment_ids)
     policy = params if a.lora is None else lora.combine(reference, params)
-    logp, entropy = score(policy, a, *inputs)
+    logp, entropy = score(
+      policy, a, *inputs, entropy_trains=bool(config.entropy_coefficient)
+    )
     if config.kl_coefficient:
       reference_logp, _ = score(reference, a.without_lora(), *inputs)
       reference_logp = jax.lax.stop_gradient(reference_logp)
@@ -233,7 +235,10 @@ def grpo_loss(
       config=config,
     )
     metrics = {f"loss/{name}": value for name, value in metrics.items()}
-    metrics["policy/entropy"] = jnp.sum(rows.weight * entropy)
+    mean_entropy = jnp.sum(rows.weight * entropy)
+    metrics["policy/entropy"] = mean_entropy
+    if config.entropy_coefficient:
+      loss -= config.entropy_coefficient * mean_entropy
     return loss, metrics
 
   return loss_fn

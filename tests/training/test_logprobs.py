@@ -101,6 +101,47 @@ def test_gradients_are_those_of_the_whole_softmax(params, inputs):
   assert all(np.abs(g).max() > 1e-4 for g in jax.tree.leaves(chunked))
 
 
+def entropies(hidden, head, temperature):
+  """Returns the entropy of each position, in float64."""
+  logits = np.einsum("btd,vd->btv", hidden, head) / temperature
+  logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  return -(np.exp(logp) * logp).sum(-1)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_entropy_and_its_gradient_are_those_of_float64(temperature):
+  rng = np.random.default_rng(4)
+  hidden, head = rng.normal(size=(2, 6, 3)), rng.normal(size=(7, 3))
+  weight, of_logp = rng.normal(size=(2, 2, 6))
+  targets = rng.integers(0, 7, (2, 6))
+
+  def loss(hidden, head):
+    how = logprobs._How(temperature, 2, True, logprobs._Parts(), None, True)
+    logp, entropy = logprobs._logprobs(how, hidden, head, targets)
+    return jnp.sum(weight * entropy) + jnp.sum(of_logp * logp)
+
+  def oracle(hidden, head):
+    logits = np.einsum("btd,vd->btv", hidden, head) / temperature
+    picked = np.take_along_axis(logits, targets[..., None], -1)[..., 0]
+    logp = picked - np.log(np.exp(logits).sum(-1))
+    entropy = entropies(hidden, head, temperature)
+    return np.sum(weight * entropy) + np.sum(of_logp * logp)
+
+  given = [jnp.asarray(x, jnp.float32) for x in (hidden, head)]
+  value, found = jax.value_and_grad(loss, (0, 1))(*given)
+  np.testing.assert_allclose(value, oracle(hidden, head), rtol=1e-5)
+  for place, gradient in enumerate(found):
+    assert np.abs(gradient).max() > 0.1
+    for i in np.ndindex(gradient.shape):
+      ends = []
+      for step in (-1e-6, 1e-6):
+        moved = [hidden.copy(), head.copy()]
+        moved[place][i] += step
+        ends.append(oracle(*moved))
+      slope = (ends[1] - ends[0]) / 2e-6
+      np.testing.assert_allclose(gradient[i], slope, rtol=1e-4, atol=1e-5)
+
+
 def test_values_in_the_padding_have_no_effect(params, inputs):
   tokens, targets, positions, segment_ids = (x.copy() for x in inputs)
   padding = segment_ids == 0

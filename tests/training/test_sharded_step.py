@@ -232,6 +232,20 @@ def test_a_step_without_a_kl_term_runs_without_a_reference_on_a_mesh():
   assert_same(cut, one)
 
 
+@pytest.mark.slow
+def test_the_entropy_bonus_is_the_same_on_a_mesh():
+  a, trained, reference = params_of("qwen2")
+  objective = dataclasses.replace(OBJECTIVE, entropy_coefficient=2.0)
+  one, cut = (
+    run(a, trained, reference, [batch()], objective=objective, layout=layout)[
+      0
+    ][0]
+    for layout in (None, layout_of((2, 2, 2, True)))
+  )
+  assert_same(cut, one)
+  assert one[1]["loss/total"] < on_one_device("qwen2")[1]["loss/total"] - 1
+
+
 def test_the_score_of_a_batch_is_what_the_step_sees():
   """On a mesh, with the sharding of the batch, so that the step can use it."""
   a, trained, reference = params_of("llama")

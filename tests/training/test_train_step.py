@@ -285,6 +285,42 @@ def test_cross_entropy_is_the_weighted_negative_log_likelihood(
   assert metrics == {}
 
 
+def test_entropy_bonus_is_the_gradient_of_the_weighted_entropy(
+  params, trajectories
+):
+  rows = first_rows(trajectories)
+
+  def gradient(coefficient):
+    objective = dataclasses.replace(
+      OBJECTIVE, kl_coefficient=0.0, entropy_coefficient=coefficient
+    )
+    loss = train_step.grpo_loss(A, objective, temperature=TEMPERATURE)
+    run = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    (value, metrics), grads = run(params, params, rows)
+    return value, metrics["policy/entropy"], grads
+
+  def entropy(params):
+    hidden = decoder.forward(
+      params, A, rows.tokens, rows.positions, rows.segment_ids
+    )
+    logp = jax.nn.log_softmax(decoder.logits(params, hidden) / TEMPERATURE)
+    return -jnp.sum(rows.weight[..., None] * jnp.exp(logp) * logp)
+
+  (plain, mean, without), (bonus, _, with_) = gradient(0.0), gradient(0.5)
+  assert mean > 0.1
+  np.testing.assert_allclose(plain - bonus, 0.5 * mean, rtol=1e-4)
+  expected = jax.jit(jax.grad(entropy))(params)
+  assert any(np.abs(g).max() > 1e-2 for g in jax.tree.leaves(expected))
+  jax.tree.map(
+    lambda a, b, e: np.testing.assert_allclose(
+      a - b, 0.5 * e, rtol=1e-3, atol=1e-5
+    ),
+    without,
+    with_,
+    expected,
+  )
+
+
 NOT_DECAYED = {
   "attention_norm",
   "mlp_norm",
