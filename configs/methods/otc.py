@@ -1,4 +1,4 @@
-"""OTC-PO; backbones as in configs/methods/__init__.py.
+"""OTC-PO; presets as in configs/methods/__init__.py.
 
 python -m launch.train --config=configs/methods/otc.py
 """
@@ -9,5 +9,5 @@ from anysearch_jax import config as config_lib
 from configs import methods
 
 
-def get_config(backbone: str = "") -> config_lib.ExperimentConfig:
-  return methods.experiment("otc", backbone)
+def get_config(preset: str = "") -> config_lib.ExperimentConfig:
+  return methods.experiment("otc", preset)

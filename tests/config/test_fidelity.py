@@ -1,0 +1,112 @@
+"""The recipes of the compared systems, and docs/fidelity.md, which lists them.
+
+A row of its tables whose first cell is a setting holds that setting's value in
+the equal and in the original recipe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+import re
+
+import pytest
+
+from anysearch_jax.config import values as config_values
+from anysearch_jax.methods import originals, systems
+from anysearch_jax.training import validation
+from configs import methods
+from launch import flags
+
+ROOT = pathlib.Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "fidelity.md").read_text()
+ROW = re.compile(r"^\| `([a-z0-9_.]+)` \| ([^|]*) \| ([^|]*) \|", re.M)
+SYSTEMS = (
+  *("search_r1", "search_r1_ppo", "stepsearch"),
+  *("zerosearch", "ikea", "search_o1", "bats"),
+)
+UNTRAINED = ("search_o1", "bats")
+
+
+def load(system, preset):
+  return flags.load_config(f"configs/methods/{system}.py:{preset}")
+
+
+def tables():
+  """Returns the rows (setting, equal, original) by the system of a section."""
+  _, *parts = re.split(r"^## .*?\(`(\w+)`\)\n", TEXT, flags=re.M)
+  return {
+    name: ROW.findall(text)
+    for name, text in zip(parts[::2], parts[1::2], strict=True)
+  }
+
+
+def test_every_recipe_has_a_table():
+  assert sorted(tables()) == sorted(set(SYSTEMS) - {"search_r1_ppo"})
+
+
+@pytest.mark.parametrize("system", sorted(tables()))
+def test_the_table_has_the_values_of_the_configurations(system):
+  rows = tables()[system]
+  assert rows
+  recipes = [
+    dict(config_values.leaves(config_values.to_dict(load(system, preset))))
+    for preset in ("qwen2_5_7b", "qwen2_5_7b:original")
+  ]
+  found = {
+    setting: tuple(str(recipe[setting]) for recipe in recipes)
+    for setting, *_ in rows
+  }
+  assert {setting: tuple(shown) for setting, *shown in rows} == found
+
+
+@pytest.mark.parametrize("system", sorted(tables()))
+def test_the_table_names_every_difference_of_the_recipes(system):
+  equal, original = (
+    dict(config_values.leaves(config_values.to_dict(load(system, preset))))
+    for preset in ("qwen2_5_7b", "qwen2_5_7b:original")
+  )
+  differ = {key for key in equal if equal[key] != original[key]}
+  # Without a critic its settings have no effect.
+  if equal["objective.advantage"] == original["objective.advantage"] == "group":
+    differ = {key for key in differ if not key.startswith("critic.")}
+  assert differ - {"name"} <= {setting for setting, *_ in tables()[system]}
+
+
+@pytest.mark.parametrize("backbone", methods.BACKBONES)
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_original_recipes_are_valid(system, backbone):
+  config = load(system, f"{backbone}:original")
+  validation.validate(config, trains=system not in UNTRAINED)
+  assert config.name == f"{system}-{backbone}-original"
+  assert config.policy == load(system, backbone).policy
+
+
+def test_unknown_presets_are_refused():
+  for system, preset, sentence in (
+    ("search_r1", "original", "expected one of qwen2_5_7b"),
+    ("search_r1", ":original", "expected a backbone before it"),
+    ("search_r1", "qwen2_5_7b:other", "with or without :original"),
+    ("otc", "qwen2_5_7b:original", "published no recipe of their own"),
+    ("anysearch", "qwen3_4b:original", "published no recipe of their own"),
+  ):
+    with pytest.raises(ValueError, match=sentence):
+      load(system, preset)
+
+
+def test_the_tables_name_the_repositories_and_commits_that_texts_are_from():
+  for original in originals.ORIGINALS.values():
+    assert f"{original.repository} at `{original.commit[:7]}`" in TEXT
+
+
+def test_no_text_of_the_authors_is_shipped_as_it_is():
+  hashes = {
+    place.sha256
+    for original in originals.ORIGINALS.values()
+    for places in original.texts.values()
+    for place in places
+  }
+  assert len(hashes) > 10
+  for words in systems.WORDINGS.values():
+    for text in words.texts().values.values():
+      assert hashlib.sha256(text.strip().encode()).hexdigest() not in hashes
