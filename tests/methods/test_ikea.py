@@ -93,11 +93,11 @@ THOUGHT = "<think>so (think of it)</think>"
     ),
     (0, []),
     (0, [("<answer>Tol</answer>", None)]),
-    (0, [(THOUGHT, "My previous action is invalid.\n")] * 2),
+    (0, [(THOUGHT, "That was no action.\n")] * 2),
     (
       0,
       [
-        (THOUGHT, "My previous action is invalid.\n"),
+        (THOUGHT, "That was no action.\n"),
         ("<answer>Tol</answer>", None),
       ],
     ),
