@@ -63,7 +63,8 @@ _TABLE: dict[str, dict[Kind, str]] = {
     "normalize reduction old_logp importance_cap entropy_coefficient",
   },
   "optimizer": {
-    _L: "learning_rate b1 b2 eps weight_decay max_grad_norm warmup_steps"
+    _L: "learning_rate b1 b2 eps weight_decay max_grad_norm warmup_steps "
+    "decay_steps"
   },
   "critic": {
     _L: "gamma lam learning_rate warmup_steps alone_steps value_clip whiten "
@@ -131,6 +132,7 @@ KINDS: dict[str, Kind] = {
 _SWITCHES = (
   "optimizer.max_grad_norm",
   "optimizer.warmup_steps",
+  "optimizer.decay_steps",
   "critic.warmup_steps",
 )
 

@@ -50,7 +50,12 @@ class Learner:
       sequence_parallel=config.mesh.sequence_parallel,
     )
     critic = config.critic if config.objective.has_critic else None
-    tx = train_step.optimizer(a, config.optimizer, critic=critic)
+    tx = train_step.optimizer(
+      a,
+      config.optimizer,
+      critic=critic,
+      total_steps=config.curriculum.total_steps,
+    )
     shardings = train_step.shardings(a, tx, placed.trainer)
     trained = (
       policy.params if a.lora is None else lora.initialize(a, config.seed)

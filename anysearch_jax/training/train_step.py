@@ -99,6 +99,7 @@ def optimizer(
   *,
   schedule: optax.Schedule | None = None,
   critic: config_lib.CriticConfig | None = None,
+  total_steps: int = 0,
 ) -> optax.GradientTransformation | Pair:
   """Returns AdamW with global-norm clipping and decay of matrices only.
 
@@ -107,22 +108,39 @@ def optimizer(
     config: rates; `max_grad_norm` 0 disables clipping.
     schedule: learning rate by step, instead of the configuration's.
     critic: settings of the critic, which is clipped separately.
+    total_steps: length of the training; `decay_steps` are the last of them.
   """
-  schedule = schedule or _schedule(config.learning_rate, config.warmup_steps)
+
+  def rates(peak: float, warmup: int) -> float | optax.Schedule:
+    return _schedule(peak, warmup, config.decay_steps, total_steps)
+
+  schedule = schedule or rates(config.learning_rate, config.warmup_steps)
   policy = _adamw(table.trainable_rows(a), config, schedule)
   if critic is None:
     return policy
-  own = _schedule(critic.learning_rate, critic.warmup_steps)
+  own = rates(critic.learning_rate, critic.warmup_steps)
   return Pair(
     policy, _adamw(table.critic_rows(a), config, own), critic.alone_steps
   )
 
 
-def _schedule(rate: float, steps: int) -> float | optax.Schedule:
-  """Returns `rate`, or its linear warm-up: rate * (i + 1) / steps at step i."""
-  if not steps:
+def _schedule(
+  rate: float, warmup: int, decay: int, total: int
+) -> float | optax.Schedule:
+  """Returns `rate`, or its linear warm-up and decay.
+
+  It is rate * (i + 1) / warmup at step i, and rate * (total - i) / decay in the
+  last steps, so that no step has a rate of 0.
+  """
+  if not warmup and not decay:
     return rate
-  return lambda count: rate * jnp.minimum(1.0, (count + 1) / steps)
+
+  def at(count: jax.typing.ArrayLike) -> jax.Array:
+    share = jnp.minimum(1.0, (count + 1) / warmup) if warmup else 1.0
+    left = (total - count) / decay if decay else 1.0
+    return rate * jnp.clip(left, 0.0, share)
+
+  return at
 
 
 def _adamw(

@@ -385,6 +385,32 @@ def test_adamw_matches_its_equations(params, max_norm):
       np.testing.assert_allclose(found, p, rtol=1e-5, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.parametrize(
+  ("warmup", "decay", "rates"),
+  [
+    (0, 4, (1, 1, 1, 3 / 4, 2 / 4, 1 / 4)),
+    (2, 2, (1 / 2, 1, 1, 1, 1, 1 / 2)),
+    # The lower of the two.
+    (4, 6, (1 / 4, 1 / 2, 2 / 3, 1 / 2, 1 / 3, 1 / 6)),
+  ],
+)
+def test_the_learning_rate_rises_and_falls_linearly(warmup, decay, rates):
+  c = dataclasses.replace(
+    OPTIMIZER, learning_rate=0.25, warmup_steps=warmup, decay_steps=decay
+  )
+  tx = train_step.optimizer(A, c, total_steps=6)
+  ones = jax.tree.map(jnp.ones_like, random_params(0))
+  # Without a gradient, the decay of matrices shows the rate.
+  zero = jax.tree.map(jnp.zeros_like, ones)
+  state = tx.init(ones)
+  for rate in rates:
+    updates, state = tx.update(zero, state, ones)
+    (found,) = {
+      round(float(leaf.min()), 6) for leaf in jax.tree.leaves(updates)
+    } - {0.0}
+    assert found == pytest.approx(-0.25 * rate * c.weight_decay, rel=1e-4)
+
+
 def test_without_a_gradient_only_matrices_shrink(params):
   tx = train_step.optimizer(A, OPTIMIZER)
   zero = jax.tree.map(jnp.zeros_like, params)
