@@ -14,7 +14,13 @@ from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.serving import errors, fields, response_items, responses_api
+from anysearch_jax.serving import (
+  errors,
+  fields,
+  response_items,
+  responses_api,
+  streaming,
+)
 
 _ROLES = ("system", "developer", "user", "assistant")
 
@@ -72,6 +78,9 @@ class Writer:
     usage: whether a stream ends with a chunk of the usage.
   """
 
+  framed = staticmethod(streaming.data)
+  last = streaming.DONE
+
   def __init__(self, asked: fields.Asked, *, usage: bool = False):
     self._id = f"chatcmpl-{uuid.uuid4().hex}"
     self._created = int(time.time())
@@ -103,6 +112,10 @@ class Writer:
     if self._usage:
       chunk = self._chunk(0, {})
       yield chunk | {"choices": [], "usage": _usage(self._replies)}
+
+  def refused(self, error: errors.RequestError) -> dict[str, Any]:
+    """Returns the chunk of an error after the first chunk was sent."""
+    return error.body()
 
   def completion(
     self, told: Sequence[Sequence[events.Event]]

@@ -13,7 +13,7 @@ from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.serving import errors, fields, response_items
+from anysearch_jax.serving import errors, fields, response_items, streaming
 
 _TOOLS = ("web_search", "web_search_2025_08_26", "web_search_preview")
 _TEXTS = ("input_text", "output_text", "text")
@@ -96,6 +96,9 @@ class Writer:
     served: what the service offers.
   """
 
+  framed = staticmethod(streaming.named)
+  last = b""
+
   def __init__(self, asked: fields.Asked, served: fields.Served):
     self._asked, self._served = asked, served
     self._name = uuid.uuid4().hex
@@ -129,8 +132,9 @@ class Writer:
     for name in ("created", "in_progress"):
       yield self._event(f"response.{name}", response=response)
 
-  def write(self, event: events.Event) -> Iterator[dict[str, Any]]:
-    """Yields the API's events for one of the agent's."""
+  def write(self, index: int, event: events.Event) -> Iterator[dict[str, Any]]:
+    """Yields the API's events for one of the agent's; there is one answer."""
+    del index
     if not isinstance(event, events.Thinking):
       yield from self._end_reasoning()
     match event:
@@ -144,6 +148,10 @@ class Writer:
         yield self._item("response.output_item.done", item)
       case events.Answer(reply):
         yield from self._answer(reply)
+
+  def end(self) -> Iterator[dict[str, Any]]:
+    """Yields nothing: the answer's event is the last one."""
+    return iter(())
 
   def refused(self, error: errors.RequestError) -> dict[str, Any]:
     """Returns the event of an error after the first event was sent."""

@@ -127,33 +127,9 @@ class Service:
       asked = self._begin(account, responses_api.read(body, self._served))
       writer = responses_api.Writer(asked, self._served)
       if asked.stream:
-        return self._stream(
-          account, self._responses_events(writer, account, asked)
-        )
+        return self._stream(account, self._chunks(writer, account, asked))
       (told,) = await self._answered(request, account, asked)
       return bodies.respond(writer.response(told))
-
-  async def _responses_events(
-    self,
-    writer: responses_api.Writer,
-    account: accounts.Account,
-    asked: fields.Asked,
-  ) -> AsyncGenerator[bytes]:
-    for value in writer.begin():
-      yield streaming.named(value)
-    try:
-      async with contextlib.aclosing(
-        self._answers.stream(account, asked)
-      ) as told:
-        async for each in told:
-          if each is None:
-            yield streaming.HEARTBEAT
-          else:
-            for value in writer.write(each[1]):
-              yield streaming.named(value)
-    except errors.RequestError as error:
-      account.status = error.status
-      yield streaming.named(writer.refused(error))
 
   async def chat(self, request: requests.Request) -> responses_lib.Response:
     """Answers `POST /v1/chat/completions`."""
@@ -163,18 +139,19 @@ class Service:
       asked = self._begin(account, read)
       writer = chat_api.Writer(asked, usage=usage)
       if asked.stream:
-        return self._stream(account, self._chat_events(writer, account, asked))
+        return self._stream(account, self._chunks(writer, account, asked))
       told = await self._answered(request, account, asked)
       return bodies.respond(writer.completion(told))
 
-  async def _chat_events(
+  async def _chunks(
     self,
-    writer: chat_api.Writer,
+    writer: streaming.Writer,
     account: accounts.Account,
     asked: fields.Asked,
   ) -> AsyncGenerator[bytes]:
+    """Yields the stream of a request, in the words of its API."""
     for value in writer.begin():
-      yield streaming.data(value)
+      yield writer.framed(value)
     try:
       async with contextlib.aclosing(
         self._answers.stream(account, asked)
@@ -184,14 +161,15 @@ class Service:
             yield streaming.HEARTBEAT
           else:
             for value in writer.write(*each):
-              yield streaming.data(value)
+              yield writer.framed(value)
     except errors.RequestError as error:
       account.status = error.status
-      yield streaming.data(error.body())
+      yield writer.framed(writer.refused(error))
       return
     for value in writer.end():
-      yield streaming.data(value)
-    yield streaming.DONE
+      yield writer.framed(value)
+    if writer.last:
+      yield writer.last
 
   async def _answered(
     self,

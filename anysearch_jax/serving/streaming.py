@@ -13,12 +13,14 @@ from collections.abc import (
   Awaitable,
   Callable,
   Coroutine,
+  Iterable,
   Mapping,
 )
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette import responses
 
+from anysearch_jax.agent import events
 from anysearch_jax.serving import errors
 
 _T = TypeVar("_T")
@@ -40,6 +42,37 @@ def data(value: Mapping[str, Any]) -> bytes:
 def named(value: Mapping[str, Any]) -> bytes:
   """Returns an event that has the name of its `type`."""
   return b"event: %b\n%b" % (value["type"].encode(), data(value))
+
+
+class Writer(Protocol):
+  """Turns an agent's events into the values of an API's stream.
+
+  last: sent after the last value; empty for none.
+  """
+
+  last: bytes
+
+  def framed(self, value: Mapping[str, Any]) -> bytes:
+    """Returns a value as an event."""
+    ...
+
+  def begin(self) -> Iterable[Mapping[str, Any]]:
+    """Yields the values before the first event."""
+    ...
+
+  def write(
+    self, index: int, event: events.Event
+  ) -> Iterable[Mapping[str, Any]]:
+    """Yields the values of an event of the answer with this index."""
+    ...
+
+  def end(self) -> Iterable[Mapping[str, Any]]:
+    """Yields the values after the last event."""
+    ...
+
+  def refused(self, error: errors.RequestError) -> Mapping[str, Any]:
+    """Returns the value of an error that ends the stream."""
+    ...
 
 
 class EventStream(responses.Response):
