@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 from collections.abc import Callable
 
 from anysearch_jax import config as config_lib
@@ -55,7 +54,7 @@ async def ask(
   loop = asyncio.get_running_loop()
   documents: list[tuple[types.Passage, ...]] = []
   try:
-    state, request = await _start(
+    state, request = await driver.start(
       question, parts, budget=budget, scaffold=scaffold, address=address
     )
     tell(events.Budget(0, budget))
@@ -92,29 +91,6 @@ async def ask(
   )
   tell(events.Answer(reply))
   return reply
-
-
-async def _start(
-  question: types.Question,
-  parts: driver.EpisodeParts,
-  *,
-  budget: int,
-  scaffold: bool,
-  address: types.Address,
-) -> tuple[episode_state.Episode, episode_state.Request]:
-  """Calls `episode.start`, on a thread if it must tokenize a long text."""
-  start = functools.partial(
-    episode.start,
-    question,
-    budget=budget,
-    scaffold=scaffold,
-    address=address,
-    config=parts.config,
-    codec=parts.codec,
-  )
-  if len(question.text) > driver.LONG:
-    return await asyncio.to_thread(start)
-  return start()
 
 
 async def search(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from anysearch_jax.rollout import episode, episode_state
 from anysearch_jax.rollout import inflight as inflight_lib
 
 # Tokenizing more characters than this blocks the event loop for milliseconds.
-LONG = 16384
+_LONG = 16384
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,13 +90,8 @@ async def run_episode(
     retriever could not answer in time.
   """
   try:
-    state, request = episode.start(
-      question,
-      budget=budget,
-      scaffold=scaffold,
-      address=address,
-      config=parts.config,
-      codec=parts.codec,
+    state, request = await start(
+      question, parts, budget=budget, scaffold=scaffold, address=address
     )
     return await play(
       state,
@@ -132,6 +128,29 @@ async def play(
   return request.trajectory
 
 
+async def start(
+  question: types.Question,
+  parts: EpisodeParts,
+  *,
+  budget: int,
+  scaffold: bool,
+  address: types.Address,
+) -> tuple[episode_state.Episode, episode_state.Request]:
+  """Calls `episode.start`, on a thread if it must tokenize a long text."""
+  begin = functools.partial(
+    episode.start,
+    question,
+    budget=budget,
+    scaffold=scaffold,
+    address=address,
+    config=parts.config,
+    codec=parts.codec,
+  )
+  if len(question.text) > _LONG:
+    return await asyncio.to_thread(begin)
+  return begin()
+
+
 async def step(
   state: episode_state.Episode, event: episode_state.Event
 ) -> tuple[episode_state.Episode, episode_state.Request]:
@@ -140,7 +159,7 @@ async def step(
   On the event loop it would delay the deadlines of all other episodes.
   """
   if isinstance(event, episode_state.Retrieved):
-    if sum(len(p.title) + len(p.text) for p in event.passages) > LONG:
+    if sum(len(p.title) + len(p.text) for p in event.passages) > _LONG:
       return await asyncio.to_thread(episode.step, state, event)
   return episode.step(state, event)
 
