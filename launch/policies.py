@@ -16,11 +16,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import importlib
 import json
 import pathlib
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import app, flags
@@ -28,7 +27,7 @@ from absl import app, flags
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from launch import flags as launch_flags
-from launch import parts, shipped
+from launch import parts, scripted_policies, shipped
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.evaluation import harness
@@ -217,7 +216,7 @@ def check(
       "against the real retriever."
     )
   if chosen.kind == "scripted":
-    _scripted(chosen.name, source)
+    scripted_policies.find(chosen.name, source)
     return
   if chosen.kind == "openai":
     from launch import remote_model
@@ -321,7 +320,9 @@ def player(
   from anysearch_jax.evaluation import harness
 
   if chosen.kind == "scripted":
-    yield harness.Player(*_scripted(chosen.name, source)(config, source))
+    yield harness.Player(
+      *scripted_policies.find(chosen.name, source)(config, source)
+    )
     return
   if chosen.kind == "openai":
     from launch import remote_model
@@ -360,33 +361,6 @@ def _policy(chosen: Chosen, config: config_lib.ExperimentConfig) -> Any:
   a = policy.architecture
   wanted = sharding.shardings(a, sharding.rollout_mesh(config.mesh, a))
   return policy._replace(params=jax.device_put(policy.params, wanted))
-
-
-def _scripted(name: str, source: parts.Source | None) -> Callable[..., Any]:
-  """Returns the function that makes an engine and its codec."""
-  from anysearch_jax.world import expert_policy
-
-  module, _, function = name.partition(":")
-  if module in expert_policy.NAMES:
-    from launch import world_source
-
-    if not isinstance(source, world_source.WorldSource):
-      raise ValueError(
-        f"--scripted={name}: it knows the generated world only; expected "
-        "data.source 'world'."
-      )
-    made = expert_policy.named(name, source.world)
-    return lambda config, source: made
-  try:
-    make = getattr(importlib.import_module(module), function)
-  except (ImportError, AttributeError, ValueError) as error:
-    raise ValueError(
-      f"--scripted={name}: {error}; expected one of "
-      f"{', '.join(expert_policy.NAMES)}, or module:function."
-    ) from error
-  if not callable(make):
-    raise ValueError(f"--scripted={name}: {make!r} is no function.")
-  return make
 
 
 def _run(name: str) -> tuple[pathlib.Path, int | None]:

@@ -14,7 +14,7 @@ from anysearch_jax import types
 from anysearch_jax.config import values as config_values
 from anysearch_jax.host import json_files
 from anysearch_jax.policy import hf, sharding
-from anysearch_jax.rollout import engines, searching
+from anysearch_jax.rollout import engines, searching, trainable_engine
 
 # Tokens of an episode if no configuration says so.
 _CONTEXT = 8192
@@ -25,7 +25,7 @@ _SEED = 0  # The engine's own; the seed of a question is part of its address.
 class Loaded(NamedTuple):
   """A policy with its engine, a retriever, and how both are used."""
 
-  engine: types.TrainableEngine
+  engine: trainable_engine.TrainableEngine
   codec: types.TextCodec
   retriever: types.Retriever
   config: config_lib.ExperimentConfig

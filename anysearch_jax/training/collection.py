@@ -25,7 +25,7 @@ from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum
 from anysearch_jax.data import dataset_iterator
 from anysearch_jax.host import processes
-from anysearch_jax.rollout import driver, inflight
+from anysearch_jax.rollout import driver, inflight, trainable_engine
 from anysearch_jax.training import rollout_buffer
 from anysearch_jax.training import timeline as timeline_lib
 
@@ -91,7 +91,7 @@ class Collector:
     self,
     stream: QuestionStream,
     *,
-    engine: types.TrainableEngine,
+    engine: trainable_engine.TrainableEngine,
     retriever: types.Retriever,
     codec: types.TextCodec,
     config: config_lib.EpisodeConfig,

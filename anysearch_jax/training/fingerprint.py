@@ -21,6 +21,7 @@ from anysearch_jax import types
 from anysearch_jax.host import processes
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder
+from anysearch_jax.rollout import trainable_engine
 from anysearch_jax.training import logprobs
 
 # Tokens of the prompt: enough to distinguish policies, and cheap at any size.
@@ -43,7 +44,7 @@ class Fingerprint:
   """Compares the engine's log-probabilities of a prompt with the trainer's.
 
   Args:
-    engine: it is verified if it is a `types.ScoringEngine`.
+    engine: it is verified if it is a `trainable_engine.ScoringEngine`.
     architecture: of the policy, with its adapters.
     dtype: of the trainer's computation.
     prompt: token ids; their beginning is scored.
@@ -52,7 +53,7 @@ class Fingerprint:
 
   def __init__(
     self,
-    engine: types.TrainableEngine,
+    engine: trainable_engine.TrainableEngine,
     *,
     architecture: architecture_lib.Architecture,
     dtype: str,
@@ -60,7 +61,9 @@ class Fingerprint:
     bound: float,
   ):
     self._bound = bound
-    self._engine = engine if isinstance(engine, types.ScoringEngine) else None
+    self._engine = (
+      engine if isinstance(engine, trainable_engine.ScoringEngine) else None
+    )
     self._a, self._dtype = architecture, jnp.dtype(dtype)
     self._ids = prompt[:_TOKENS]
     self._expected: np.ndarray | None = None

@@ -19,6 +19,7 @@ from anysearch_jax.config import changes as config_changes
 from anysearch_jax.config import values as config_values
 from anysearch_jax.host import processes
 from anysearch_jax.policy import hf
+from anysearch_jax.rollout import trainable_engine
 from anysearch_jax.rollout.jax_engine import kv_store
 from anysearch_jax.training import (
   batching,
@@ -114,7 +115,7 @@ class Trainer:
     questions: Sequence[types.Question],
     retriever: types.Retriever,
     folder: pathlib.Path,
-    engine: types.TrainableEngine | None = None,
+    engine: trainable_engine.TrainableEngine | None = None,
     trace: bool = False,
     allow_changes: bool = False,
     clock: Callable[[], float] = time.monotonic,

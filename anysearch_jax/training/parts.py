@@ -15,7 +15,7 @@ from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout import engines, episode, searching
+from anysearch_jax.rollout import engines, episode, searching, trainable_engine
 from anysearch_jax.training import (
   collection,
   fingerprint,
@@ -32,7 +32,7 @@ class Parts(NamedTuple):
   """The parts of one training."""
 
   learner: learner_lib.Learner
-  engine: types.TrainableEngine
+  engine: trainable_engine.TrainableEngine
   stream: collection.QuestionStream
   sampler: sampler.Sampler
   monitor: health.HealthMonitor
@@ -45,7 +45,7 @@ def make(
   policy: hf.Policy,
   questions: Sequence[types.Question],
   retriever: types.Retriever,
-  engine: types.TrainableEngine | None,
+  engine: trainable_engine.TrainableEngine | None,
   timeline: timeline_lib.Timeline,
 ) -> Parts:
   """Makes the parts; the arguments are those of `loop.Trainer`.
@@ -114,7 +114,7 @@ def make(
 
 def _fingerprint(
   config: config_lib.ExperimentConfig,
-  engine: types.TrainableEngine,
+  engine: trainable_engine.TrainableEngine,
   learner: learner_lib.Learner,
   codec: types.TextCodec,
   question: types.Question,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from absl import logging
 
-from anysearch_jax import types
+from anysearch_jax.rollout import trainable_engine
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import placement
 from anysearch_jax.training import timeline as timeline_lib
@@ -21,7 +21,7 @@ class Phases:
 
   Args:
     learner: its state is moved.
-    engine: its cache is freed, if it is a `types.CachingEngine`.
+    engine: its cache is freed, if it is a `trainable_engine.CachingEngine`.
     free_kv: `engine.free_kv_while_training`.
     offload: `pipeline.offload`.
     async_level: `pipeline.async_level`.
@@ -31,7 +31,7 @@ class Phases:
   def __init__(
     self,
     learner: learner_lib.Learner,
-    engine: types.TrainableEngine,
+    engine: trainable_engine.TrainableEngine,
     *,
     free_kv: bool,
     offload: str,
@@ -41,7 +41,7 @@ class Phases:
     self._learner, self._offload = learner, offload
     frees = (
       free_kv
-      and isinstance(engine, types.CachingEngine)
+      and isinstance(engine, trainable_engine.CachingEngine)
       and placement.take_turns(learner.placement, async_level=async_level)
     )
     self._engine = engine if frees else None
@@ -64,7 +64,7 @@ class Phases:
     if self._engine is None and self._offload == "none":
       return
     with self._timeline.span(rollout, timeline_lib.TRAINER, "sync"):
-      if isinstance(self._engine, types.CachingEngine):
+      if isinstance(self._engine, trainable_engine.CachingEngine):
         self._log(
           "Freed %.2f GiB of KV cache for training "
           "(engine.free_kv_while_training).",

@@ -18,11 +18,10 @@ import jax
 import numpy as np
 
 from anysearch_jax import config as config_lib
-from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum as curriculum_lib
 from anysearch_jax.methods import method as method_lib
 from anysearch_jax.policy import decoder
-from anysearch_jax.rollout import searching
+from anysearch_jax.rollout import searching, trainable_engine
 from anysearch_jax.training import (
   collection,
   health,
@@ -97,7 +96,7 @@ class Sampler:
 
   def __init__(
     self,
-    engine: types.TrainableEngine,
+    engine: trainable_engine.TrainableEngine,
     collector: collection.Collector,
     fingerprint: fingerprint_lib.Fingerprint,
     *,

@@ -19,7 +19,7 @@ from anysearch_jax.methods import method as method_lib
 from anysearch_jax.methods import otc, systems
 from anysearch_jax.policy import decoder, lora
 from anysearch_jax.policy.attention import paged_attention, self_attention
-from anysearch_jax.rollout import episode
+from anysearch_jax.rollout import episode, trainable_engine
 from anysearch_jax.rollout.jax_engine import kv_memory, sampling
 from anysearch_jax.training import (
   batching,
@@ -240,7 +240,9 @@ def check_prompts(
     )
 
 
-def check_engine(engine: types.TrainableEngine, *, async_level: int) -> None:
+def check_engine(
+  engine: trainable_engine.TrainableEngine, *, async_level: int
+) -> None:
   """Checks that an engine supports `pipeline.async_level`.
 
   Raises:

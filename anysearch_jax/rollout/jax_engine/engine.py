@@ -139,7 +139,7 @@ class JaxEngine:
     self._version = version
 
   def free_cache(self) -> int:
-    """Frees the KV cache, see `types.CachingEngine`."""
+    """Frees the KV cache, see `CachingEngine`."""
     self._forget("the cache is freed")
     return self._device.free()
 
@@ -178,7 +178,7 @@ class JaxEngine:
     self._news.set()
 
   def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
-    """Scores a sequence on each data shard; see `types.ScoringEngine`."""
+    """Scores a sequence on each data shard, see `ScoringEngine`."""
     found = self._device.score(np.asarray(token_ids, np.int32))
     return {f"part {i}": row.tolist() for i, row in enumerate(found)}
 

@@ -189,7 +189,7 @@ class SglangEngine:
     """Does nothing: servers evict the least recently used prefixes."""
 
   def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
-    """Returns log-probabilities by server, see `types.ScoringEngine`.
+    """Returns log-probabilities by server, see `ScoringEngine`.
 
     A server that cannot score is left out and counted as `unscored`. Such a
     server samples nothing that counts either: it is unavailable, or its replies
