@@ -44,7 +44,10 @@ _ALLOWED = {
     "anysearch_jax/methods/own_reward.py",
     "loader.exec_module",
   ): "what --reward names",
-  ("launch/policies.py", "importlib.import_module"): "what --scripted names",
+  (
+    "launch/scripted_policies.py",
+    "importlib.import_module",
+  ): "what --scripted names",
 }
 
 
