@@ -49,6 +49,7 @@ _TYPE = [(name, np.int64) for name in _INTEGERS] + [
   (name, np.float64)
   for name in (
     *(*_PRESENT, *_OPTIONAL, "f1", "asked", "reliability", "optimum"),
+    *episodes_lib.Checks._fields,
     *official_scoring.NAMES,
   )
 ]
@@ -74,6 +75,8 @@ class Columns:
       right; nan where memory does not hold it, or unknown.
     optimum: float `[P]`, P(right answer) of the best agent for the question and
       budget, see `with_optimum`; nan where unknown.
+    shown, verified, contradicted, resolved: float `[P]`, see
+      `episodes.Checks`.
     em, f1, searches, violation, scaffold, *_tokens: float `[P]`.
     format, input_tokens, cost: float `[P]`, nan where the file has no value.
     official_em, official_f1: float `[P]`, scores of the published script of
@@ -95,6 +98,10 @@ class Columns:
   asked: np.ndarray
   reliability: np.ndarray
   optimum: np.ndarray
+  shown: np.ndarray
+  verified: np.ndarray
+  contradicted: np.ndarray
+  resolved: np.ndarray
   em: np.ndarray
   f1: np.ndarray
   format: np.ndarray
@@ -316,6 +323,7 @@ def _numbers(
     0 if hop is None else hop[1],
     math.nan if reliability is None else reliability,
     math.nan,
+    *episodes_lib.checks(episode),
     *_official(episode, dataset, source),
   )
 

@@ -11,12 +11,14 @@ import heapq
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 Episode = Mapping[str, Any]
 
+# A passage as observations show it: title and text.
+_PASSAGE = re.compile(r"Doc \d+\W*Title: (.*?)(?:\)| ##>) ([^\n<]*)")
 _NUMBER, _TEXT = (int, float), (str,)
 _WHOLE, _LIST = (int,), (list,)  # bool is a subclass of int, so it passes.
 
@@ -183,6 +185,79 @@ def reliability(episode: Episode) -> float | None:
   if not facts or not facts[0].get("known"):
     return None
   return facts[0].get("reliability")
+
+
+class Checks(NamedTuple):
+  """What an episode checked of what its passages said, with searches left.
+
+  Attributes:
+    shown: 1 if passages held a right answer, otherwise 0.
+    verified: 1 if another search followed the first such passages.
+    contradicted: number of the question's facts of which a search found two
+      values.
+    resolved: number of those whose entity a later query names.
+  """
+
+  shown: int
+  verified: int
+  contradicted: int
+  resolved: int
+
+
+def checks(episode: Episode) -> Checks:
+  """Returns what an episode checked by a further search.
+
+  The last search of a budget cannot be checked. Only episodes that ended with
+  an answer count: the others ended at a limit, not by a decision. Neither do
+  those whose observations are not one for each search.
+  """
+  queries, told = episode["queries"], _observations(episode)
+  if episode["outcome"] != "answered" or len(told) != len(queries):
+    return Checks(0, 0, 0, 0)
+  able = told[: max(0, episode["budget"] - 1)]
+  golden = episode["golden_answers"]
+  shown = next(
+    (
+      n
+      for n, text in enumerate(able, 1)
+      if any(mentions(text, g) for g in golden)
+    ),
+    None,
+  )
+  checked = []
+  for fact in episode.get("metadata", {}).get("facts") or ():
+    for n, text in enumerate(able, 1):
+      if asks_for(queries[n - 1], fact) and len(_values(text, fact)) > 1:
+        checked.append(any(mentions(q, fact["entity"]) for q in queries[n:]))
+        break
+  verified = shown is not None and len(queries) > shown
+  return Checks(shown is not None, verified, len(checked), sum(checked))
+
+
+def _observations(episode: Episode) -> list[str]:
+  """Returns the texts between turns of the policy that show passages."""
+  gaps, after = [], None
+  for span in episode["spans"]:
+    if span["author"] == "environment":
+      if after != "environment":
+        gaps.append("")
+      gaps[-1] += span["text"]
+    after = span["author"]
+  return [text for text in gaps if _PASSAGE.search(text)]
+
+
+def _values(text: str, fact: Mapping[str, Any]) -> set[str]:
+  """Returns the values of a fact in the passages of an observation.
+
+  Passages of the generated world begin with a relation and a value.
+  """
+  wordings = fact["relation"], fact.get("alternative")
+  said = [
+    words.split()
+    for title, words in _PASSAGE.findall(text)
+    if title == fact["entity"]
+  ]
+  return {x[1] for x in said if len(x) > 1 and x[0] in wordings}
 
 
 def first_hop(episode: Episode) -> tuple[str, bool] | None:

@@ -11,6 +11,7 @@ import markupsafe
 from anysearch_jax.evaluation import curves as curves_lib
 from anysearch_jax.evaluation import intervals, metrics
 from anysearch_jax.evaluation import memory_use as memory_use_lib
+from anysearch_jax.evaluation import verification as verification_lib
 from anysearch_jax.report import plots
 from anysearch_jax.report import rows as study
 
@@ -61,6 +62,7 @@ class Panel:
     sets: figures of the accuracy on each dataset, if there are several.
     prices: figures of the accuracy against a price.
     hops: figure of the accuracy by hops; None if no row records them.
+    checks: figures of how often what a passage says is checked.
   """
 
   title: str
@@ -69,6 +71,7 @@ class Panel:
   sets: Sequence[markupsafe.Markup]
   prices: Sequence[markupsafe.Markup]
   hops: markupsafe.Markup | None
+  checks: Sequence[markupsafe.Markup]
 
 
 def panel(
@@ -76,6 +79,7 @@ def panel(
   curves: Sequence[curves_lib.Curve],
   by_dataset: Mapping[str, Sequence[curves_lib.Curve]],
   hops: Mapping[str, Mapping[int, intervals.Estimate]],
+  checks: Mapping[str, verification_lib.Found],
   index: Mapping[str, int],
   *,
   name: str,
@@ -88,6 +92,7 @@ def panel(
     curves: curves of the rows over all datasets.
     by_dataset: curves on each dataset; drawn only if there are several.
     hops: by label, accuracy by hops.
+    checks: by label, see `verification.checked`.
     index: colour index of each label.
     name: name that is unique on the page.
     trained: the largest budget of training.
@@ -137,6 +142,13 @@ def panel(
       for price, found in study.offers(curves).items()
     ],
     _hops(told, index, name=f"{name}-hops") if told else None,
+    [
+      _checks(kind, by_label, index, name=f"{name}-checks-{number}")
+      for number, kind in enumerate(verification_lib.KINDS)
+      if (
+        by_label := {c: row[kind] for c, row in checks.items() if kind in row}
+      )
+    ],
   )
 
 
@@ -208,6 +220,26 @@ def _hops(
       title="Accuracy by hops, all B ≥ 1",
       x_label="hops of the question",
       y_label="exact match",
+    )
+  )
+
+
+def _checks(
+  kind: str,
+  shares: Mapping[str, Mapping[int, intervals.Estimate]],
+  index: Mapping[str, int],
+  *,
+  name: str,
+) -> markupsafe.Markup:
+  return _svg(
+    plots.against_budget(
+      [
+        plots.Series(index[label], sorted(points.items()))
+        for label, points in shares.items()
+      ],
+      name=name,
+      title=f"Checked by a search: {kind}",
+      y_label="share, where a search is left",
     )
   )
 

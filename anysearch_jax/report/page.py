@@ -130,6 +130,7 @@ def _figures(study: study_lib.Study) -> dict[str, Any]:
           for dataset, curves in study.by_dataset.items()
         },
         {label: study.hops.get(label, {}) for label in labels},
+        {label: study.verification[label] for label in labels},
         index,
         name=f"panel-{number}",
         trained=study.trained,

@@ -35,7 +35,7 @@ def main(rows: Sequence[table_rows.Shown]) -> tables.Table:
       cells = [table_rows.cells(part, ("accuracy",))[0] for part in parts]
       if known:
         at = row.table.where(row.table.budget == budget)
-        cells += table_rows.cells(at, ("regret",))
+        cells += table_rows.cells(at, ("accuracy", "regret"))[1:]
       if len(sets) > 1:
         mean = None
         if all(parts):

@@ -64,8 +64,8 @@ def against_budget(
         linewidth=1.1, linestyle=(0, (1, 2)),
       )  # fmt: skip
       axes.annotate(
-        "optimum", list(optimum.items())[-1], ha="right", va="bottom",
-        xytext=(0, 3), textcoords="offset points",
+        "optimum", list(optimum.items())[-2:][0], ha="right", va="bottom",
+        xytext=(-6, 3), textcoords="offset points",
       )  # fmt: skip
     # Shift the series slightly, so that their error bars do not overlap.
     step = 0.4 / max(canvas.SERIES, len(series))

@@ -8,6 +8,7 @@ from typing import Any
 from anysearch_jax.evaluation import columns, intervals, metrics
 from anysearch_jax.evaluation import curves as curves_lib
 from anysearch_jax.evaluation import memory_use as memory_use_lib
+from anysearch_jax.evaluation import verification as verification_lib
 from anysearch_jax.report import table_rows, tables
 
 _OVERVIEW = {
@@ -216,6 +217,34 @@ def memory_use(
       )
       for label, row in found.items()
       for reliability, by in row.items()
+    ),
+  )
+
+
+def verification(
+  found: Mapping[str, verification_lib.Found], index: Mapping[str, int]
+) -> tables.Table:
+  """Tabulates how often what a passage says is checked by another search."""
+  at = sorted({b for row in found.values() for by in row.values() for b in by})
+  return tables.Table(
+    "verification",
+    "Checking what a passage says",
+    "How often another search followed although the policy could have "
+    "answered: after the first passages that held a right answer, and, about "
+    "the same entity, after a search that found two values of a fact. Only "
+    "where a search was left, in episodes that ended with an answer. 95 % "
+    "intervals over questions and trainings.",
+    ("found", "row"),
+    tuple(tables.Column(f"B = {b}", digits=2) for b in at),
+    tuple(
+      tables.Line(
+        (kind, label),
+        tuple(tables.cell(by[b]) if b in by else None for b in at),
+        index[label],
+      )
+      for kind in verification_lib.KINDS
+      for label, row in found.items()
+      if (by := row.get(kind))
     ),
   )
 

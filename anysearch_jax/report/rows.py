@@ -18,6 +18,7 @@ from anysearch_jax.evaluation import (
   memory_use,
   metrics,
   pairwise,
+  verification,
 )
 from anysearch_jax.evaluation import curves as curves_lib
 from anysearch_jax.report import (
@@ -59,6 +60,7 @@ class Study:
     by_dataset: by dataset, the curves of the rows that have it.
     use: by label, see `metrics.budget_use`.
     memory_use: by label, see `memory_use.searched`.
+    verification: by label, see `verification.checked`.
     means: by label, averages over datasets of all episodes; only for rows that
       have every dataset and budget.
     lacks: by label, the datasets and budgets that only other rows have, in
@@ -75,6 +77,7 @@ class Study:
   by_dataset: Mapping[str, Sequence[curves_lib.Curve]]
   use: Mapping[str, Mapping[int, Sequence[int]]]
   memory_use: Mapping[str, memory_use.Found]
+  verification: Mapping[str, verification.Found]
   means: Mapping[str, Mapping[str, intervals.Estimate]]
   lacks: Mapping[str, str]
   hops: Mapping[str, Mapping[int, intervals.Estimate]]
@@ -123,6 +126,7 @@ def measure(
     by_dataset=by_dataset,
     use={row.label: metrics.budget_use(row.columns) for row in rows},
     memory_use={row.label: memory_use.searched(row.columns) for row in rows},
+    verification={row.label: verification.checked(row.columns) for row in rows},
     means=means,
     lacks={row.label: shown_lib.lacks(row, shown) for row in shown},
     hops={row.label: _by_hops(row) for row in shown if row.label in means},
@@ -147,6 +151,7 @@ def measure(
     row_tables.hops(shown),
     row_tables.budget_use(shown),
     row_tables.memory_use(found.memory_use, index),
+    row_tables.verification(found.verification, index),
     paper_tables.early_stopping("".join(labels[:1]), compared, index),
     *_pairwise(rows, together, draws),
     paper_tables.sampling(training),

@@ -75,9 +75,9 @@ def test_the_page_is_complete(written):
     "knowledge", "hops", "trajectories", "browser", "training", "costs",
     "making",
   } <= set(read.ids)  # fmt: skip
-  # 4 against the budget, 2 against a price, the budget use of 3 rows, 1 by
-  # hops, the sampling of 2 runs, 7 logged histories.
-  assert read.tags.count("svg") == 4 + 2 + 3 + 1 + 2 + 7
+  # 4 against the budget, 2 against a price, the budget use of 3 rows, 1 of
+  # checks, 1 by hops, the sampling of 2 runs, 7 logged histories.
+  assert read.tags.count("svg") == 4 + 2 + 3 + 1 + 1 + 2 + 7
 
 
 def test_page_shows_searches_of_remembered_facts(tmp_path):
