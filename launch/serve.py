@@ -121,7 +121,7 @@ def main(argv: Sequence[str]) -> None:
       http_server.serve(
         serving_app.create_app(running),
         running,
-        named=_described(config),
+        named=_described(config, chosen),
         host=f.host,
         port=f.port,
         connections=f.connections,
@@ -150,8 +150,16 @@ def _warming(examples: Sequence[types.Question]) -> types.Question | str:
   return examples[0] if examples else _WARM
 
 
-def _described(config: config_lib.ExperimentConfig) -> str:
-  return f"{config.name} ({config.policy})"
+def _described(
+  config: config_lib.ExperimentConfig, chosen: policies.Chosen
+) -> str:
+  """Names the policy; of a model elsewhere the address is left out.
+
+  The line of the greeting then has one URL, that of this service.
+  """
+  elsewhere = chosen.kind == "openai"
+  policy = flags.FLAGS.openai_model if elsewhere else config.policy
+  return f"{config.name} ({policy})"
 
 
 @contextlib.contextmanager

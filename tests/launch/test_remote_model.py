@@ -8,7 +8,7 @@ import commands
 import fake_openai
 import pytest
 
-from launch import ask, evaluate, train
+from launch import ask, evaluate, http_server, serve, train
 from launch import flags as launch_flags
 
 QUESTION = "gebos employer founder ?"
@@ -40,6 +40,16 @@ def test_one_question_to_a_model_elsewhere(capsys):
     run(ask, *flags_of(server), "--budget=1", QUESTION)
   lines = capsys.readouterr().out.splitlines()
   assert "search 1: gebos employer" in lines and "answer: mupun" in lines
+
+
+def test_a_service_of_a_model_elsewhere_names_no_second_address(monkeypatch):
+  named = []
+  monkeypatch.setattr(
+    http_server, "serve", lambda *_, **options: named.append(options["named"])
+  )
+  with fake_openai.served(said) as server:
+    run(serve, *flags_of(server), "--port=0")
+  assert named == ["quickstart (mine)"]
 
 
 def test_evaluation_names_the_model_and_resumes(tmp_path):
