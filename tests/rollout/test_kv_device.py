@@ -16,7 +16,7 @@ import small_engine
 
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
-from anysearch_jax.rollout.jax_engine import model
+from anysearch_jax.rollout.jax_engine import kv_store, model
 
 _HANGS = """
 import queue, threading, time
@@ -80,6 +80,18 @@ def test_a_freed_cache_is_allocated_again_with_the_same_results():
   assert engine.free_cache() == (12 * 38 + 1) * 4 * 2 * 2 * 2 * 8 * 4
   assert engine.free_cache() == 0
   assert small_engine.play(engine, order) == first
+
+
+def test_calls_compile_once_wherever_the_weights_were():
+  programs = kv_store.prefill, kv_store.decode
+  before = [program._cache_size() for program in programs]
+  # No other engine has these shapes, and these weights are on no mesh.
+  engine = small_engine.engine(small_engine.params(), slots=11, decode_steps=3)
+  order = [(question, sample) for question in range(2) for sample in range(3)]
+  for _ in range(2):
+    small_engine.play(engine, order)
+  after = [program._cache_size() for program in programs]
+  assert [a - b for a, b in zip(after, before, strict=True)] == [1, 1]
 
 
 def test_a_cache_that_an_episode_holds_is_not_freed():
