@@ -2,11 +2,11 @@
 
 Hardware: one node of eight GPUs of 80 GB (the paper: H800); the presets
 `:lora80` and `:lora141` need one GPU of that memory, see `configs/paper.py`.
-Memory, planned for h100:4: 58.1 GiB on a training GPU and 55.6 GiB on a
+Memory, planned for h100:4: 60.6 GiB on a training GPU and 55.6 GiB on a
 sampling GPU, of 72.8 GiB available to programs.
-`:lora141`, planned for h200:1: 70.9 of 128.6 GiB.
-Hours, predicted, not measured: 10.2 for training (500 steps of 1.3 M tokens,
-73 s each at 40 % of the peak), plus sampling. The paper's run took 41.
+`:lora141`, planned for h200:1: 111.0 of 128.6 GiB.
+Hours, predicted, not measured: 9.7 for training (500 steps of 1.3 M tokens,
+70 s each at 40 % of the peak), plus sampling. The paper's run took 41.
 Expected: unknown; nothing has been trained with this configuration yet.
 
     hf download meta-llama/Llama-3.1-8B-Instruct \\
@@ -28,5 +28,5 @@ def get_config(preset: str = "") -> config_lib.ExperimentConfig:
     "llama3_1_8b",
     "models/Llama-3.1-8B-Instruct",
     preset,
-    kv_tokens=paper.KvTokens(3 << 19, 3 << 15, 5 << 16),
+    kv_tokens=paper.KvTokens(3 << 19, 75 << 12, 5 << 17),
   )

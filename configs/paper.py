@@ -13,9 +13,9 @@ Presets, `--config=configs/<policy>.py:<preset>`:
 
 The objective differs slightly from the paper's: importance ratios use the
 trainer's own old log-probabilities, with a correction for the engine's
-(`objective.importance_cap`). This costs one more forward pass per rollout, a
-quarter of the training time, and a run can then stop only between rollouts. To
-switch it off: `--config.objective.old_logp=engine
+(`objective.importance_cap`). This costs one more forward pass for four of five
+steps, a fifth of the training time, and a run can then stop only between
+rollouts. To switch it off: `--config.objective.old_logp=engine
 --config.objective.importance_cap=0`.
 
 An episode of B <= 5 searches needs at most about 7,000 tokens: the prompt, 4096
@@ -47,7 +47,12 @@ class KvTokens(NamedTuple):
 
 
 def experiment(
-  name: str, policy: str, preset: str, *, kv_tokens: KvTokens
+  name: str,
+  policy: str,
+  preset: str,
+  *,
+  kv_tokens: KvTokens,
+  dots80: bool = False,
 ) -> config_lib.ExperimentConfig:
   """Returns the configuration of the paper's run of one policy.
 
@@ -56,6 +61,7 @@ def experiment(
     policy: Hugging Face folder of the policy.
     preset: one of `PRESETS`.
     kv_tokens: size of the engine's KV cache on each kind of hardware.
+    dots80: whether `lora80` has room for the outputs of matrix products.
 
   Raises:
     ValueError: the preset is unknown.
@@ -78,7 +84,7 @@ def experiment(
       micro_batch_tokens=32768,
       max_micro_batches=128,
       max_segments=16,
-      # launch.plan: 57 to 58 of 73 GiB of an H100 for 7B and 8B, and 13 %
+      # launch.plan: 59 to 61 of 73 GiB of an H100 for 7B and 8B, and 13 %
       # faster than recomputing everything ("full").
       remat="dots",
     ),
@@ -115,7 +121,7 @@ def experiment(
   if preset:
     large = preset == "lora141"
     tokens = kv_tokens.one141 if large else kv_tokens.one80
-    return _on_one_gpu(config, kv_tokens=tokens, large=large)
+    return _on_one_gpu(config, kv_tokens=tokens, dots=large or dots80)
   return config
 
 
@@ -140,7 +146,7 @@ def _engine(kv_tokens: int, *, prefill_lanes: int) -> config_lib.EngineConfig:
 
 
 def _on_one_gpu(
-  config: config_lib.ExperimentConfig, *, kv_tokens: int, large: bool
+  config: config_lib.ExperimentConfig, *, kv_tokens: int, dots: bool
 ) -> config_lib.ExperimentConfig:
   """Returns the configuration with LoRA on every matrix of a bfloat16 base.
 
@@ -155,10 +161,12 @@ def _on_one_gpu(
     lora=config_lib.LoraConfig(rank=32, alpha=64.0, base_dtype="bfloat16"),
     batch=dataclasses.replace(
       config.batch,
-      micro_batch_tokens=32768 if large else 16384,
-      max_micro_batches=128 if large else 256,
-      # One GPU holds every row's activations: "dots" needs 130 GiB of 80.
-      remat="full",
+      # One GPU holds every row's activations. One row at a time leaves room for
+      # the outputs of matrix products, except for 7B and 8B on 80 GB, which
+      # would need more than 74 of 72.8 GiB.
+      micro_batch_tokens=8192 if dots else 16384,
+      max_micro_batches=512 if dots else 256,
+      remat="dots" if dots else "full",
     ),
     engine=_engine(kv_tokens, prefill_lanes=32),
   )

@@ -2,11 +2,11 @@
 
 Hardware: one node of eight GPUs of 80 GB (the paper: H800); the presets
 `:lora80` and `:lora141` need one GPU of that memory, see `configs/paper.py`.
-Memory, planned for h100:4: 57.0 GiB on a training GPU and 49.2 GiB on a
+Memory, planned for h100:4: 59.0 GiB on a training GPU and 49.2 GiB on a
 sampling GPU, of 72.8 GiB available to programs.
-`:lora141`, planned for h200:1: 71.4 of 128.6 GiB.
-Hours, predicted, not measured: 9.3 for training (500 steps of 1.3 M tokens,
-67 s each at 40 % of the peak), plus sampling. The paper's run took 41.
+`:lora141`, planned for h200:1: 99.6 of 128.6 GiB.
+Hours, predicted, not measured: 9.0 for training (500 steps of 1.3 M tokens,
+65 s each at 40 % of the peak), plus sampling. The paper's run took 41.
 Expected: unknown; nothing has been trained with this configuration yet.
 
     hf download Qwen/Qwen2.5-7B-Instruct \\
@@ -28,5 +28,5 @@ def get_config(preset: str = "") -> config_lib.ExperimentConfig:
     "qwen2_5_7b",
     "models/Qwen2.5-7B-Instruct",
     preset,
-    kv_tokens=paper.KvTokens(3 << 20, 1 << 18, 3 << 18),
+    kv_tokens=paper.KvTokens(3 << 20, 5 << 17, 5 << 18),
   )

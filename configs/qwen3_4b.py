@@ -2,11 +2,11 @@
 
 Hardware: one node of eight GPUs of 80 GB (the paper: H800); the presets
 `:lora80` and `:lora141` need one GPU of that memory, see `configs/paper.py`.
-Memory, planned for h100:4: 36.4 GiB on a training GPU and 52.6 GiB on a
+Memory, planned for h100:4: 39.2 GiB on a training GPU and 52.6 GiB on a
 sampling GPU, of 72.8 GiB available to programs.
-`:lora141`, planned for h200:1: 69.8 of 128.6 GiB.
-Hours, predicted, not measured: 5.9 for training (500 steps of 1.3 M tokens,
-43 s each at 40 % of the peak), plus sampling. The paper's run took 41.
+`:lora141`, planned for h200:1: 106 of 128.6 GiB.
+Hours, predicted, not measured: 5.7 for training (500 steps of 1.3 M tokens,
+41 s each at 40 % of the peak), plus sampling. The paper's run took 41.
 Expected: unknown; nothing has been trained with this configuration yet.
 
     hf download Qwen/Qwen3-4B \\
@@ -28,5 +28,6 @@ def get_config(preset: str = "") -> config_lib.ExperimentConfig:
     "qwen3_4b",
     "models/Qwen3-4B",
     preset,
-    kv_tokens=paper.KvTokens(5 << 18, 5 << 15, 3 << 17),
+    kv_tokens=paper.KvTokens(5 << 18, 5 << 16, 5 << 17),
+    dots80=True,
   )

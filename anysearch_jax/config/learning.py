@@ -193,8 +193,8 @@ class BatchConfig:
     micro-batches that contain tokens cost time.
   max_segments: limit on the trajectories in one row.
   remat: what the backward pass recomputes in each layer: `none`, all but the
-    outputs of its matrix products (`dots`), all but attention's output
-    (`attention`), or everything (`full`).
+    outputs of its matrix products and of attention (`dots`), all but
+    attention's output (`attention`), or everything (`full`).
   attention: `xla`, `cudnn` (NVIDIA), `splash` (TPU) or `auto`, the best of them
     that the device and the shapes allow.
   attention_chunk, logprob_chunk: positions per chunk of scores or logits.

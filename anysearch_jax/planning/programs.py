@@ -149,7 +149,6 @@ def _training(
   loss = train_step.grpo_loss(
     a,
     objective,
-    on_policy=on_policy,
     temperature=t.temperature,
     compute=t.compute,
   )

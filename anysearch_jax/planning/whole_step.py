@@ -30,6 +30,8 @@ from anysearch_jax.policy import table
 OCCUPANCY = 0.8
 # Tokens of the passages that a search adds; a chunk of prefill is padded.
 OBSERVATION = 590
+# Tokens of the paper's shorter prompt, without the scaffold, and a question.
+PROMPT = 230
 SIXTY = roofline.Assumptions(compute=0.6, memory=0.6, links=0.6)
 
 
@@ -84,7 +86,8 @@ def predict(
       ),
     )
     for name, times in (
-      ("old log-probabilities", once),
+      # With one epoch, the first step of a rollout knows its own.
+      ("old log-probabilities", once if once < 1 else 1 - share),
       ("value pass", once),
       ("train step", 1),
     )
@@ -124,7 +127,11 @@ def sampling(
 
   chunk = engine.prefill_chunk
   padding = math.ceil(OBSERVATION / chunk) * chunk / OBSERVATION
-  read = expected.trajectories * (expected.tokens - expected.generated)
+  given = expected.tokens - expected.generated
+  # One row of a group prefills the prompt, and the others share its pages.
+  read = expected.trajectories * (
+    given - min(PROMPT, given) * (1 - 1 / config.group)
+  )
   calls = padding * read / (engine.prefill_lanes * chunk)
   prefill = Work(
     "prefill",
@@ -188,8 +195,8 @@ def sentences(
   rows = concurrent_rows(config.engine, expected.tokens // 2)
   return [
     f"Of an episode's tokens, {expected.generated:,} are sampled and the "
-    "others prefilled once; prompts that a group shares count for each "
-    "episode.",
+    f"others prefilled once; prompts, {PROMPT} tokens each, once a group, "
+    "whose rows share their pages.",
     f"Decode has {rows} rows, {OCCUPANCY:.0%} of them sampling, at half of an "
     "episode's context. A step of all rows reads every weight once. Prefill "
     f"pads passages of {OBSERVATION} tokens to chunks of "

@@ -28,7 +28,11 @@ Params = dict[str, Any]
 # What each remat policy saves of a layer for the backward pass, besides the
 # layer's input.
 REMAT = {
-  "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  # Attention's kernels are no products that JAX knows.
+  "dots": jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    self_attention.saves,
+  ),
   "attention": self_attention.saves,
   "full": jax.checkpoint_policies.nothing_saveable,
 }

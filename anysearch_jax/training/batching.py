@@ -40,6 +40,9 @@ class Example:
   rewards: np.ndarray | None = None
 
 
+# Stands for an old log-prob that is the step's own; no log-prob is positive.
+OWN = np.inf
+
 # Arrays on the host, on devices, or their shapes and dtypes.
 ArrayT = TypeVar("ArrayT", np.ndarray, jax.Array, jax.ShapeDtypeStruct)
 
@@ -49,7 +52,8 @@ class Rows(NamedTuple, Generic[ArrayT]):
 
   Index t is the prediction of `targets[t]` from `tokens[..t]`. The fields
   `behaviour_logp`, `old_logp`, `advantage` and `weight` belong to the target.
-  `old_logp` equals `behaviour_logp` until the trainer replaces it by its own.
+  `old_logp` equals `behaviour_logp` until the trainer replaces it by its own or
+  by `OWN`.
   `reward` is packed only for a critic; before the first step the trainer
   replaces it by `advantage`, `old_value` and `returns`. Without a critic the
   last three fields are None.

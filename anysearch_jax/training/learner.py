@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import critic as critic_lib
@@ -74,16 +75,18 @@ class Learner:
     self._base = reference if a.lora and reference else {}
     self._engine_base = placed.to_engine(self._base) if self._base else {}
     temperature = config.sampling.temperature
-    one_step = config.curriculum.steps_per_rollout == 1
-    # With several steps a rollout, a forward pass before the first one computes
-    # the old log-probs. With a single step they equal those of the step itself.
-    self._scores_first = config.objective.old_logp == "trainer" and not one_step
+    # The first step's log-probs are under the old weights. Those of later steps
+    # need a forward pass before the weights change; so do those of the first,
+    # if another epoch needs them again.
+    c = config.curriculum
+    scores = config.objective.old_logp == "trainer"
+    self._first_is_old = scores and c.epochs == 1
+    self._scored = (c.steps_per_rollout - self._first_is_old) * scores
     loss = train_step.grpo_loss(
       a,
       config.objective,
       temperature=temperature,
       compute=compute,
-      on_policy=one_step,
     )
     self._estimator: ppo.Estimator | None = None
     if critic is not None:
@@ -127,7 +130,7 @@ class Learner:
 
     It cannot if values are computed once, before the rollout's first step.
     """
-    return not self._scores_first and self._estimator is None
+    return not self._scored and self._estimator is None
 
   def offload(self, kind: str) -> int:
     """Moves arrays of the state to host memory until `fetch`.
@@ -189,9 +192,14 @@ class Learner:
     """Takes the optimizer steps of a rollout and yields the metrics of each."""
     # Each batch once, although every epoch has it.
     once = list({id(batch): batch for batch in packed}.values())
-    batches = [self.placement.batch(batch) for batch in once]
-    if self._scores_first:
-      batches = [self._with_old_logp(batch) for batch in batches]
+    known = [_with_own(once[0])] if self._first_is_old else []
+    batches = [
+      self.placement.batch(batch) for batch in (*known, *once[len(known) :])
+    ]
+    if self._scored:
+      batches[len(known) :] = [
+        self._with_old_logp(batch) for batch in batches[len(known) :]
+      ]
     if self._estimator is not None:
       batches = self._estimator(self.state, self._reference, batches)
     placed = {id(batch): on_mesh for batch, on_mesh in zip(once, batches)}
@@ -211,6 +219,7 @@ class Learner:
       seconds: that training on them took.
     """
     config, estimator = self._config, self._estimator
+    scored = self._scored / config.curriculum.steps_per_rollout
     work = throughput.count(packed)
     return {
       **throughput.metrics(
@@ -219,7 +228,7 @@ class Learner:
           self.architecture,
           work,
           forwards=int(bool(config.objective.kl_coefficient)),
-          first_forwards=bool(config.critic.reward_kl) + self._scores_first,
+          first_forwards=bool(config.critic.reward_kl) + scored,
           critic=estimator is not None,
           epochs=config.curriculum.epochs,
         ),
@@ -241,3 +250,11 @@ class Learner:
     return tuple(
       rows._replace(old_logp=logp) for rows, logp in zip(batch, scores)
     )
+
+
+def _with_own(batch: batching.HostBatch) -> batching.HostBatch:
+  """Returns a batch whose old log-probs are those of its own step."""
+  return tuple(
+    rows._replace(old_logp=np.full_like(rows.old_logp, batching.OWN))
+    for rows in batch
+  )

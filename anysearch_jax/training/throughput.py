@@ -61,7 +61,7 @@ def model_flops(
   work: Work,
   *,
   forwards: int = 0,
-  first_forwards: int = 0,
+  first_forwards: float = 0,
   critic: bool = False,
   epochs: int = 1,
 ) -> float:
@@ -73,7 +73,7 @@ def model_flops(
     forwards: passes without a gradient in every step, such as the reference's.
       They exclude adapters, as the next ones do.
     first_forwards: the same in the first epoch only, such as the one for old
-      log-probs.
+      log-probs, which the first of several steps may not need.
     critic: whether a critic is trained too; it scores in the first epoch only.
     epochs: how often `work` contains the same tokens.
   """

@@ -218,12 +218,11 @@ def grpo_loss(
   *,
   temperature: float,
   compute: decoder.Compute = decoder.Compute(),  # noqa: B008
-  on_policy: bool = False,
 ) -> LossFn:
   """Returns the GRPO loss of a micro-batch (paper appendix "GRPO Objective").
 
   With adapters, only these are trained, and `reference` is their frozen base.
-  `on_policy`: the trainer's old log-probs are this step's own.
+  Where the trainer's old log-probs are `batching.OWN`, they are this step's.
   """
   score = functools.partial(
     logprobs.token_logprobs, temperature=temperature, compute=compute
@@ -242,7 +241,8 @@ def grpo_loss(
       reference_logp = jax.lax.stop_gradient(logp)
     old_logp = None
     if config.old_logp == "trainer":
-      old_logp = jax.lax.stop_gradient(logp) if on_policy else rows.old_logp
+      own = jax.lax.stop_gradient(logp)
+      old_logp = jnp.where(rows.old_logp == batching.OWN, own, rows.old_logp)
     loss, metrics = grpo.grpo_loss(
       logp,
       rows.behaviour_logp,

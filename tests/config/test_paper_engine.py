@@ -41,8 +41,8 @@ def test_every_division_of_the_devices_is_possible(name):
     ("configs.qwen2_5_7b:", 1024),
     ("configs.llama3_1_8b:", 512),
     ("configs.qwen3_4b:", 512),
-    ("configs.qwen2_5_7b:lora141", 256),
-    ("configs.qwen3_4b:lora80", 64),
+    ("configs.qwen2_5_7b:lora141", 512),
+    ("configs.qwen3_4b:lora80", 128),
     ("qwen3_4b-141", 256),
   ],
 )

@@ -10,6 +10,7 @@ import pytest
 from jax.experimental import pallas as pl
 
 from anysearch_jax.planning import flops
+from anysearch_jax.policy import decoder
 from anysearch_jax.policy.attention import cudnn, self_attention
 
 
@@ -277,6 +278,21 @@ def test_attention_counts_its_products_in_full(implementation, backward):
     gradient = count(jax.grad(f, (0, 1, 2)), *args)
   # Splash computes row sums by a narrow product: 1 %.
   assert gradient == pytest.approx((2 + backward) * PRODUCT, rel=0.01)
+
+
+@pytest.mark.parametrize("implementation", ["cudnn", "splash"])
+def test_only_full_recomputation_runs_the_attention_kernel_twice(
+  implementation,
+):
+  f, args = attention(implementation)
+  counts = {}
+  with cudnn.lowering(9.0):
+    for name, policy in decoder.REMAT.items():
+      again = jax.checkpoint(f, policy=policy)
+      counts[name] = count(jax.grad(again, (0, 1, 2)), *args)
+    once = count(jax.grad(f, (0, 1, 2)), *args)
+  expected = {"dots": once, "attention": once, "full": once + 2 * PRODUCT}
+  assert counts == expected
 
 
 def test_a_toy_step_is_what_one_counts_by_hand():

@@ -277,6 +277,29 @@ def test_the_score_of_a_batch_is_what_the_step_sees():
   np.testing.assert_allclose(metrics["loss/ratio_max"], 1, atol=1e-5)
 
 
+def test_own_old_log_probs_are_those_of_a_pass_before_the_step():
+  a, trained, reference = params_of("llama")
+  rows = batch()
+  scores = train_step.make_scorer(
+    a, temperature=0.8, compute=decoder.Compute(logprob_chunk=8), sharding=None
+  )(trained, None, rows)
+  objective = dataclasses.replace(
+    OBJECTIVE, old_logp="trainer", importance_cap=3.0
+  )
+  own, before = (
+    run(
+      a,
+      trained,
+      reference,
+      [tuple(r._replace(old_logp=x) for r, x in zip(rows, old))],
+      objective=objective,
+    )[0][0]
+    for old in ([np.full_like(r.old_logp, batching.OWN) for r in rows], scores)
+  )
+  assert own[1]["loss/ratio_max"] == 1
+  assert_same(own, before)
+
+
 @pytest.mark.parametrize(
   ("case", "tensor", "sentence"),
   [
