@@ -327,6 +327,7 @@ class Trainer:
       # Publish before computing metrics, so that the sampler does not wait.
       ahead.fill(rollout + 1, self._learner.published)
     seconds = timeline.metrics(self._timeline.take(rollout))
+    position = self._stream.position(rollout + 1)
     values = {
       **sampler.metrics(sampled, config=self._config.curriculum),
       **metrics.over_steps(steps, on_policy=not ages.any()),
@@ -334,10 +335,7 @@ class Trainer:
       **self._learner.speed(packed, seconds["time/train"]),
       "compile/prefill": throughput.programs(kv_store.prefill),
       "compile/decode": throughput.programs(kv_store.decode),
-      **{
-        f"data/{name}": float(value)
-        for name, value in self._stream.position(rollout + 1).items()
-      },
+      **{f"data/{name}": float(value) for name, value in position.items()},
       **seconds,
     }
     self._monitor.rollout(values)
