@@ -216,14 +216,8 @@ def checks(episode: Episode) -> Checks:
     return Checks(0, 0, 0, 0)
   able = told[: max(0, episode["budget"] - 1)]
   golden = episode["golden_answers"]
-  shown = next(
-    (
-      n
-      for n, text in enumerate(able, 1)
-      if any(mentions(text, g) for g in golden)
-    ),
-    None,
-  )
+  holding = (n for n, text in enumerate(able, 1) if _holds(text, golden))
+  shown = next(holding, None)
   checked = []
   for fact in episode.get("metadata", {}).get("facts") or ():
     for n, text in enumerate(able, 1):
@@ -244,6 +238,17 @@ def _observations(episode: Episode) -> list[str]:
       gaps[-1] += span["text"]
     after = span["author"]
   return [text for text in gaps if _PASSAGE.search(text)]
+
+
+def _holds(text: str, phrases: Iterable[str]) -> bool:
+  """Whether a long text mentions any of some phrases."""
+  lower = text.lower()
+  # Splitting a text takes far longer than looking for substrings.
+  return any(
+    all(word in lower for word in words(phrase).split())
+    and mentions(text, phrase)
+    for phrase in phrases
+  )
 
 
 def _values(text: str, fact: Mapping[str, Any]) -> set[str]:
