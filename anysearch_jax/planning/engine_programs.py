@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from anysearch_jax import config as config_lib
 from anysearch_jax.planning import abstract, program
 from anysearch_jax.policy import decoder, lora, serving, sharding, table
-from anysearch_jax.policy.attention import paged_attention
+from anysearch_jax.policy.attention import gathered_attention, paged_attention
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.rollout.jax_engine import model as model_lib
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
@@ -144,7 +144,7 @@ def decode(e: Engine, sampling: config_lib.SamplingConfig) -> program.Program:
     (
       e.params,
       e.store,
-      (),  # Decode gathers rows on CPUs only.
+      _gathered(e, rows, steps=steps),
       kv_store.Turns(
         e.rows(rows, e.columns),
         tokens,
@@ -168,6 +168,25 @@ def decode(e: Engine, sampling: config_lib.SamplingConfig) -> program.Program:
     kinds=e.kinds,
     reads=e.reads(rows),
     blocks=e.blocks,
+  )
+
+
+def _gathered(e: Engine, lanes: int, *, steps: int) -> kv_store.GatheredRows:
+  """Returns the abstract rows that decode gathers: () but on CPUs."""
+  empty = functools.partial(
+    kv_store.empty_rows, e.model, lanes=lanes, columns=e.columns, steps=steps
+  )
+  rows = jax.eval_shape(empty, e.store)
+  stands = gathered_attention.shardings(e.model.mesh)
+  return tuple(
+    jax.tree.map(
+      lambda x, sharding: jax.ShapeDtypeStruct(
+        x.shape, x.dtype, sharding=sharding
+      ),
+      layer,
+      stands,
+    )
+    for layer in rows
   )
 
 

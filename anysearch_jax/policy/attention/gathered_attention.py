@@ -252,6 +252,12 @@ def specs(mesh: jax.sharding.Mesh) -> dict[str, Any]:
   }
 
 
+def shardings(mesh: jax.sharding.Mesh) -> Rows:
+  """Returns the sharding of each array of `Rows`."""
+  stands = functools.partial(jax.sharding.NamedSharding, mesh)
+  return jax.tree.map(stands, specs(mesh)["gathered"])
+
+
 def _add(rows: Rows, k: jax.Array, v: jax.Array, at: jax.Array) -> Rows:
   """Adds keys and values `[B, K, H]` at positions `[B]`."""
   span, row = rows.v.shape[3], jnp.arange(len(at))

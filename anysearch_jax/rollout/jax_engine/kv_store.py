@@ -132,11 +132,7 @@ def empty_rows(
   make = functools.partial(
     gathered.empty, lanes=lanes, columns=columns, steps=steps
   )
-  stands = jax.tree.map(
-    functools.partial(jax.sharding.NamedSharding, model.mesh),
-    gathered_attention.specs(model.mesh)["gathered"],
-  )
-  empty = jax.jit(make, out_shardings=stands)
+  empty = jax.jit(make, out_shardings=gathered_attention.shardings(model.mesh))
   return tuple(empty(x) for x in pages)
 
 
