@@ -132,7 +132,7 @@ def _price() -> tuple[Row, ...]:
 
 
 def _length(c: config_lib.CurriculumConfig) -> tuple[Row, ...]:
-  """Three rows at 2, 3 and 6 times the steps, Phase I unchanged."""
+  """Three rows at 2, 3 and 6 times the rollouts, Phase I unchanged."""
   return tuple(
     Row(
       f"{name}_x{times}",

@@ -64,7 +64,7 @@ _TABLE: dict[str, dict[Kind, str]] = {
   },
   "optimizer": {
     _L: "learning_rate b1 b2 eps weight_decay max_grad_norm warmup_steps "
-    "decay_steps"
+    "decay"
   },
   "critic": {
     _L: "gamma lam learning_rate warmup_steps alone_steps value_clip whiten "
@@ -132,7 +132,7 @@ KINDS: dict[str, Kind] = {
 _SWITCHES = (
   "optimizer.max_grad_norm",
   "optimizer.warmup_steps",
-  "optimizer.decay_steps",
+  "optimizer.decay",
   "critic.warmup_steps",
 )
 

@@ -122,8 +122,8 @@ class OptimizerConfig:
   weight_decay: applied to matrices only.
   max_grad_norm: the gradient is clipped to this norm; 0 is off.
   warmup_steps: steps over which the learning rate rises linearly; 0: constant.
-  decay_steps: last steps of the training, over which it falls linearly towards
-    0; 0: it does not.
+  decay: share of the training's steps, at its end, in which the learning rate
+    falls linearly towards 0; in [0, 1].
   """
 
   learning_rate: float = 1e-6
@@ -133,7 +133,7 @@ class OptimizerConfig:
   weight_decay: float = 0.01
   max_grad_norm: float = 1.0
   warmup_steps: int = 0
-  decay_steps: int = 0
+  decay: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -84,7 +84,7 @@ _RANGES = {
   "optimizer.weight_decay": _at_least(0),
   "optimizer.max_grad_norm": _at_least(0),
   "optimizer.warmup_steps": _at_least(0),
-  "optimizer.decay_steps": _at_least(0),
+  "optimizer.decay": _SHARE,
   "critic.gamma": _SHARE,
   "critic.lam": _SHARE,
   "critic.learning_rate": _at_least(0),

@@ -108,11 +108,11 @@ def optimizer(
     config: rates; `max_grad_norm` 0 disables clipping.
     schedule: learning rate by step, instead of the configuration's.
     critic: settings of the critic, which is clipped separately.
-    total_steps: length of the training; `decay_steps` are the last of them.
+    total_steps: length of the training, of which `decay` is a share.
   """
 
   def rates(peak: float, warmup: int) -> float | optax.Schedule:
-    return _schedule(peak, warmup, config.decay_steps, total_steps)
+    return _schedule(peak, warmup, config.decay * total_steps, total_steps)
 
   schedule = schedule or rates(config.learning_rate, config.warmup_steps)
   policy = _adamw(table.trainable_rows(a), config, schedule)
@@ -125,7 +125,7 @@ def optimizer(
 
 
 def _schedule(
-  rate: float, warmup: int, decay: int, total: int
+  rate: float, warmup: int, decay: float, total: int
 ) -> float | optax.Schedule:
   """Returns `rate`, or its linear warm-up and decay.
 

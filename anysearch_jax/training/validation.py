@@ -101,12 +101,6 @@ def _training(config: config_lib.ExperimentConfig, processes: int) -> None:
       f"group: found {config.group}, expected at least 2: an advantage is a "
       "difference from the others of the group."
     )
-  decay = config.optimizer.decay_steps
-  if decay > c.total_steps:
-    raise ValueError(
-      f"optimizer.decay_steps: found {decay}, expected at most the "
-      f"{c.total_steps} steps of the training (curriculum.total_steps)."
-    )
   trajectories = config.questions * config.group
   if trajectories % c.batches_per_rollout:
     raise ValueError(

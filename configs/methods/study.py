@@ -6,8 +6,9 @@
 Each row is trained with its file in configs/methods/ from the quickstart's warm
 start, with the same number of steps and episodes. Search-o1 and BATS are not
 trained: they are evaluated with the warm start, and again with the policy that
-Search-R1 trained. The rows `search_r1_format` and `search_r1_phase1` give
-Search-R1 what AnySearch has besides its reward.
+Search-R1 trained. Budgets that are fixed are the largest, 8; `search_r1_5` has
+the quickstart's. The rows `search_r1_format` and `search_r1_phase1` give Search-R1
+what AnySearch has besides its reward.
 """
 
 from __future__ import annotations
@@ -71,6 +72,12 @@ def rows(base: config_lib.ExperimentConfig) -> tuple[Row, ...]:
       "Search-R1 + Phase I",
       "search_r1",
       overrides=(phase1, "curriculum.fixed_budget=-1"),
+    ),
+    _row(
+      "search_r1_5",
+      "Search-R1, B = 5",
+      "search_r1",
+      overrides=("curriculum.fixed_budget=5",),
     ),
     _row("search_r1_ppo", "Search-R1 (PPO)"),
     _row("stepsearch", "StepSearch"),

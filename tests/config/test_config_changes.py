@@ -83,7 +83,7 @@ def test_a_removed_setting_is_a_change_of_learning():
     (["optimizer.warmup_steps=0"], 1, 1),
     (["optimizer.learning_rate=1e-5"], 0, 1),
     (["optimizer.max_grad_norm=2"], 0, 1),
-    (["optimizer.decay_steps=5"], 0, 0),
+    (["optimizer.decay=0.5"], 0, 0),
     # 0 removes a part of the optimizer's state.
     (["optimizer.max_grad_norm=0"], 0, 0),
     (["seed=1"], 0, 0),

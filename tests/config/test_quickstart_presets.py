@@ -64,7 +64,7 @@ def test_presets_differ_only_in_what_they_are_named_for():
 
 
 @pytest.mark.parametrize("preset", quickstart.PRESETS)
-def test_the_fixed_world_changes_the_world_its_start_and_its_budgets(preset):
+def test_the_fixed_world_changes_the_world_its_start_and_its_steps(preset):
   names = {
     "name",
     "policy",
@@ -73,6 +73,9 @@ def test_the_fixed_world_changes_the_world_its_start_and_its_budgets(preset):
     "warm_start.demonstrations",
     "curriculum.max_budget",
     "curriculum.phase1_steps",
+    "curriculum.total_steps",
+    "curriculum.steps_per_rollout",
+    "optimizer.decay",
   }
   if preset == "search_r1":  # Its budget is 5 in both worlds.
     names -= {"curriculum.max_budget", "curriculum.phase1_steps"}

@@ -37,6 +37,7 @@ SMALL = (
   "questions=4",
   "group=3",
   "curriculum.max_budget=2",
+  "curriculum.steps_per_rollout=2",
   "curriculum.phase1_steps=4",
   "curriculum.total_steps=6",
   "episode.max_context=128",

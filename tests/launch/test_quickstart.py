@@ -29,7 +29,7 @@ def test_the_plan_is_complete_and_its_flags_are_real(full):
       if name.startswith("config.")
     ]
     resolved = launch_flags.override(config, overrides)
-    assert resolved.curriculum.total_steps == 240
+    assert resolved.curriculum.total_steps == 600
     if job.name.startswith("evaluate"):
       budgets = resolved.evaluation.budgets
       assert budgets == (tuple(range(9)) if full else (0, 1, 2, 3, 5, 8))

@@ -33,6 +33,7 @@ SMALL = [
   "group=3",
   "save_every=1",
   "curriculum.max_budget=3",
+  "curriculum.steps_per_rollout=2",
   "curriculum.phase1_steps=6",
   f"curriculum.total_steps={2 * ROLLOUTS}",
   "engine.slots=12",

@@ -20,6 +20,7 @@ def test_ppo_raises_the_reward_of_the_world_beyond_noise(tmp_path):
   config = launch_flags.override(
     launch_flags.load_config("configs/methods/search_r1_ppo.py"),
     [
+      "curriculum.steps_per_rollout=2",
       f"curriculum.total_steps={2 * _ROLLOUTS}",
       "optimizer.learning_rate=4e-4",
       "critic.learning_rate=4e-3",

@@ -396,7 +396,7 @@ def test_adamw_matches_its_equations(params, max_norm):
 )
 def test_the_learning_rate_rises_and_falls_linearly(warmup, decay, rates):
   c = dataclasses.replace(
-    OPTIMIZER, learning_rate=0.25, warmup_steps=warmup, decay_steps=decay
+    OPTIMIZER, learning_rate=0.25, warmup_steps=warmup, decay=decay / 6
   )
   tx = train_step.optimizer(A, c, total_steps=6)
   ones = jax.tree.map(jnp.ones_like, random_params(0))
