@@ -72,6 +72,7 @@ _WHERE = {
   "LexicalRetriever": "retrieval.lexical:LexicalRetriever",
   # Training: the parts of a step, and the whole.
   "batching": "anysearch_jax.training.batching",
+  "optimizers": "anysearch_jax.training.optimizers",
   "train_step": "anysearch_jax.training.train_step",
   "Trainer": "anysearch_jax.training.loop:Trainer",
   "validate": "anysearch_jax.training.validation:validate",

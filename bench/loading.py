@@ -232,11 +232,11 @@ def checkpoint(size: str, folder: str) -> dict[str, Any]:
   from anysearch_jax.policy import architecture, table
   from anysearch_jax.policy import parameters as weights
   from anysearch_jax.training import checkpoint as checkpoint_lib
-  from anysearch_jax.training import train_step
+  from anysearch_jax.training import optimizers, train_step
 
   experiment = config_lib.ExperimentConfig()
   a = architecture.from_hf(config(size))
-  tx = train_step.optimizer(a, experiment.optimizer)
+  tx = optimizers.adamw(a, experiment.optimizer)
   shapes = jax.eval_shape(
     lambda: train_step.init(
       weights.tree(table.rows(a), lambda row: jnp.zeros(row.shape)), tx

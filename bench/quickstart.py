@@ -162,10 +162,10 @@ class _OurStep:
   ):
     import jax
 
-    from anysearch_jax.training import train_step
+    from anysearch_jax.training import optimizers, train_step
 
     a = policy.architecture
-    tx = train_step.optimizer(a, optimizer)
+    tx = optimizers.adamw(a, optimizer)
     loss = train_step.grpo_loss(a, objective, temperature=1.0)
     self.program: Any = train_step.make(loss, tx)
     self._state = jax.device_put(

@@ -113,14 +113,19 @@ class Ours:
     import jax
 
     from anysearch_jax.policy import lora, sharding, table
-    from anysearch_jax.training import batching, placement, train_step
+    from anysearch_jax.training import (
+      batching,
+      optimizers,
+      placement,
+      train_step,
+    )
     from bench import random_weights
 
     self.a = a = lora.attach(a, config.lora)
     self.placed = placed = placement.Placement.of(
       a, config.mesh, dtype=config.compute_dtype
     )
-    tx = train_step.optimizer(a, config.optimizer)
+    tx = optimizers.adamw(a, config.optimizer)
     shardings = train_step.shardings(a, tx, placed.trainer)
     compute = placement.compute(
       a,

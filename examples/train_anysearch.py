@@ -20,7 +20,14 @@ import jax
 import numpy as np
 
 import anysearch_jax as aj
-from anysearch_jax import batching, curriculum, grpo, rewards, train_step
+from anysearch_jax import (
+  batching,
+  curriculum,
+  grpo,
+  optimizers,
+  rewards,
+  train_step,
+)
 from configs import quickstart
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -139,7 +146,7 @@ def train(
     retriever: answers the searches, see `own_retriever.py`.
   """
   c, a = config.curriculum, policy.architecture
-  tx = train_step.optimizer(a, config.optimizer)
+  tx = optimizers.adamw(a, config.optimizer)
   loss = train_step.grpo_loss(
     a, config.objective, temperature=config.sampling.temperature
   )

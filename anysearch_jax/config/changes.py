@@ -63,8 +63,7 @@ _TABLE: dict[str, dict[Kind, str]] = {
     "normalize reduction old_logp importance_cap entropy_coefficient",
   },
   "optimizer": {
-    _L: "learning_rate b1 b2 eps weight_decay max_grad_norm warmup_steps "
-    "decay"
+    _L: "learning_rate b1 b2 eps weight_decay max_grad_norm warmup_steps decay"
   },
   "critic": {
     _L: "gamma lam learning_rate warmup_steps alone_steps value_clip whiten "

@@ -14,7 +14,13 @@ from anysearch_jax.planning import abstract, engine_programs, program
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
-from anysearch_jax.training import batching, placement, ppo, train_step
+from anysearch_jax.training import (
+  batching,
+  optimizers,
+  placement,
+  ppo,
+  train_step,
+)
 
 # The kind of each field of the training state.
 _KINDS = {"params": "masters", "opt_state": "moments", "critic": "critic"}
@@ -143,7 +149,7 @@ def _training(
 ) -> Iterator[program.Program]:
   """Yields the train step and the passes before it."""
   a = t.placed.a
-  tx = train_step.optimizer(a, optimizer, critic=t.critic)
+  tx = optimizers.adamw(a, optimizer, critic=t.critic)
   shardings = train_step.shardings(a, tx, t.placed.trainer)
   state = _state(t, tx, shardings)
   loss = train_step.grpo_loss(

@@ -14,6 +14,7 @@ from anysearch_jax.policy import decoder, hf, lora
 from anysearch_jax.training import (
   batching,
   metrics,
+  optimizers,
   placement,
   ppo,
   rewards_and_advantages,
@@ -51,7 +52,7 @@ class Learner:
       sequence_parallel=config.mesh.sequence_parallel,
     )
     critic = config.critic if config.objective.has_critic else None
-    tx = train_step.optimizer(
+    tx = optimizers.adamw(
       a,
       config.optimizer,
       critic=critic,

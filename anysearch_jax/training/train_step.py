@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,24 +22,19 @@ from anysearch_jax.algorithms import grpo
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
-from anysearch_jax.training import batching, logprobs
+from anysearch_jax.training import batching, logprobs, optimizers
 
 # The trained parameters: the policy's, or a pair (policy's, critic's).
-Both = tuple[decoder.Params, decoder.Params]
-Trained = decoder.Params | Both
+Trained = decoder.Params | optimizers.Both
 Rows = batching.Rows[jax.Array]
 # (trained, reference, micro-batch) -> (loss, additive metrics)
 LossFn = Callable[
   [Any, decoder.Params | None, Rows],
   tuple[jax.Array, dict[str, jax.Array]],
 ]
-# A state of arrays, of their shapes, or of their shardings.
-LeafT = TypeVar(
-  "LeafT", jax.Array, jax.ShapeDtypeStruct, jax.sharding.NamedSharding
-)
 
 
-class TrainState(NamedTuple, Generic[LeafT]):
+class TrainState(NamedTuple, Generic[optimizers.LeafT]):
   """The training state: float32 masters, optimizer state, steps taken.
 
   If the architecture has adapters, `params` holds only these, and `critic` only
@@ -48,7 +43,7 @@ class TrainState(NamedTuple, Generic[LeafT]):
 
   params: decoder.Params
   opt_state: optax.OptState
-  step: LeafT
+  step: optimizers.LeafT
   critic: decoder.Params | None = None
 
   @property
@@ -56,115 +51,9 @@ class TrainState(NamedTuple, Generic[LeafT]):
     return self.params if self.critic is None else (self.params, self.critic)
 
 
-class PairState(NamedTuple, Generic[LeafT]):
-  """Optimizer state of a `Pair`; `step` counts from 0."""
-
-  policy: optax.OptState
-  critic: optax.OptState
-  step: LeafT
-
-
-class Pair(NamedTuple):
-  """Optimizes (policy, critic) with one `GradientTransformation` each.
-
-  alone_steps: number of initial steps that change only the critic's state.
-  """
-
-  policy: optax.GradientTransformation
-  critic: optax.GradientTransformation
-  alone_steps: int = 0
-
-  def init(self, trained: Both) -> PairState[jax.Array]:
-    policy, critic = trained
-    return PairState(
-      self.policy.init(policy), self.critic.init(critic), jnp.int32(0)
-    )
-
-  def update(
-    self, grads: Both, state: PairState[jax.Array], trained: Both
-  ) -> tuple[Both, PairState[jax.Array]]:
-    waits = state.step < self.alone_steps
-    policy, of_policy = self.policy.update(grads[0], state.policy, trained[0])
-    critic, of_critic = self.critic.update(grads[1], state.critic, trained[1])
-    policy = jax.tree.map(lambda x: jnp.where(waits, 0, x), policy)
-    of_policy = jax.tree.map(
-      lambda new, old: jnp.where(waits, old, new), of_policy, state.policy
-    )
-    return (policy, critic), PairState(of_policy, of_critic, state.step + 1)
-
-
-def optimizer(
-  a: architecture_lib.Architecture,
-  config: config_lib.OptimizerConfig,
-  *,
-  schedule: optax.Schedule | None = None,
-  critic: config_lib.CriticConfig | None = None,
-  total_steps: int = 0,
-) -> optax.GradientTransformation | Pair:
-  """Returns AdamW with global-norm clipping and decay of matrices only.
-
-  Args:
-    a: the architecture, whose table says which weights are matrices.
-    config: rates; `max_grad_norm` 0 disables clipping.
-    schedule: learning rate by step, instead of the configuration's.
-    critic: settings of the critic, which is clipped separately.
-    total_steps: length of the training, of which `decay` is a share.
-  """
-
-  def rates(peak: float, warmup: int) -> float | optax.Schedule:
-    return _schedule(peak, warmup, config.decay * total_steps, total_steps)
-
-  schedule = schedule or rates(config.learning_rate, config.warmup_steps)
-  policy = _adamw(table.trainable_rows(a), config, schedule)
-  if critic is None:
-    return policy
-  own = rates(critic.learning_rate, critic.warmup_steps)
-  return Pair(
-    policy, _adamw(table.critic_rows(a), config, own), critic.alone_steps
-  )
-
-
-def _schedule(
-  rate: float, warmup: int, decay: float, total: int
-) -> float | optax.Schedule:
-  """Returns `rate`, or its linear warm-up and decay.
-
-  It is rate * (i + 1) / warmup at step i, and rate * (total - i) / decay in the
-  last steps, so that no step has a rate of 0.
-  """
-  if not warmup and not decay:
-    return rate
-
-  def at(count: jax.typing.ArrayLike) -> jax.Array:
-    share = jnp.minimum(1.0, (count + 1) / warmup) if warmup else 1.0
-    left = (total - count) / decay if decay else 1.0
-    return rate * jnp.clip(left, 0.0, share)
-
-  return at
-
-
-def _adamw(
-  rows: Sequence[weights.Weight],
-  config: config_lib.OptimizerConfig,
-  rate: float | optax.Schedule,
-) -> optax.GradientTransformation:
-  matrices = weights.tree(rows, lambda row: len(row.file_shape) > 1)
-  adamw = optax.adamw(
-    rate,
-    b1=config.b1,
-    b2=config.b2,
-    eps=config.eps,
-    weight_decay=config.weight_decay,
-    mask=matrices,
-  )
-  if not config.max_grad_norm:
-    return adamw
-  return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), adamw)
-
-
 def shardings(
   a: architecture_lib.Architecture,
-  tx: optax.GradientTransformation | Pair,
+  tx: optax.GradientTransformation | optimizers.Pair,
   mesh: jax.sharding.Mesh,
 ) -> TrainState[jax.sharding.NamedSharding]:
   """Returns the state's shardings; moments are sharded like their weights."""
@@ -181,18 +70,18 @@ def shardings(
     )
     return params, opt_state
 
-  if not isinstance(tx, Pair):
+  if not isinstance(tx, optimizers.Pair):
     params, opt_state = of(table.trainable_rows(a), tx)
     return TrainState(params, opt_state, whole)
   params, of_policy = of(table.trainable_rows(a), tx.policy)
   critic, of_critic = of(table.critic_rows(a), tx.critic)
-  moments = PairState(of_policy, of_critic, whole)
+  moments = optimizers.PairState(of_policy, of_critic, whole)
   return TrainState(params, moments, whole, critic)
 
 
 def init(
   params: decoder.Params,
-  tx: optax.GradientTransformation | Pair,
+  tx: optax.GradientTransformation | optimizers.Pair,
   shardings: TrainState[jax.sharding.NamedSharding] | None = None,
   *,
   critic: decoder.Params | None = None,
@@ -287,7 +176,7 @@ def cross_entropy_loss(
 
 def make(
   loss_fn: LossFn,
-  tx: optax.GradientTransformation | Pair,
+  tx: optax.GradientTransformation | optimizers.Pair,
   shardings: TrainState[jax.sharding.NamedSharding] | None = None,
 ) -> Callable:
   """Returns the jitted `step(state, reference, batch) -> (state, metrics)`.

@@ -21,7 +21,7 @@ import optax
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder
-from anysearch_jax.training import batching, train_step
+from anysearch_jax.training import batching, optimizers, train_step
 from anysearch_jax.world import demonstrations as demonstrations_lib
 from anysearch_jax.world import experts, saved_fit
 
@@ -100,7 +100,7 @@ def fit(
     decay_steps=config.steps,
     end_value=config.learning_rate / 10,
   )
-  tx = train_step.optimizer(a, optimizer, schedule=schedule)
+  tx = optimizers.adamw(a, optimizer, schedule=schedule)
   step = train_step.make(train_step.cross_entropy_loss(a), tx)
   at = saved_fit.Position(train_step.init(params, tx), 0, 0)
   if saved is not None:

@@ -7,8 +7,8 @@ Each row is trained with its file in configs/methods/ from the quickstart's warm
 start, with the same number of steps and episodes. Search-o1 and BATS are not
 trained: they are evaluated with the warm start, and again with the policy that
 Search-R1 trained. Budgets that are fixed are the largest, 8; `search_r1_5` has
-the quickstart's. The rows `search_r1_format` and `search_r1_phase1` give Search-R1
-what AnySearch has besides its reward.
+the quickstart's. The rows `search_r1_format` and `search_r1_phase1` give
+Search-R1 what AnySearch has besides its reward.
 """
 
 from __future__ import annotations

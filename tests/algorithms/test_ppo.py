@@ -15,7 +15,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import grpo as objective
 from anysearch_jax.algorithms import ppo as objective_ppo
 from anysearch_jax.policy import critic as critic_lib
-from anysearch_jax.training import ppo, train_step
+from anysearch_jax.training import optimizers, ppo, train_step
 
 A, CONFIG, PPO = bandit.A, bandit.CONFIG, bandit.PPO
 KEEP = small_policy.KEEP
@@ -49,7 +49,7 @@ def test_estimates_equal_their_formulas(params):
   reference = jax.tree.map(lambda p: 0.9 * p, params)
   critic = critic_lib.initialize(params, A)
   critic["value"] = rng.normal(size=A.d_model).astype(np.float32)
-  state = train_step.init(params, train_step.Pair(KEEP, KEEP), critic=critic)
+  state = train_step.init(params, optimizers.Pair(KEEP, KEEP), critic=critic)
   c = config_lib.CriticConfig(gamma=0.9, lam=0.8, reward_kl=0.3)
   estimate = ppo.Estimator(A, c, temperature=1.0)
   batches = bandit.pack((tokens, logps, rewards))
@@ -109,7 +109,7 @@ def test_with_equal_advantages_ppo_and_grpo_take_the_same_step(params):
   both, found = one_step(
     params,
     valued,
-    train_step.Pair(KEEP, KEEP),
+    optimizers.Pair(KEEP, KEEP),
     PPO,
     critic_lib.initialize(params, A),
   )
@@ -147,7 +147,7 @@ def test_with_a_new_critic_every_advantage_is_the_episodes_reward(params):
   episodes = bandit.play(params, np.random.default_rng(5))
   state = train_step.init(
     params,
-    train_step.Pair(KEEP, KEEP),
+    optimizers.Pair(KEEP, KEEP),
     critic=critic_lib.initialize(params, A),
   )
   c = config_lib.CriticConfig(whiten=False)
@@ -170,7 +170,7 @@ def test_the_critic_learns_alone_first_and_at_its_own_rate(params):
   o = config_lib.OptimizerConfig(
     learning_rate=0.25, warmup_steps=4, weight_decay=0.0, eps=1e-12
   )
-  tx = train_step.optimizer(A, o, critic=c)
+  tx = optimizers.adamw(A, o, critic=c)
   trained = params, critic_lib.initialize(params, A)
   state = tx.init(trained)
   grads = jax.tree.map(np.ones_like, trained)
@@ -194,7 +194,7 @@ def test_the_critic_learns_alone_first_and_at_its_own_rate(params):
 
 def test_each_gradient_is_clipped_by_its_own_norm(params):
   o = config_lib.OptimizerConfig(max_grad_norm=1.0)
-  tx = train_step.optimizer(A, o, critic=config_lib.CriticConfig())
+  tx = optimizers.adamw(A, o, critic=config_lib.CriticConfig())
   trained = params, critic_lib.initialize(params, A)
   small = jax.tree.map(lambda x: 0 * x + 1e-4, trained[0])
   huge = jax.tree.map(lambda x: 0 * x + 1e4, trained[1])

@@ -15,7 +15,7 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import critic as critic_lib
 from anysearch_jax.policy import decoder, hf, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
-from anysearch_jax.training import batching, ppo, train_step
+from anysearch_jax.training import batching, optimizers, ppo, train_step
 from bench import random_models
 
 BATCH = config_lib.BatchConfig(
@@ -23,7 +23,7 @@ BATCH = config_lib.BatchConfig(
 )
 OBJECTIVE = config_lib.ObjectiveConfig(kl_coefficient=0.05)
 CRITIC = config_lib.CriticConfig(value_clip=0.2)
-KEEP = train_step.Pair(small_policy.KEEP, small_policy.KEEP)
+KEEP = optimizers.Pair(small_policy.KEEP, small_policy.KEEP)
 
 
 @pytest.mark.parametrize("case", ["qwen2", "qwen3-tied", "llama"])
