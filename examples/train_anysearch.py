@@ -20,14 +20,7 @@ import jax
 import numpy as np
 
 import anysearch_jax as aj
-from anysearch_jax import (
-  batching,
-  curriculum,
-  grpo,
-  optimizers,
-  rewards,
-  train_step,
-)
+from anysearch_jax import batching, curriculum, grpo, rewards, train_step
 from configs import quickstart
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -146,7 +139,7 @@ def train(
     retriever: answers the searches, see `own_retriever.py`.
   """
   c, a = config.curriculum, policy.architecture
-  tx = optimizers.adamw(a, config.optimizer)
+  tx = aj.optimizers.adamw(a, config.optimizer, total_steps=c.total_steps)
   loss = train_step.grpo_loss(
     a, config.objective, temperature=config.sampling.temperature
   )
