@@ -20,9 +20,6 @@ from absl import app, flags
 
 from anysearch_jax.evaluation import inference, linear, significance
 
-_REPLICATES = flags.DEFINE_integer(
-  "replicates", 2000, "Simulated evaluations of a line.", lower_bound=10
-)
 
 _BUDGETS = 8
 _ALPHA, _BETA = 0.35, 0.3  # Most questions are almost always right or wrong.
@@ -283,7 +280,7 @@ def _line(title: str, found: dict[str, float]) -> str:
 def main(argv) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
-  n = _REPLICATES.value
+  n = flags.FLAGS.replicates
   print("coverage of a row's interval, sd between trainings .02")
   for questions, trainings in (
     *((1000, 1), (1000, 2), (1000, 3), (1000, 5)),
@@ -317,4 +314,7 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
+  flags.DEFINE_integer(
+    "replicates", 2000, "Simulated evaluations of a line.", lower_bound=10
+  )
   app.run(main)

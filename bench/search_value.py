@@ -20,9 +20,6 @@ from absl import app, flags
 from anysearch_jax.evaluation import branch_values
 
 TRIES = (1, 4, 16, 64)
-_REPLICATES = flags.DEFINE_integer(
-  "replicates", 2000, "Simulated evaluations of a line.", lower_bound=10
-)
 
 
 class Kind(NamedTuple):
@@ -139,10 +136,13 @@ def main(argv) -> None:
   for size in (Size(), Size(questions=40)):
     print(*(f"{n} {name}" for name, n in size._asdict().items()), sep=", ")
     for tries in TRIES:
-      found = measured(size, tries, _REPLICATES.value)
+      found = measured(size, tries, flags.FLAGS.replicates)
       values = "  ".join(f"{name} {value:.3f}" for name, value in found.items())
       print(f"{tries:>3} tries  {values}", flush=True)
 
 
 if __name__ == "__main__":
+  flags.DEFINE_integer(
+    "replicates", 2000, "Simulated evaluations of a line.", lower_bound=10
+  )
   app.run(main)

@@ -34,6 +34,7 @@ def _row(
         "golden_answers": ["x"],
         "format": 1,
         "queries": [],
+        "spans": [],
         "violation": False,
         "generated_tokens": 10,
         "retrieved_tokens": 20 * searches,

@@ -74,13 +74,13 @@ def refused(command, folder, flags, *more):
     ("policy=", "policy: found nothing, expected a Hugging Face folder"),
     ("policy=configs", "configs: no config.json; expected a Hugging Face fol"),
     # Geometry.
-    ("questions=17", "17 questions x 5 samples = 85 trajectories do not divi"),
+    ("group=3", "16 questions x 3 samples = 48 trajectories do not divide int"),
     (
       "engine.max_context=100",
       "episode.max_context 544 exceeds engine.max_con",
     ),
     ("episode.max_context=12", "episode.max_context: found 12, expected more "),
-    ("batch.max_micro_batches=39", "found 39, expected at least 40: an optimi"),
+    ("batch.max_micro_batches=15", "found 15, expected at least 16: an optimi"),
     ("batch.attention=cudnn", "cudnn runs on NVIDIA GPUs; found platform cpu"),
     ("engine.attention=triton", "engine.attention: triton does not run on cpu"),
     ("mesh.data=9", "tensor 1 needs 9 devices; found 8."),

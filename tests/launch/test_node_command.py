@@ -172,7 +172,7 @@ def test_a_configuration_that_cannot_run_starts_nothing(tmp_path):
   assert code == 1
   assert said.strip() == (
     "launch.node: 1 questions x 3 samples = 3 trajectories do not divide into "
-    "2 optimizer steps a rollout."
+    "2 batches (curriculum.steps_per_rollout / curriculum.epochs)."
   )
   assert not (tmp_path / "run").exists()
 
