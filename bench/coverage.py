@@ -20,7 +20,6 @@ from absl import app, flags
 
 from anysearch_jax.evaluation import inference, linear, significance
 
-
 _BUDGETS = 8
 _ALPHA, _BETA = 0.35, 0.3  # Most questions are almost always right or wrong.
 _MARGIN = 0.02
