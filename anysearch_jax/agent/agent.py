@@ -226,6 +226,13 @@ class Agent:
               limits_lib.Limits(budget, seed, deadline, max_tokens, sampling),
             )
           )
+      # The first error ends the call, also while earlier questions are played.
+      done, _ = concurrent.futures.wait(
+        itertools.chain.from_iterable(futures),
+        return_when=concurrent.futures.FIRST_EXCEPTION,
+      )
+      for future in done:
+        future.result()
       return [[future.result() for future in row] for row in futures]
     finally:
       for future in itertools.chain.from_iterable(futures):

@@ -6,6 +6,7 @@ A room is a row. Modules that a row names in backticks exist in that room.
 from __future__ import annotations
 
 import ast
+import collections
 import re
 
 import source_tree
@@ -99,3 +100,11 @@ def test_modules_that_a_row_names_are_in_its_room():
       if not {word, f"{word}.py"} & names:
         missing.append(f"{room}: {word}")
   assert not missing
+
+
+def test_files_of_tests_have_names_of_their_own():
+  """Folders of tests are no packages: pytest refuses two files of one name."""
+  names = collections.Counter(
+    path.name for path in (ROOT / "tests").rglob("test_*.py")
+  )
+  assert [name for name, count in names.items() if count > 1] == []

@@ -13,7 +13,7 @@ import pytest
 import rich.console
 
 from anysearch_jax import types
-from anysearch_jax.agent import events
+from anysearch_jax.agent import asking, events
 from anysearch_jax.evaluation import harness
 from anysearch_jax.rollout import driver, searching
 from configs import quickstart
@@ -144,7 +144,6 @@ def test_words_that_the_policy_cannot_read_are_named(capsys):
   "arguments, expected",
   [
     (["--compare=x", QUESTION], "--compare=x: found 'x'"),
-    (["--compare=0..99", "--deadline=0.001", QUESTION], "places were taken"),
     (["--hf=nowhere", QUESTION], "nowhere: no config.json"),
     (["--budget=1", " "], "question: found no text"),
   ],
@@ -152,6 +151,23 @@ def test_words_that_the_policy_cannot_read_are_named(capsys):
 def test_bad_input_is_one_sentence(arguments, expected):
   said = commands.run(ask, "--config=configs/quickstart.py", *arguments)
   assert expected in said
+
+
+def test_a_question_without_a_place_is_one_sentence(monkeypatch):
+  """The questions before it hold all places, however fast the machine is."""
+
+  async def unanswered(*_, **__):
+    await asyncio.Event().wait()
+
+  monkeypatch.setattr(asking, "ask", unanswered)
+  said = commands.run(
+    ask,
+    "--config=configs/quickstart.py",
+    "--compare=0..99",
+    "--deadline=0.001",
+    QUESTION,
+  )
+  assert "places were taken" in said
 
 
 def test_control_characters_and_markup_of_outside_text_are_shown(
