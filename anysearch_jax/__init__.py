@@ -57,6 +57,7 @@ _WHERE = {
   "Action": "anysearch_jax.environment.protocol:Action",
   "ActionKind": "anysearch_jax.environment.protocol:ActionKind",
   "Environment": "anysearch_jax.environment.spec:Environment",
+  "Tool": "anysearch_jax.environment.tools:Tool",
   "get_environment": "anysearch_jax.methods.systems:environment",
   "Method": "anysearch_jax.methods.method:Method",
   "get_method": "anysearch_jax.methods.systems:get",

@@ -258,6 +258,8 @@ class SearchRequest:
 
   context: of the search. Requests that differ only in it are equal and share a
     cached answer, unless the retriever is a `ContextualRetriever`.
+  tool: name of the tool that is called; a retriever that has one tool ignores
+    it.
   """
 
   query: str
@@ -266,6 +268,7 @@ class SearchRequest:
   context: SearchContext | None = dataclasses.field(
     default=None, compare=False, repr=False
   )
+  tool: str = "search"
 
   def known_context(self) -> SearchContext:
     """Returns the context. Raises ValueError if it is missing."""
@@ -307,6 +310,20 @@ class ContextualRetriever(Retriever, Protocol):
   def context_key(self, context: SearchContext) -> Hashable:
     """Returns what the answer depends on, a part of the key of a cache."""
     ...
+
+
+@runtime_checkable
+class PageSource(Protocol):
+  """A retriever that also opens the pages of its corpora."""
+
+  def page(self, name: str, corpus: str) -> Sequence[Passage]:
+    """Returns the passages with this title or id, see `page_name`."""
+    ...
+
+
+def page_name(title: str) -> str:
+  """Returns a title as pages are named: without outer quotes, in lower case."""
+  return " ".join(title.split()).strip(' "').lower()
 
 
 @runtime_checkable

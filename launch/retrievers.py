@@ -183,7 +183,26 @@ def make(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
       "'policy' or the address of a model."
     )
   made = _simulated(config, lexical) if c.simulated else _real(config, lexical)
-  return _refined(config, made) if c.refined else made
+  return _tools(config.episode, _refined(config, made) if c.refined else made)
+
+
+def _tools(episode: config_lib.EpisodeConfig, made: Any) -> Any:
+  """Returns a retriever for all tools of the episode's environment."""
+  from anysearch_jax.environment import protocol
+  from anysearch_jax.methods import systems
+  from anysearch_jax.rollout import toolbox
+
+  found = {protocol.SEARCH: made, "fetch": toolbox.PageRetriever(made)}
+  names = [each.name for each in systems.of_episode(episode).tools]
+  if unknown := [name for name in names if name not in found]:
+    raise ValueError(
+      f"episode.prompts: found {episode.prompts!r} with the tool "
+      f"{unknown[0]!r}; expected tools among {', '.join(found)}, because no "
+      "command has a retriever for others."
+    )
+  if names == [protocol.SEARCH]:
+    return made
+  return toolbox.Toolbox({name: found[name] for name in names})
 
 
 def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:

@@ -48,6 +48,7 @@ class LexicalRetriever:
     self._parameters = {"k1": k1, "b": b}
     self._index = functools.cache(self._build_index)
     self._cached = functools.lru_cache(cache_size)(self._rank)
+    self._pages = functools.cache(self._build_pages)
 
   async def search(
     self, request: types.SearchRequest
@@ -79,6 +80,18 @@ class LexicalRetriever:
       ValueError: `k` is less than 1, or the corpus is unknown.
     """
     return self._cached(query, k, corpus)
+
+  def page(self, name: str, corpus: str = "") -> Sequence[types.Passage]:
+    """Returns the passages with this title or id, in corpus order.
+
+    Args:
+      name: of the page, see `types.page_name`.
+      corpus: name of the corpus.
+
+    Raises:
+      ValueError: the corpus is unknown.
+    """
+    return self._pages(corpus).get(types.page_name(name), ())
 
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
     """Returns JSON values that identify the answers: settings and corpora.
@@ -132,6 +145,14 @@ class LexicalRetriever:
     index = bm25s.BM25(**self._parameters, method="lucene", backend="numpy")
     index.index(texts, show_progress=False)
     return passages, index
+
+  def _build_pages(self, corpus: str) -> dict[str, list[types.Passage]]:
+    """Returns the passages of a corpus by title and by id."""
+    pages: dict[str, list[types.Passage]] = {}
+    for passage in self._passages(corpus):
+      for name in {*map(types.page_name, (passage.title, passage.id))}:
+        pages.setdefault(name, []).append(passage)
+    return pages
 
   def _passages(self, corpus: str) -> Sequence[types.Passage]:
     if callable(self._corpora):

@@ -1,15 +1,19 @@
 """The environments of the paper and of the generated world.
 
 Their texts are `methods/texts/paper.toml` and `world.toml`. `{B}` and
-`{Question}` are placeholders for the budget and the question.
+`{Question}` are placeholders for the budget and the question. `paper_fetch` is
+the paper's environment with a second tool, which opens a page by its title; its
+texts are our own words.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
 from collections.abc import Mapping
 
-from anysearch_jax.environment import spec, wording
+from anysearch_jax.environment import scoring, spec, tools, wording
 
 _SLOTS = {
   "scaffold": wording.PROMPT,
@@ -29,9 +33,18 @@ def _environment(texts: Mapping[str, str]) -> spec.Environment:
   )
 
 
+def _with_fetch(env: spec.Environment) -> spec.Environment:
+  """Returns an environment in which pages can be opened too."""
+  formed = functools.partial(scoring.check_format, calls={"fetch": "page"})
+  return dataclasses.replace(env.with_tools(tools.FETCH), format=formed)
+
+
 WORLD = wording.Wording("world.toml", _SLOTS, _environment)
 WORDINGS = {
   "paper": wording.Wording("paper.toml", _SLOTS, _environment),
+  "paper_fetch": wording.Wording(
+    "paper_fetch.toml", _SLOTS, lambda texts: _with_fetch(_environment(texts))
+  ),
   "world": WORLD,
 }
 PROMPTS = wording.environments(WORDINGS)

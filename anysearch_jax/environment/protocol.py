@@ -16,6 +16,7 @@ from anysearch_jax import types
 
 TAGS = ("budget", "think", "search", "information", "answer")
 STOPS = ("</search>", "</answer>")
+SEARCH = "search"  # The name of the tool that every environment has.
 
 # Groups: "/" of a closing tag or "", then the name.
 TAG_PATTERN = re.compile(rf"<(/?)({'|'.join(TAGS)})>")
@@ -26,7 +27,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 
 class ActionKind(enum.StrEnum):
-  """The actions that a turn can ask for."""
+  """The actions that a turn can ask for; `SEARCH` is a call of any tool."""
 
   SEARCH = "search"
   ANSWER = "answer"
@@ -34,14 +35,25 @@ class ActionKind(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Action:
-  """The action of a turn; `content` is the stripped query or answer."""
+  """The action of a turn.
+
+  kind: a call of a tool, or an answer.
+  content: the stripped query (a tool's argument) or answer.
+  tool: name of the tool that is called; an answer calls none.
+  """
 
   kind: ActionKind
   content: str
+  tool: str = SEARCH
 
 
-def last_action(text: str) -> Action | None:
-  """Returns the last complete `<search>` or `<answer>` block of a turn's text.
+def last_action(
+  text: str,
+  calls: Sequence[tuple[str, str, str]] = (
+    (SEARCH, f"<{SEARCH}>", f"</{SEARCH}>"),
+  ),
+) -> Action | None:
+  """Returns the last complete call or `<answer>` block of a turn's text.
 
   A block counts wherever it is, even within another one; the last block is the
   one that closes last. The paper's prompts (appendix "Prompt Design") name no
@@ -49,15 +61,18 @@ def last_action(text: str) -> Action | None:
 
   Args:
     text: the text that the model wrote in one turn.
+    calls: name, opening and closing mark of each tool; searches by default.
 
   Returns:
-    The action, or None without a complete block. A search with an empty query
+    The action, or None without a complete block. A call with an empty argument
     is returned with content ""; callers treat it as a turn without an action.
   """
+  kinds = [(ActionKind.SEARCH, *call) for call in calls]
+  kinds.append((ActionKind.ANSWER, SEARCH, "<answer>", "</answer>"))
   found = (
-    (block[1], Action(kind, text[slice(*block)].strip()))
-    for kind in ActionKind
-    if (block := _last_block(text, kind)) is not None
+    (block[1], Action(kind, text[slice(*block)].strip(), tool))
+    for kind, tool, opens, closes in kinds
+    if (block := _last_block(text, opens, closes)) is not None
   )
   return max(found, key=lambda item: item[0], default=(0, None))[1]
 
@@ -76,13 +91,14 @@ def last_content(text: str, name: str) -> str | None:
   Returns:
     The content ("" for an empty block), or None without a complete block.
   """
-  block = _last_block(text, name)
+  block = _last_block(text, f"<{name}>", f"</{name}>")
   return None if block is None else text[slice(*block)].strip()
 
 
-def _last_block(text: str, name: str) -> tuple[int, int] | None:
-  """Returns start and end of the content of the last complete block `name`."""
-  opening, closing = f"<{name}>", f"</{name}>"
+def _last_block(
+  text: str, opening: str, closing: str
+) -> tuple[int, int] | None:
+  """Returns start and end of the content of the last complete block."""
   last_closing = text.rfind(closing)
   if last_closing < 0:
     return None

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+import itertools
 import re
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
@@ -106,7 +108,12 @@ def normalize_answer(text: str) -> str:
 
 
 def check_format(
-  spans: Sequence[types.Span], *, budget: int, searches: int, scaffold: bool
+  spans: Sequence[types.Span],
+  *,
+  budget: int,
+  searches: int,
+  scaffold: bool,
+  calls: Mapping[str, str] | None = None,
 ) -> int:
   """Returns 1 if the response is well formed, else 0 (the paper's R_format).
 
@@ -124,25 +131,34 @@ def check_format(
     budget: searches assigned, >= 0.
     searches: searches charged.
     scaffold: whether the environment had to write budget blocks.
+    calls: the block that answers each kind of call, by the call's; for the
+      paper's grammar `information` by `search`. With more kinds, each charged
+      search is a call of any kind.
 
   Returns:
     0 or 1.
   """
-  blocks = _read_blocks(spans)
+  answers = {"search": "information", **(calls or {})}
+  blocks = _read_blocks(spans, _pattern(tuple(answers.items())))
   if blocks is None:
     return 0
   # Checked before a list of this length is made: `searches` can come from a
   # file and be huge.
-  written = sum(block.name == "search" for block in blocks)
-  if not written == searches <= budget:
+  called = [block.name for block in blocks if block.name in answers]
+  if not len(called) == searches <= budget:
     return 0
   head = ["budget"] * scaffold
-  turn = [*head, "think", "search", "information"]
-  order = [*turn * searches, *head, "think", "answer"]
+  turns = [[*head, "think", name, answers[name]] for name in called]
+  order = [*itertools.chain(*turns), *head, "think", "answer"]
+  authors = (
+    _AUTHORS
+    | dict.fromkeys(answers, types.Author.MODEL)
+    | dict.fromkeys(answers.values(), types.Author.ENVIRONMENT)
+  )
   states = [block.content for block in blocks if block.name == "budget"]
   return int(
     [block.name for block in blocks] == order
-    and all(block.author == _AUTHORS[block.name] for block in blocks)
+    and all(block.author == authors[block.name] for block in blocks)
     and all(
       state == protocol.budget_state(budget, used)
       for used, state in enumerate(states)
@@ -192,12 +208,21 @@ class _Block:
   author: types.Author
 
 
-def _read_blocks(spans: Sequence[types.Span]) -> list[_Block] | None:
+@functools.cache
+def _pattern(calls: tuple[tuple[str, str], ...]) -> re.Pattern[str]:
+  """Returns `protocol.TAG_PATTERN` with the blocks of these calls too."""
+  names = dict.fromkeys((*protocol.TAGS, *itertools.chain(*calls)))
+  return re.compile(rf"<(/?)({'|'.join(map(re.escape, names))})>")
+
+
+def _read_blocks(
+  spans: Sequence[types.Span], tags: re.Pattern[str]
+) -> list[_Block] | None:
   """Returns the blocks in order; None if there is text outside of blocks."""
   blocks = []
   for span in spans:
     opened, end = None, 0
-    for tag in protocol.TAG_PATTERN.finditer(span.text):
+    for tag in tags.finditer(span.text):
       slash, name = tag.groups()
       before = span.text[end : tag.start()]
       if slash and name == opened:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from anysearch_jax import types
 from anysearch_jax.environment import protocol, scoring
+from anysearch_jax.environment import tools as tools_lib
 
 
 def _nothing(budget: int, used: int) -> str:
@@ -52,8 +53,7 @@ class Environment:
     format: returns whether a response is well formed, with the signature of
       `scoring.check_format`; None if responses do not follow the paper's
       grammar.
-    observation: returns the text that a search shows, from its passages and the
-      texts that must not appear in them (`markers` and the control tokens).
+    tools: the tools that the policy may call, `search` among them.
     before_turn: returns the text before every turn while the scaffold is on.
     after_search: returns the text after an observation, with or without the
       scaffold.
@@ -75,15 +75,61 @@ class Environment:
   action: Callable[[str], protocol.Action | None] = protocol.last_action
   answer: Callable[[Sequence[types.Span]], str | None] = scoring.extract_answer
   format: Callable[..., int] | None = scoring.check_format
-  observation: Callable[[Sequence[types.Passage], Sequence[str]], str] = (
-    protocol.observation
-  )
+  tools: tuple[tools_lib.Tool, ...] = (tools_lib.SEARCH,)
   before_turn: Callable[[int, int], str] = protocol.budget_line
   after_search: Callable[[int, int], str] = _nothing
   markers: tuple[str, ...] = ()
   turns_are_budget: bool = False
   ends_itself: bool = False
   verification: Verification | None = None
+
+  def __post_init__(self):
+    """Raises ValueError if a tool's call would not end its turn."""
+    names = [each.name for each in self.tools]
+    if protocol.SEARCH not in names or len({*names}) != len(names):
+      raise ValueError(
+        f"Environment.tools: found {', '.join(names) or 'none'}; expected "
+        f"{protocol.SEARCH!r} and other names, each once."
+      )
+    for each in self.tools:
+      if each.closes not in self.stops:
+        raise ValueError(
+          f"Environment.stops: found {self.stops}; expected {each.closes!r} "
+          f"too, which ends a call of {each.name!r}."
+        )
+
+  def tool(self, name: str) -> tools_lib.Tool:
+    """Returns a tool by its name; raises ValueError if it is missing."""
+    for each in self.tools:
+      if each.name == name:
+        return each
+    raise ValueError(
+      f"Environment.tools: found no tool {name!r}; expected one of "
+      f"{', '.join(each.name for each in self.tools)}."
+    )
+
+  def with_tools(self, *more: tools_lib.Tool) -> Environment:
+    """Returns this environment with more tools, and their calls read.
+
+    Turns end at the marks of all tools and at `</answer>`. The prompt and
+    `format` are the caller's to change.
+    """
+    held = (*self.tools, *more)
+    return dataclasses.replace(
+      self,
+      tools=held,
+      stops=(*(each.closes for each in held), "</answer>"),
+      action=tools_lib.action(held),
+    )
+
+  @property
+  def all_markers(self) -> tuple[str, ...]:
+    """The markers of the environment and of its tools."""
+    return tuple(
+      dict.fromkeys(
+        [*self.markers, *(m for each in self.tools for m in each.markers)]
+      )
+    )
 
   def judge(self, trajectory: types.Trajectory) -> scoring.Verdict:
     """Judges a trajectory that was played in this environment."""

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import prompts, protocol, spec, wording
+from anysearch_jax.environment import prompts, protocol, spec, tools, wording
 from anysearch_jax.methods import method
 
 QUERY = ("<|begin_search_query|>", "<|end_search_query|>")
@@ -98,7 +98,15 @@ def _environment(texts: Mapping[str, str]) -> spec.Environment:
     action=action,
     answer=answer,
     format=None,
-    observation=functools.partial(observation, nothing=lines["nothing_found"]),
+    tools=(
+      tools.Tool(
+        protocol.SEARCH,
+        *QUERY,
+        observation=functools.partial(
+          observation, nothing=lines["nothing_found"]
+        ),
+      ),
+    ),
     markers=(*QUERY, *RESULT),
     ends_itself=True,
   )

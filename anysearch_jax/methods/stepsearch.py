@@ -23,6 +23,7 @@ Deviations from the released code:
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,7 @@ from anysearch_jax.environment import (
   protocol,
   scoring,
   spec,
+  tools,
   wording,
 )
 from anysearch_jax.methods import method, observations
@@ -75,7 +77,7 @@ def _environment(texts: Mapping[str, str]) -> spec.Environment:
     over_budget="\n" + warning,
     no_action=wording.template(texts["no_action"]),
     format=None,
-    observation=observation,
+    tools=(dataclasses.replace(tools.SEARCH, observation=observation),),
     after_search=functools.partial(warn, warning=warning),
     markers=_MARKERS,
   )

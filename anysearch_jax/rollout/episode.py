@@ -15,7 +15,7 @@ import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import prompts, protocol, spec
+from anysearch_jax.environment import prompts, protocol, spec, tools
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode_state
 
@@ -116,9 +116,12 @@ def step(
       return _finish(episode, types.Outcome.FAILED, reason)
     case types.GenerateRequest(max_tokens=most), types.Generation():
       return _after_turn(episode, event, most)
-    case types.SearchRequest(query=query), episode_state.Retrieved(passages):
+    case types.SearchRequest(query=query) as call, episode_state.Retrieved(
+      passages
+    ):
       env = episode.environment
-      text = env.observation(passages, _unwanted(env, episode.codec))
+      unwanted = _unwanted(env, episode.codec)
+      text = env.tool(call.tool).observation(passages, unwanted)
       shown = tuple(types.Document(p.id, p.title) for p in passages)
       charged = dataclasses.replace(
         episode,
@@ -197,14 +200,14 @@ def _after_turn(
       return _answered(episode)
     case _ if episode.landing:
       return _finish(episode, types.Outcome.TRUNCATED, _NO_ANSWER)
-    case protocol.Action(protocol.ActionKind.SEARCH, query) if query:
+    case protocol.Action(protocol.ActionKind.SEARCH, query, tool) if query:
       if episode.left <= 0:
         episode = dataclasses.replace(episode, violation=True)
         line = env.over_budget
       elif env.repeated and query in episode.queries:
         line = env.repeated
       else:
-        return _wait(episode, _search(episode, query))
+        return _wait(episode, _search(episode, query, env.tool(tool)))
     case _ if env.ends_itself and generation.finish is not types.Finish.LENGTH:
       return _finish(episode, types.Outcome.INVALID)
     case _:
@@ -213,7 +216,7 @@ def _after_turn(
   if generation.finish is types.Finish.LENGTH:
     if _reserve(episode):
       return land(episode)
-    reason = _limit(episode) or (
+    reason = episode.limit or (
       f"The engine stopped turn {episode.turns - 1} at {sampled} of the {most} "
       "tokens that were left to it."
     )
@@ -226,12 +229,15 @@ def _after_turn(
   return _next_turn(episode, _written(episode, line))
 
 
-def _search(episode: episode_state.Episode, query: str) -> types.SearchRequest:
+def _search(
+  episode: episode_state.Episode, query: str, tool: tools.Tool
+) -> types.SearchRequest:
   said = (c.text for c in episode.chunks if c.author != types.Author.PROMPT)
   return types.SearchRequest(
     query,
-    episode.config.top_k,
+    episode.config.top_k if tool.results is None else tool.results,
     episode.question.corpus,
+    tool=tool.name,
     context=types.SearchContext(
       episode.address, episode.turns - 1, episode.question, "".join(said)
     ),
@@ -250,7 +256,7 @@ def _answered(
     verification is None
     or episode.landing
     or episode.left <= 0
-    or _limit(episode)
+    or episode.limit
   ):
     return _finish(episode, types.Outcome.ANSWERED)
   asking = dataclasses.replace(episode, verifying=True)
@@ -264,7 +270,7 @@ def _after_verification(
 ) -> tuple[episode_state.Episode, episode_state.Request]:
   """Accepts an answer after its verification, or continues the episode."""
   episode = dataclasses.replace(episode, verifying=False)
-  if verification.accepted(generation.text) or _limit(episode):
+  if verification.accepted(generation.text) or episode.limit:
     return _finish(episode, types.Outcome.ANSWERED)
   return _next_turn(episode, _written(episode, verification.resume))
 
@@ -292,7 +298,7 @@ def _next_turn(
   kept = _reserve(asking)
   if kept and asking.room <= kept and episode.chunks:
     return land(episode)
-  if reason := _limit(asking):
+  if reason := asking.limit:
     return _finish(episode, types.Outcome.TRUNCATED, reason)
   ids = itertools.chain.from_iterable(c.token_ids for c in asking.chunks)
   request = types.GenerateRequest(
@@ -316,28 +322,12 @@ def _reserve(episode: episode_state.Episode) -> int:
   return episode.config.answer_room + len(episode.codec.encode(line))
 
 
-def _limit(episode: episode_state.Episode) -> str:
-  """Returns the limit that leaves no room for a token, "" if there is room."""
-  config = episode.config
-  if episode.generated >= config.max_generated:
-    return (
-      f"The model wrote all of its {config.max_generated} tokens "
-      "(max_generated)."
-    )
-  if episode.tokens >= config.max_context:
-    return (
-      f"The context of {config.max_context} tokens has no room to write after "
-      f"{episode.tokens} (max_context)."
-    )
-  return ""
-
-
 def _unwanted(env: spec.Environment, codec: types.TextCodec) -> tuple[str, ...]:
   """Returns the texts to neutralise in questions and passages.
 
   Otherwise a passage could forge a control token or a marker of the system.
   """
-  return (*codec.control_tokens, *env.markers)
+  return (*codec.control_tokens, *env.all_markers)
 
 
 def _written(episode: episode_state.Episode, text: str) -> episode_state.Chunk:

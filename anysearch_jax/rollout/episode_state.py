@@ -125,3 +125,18 @@ class Episode:
       self.config.max_generated - self.generated,
       self.config.max_context - self.tokens,
     )
+
+  @property
+  def limit(self) -> str:
+    """The limit that leaves no room for a token, "" if there is room."""
+    if self.generated >= self.config.max_generated:
+      return (
+        f"The model wrote all of its {self.config.max_generated} tokens "
+        "(max_generated)."
+      )
+    if self.tokens >= self.config.max_context:
+      return (
+        f"The context of {self.config.max_context} tokens has no room to write "
+        f"after {self.tokens} (max_context)."
+      )
+    return ""

@@ -121,7 +121,7 @@ class BatchingRetriever:
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
     """Answers one query. Raises `types.RetrievalError` if it cannot."""
-    key: Hashable = (request.query, request.k, request.corpus, self.identity)
+    key: Hashable = (request, self.identity)
     if self._context_key is not None:
       key = (key, self._context_key(request.known_context()))
     self.counters["searches"] += 1

@@ -84,6 +84,7 @@ _ENDED = {
     "future.result()",
   ): "its turns and searches have deadlines",
   ("agent/agent.py", "await asyncio.wrap_future"): "as `future.result`",
+  ("agent/agent.py", "concurrent.futures.wait"): "as `future.result`",
   ("agent/background.py", "await asyncio.gather"): "`close` has _PATIENCE",
   ("agent/agent.py", "told.get()"): "the end of its episode ends it",
   ("launch/agents.py", "ends.wait()"): "its context ends",
@@ -109,6 +110,9 @@ _ENDED = {
     "calls.get()",
   ): "a thread of nobody's; None ends it",
   ("rollout/searching.py", "await mine"): "`driver.answer` has a deadline",
+  ("rollout/toolbox.py", "await asyncio.gather"): (
+    "`driver.answer` has a deadline"
+  ),
   (
     "rollout/sglang/engine.py",
     "await asyncio.gather",

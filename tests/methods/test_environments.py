@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import prompts
+from anysearch_jax.environment import prompts, tools
 from anysearch_jax.methods import bats, search_o1, systems
 from anysearch_jax.policy import tokenizer
-from anysearch_jax.rollout import driver
+from anysearch_jax.rollout import driver, toolbox
 from anysearch_jax.world import world as world_lib
 from anysearch_jax.world import world_tokenizer
 
@@ -40,6 +40,7 @@ OWN_TAGS = {
     *("<plan>", "</plan>", "<observation>", "</observation>"),
     *("<warning>", "</warning>"),
   ),
+  "paper_fetch": tools.FETCH.markers,
   "search_o1": (
     *("<|begin_search_query|>", "<|end_search_query|>"),
     *("<|begin_search_result|>", "<|end_search_result|>"),
@@ -62,12 +63,15 @@ SETTING = re.compile(r"budget (\d+)(, scaffold)?\n")
 def play(name, turns, *, budget, scaffold=False, question=QUESTION, hits=HITS):
   """Plays a script; the episode must end with it."""
   engine = scripted.Engine(turns)
+  found = scripted.Retriever(hits)
   trajectory = asyncio.run(
     driver.run_episode(
       question,
       driver.EpisodeParts(
         engine=engine,
-        retriever=scripted.Retriever(hits),
+        retriever=toolbox.Toolbox(
+          {"search": found, "fetch": toolbox.PageRetriever(found)}
+        ),
         config=config_lib.EpisodeConfig(prompts=name),
         codec=scripted.CODEC,
       ),
@@ -158,8 +162,8 @@ def test_search_ends_are_last_tokens_of_searching_turns(name):
     for end, query in zip(ends, trajectory.queries, strict=True):
       assert trajectory.authors[end : end + 2].tolist() == [MODEL, ENVIRONMENT]
       said = scripted.CODEC.decode(trajectory.token_ids[: end + 1].tolist())
-      last = systems.environment(name).stops[0]
-      assert re.search(f"{re.escape(query)} ?{re.escape(last)}$", said)
+      last = "|".join(map(re.escape, systems.environment(name).stops))
+      assert re.search(f"{re.escape(query)} ?({last})$", said)
 
 
 def one_search(name):
@@ -249,7 +253,7 @@ def test_world_environment_uses_world_vocabulary_only(name):
     *(env.over_budget, env.no_action, env.repeated),
     *(env.before_turn(*state) for state in states),
     *(env.after_search(*state) for state in states),
-    env.observation((), codec.control_tokens),
+    *(tool.observation((), codec.control_tokens) for tool in env.tools),
   ]
   for text in texts:
     assert unknown not in codec.encode(text), text

@@ -1,0 +1,166 @@
+"""Tests tools as values, and the retrievers that answer their calls."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+import scripted
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.environment import protocol, scoring, spec, tools
+from anysearch_jax.rollout import searching, toolbox
+from launch import retrievers
+from retrieval import lexical
+
+PAGE = (
+  types.Passage("w/2", '"Emma"', "The second part."),
+  types.Passage("w/10", '"Emma"', "The last part."),
+  types.Passage("w/1", '"Emma"', "The first part."),
+)
+OTHER = types.Passage("w/3", '"Emma (film)"', "A film.")
+READING = [PAGE[2], PAGE[0], PAGE[1]]
+
+
+def ask(retriever, *requests):
+  async def all_of_them():
+    asked = (retriever.search(request) for request in requests)
+    return await asyncio.gather(*asked)
+
+  return asyncio.run(all_of_them())
+
+
+def fetch(title, k=10, corpus=""):
+  return types.SearchRequest(title, k, corpus, tool="fetch")
+
+
+@pytest.mark.parametrize("title", ["Emma", '"Emma"', " emma ", "w/1"])
+def test_page_is_all_its_passages_in_reading_order(title):
+  hits = {title: (OTHER, *PAGE)}
+  expected = READING[:1] if title == "w/1" else READING
+  (found,) = ask(toolbox.PageRetriever(scripted.Retriever(hits)), fetch(title))
+  assert found == expected
+  (two,) = ask(toolbox.PageRetriever(scripted.Retriever(hits)), fetch(title, 2))
+  assert two == expected[:2]
+
+
+@pytest.mark.parametrize("title", ["Emma", '"EMMA"', "w/10"])
+def test_a_corpus_in_memory_opens_pages_without_ranking(title):
+  own = lexical.LexicalRetriever({"c": (OTHER, *PAGE), "d": (OTHER,)})
+  pages = toolbox.PageRetriever(own)
+  found, elsewhere = ask(
+    pages, fetch(title, corpus="c"), fetch(title, corpus="d")
+  )
+  assert found == ([PAGE[1]] if title == "w/10" else READING)
+  assert elsewhere == []
+
+
+def test_each_call_is_answered_by_its_tool_and_cached_apart():
+  search = scripted.Retriever({"Emma": (OTHER,)})
+  pages = scripted.Retriever({"Emma": PAGE})
+  box = searching.BatchingRetriever(
+    toolbox.Toolbox({"search": search, "fetch": pages}),
+    config_lib.SearchConfig(),
+  )
+  asked = types.SearchRequest("Emma", 3)
+  assert ask(box, asked, fetch("Emma", 3), asked) == [(OTHER,), PAGE, (OTHER,)]
+  assert [r.tool for r in search.requests + pages.requests] == [
+    "search",
+    "fetch",
+  ]
+
+
+def test_one_tool_that_fails_leaves_the_other():
+  down = scripted.Retriever(error=types.RetrievalError("down"))
+  box = toolbox.Toolbox({"search": down, "fetch": scripted.Retriever()})
+  failed, found = asyncio.run(
+    box.search_many([types.SearchRequest("a", 1), fetch("b")])
+  )
+  assert isinstance(failed, types.RetrievalError) and found == ()
+
+
+def test_unknown_tools_and_answers_of_one_episode_are_refused():
+  class Simulated(scripted.Retriever):
+    def context_key(self, context):
+      return context.turn
+
+  with pytest.raises(ValueError, match="'fetch'; expected one of search"):
+    ask(toolbox.Toolbox({"search": scripted.Retriever()}), fetch("a"))
+  with pytest.raises(ValueError, match="Simulated for the tool 'search'"):
+    toolbox.Toolbox({"search": Simulated()})
+
+
+def test_a_configuration_with_fetch_gets_a_retriever_of_pages():
+  own = lexical.LexicalRetriever({"": (OTHER, *PAGE)})
+  config = config_lib.ExperimentConfig()
+  episode = dataclasses.replace(config.episode, prompts="paper_fetch")
+  made = retrievers.make(dataclasses.replace(config, episode=episode), own)
+  assert ask(made, fetch("Emma")) == [READING]
+  assert made.identity()["search"] == own.identity()
+  assert made.identity()["fetch"]["kind"] == "pages"
+
+
+def test_the_last_complete_call_or_answer_is_read():
+  read = tools.action((tools.SEARCH, tools.FETCH))
+  call = protocol.ActionKind.SEARCH
+  for text, expected in (
+    ("<fetch> Emma </fetch>", protocol.Action(call, "Emma", "fetch")),
+    ("<search>a</search><fetch>b</fetch>", protocol.Action(call, "b", "fetch")),
+    ("<fetch>b</fetch><search>a</search>", protocol.Action(call, "a")),
+    (
+      "<fetch>b</fetch><answer>c</answer>",
+      protocol.Action(protocol.ActionKind.ANSWER, "c"),
+    ),
+    ("<fetch>b", None),
+  ):
+    assert read(text) == expected
+  # The paper's environment knows no page.
+  assert protocol.last_action("<fetch>b</fetch>") is None
+
+
+def test_an_environment_refuses_tools_whose_calls_do_not_end_a_turn():
+  lines = dict(scaffold="", plain="", over_budget="", no_action="")
+  env = spec.Environment(**lines)
+  both = env.with_tools(tools.FETCH)
+  assert both.stops == ("</search>", "</fetch>", "</answer>")
+  assert both.all_markers == tools.FETCH.markers
+  assert both.tool("fetch") is tools.FETCH
+  with pytest.raises(ValueError, match="'</fetch>' too"):
+    spec.Environment(**lines, tools=(tools.SEARCH, tools.FETCH))
+  with pytest.raises(ValueError, match="each once"):
+    env.with_tools(tools.SEARCH)
+  with pytest.raises(ValueError, match="no tool 'fetch'; expected .* search"):
+    env.tool("fetch")
+
+
+SPOKEN = (
+  (types.Author.MODEL, "<think>t</think><search>q</search>"),
+  (types.Author.ENVIRONMENT, "<information>d</information>"),
+  (types.Author.MODEL, "<think>t</think><fetch>p</fetch>"),
+  (types.Author.ENVIRONMENT, "<page>d</page>"),
+  (types.Author.MODEL, "<think>t</think><answer>a</answer>"),
+)
+
+
+@pytest.mark.parametrize(
+  ("changed", "calls", "searches", "expected"),
+  [
+    ({}, {"fetch": "page"}, 2, 1),
+    ({}, None, 2, 0),  # The paper's grammar has no page.
+    ({}, None, 1, 0),
+    ({}, {"fetch": "page"}, 1, 0),
+    ({3: "<information>d</information>"}, {"fetch": "page"}, 2, 0),
+    ({2: "<think>t</think><fetch>p</fetch> so"}, {"fetch": "page"}, 2, 0),
+  ],
+)
+def test_format_with_pages_by_hand(changed, calls, searches, expected):
+  spans = [
+    types.Span(author, changed.get(place, text))
+    for place, (author, text) in enumerate(SPOKEN)
+  ]
+  found = scoring.check_format(
+    spans, budget=2, searches=searches, scaffold=False, calls=calls
+  )
+  assert found == expected
