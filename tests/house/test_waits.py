@@ -70,6 +70,10 @@ _AWAITED = ("gather", "wrap_future", "shield")
 _ENDED = {
   ("policy/attention/gathered_attention.py", "rows."): "gathers of arrays",
   ("policy/attention/tpu_attention.py", "copy.wait"): "copies on the device",
+  (
+    "agent/agent.py",
+    "concurrent.futures.wait",
+  ): "the caller's deadline, or the engine's",
   ("serving/streaming.py", "await working"): (
     "a question has a deadline, and so has the request's connection"
   ),
