@@ -76,6 +76,26 @@ class Document(NamedTuple):
   title: str
 
 
+class Observation(NamedTuple):
+  """What a charged call of a tool showed.
+
+  tool: name of the tool.
+  argument: the query, or what the call named.
+  turn: index of the turn that called; -1 if an old file does not tell.
+  passages: those shown, in order; none of a call whose passages had no room.
+  """
+
+  tool: str
+  argument: str
+  turn: int
+  passages: tuple[Passage, ...] = ()
+
+  @property
+  def documents(self) -> tuple[Document, ...]:
+    """The identities of the passages."""
+    return tuple(Document(p.id, p.title) for p in self.passages)
+
+
 @dataclasses.dataclass(frozen=True)
 class Span:
   """A piece of response text by one author (`MODEL` or `ENVIRONMENT`)."""
@@ -117,8 +137,8 @@ class Trajectory:
     violation: whether the policy tried to search beyond the budget.
     reason: why a `FAILED` episode failed, or which limit truncated a
       `TRUNCATED` one; "" otherwise.
-    documents: the passages that each charged search showed, in rank order; none
-      of a search whose passages had no room.
+    observations: what each charged search showed, as values; the text is in
+      `spans`.
     search_ends: index of the last token of each turn whose search was charged.
   """
 
@@ -137,13 +157,18 @@ class Trajectory:
   violation: bool
   outcome: Outcome
   reason: str = ""
-  documents: tuple[tuple[Document, ...], ...] = ()
+  observations: tuple[Observation, ...] = ()
   search_ends: tuple[int, ...] = ()
 
   @property
   def generated_tokens(self) -> int:
     """The number of tokens that the model wrote."""
     return int(np.sum(self.authors == Author.MODEL))
+
+  @property
+  def documents(self) -> tuple[tuple[Document, ...], ...]:
+    """The passages that each charged search showed, in rank order."""
+    return tuple(each.documents for each in self.observations)
 
   @property
   def failed(self) -> bool:

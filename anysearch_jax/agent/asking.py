@@ -71,7 +71,7 @@ async def ask(
       state, request = await driver.step(state, event)
       if isinstance(event, episode_state.Retrieved):
         # Passages that had no room were not shown.
-        documents.append(event.passages if state.documents[-1] else ())
+        documents.append(state.observations[-1].passages)
         tell(events.Found(len(documents), documents[-1]))
         tell(events.Budget(state.used, budget))
   finally:

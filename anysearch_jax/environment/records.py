@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from anysearch_jax import types
-from anysearch_jax.environment import official_scoring, scoring
+from anysearch_jax.environment import observed, official_scoring, scoring
 from anysearch_jax.environment import prices as prices_lib
 from anysearch_jax.host import disk
 
@@ -35,6 +35,7 @@ def trajectory(t: types.Trajectory) -> dict[str, Any]:
     ],
     "searches": t.searches,
     "queries": list(t.queries),
+    "observations": observed.to_values(t.observations),
     "violation": t.violation,
     "outcome": t.outcome.value,
     "reason": t.reason,
@@ -104,7 +105,6 @@ def episode(
     "em": verdict.em,
     "format": verdict.format,
     **trajectory(t),
-    "documents": [[d._asdict() for d in found] for found in t.documents],
     "prompt_tokens": int(np.sum(t.authors == types.Author.PROMPT)),
     "input_tokens": read,
     "cost": round(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import protocol, spec
+from anysearch_jax.environment import observed, protocol, spec
 from anysearch_jax.evaluation import journal
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode_state
@@ -98,10 +98,7 @@ def restore(
     codec,
     chunks=tuple(chunks[:end]),
     queries=tuple(row["queries"][: point.searches]),
-    documents=tuple(
-      tuple(types.Document(**d) for d in found)
-      for found in row["documents"][: point.searches]
-    ),
+    observations=observed.from_values(row)[: point.searches],
     search_ends=tuple(ends),
     bad_turns=sum(not turn.charged for turn in before),
     violation=any(turn.beyond for turn in before),

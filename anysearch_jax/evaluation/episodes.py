@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from anysearch_jax import types
+from anysearch_jax.environment import observed
+
 Episode = Mapping[str, Any]
 
-# A passage as observations show it: title and text.
-_PASSAGE = re.compile(r"Doc \d+\W*Title: (.*?)(?:\)| ##>) ([^\n<]*)")
 _NUMBER, _TEXT = (int, float), (str,)
 _WHOLE, _LIST = (int,), (list,)  # bool is a subclass of int, so it passes.
 
@@ -209,35 +210,30 @@ def checks(episode: Episode) -> Checks:
 
   The last search of a budget cannot be checked. Only episodes that ended with
   an answer count: the others ended at a limit, not by a decision. Neither do
-  those whose observations are not one for each search.
+  those with a search that showed nothing, or nothing that is stored.
   """
-  queries, told = episode["queries"], _observations(episode)
-  if episode["outcome"] != "answered" or len(told) != len(queries):
+  queries, told = episode["queries"], observed.from_values(episode)
+  if episode["outcome"] != "answered" or not all(map(_texts, told)):
     return Checks(0, 0, 0, 0)
   able = told[: max(0, episode["budget"] - 1)]
   golden = episode["golden_answers"]
-  holding = (n for n, text in enumerate(able, 1) if _holds(text, golden))
+  holding = (n for n, o in enumerate(able, 1) if _holds(_texts(o), golden))
   shown = next(holding, None)
   checked = []
   for fact in episode.get("metadata", {}).get("facts") or ():
-    for n, text in enumerate(able, 1):
-      if asks_for(queries[n - 1], fact) and len(_values(text, fact)) > 1:
+    for n, seen in enumerate(able, 1):
+      if asks_for(queries[n - 1], fact) and len(_values(seen, fact)) > 1:
         checked.append(any(mentions(q, fact["entity"]) for q in queries[n:]))
         break
   verified = shown is not None and len(queries) > shown
   return Checks(shown is not None, verified, len(checked), sum(checked))
 
 
-def _observations(episode: Episode) -> list[str]:
-  """Returns the texts between turns of the policy that show passages."""
-  gaps, after = [], None
-  for span in episode["spans"]:
-    if span["author"] == "environment":
-      if after != "environment":
-        gaps.append("")
-      gaps[-1] += span["text"]
-    after = span["author"]
-  return [text for text in gaps if _PASSAGE.search(text)]
+def _texts(shown: types.Observation) -> str:
+  """Returns the passages of an observation; "" if no text of one is known."""
+  if not any(passage.text for passage in shown.passages):
+    return ""
+  return "\n".join(passage.contents for passage in shown.passages)
 
 
 def _holds(text: str, phrases: Iterable[str]) -> bool:
@@ -251,17 +247,13 @@ def _holds(text: str, phrases: Iterable[str]) -> bool:
   )
 
 
-def _values(text: str, fact: Mapping[str, Any]) -> set[str]:
+def _values(shown: types.Observation, fact: Mapping[str, Any]) -> set[str]:
   """Returns the values of a fact in the passages of an observation.
 
   Passages of the generated world begin with a relation and a value.
   """
   wordings = fact["relation"], fact.get("alternative")
-  said = [
-    words.split()
-    for title, words in _PASSAGE.findall(text)
-    if title == fact["entity"]
-  ]
+  said = [p.text.split() for p in shown.passages if p.title == fact["entity"]]
   return {x[1] for x in said if len(x) > 1 and x[0] in wordings}
 
 

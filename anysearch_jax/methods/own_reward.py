@@ -27,6 +27,7 @@ import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.environment import protocol
 from anysearch_jax.methods import outcomes as outcomes_lib
 
 # The metrics `reward/<name>` with these names have other meanings already.
@@ -193,7 +194,12 @@ def _trajectory(
     queries=("where",) * searches,
     violation=False,
     outcome=types.Outcome.ANSWERED,
-    documents=((types.Document("it", "it"),),) * searches,
+    observations=tuple(
+      types.Observation(
+        protocol.SEARCH, "where", n, (types.Passage("it", "it", "it is here"),)
+      )
+      for n in range(searches)
+    ),
     search_ends=(2,) * searches,
   )
 

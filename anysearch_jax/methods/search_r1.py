@@ -34,7 +34,7 @@ import jax.numpy as jnp
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.environment import prompts, scoring, spec, wording
-from anysearch_jax.methods import method, observations
+from anysearch_jax.methods import method
 from anysearch_jax.methods import outcomes as outcomes_lib
 
 SLOTS = {
@@ -67,9 +67,9 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
   answers = map(scoring.normalize_answer, trajectory.question.golden_answers)
   wanted = [f" {answer} " for answer in answers if answer]
   texts = (
-    f" {scoring.normalize_answer(text)} "
-    for passages in observations.shown(trajectory)
-    for text in passages
+    f" {scoring.normalize_answer(passage.contents)} "
+    for shown in trajectory.observations
+    for passage in shown.passages
   )
   found = any(answer in text for text in texts for answer in wanted)
   return {"gold_found": float(found)}

@@ -45,7 +45,7 @@ from anysearch_jax.environment import (
   tools,
   wording,
 )
-from anysearch_jax.methods import method, observations
+from anysearch_jax.methods import method
 from anysearch_jax.methods import outcomes as outcomes_lib
 
 _MARKERS = tuple(
@@ -155,11 +155,10 @@ def steps(
   if not passages or scoring.extract_answer(trajectory.spans) is None:
     return rewards
   best, seen = np.zeros(len(passages)), set()
-  shown = zip(observations.shown(trajectory), trajectory.documents)
-  for search, (texts, documents) in enumerate(shown):
-    cosines = [similarities(text, passages) for text in texts]
+  for search, shown in enumerate(trajectory.observations):
+    cosines = [similarities(p.contents, passages) for p in shown.passages]
     raised = np.max([best, *cosines], axis=0)
-    ids = [document.id for document in documents]
+    ids = [passage.id for passage in shown.passages]
     redundancy = np.mean([id_ in seen for id_ in ids]) if ids else 0
     rewards[search] = config.step_scale * (np.mean(raised - best) - redundancy)
     best = raised

@@ -122,15 +122,15 @@ def step(
       env = episode.environment
       unwanted = _unwanted(env, episode.codec)
       text = env.tool(call.tool).observation(passages, unwanted)
-      shown = tuple(types.Document(p.id, p.title) for p in passages)
+      made = types.Observation(call.tool, query, episode.turns - 1)
       charged = dataclasses.replace(
         episode,
         queries=(*episode.queries, query),
-        documents=(*episode.documents, ()),
+        observations=(*episode.observations, made),
         search_ends=(*episode.search_ends, episode.tokens - 1),
       )
       text += env.after_search(charged.budget, charged.used)
-      return _next_turn(charged, _written(charged, text), shown=shown)
+      return _next_turn(charged, _written(charged, text), shown=passages)
   raise ValueError(
     f"Found a {type(event).__name__} while the episode at {episode.address} "
     f"waits on a {type(episode.request).__name__}. Answer each request once."
@@ -144,7 +144,7 @@ def resume_turn(
 
   Args:
     episode: begins with a prompt and does not end with a budget line;
-      `queries` and `documents` agree with its chunks.
+      `queries` and `observations` agree with its chunks.
 
   Returns:
     As `start`.
@@ -278,11 +278,11 @@ def _after_verification(
 def _next_turn(
   episode: episode_state.Episode,
   *chunks: episode_state.Chunk,
-  shown: tuple[types.Document, ...] = (),
+  shown: tuple[types.Passage, ...] = (),
 ) -> tuple[episode_state.Episode, episode_state.Request]:
   """Records `chunks` and requests a turn, or truncates if there is no room.
 
-  On truncation `chunks` are dropped, with the documents `shown` in them. So a
+  On truncation `chunks` are dropped, with the passages `shown` in them. So a
   trajectory never exceeds the context, and never ends with an observation that
   the policy did not read. If `chunks` would take the room that is kept for the
   answer, the episode lands without them.
@@ -290,11 +290,11 @@ def _next_turn(
   if episode.scaffold:
     line = episode.environment.before_turn(episode.budget, episode.used)
     chunks = (*chunks, _written(episode, line))
-  asking = dataclasses.replace(
-    episode,
-    chunks=episode.chunks + chunks,
-    documents=(*episode.documents[:-1], shown) if shown else episode.documents,
-  )
+  asking = dataclasses.replace(episode, chunks=episode.chunks + chunks)
+  if shown:
+    *before, last = episode.observations
+    told = (*before, last._replace(passages=shown))
+    asking = dataclasses.replace(asking, observations=told)
   kept = _reserve(asking)
   if kept and asking.room <= kept and episode.chunks:
     return land(episode)
@@ -384,7 +384,7 @@ def _finish(
     violation=episode.violation,
     outcome=outcome,
     reason=reason,
-    documents=episode.documents,
+    observations=episode.observations,
     search_ends=episode.search_ends,
   )
   return _wait(episode, episode_state.Done(trajectory))

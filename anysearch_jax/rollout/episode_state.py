@@ -58,7 +58,7 @@ class Episode:
   Attributes:
     chunks: prompt, turns and environment texts in order.
     queries: the charged queries; their number is the budget used.
-    documents: the passages that each charged query showed.
+    observations: what each charged query showed.
     search_ends: index of the last token of each turn that searched.
     bad_turns: number of turns that were answered with an error line.
     violation: whether the policy tried to search beyond its budget.
@@ -75,7 +75,7 @@ class Episode:
   codec: types.TextCodec
   chunks: tuple[Chunk, ...] = ()
   queries: tuple[str, ...] = ()
-  documents: tuple[tuple[types.Document, ...], ...] = ()
+  observations: tuple[types.Observation, ...] = ()
   search_ends: tuple[int, ...] = ()
   bad_turns: int = 0
   violation: bool = False

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anysearch_jax import types
+from anysearch_jax.environment import observed
 
 # The fields of `RolloutBatch` that are counts.
 COUNTS = ("dropped", "resampled", "failed", "stragglers")
@@ -119,10 +120,7 @@ def unpack_groups(
       violation=values["violation"],
       outcome=types.Outcome(values["outcome"]),
       reason=values["reason"],
-      documents=tuple(
-        tuple(types.Document(*document) for document in found)
-        for found in values["documents"]
-      ),
+      observations=observed.from_values(values),
       search_ends=tuple(values["search_ends"]),
     )
 
@@ -190,6 +188,7 @@ def _rollout(c: RolloutBatch) -> dict[str, Any]:
 
 def _trajectory(t: types.Trajectory) -> dict[str, Any]:
   values = {name: getattr(t, name) for name in _PLAIN}
+  values["observations"] = observed.to_values(t.observations)
   values["spans"] = [[int(span.author), span.text] for span in t.spans]
   return values | {"tokens": len(t.token_ids)}
 

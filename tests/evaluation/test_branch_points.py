@@ -68,7 +68,7 @@ def test_restored_state_equals_the_original_in_every_environment(name):
       config=config,
       codec=scripted.CODEC,
     )
-    for field in ("queries", "documents", "search_ends", "budget", "left"):
+    for field in ("queries", "observations", "search_ends", "budget", "left"):
       assert getattr(taken, field) == getattr(before, field), (turn, field)
     for field in ("bad_turns", "violation", "tokens", "turns"):
       assert getattr(taken, field) == getattr(before, field), (turn, field)

@@ -212,7 +212,7 @@ def test_budget_line_at_branch_point_has_remaining_budget(tmp_path):
   )
   found = state.budget, state.used, state.turns, state.bad_turns
   assert found == (3, 1, 1, 0)
-  assert [d.id for d in state.documents[0]] == ["p"]
+  assert [d.id for d in state.observations[0].documents] == ["p"]
   at, request = branching.episode.resume_turn(state)
   assert context(request).endswith("remaining=2; used=1; total=3</budget>\n")
   turn = branch_points.stored_turn(stored, point, codec=scripted.CODEC)

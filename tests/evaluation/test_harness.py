@@ -81,7 +81,7 @@ def test_every_cell_is_played_once_in_file_order(parts, tmp_path):
   assert ticks == [(i, 12) for i in range(1, 13)]
   assert sorted(p.name for p in tmp_path.iterdir()) == ["episodes.jsonl"]
   for row in rows:
-    assert row["searches"] == len(row["documents"]) <= row["budget"]
+    assert row["searches"] == len(row["observations"]) <= row["budget"]
     assert not row["scaffold"]
   assert summary["played"] == summary["episodes"] == 12
   for cell in summary["cells"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import scripted
 from played_evaluation import configured, play, rows_of
@@ -32,8 +34,10 @@ def test_row_records_texts_tokens_and_cost(tmp_path):
   )
   (row,) = rows_of(text)
   assert row["dataset"] == "nq"
-  assert row["documents"] == [
-    [{"id": "p1", "title": "One"}, {"id": "p2", "title": "Two"}]
+  (shown,) = row["observations"]
+  assert (shown["tool"], shown["argument"], shown["turn"]) == ("search", "a", 0)
+  assert [types.Passage(**p) for p in shown["passages"]] == [
+    dataclasses.replace(p, score=0.0) for p in passages
   ]
   first, second = (len(request.token_ids) for request in engine.requests)
   assert row["prompt_tokens"] == first

@@ -91,6 +91,7 @@ def test_passages_without_facts_have_only_right_answers():
   plain = episode([RIGHT, ELSEWHERE], metadata={})
   assert episodes.checks(plain) == (1, 1, 0, 0)
   one = 'Doc 1<## Title: kal ##> the mayor is "Tir."'
+  one = f"<information>{one}</information>"
   other = episode([("who", one), ("why", one)], metadata={})
   assert episodes.checks(other) == (1, 1, 0, 0)
   # A part of a word is no answer.

@@ -88,7 +88,6 @@ _ENDED = {
     "future.result()",
   ): "its turns and searches have deadlines",
   ("agent/agent.py", "await asyncio.wrap_future"): "as `future.result`",
-  ("agent/agent.py", "concurrent.futures.wait"): "as `future.result`",
   ("agent/background.py", "await asyncio.gather"): "`close` has _PATIENCE",
   ("agent/agent.py", "told.get()"): "the end of its episode ends it",
   ("launch/agents.py", "ends.wait()"): "its context ends",

@@ -23,12 +23,12 @@ def trajectory(
   The reply to a turn is passages if it was a charged search, the environment's
   line if the search was refused, and None if nothing followed.
   """
-  spans, queries, documents = [], [], []
-  for text, back in turns:
+  spans, queries, shown = [], [], []
+  for turn, (text, back) in enumerate(turns):
     spans.append(types.Span(types.Author.MODEL, text))
     if isinstance(back, tuple):
       queries.append(protocol.last_content(text, "search"))
-      documents.append(tuple(types.Document(p.id, p.title) for p in back))
+      shown.append(types.Observation("search", queries[-1], turn, back))
       back = observation(back)
     if back is not None:
       spans.append(types.Span(types.Author.ENVIRONMENT, back))
@@ -47,7 +47,7 @@ def trajectory(
     queries=tuple(queries),
     violation=False,
     outcome=types.Outcome.ANSWERED,
-    documents=tuple(documents),
+    observations=tuple(shown),
   )
 
 
