@@ -10,6 +10,30 @@ import jax.numpy as jnp
 import numpy as np
 
 
+class Progress(NamedTuple):
+  """How far a training is when a rollout is scored, for rewards in stages.
+
+  A run that was resumed sees the same values.
+
+  Attributes:
+    rollout: index of the rollout, from 0.
+    step: optimizer steps of all rollouts before this one.
+    total: optimizer steps of the whole training, >= 1.
+  """
+
+  rollout: chex.Numeric = 0
+  step: chex.Numeric = 0
+  total: chex.Numeric = 1
+
+  @property
+  def share(self) -> chex.Numeric:
+    """The share of the training that is done, in [0, 1)."""
+    return self.step / self.total
+
+
+BEGINNING = Progress()
+
+
 class Outcomes(NamedTuple):
   """Outcomes of the trajectories of groups; arrays `[..., G]`.
 
@@ -25,6 +49,7 @@ class Outcomes(NamedTuple):
     budget: `[...]`, searches assigned to the group.
     valid: bool, False for a failed episode.
     measures: values of the method's `measure`, by name.
+    progress: how far the training is; three numbers.
     answers: str, the answer as the environment reads it, None without one.
     trajectories: `types.Trajectory`, None where `valid` is False. It and
       `answers` are object arrays; both are None while JAX traces a reward.
@@ -40,6 +65,7 @@ class Outcomes(NamedTuple):
   budget: chex.Array
   valid: chex.Array
   measures: Mapping[str, chex.Array]
+  progress: Progress = BEGINNING
   answers: np.ndarray | None = None
   trajectories: np.ndarray | None = None
 

@@ -54,6 +54,7 @@ def score(
   samples: int,
   method: method_lib.TrainedMethod,
   objective: config_lib.ObjectiveConfig,
+  progress: outcomes_lib.Progress = outcomes_lib.BEGINNING,
 ) -> Experience:
   """Computes verdicts, rewards and advantages of a whole rollout.
 
@@ -63,6 +64,7 @@ def score(
     samples: number of trajectories of a group.
     method: defines the rewards and the environment that was played.
     objective: sets how advantages are normalised.
+    progress: how far the training is, for rewards in stages.
   """
   trajectories = {
     (q, g): trajectory
@@ -81,7 +83,7 @@ def score(
     budgets,
     samples=samples,
     measures=method.measures,
-  )
+  )._replace(progress=progress)
   rewards = method.reward(outcomes)
   advantages = None
   if not objective.has_critic:

@@ -20,6 +20,7 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import curriculum as curriculum_lib
 from anysearch_jax.methods import method as method_lib
+from anysearch_jax.methods import outcomes as outcomes_lib
 from anysearch_jax.policy import decoder
 from anysearch_jax.rollout import searching, trainable_engine
 from anysearch_jax.training import (
@@ -259,6 +260,7 @@ class Sampler:
         samples=stream.samples,
         method=settings.method,
         objective=settings.objective,
+        progress=progress(rollout, settings.curriculum),
       )
       recorded = curriculum_lib.record(
         self.state.curriculum,
@@ -296,6 +298,14 @@ class Sampler:
     )
     counters["engine"].update(collected.engine)
     return counters
+
+
+def progress(
+  rollout: int, config: config_lib.CurriculumConfig
+) -> outcomes_lib.Progress:
+  """Returns how far a training is when `rollout`, from 0, is scored."""
+  step = rollout * config.steps_per_rollout
+  return outcomes_lib.Progress(rollout, step, config.total_steps)
 
 
 def drawn(budgets: np.ndarray, *, max_budget: int) -> dict[str, int]:

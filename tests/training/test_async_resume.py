@@ -53,6 +53,39 @@ def test_a_run_resumes_exactly_at_every_level_from_every_rollout(
   assert runs.left(tmp_path) == runs.left(finished(level)[0])
 
 
+STAGED = """
+import numpy as np
+
+def reward(outcomes, config):
+  done = outcomes.progress
+  assert done.share == done.step / done.total
+  assert done.step == done.rollout * config.curriculum.steps_per_rollout
+  assert done.total in (1, config.curriculum.total_steps)  # 1: the trial.
+  shape = outcomes.em.shape
+  return {"total": outcomes.em * (1 + done.share),
+          "rollout": np.full(shape, done.rollout)}
+"""
+
+
+def test_a_reward_in_stages_sees_the_same_progress_after_a_resume(
+  parts, tmp_path, scripted
+):
+  file = tmp_path / "staged.py"
+  file.write_text(STAGED)
+  config = runs.at_level(
+    1,
+    reward=dataclasses.replace(runs.SCRIPTED.reward, function=f"{file}:reward"),
+  )
+  whole, killed = tmp_path / "whole", tmp_path / "killed"
+  runs.run(whole, parts, config)
+  runs.run(killed, parts, config, kill=3)
+  runs.run(killed, parts, config)
+  assert runs.left(killed) == runs.left(whole)
+  lines = (killed / "metrics.jsonl").read_text().splitlines()
+  seen = [json.loads(line)["reward/rollout"] for line in lines]
+  assert sorted({*seen}) == list(range(runs.ROLLOUTS))
+
+
 @pytest.mark.slow
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
