@@ -60,7 +60,8 @@ _TABLE: dict[str, dict[Kind, str]] = {
   "objective": {
     _I: "advantage",  # It decides whether there is a critic.
     _L: "clip_low clip_high kl_coefficient kl_estimator advantage_epsilon "
-    "normalize reduction old_logp importance_cap entropy_coefficient",
+    "normalize reduction old_logp importance_cap turn_weight "
+    "entropy_coefficient",
   },
   "optimizer": {
     _L: "learning_rate b1 b2 eps weight_decay max_grad_norm warmup_steps decay"

@@ -94,6 +94,9 @@ class ObjectiveConfig:
     min(pi_trainer / pi_engine, importance_cap); 0 is off.
   advantage: `group` (GRPO: rewards standardised in their group) or `gae`
     (PPO: estimated by a critic, see `CriticConfig`).
+  turn_weight: weight of the advantages of single searches, which are added to
+    those of trajectories if the method rewards searches and `advantage` is
+    `group`; >= 0.
   entropy_coefficient: this times the policy's entropy (nats, the mean over
     tokens by `reduction`) is subtracted from the loss; 0 is off.
   """
@@ -108,6 +111,7 @@ class ObjectiveConfig:
   old_logp: str = "engine"
   importance_cap: float = 0.0
   advantage: str = "group"
+  turn_weight: float = 1.0
   entropy_coefficient: float = 0.0
 
   @property

@@ -29,14 +29,14 @@ class Example:
     weights: float32 `[T]`, loss weight of each token; 0 for tokens that the
       model did not write. The first token is never predicted.
     logps: float32 `[T]`, behaviour log-probabilities.
-    advantage: of the whole sequence.
+    advantage: of the whole sequence, or float32 `[T]`, of each token.
     rewards: float32 `[T]`, reward of each token; None if all are 0.
   """
 
   token_ids: np.ndarray
   weights: np.ndarray
   logps: np.ndarray
-  advantage: float = 0.0
+  advantage: float | np.ndarray = 0.0
   rewards: np.ndarray | None = None
 
 
@@ -165,7 +165,8 @@ def pack(
     rows.segment_ids[here] = place.segment
     rows.behaviour_logp[here] = sequence.logps[1:]
     rows.old_logp[here] = sequence.logps[1:]
-    rows.advantage[here] = sequence.advantage
+    advantage = np.broadcast_to(sequence.advantage, size + 1)
+    rows.advantage[here] = advantage[1:]
     rows.weight[here] = sequence.weights[1:]
     if rows.reward is not None and sequence.rewards is not None:
       rows.reward[here] = sequence.rewards[1:]

@@ -17,10 +17,9 @@ from anysearch_jax.environment import scoring
 from anysearch_jax.methods import method as method_lib
 from anysearch_jax.methods import outcomes as outcomes_lib
 from anysearch_jax.methods import own_reward
-from anysearch_jax.training import batching
+from anysearch_jax.training import batching, turn_advantages
 
-# A trajectory's question and its sample.
-Place = tuple[int, int]
+Place = turn_advantages.Place
 
 
 class Experience(NamedTuple):
@@ -33,6 +32,8 @@ class Experience(NamedTuple):
   steps: extra rewards of a trajectory's searches, by its place; empty unless
     the method rewards single searches.
   advantages: relative to the group; None if a critic estimates them.
+  turns: weighted advantages of a trajectory's searches, see `turn_advantages`;
+    empty without `steps` or with a critic.
   reduction: how a step weighs tokens, see `grpo.token_weights`.
   """
 
@@ -43,6 +44,7 @@ class Experience(NamedTuple):
   em: np.ndarray
   rewards: Mapping[str, np.ndarray]
   steps: Mapping[Place, np.ndarray]
+  turns: Mapping[Place, np.ndarray]
   advantages: np.ndarray | None
   reduction: str
 
@@ -94,6 +96,12 @@ def score(
       normalize=objective.normalize,
     )
   rewards, advantages = jax.device_get((rewards, advantages))
+  steps, turns = {}, {}
+  if method.steps is not None:
+    steps = {place: method.steps(t) for place, t in trajectories.items()}
+    if not objective.has_critic:
+      shape = len(budgets), samples
+      turns = turn_advantages.of_searches(steps, shape, config=objective)
   return Experience(
     groups=list(groups),
     verdicts=verdicts,
@@ -101,11 +109,8 @@ def score(
     valid=np.asarray(outcomes.valid),
     em=np.asarray(outcomes.em),
     rewards=rewards,
-    steps=(
-      {}
-      if method.steps is None
-      else {place: method.steps(t) for place, t in trajectories.items()}
-    ),
+    steps=steps,
+    turns=turns,
     advantages=advantages,
     reduction=objective.reduction,
   )
@@ -227,9 +232,7 @@ def examples(
       trajectory.token_ids,
       weight,
       trajectory.logps,
-      0.0
-      if experience.advantages is None
-      else float(experience.advantages[place]),
+      _advantage(experience, place, trajectory),
       token_rewards(
         trajectory,
         float(experience.rewards["total"][place]),
@@ -239,6 +242,19 @@ def examples(
     for place, trajectory, weight in zip(members, trajectories, weights)
     if weight.any()
   ]
+
+
+def _advantage(
+  experience: Experience, place: Place, trajectory: types.Trajectory
+) -> float | np.ndarray:
+  """Returns the advantage of a trajectory, or of its tokens if they differ."""
+  if experience.advantages is None:
+    return 0.0
+  whole = float(experience.advantages[place])
+  turns = experience.turns.get(place)
+  if turns is None or not turns.any():
+    return whole
+  return turn_advantages.of_tokens(trajectory, whole, turns)
 
 
 def token_rewards(
@@ -267,8 +283,8 @@ def records(experience: Experience) -> list[dict[str, Any]]:
 
   The scores are its verdict, its total `reward` and the `parts` of it by name,
   the extra rewards of its searches (`steps`) if the method has them, and its
-  `advantage` in its group (None if a critic estimates it). A failed trajectory
-  has no scores.
+  `advantage` in its group (None if a critic estimates it), with those of its
+  searches (`turn_advantages`). A failed trajectory has no scores.
   """
 
   def scores(here: Place) -> dict[str, Any]:
@@ -284,6 +300,11 @@ def records(experience: Experience) -> list[dict[str, Any]]:
       "advantage": None
       if experience.advantages is None
       else float(experience.advantages[here]),
+      **(
+        {"turn_advantages": experience.turns[here].tolist()}
+        if here in experience.turns
+        else {}
+      ),
     }
 
   return [

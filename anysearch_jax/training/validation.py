@@ -74,7 +74,7 @@ def _training(config: config_lib.ExperimentConfig, processes: int) -> None:
   _objective(objective)
   _critic(config.critic, objective, steps=c.total_steps)
   method = systems.trained(config)
-  _method(config.method.name, config.episode.prompts, objective)
+  _method(config.method.name, config.episode.prompts)
   _best_metric(
     config.checkpoint,
     method,
@@ -116,9 +116,7 @@ def _training(config: config_lib.ExperimentConfig, processes: int) -> None:
   )
 
 
-def _method(
-  name: str, prompts: str, objective: config_lib.ObjectiveConfig
-) -> None:
+def _method(name: str, prompts: str) -> None:
   """Checks that the method can be trained as configured."""
   method = systems.get(name)
   _one_of(
@@ -126,11 +124,6 @@ def _method(
     prompts,
     tuple(method.environments),
   )
-  if method.steps is not None and not objective.has_critic:
-    raise ValueError(
-      f"objective.advantage: found {objective.advantage!r}, expected 'gae' for "
-      f"method.name {name!r}, which rewards single searches."
-    )
 
 
 def _best_metric(
