@@ -45,6 +45,13 @@ def define_flags() -> None:
   flags.DEFINE_string("faiss_file", "", "Of kind faiss_file.")
   flags.DEFINE_float("k1", 0.9, "BM25's saturation.", 0)
   flags.DEFINE_float("b", 0.4, "BM25's length normalisation.", 0, 1)
+  flags.DEFINE_string(
+    "language",
+    "english",
+    "Of bm25: a language of Snowball's, such as german; any: words as they are "
+    "and pairs of Chinese, Japanese or Korean characters; plain: runs of "
+    "letters.",
+  )
   flags.DEFINE_integer("shard", 65536, "Rows between two safe points.", 1)
   flags.DEFINE_bool(
     "skip_malformed", False, "Leave out lines that are no passage."
@@ -68,6 +75,7 @@ def main(argv) -> None:
     dtype=f.dtype,
     k1=f.k1,
     b=f.b,
+    language=f.language,
     faiss_file=f.faiss_file,
     shard=f.shard,
     skip_malformed=f.skip_malformed,

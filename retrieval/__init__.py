@@ -2,7 +2,8 @@
 
 * `passages`: a corpus on disk, read by line offsets.
 * `lexical`: BM25 in memory, for the generated world.
-* `bm25`: how the words of a query rank texts, in memory and in files.
+* `analysis`: the terms of a text, by language.
+* `bm25`: plain words, and how they rank texts in memory.
 * `index`: builds, opens, fuses and measures indexes.
 * `encoder`: turns texts into unit vectors.
 * `service`: serves an index over HTTP.

@@ -1,4 +1,4 @@
-"""The words of a text, and how BM25 ranks: the same in memory and in files."""
+"""The plain words of a text, and how BM25 ranks texts in memory by them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ def rank(
   known = [w for w in words(query) if w in index.vocab_dict]
   if not known:
     return np.zeros(0, np.int64), np.zeros(0, np.float32)
-  scores = index.get_scores(known)
+  return best(index.get_scores(known), k)
+
+
+def best(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the best k rows with a score above 0, as `rank` does."""
   if k < len(scores):
     # Keep all ties at the k-th place, so that the sort below breaks them.
     least = np.partition(scores, -k)[-k]

@@ -53,6 +53,7 @@ class Settings:
       vectors; `faiss_file`, an existing index file with its encoder.
     dtype: dtype of `jax_flat`'s vectors, one of `vectors.DTYPES`.
     k1, b: saturation and length normalisation of BM25.
+    language: language of the passages for BM25, one of `analysis.LANGUAGES`.
     faiss_file: the file of kind `faiss_file`; its row i is passage i.
     shard: rows of a shard, which is the unit of resuming.
     skip_malformed: whether to skip lines that are not a passage.
@@ -62,6 +63,7 @@ class Settings:
   dtype: str = "float32"
   k1: float = 0.9
   b: float = 0.4
+  language: str = "english"
   faiss_file: str = ""
   shard: int = 65536
   skip_malformed: bool = False
@@ -163,6 +165,10 @@ def _validate(
     raise ValueError(
       f"dtype: found {settings.dtype!r} for faiss_flat, expected float32."
     )
+  if settings.kind == "bm25":
+    from retrieval import analysis  # Its library computes with JAX.
+
+    analysis.shared(settings.language)
   if settings.shard < 1 or not 0 <= process < processes:
     raise ValueError(
       f"Found shards of {settings.shard} rows and process {process} of "
@@ -182,6 +188,9 @@ def _identity(
   }
   if encoder is None:
     values |= {"k1": settings.k1, "b": settings.b}
+    # Indexes of earlier versions name no language.
+    if settings.language != "plain":
+      values["language"] = settings.language
   else:
     values["encoder"] = {"dim": encoder.dim} | encoder.identity()
   if settings.kind == "faiss_file":
@@ -271,6 +280,7 @@ def _finish(
       corpus.contents(0, len(corpus)),
       k1=settings.k1,
       b=settings.b,
+      language=settings.language,
     )
   elif settings.kind == "faiss_file":
     from retrieval.index import faiss_flat

@@ -7,19 +7,23 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import bm25s
 import numpy as np
 
-from retrieval import bm25
+from retrieval import analysis
 from retrieval.index import search as search_lib
 from retrieval.index import vectors as vectors_lib
+from retrieval.index import word_ranking
 
 _INFO = "words.json"
 # Words that are held in memory and counted at a time.
 _WORDS_AT_ONCE = 1 << 23
+# The beginnings of this many texts are kept with their terms, in characters:
+# another version of the stemmer would find other ones.
+_SAMPLED, _BEGINNING = 64, 200
 
 
 class WordIndex:
@@ -41,17 +45,35 @@ class WordIndex:
         if vectors_lib.digest(folder / name) != sha256:
           raise ValueError(f"{name} differs from what was written")
       self.count = info["count"]
-      self._index = bm25s.BM25.load(folder, mmap=True, load_vocab=True)
+      index = bm25s.BM25.load(folder, mmap=True, load_vocab=True)
+      # Indexes of earlier versions name no language.
+      self.language = info.get("language", "plain")
+      self._analyzer = analysis.shared(self.language)
+      sample = info.get("sample", {})
+      for text, terms in sample.items():
+        found = self._analyzer(text)
+        if found != terms:
+          raise ValueError(
+            f"found terms {sorted(set(found) - set(terms))}, the index was "
+            f"built with {sorted(set(terms) - set(found))}; the stemmer is "
+            "another version"
+          )
     except (OSError, ValueError, KeyError) as error:
       raise vectors_lib.DamagedError(
         f"{folder}: {error}; run launch.build_index again."
       ) from error
+    self._vocabulary = index.vocab_dict
+    self._ranking = word_ranking.WordRanking(index.scores)
 
   def search(self, queries: Sequence[str], k: int) -> list[search_lib.Hits]:
     """Returns rows that share a word with the query; see `search.TextIndex`."""
-    return [
-      search_lib.Hits(*bm25.rank(self._index, query, k)) for query in queries
-    ]
+    number = self._vocabulary.get
+    found = []
+    for query in queries:
+      numbers = map(number, self._analyzer(query))
+      words = [n for n in numbers if n is not None]
+      found.append(self._ranking.rank(words, k))
+    return found
 
 
 def write(
@@ -60,6 +82,7 @@ def write(
   *,
   k1: float,
   b: float,
+  language: str = analysis.DEFAULT,
 ) -> None:
   """Builds the index of all texts on disk, equal to the one that bm25s builds.
 
@@ -71,10 +94,12 @@ def write(
     folder: created if missing; complete only when this returns.
     texts: the texts in the order of rows.
     k1, b: saturation and length normalisation.
+    language: language of the texts, one of `analysis.LANGUAGES`.
 
   Raises:
-    ValueError: no text contains a word.
+    ValueError: no text contains a word, or the language is unknown.
   """
+  analyzer = analysis.shared(language)
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
@@ -82,7 +107,8 @@ def write(
   shutil.rmtree(beside, ignore_errors=True)  # Left by a killed builder.
   beside.mkdir()
   try:
-    spool = _Spool(beside, texts)
+    sample: dict[str, list[str]] = {}
+    spool = _Spool(beside, _analyzed(texts, analyzer, sample))
     index.vocab_dict = spool.vocabulary
     index.scores = spool.scores(k1=k1, b=b)
     index.nonoccurrence_array = None
@@ -92,9 +118,23 @@ def write(
   files = sorted(p.name for p in folder.iterdir() if p.name != _INFO)
   info = {
     "count": len(spool.lengths),
+    "language": language,
+    "sample": sample,
     "sha256": {name: vectors_lib.digest(folder / name) for name in files},
   }
   (folder / _INFO).write_text(json.dumps(info, indent=2) + "\n")
+
+
+def _analyzed(
+  texts: Iterable[str],
+  analyzer: analysis.Analyzer,
+  sample: dict[str, list[str]],
+) -> Iterator[list[str]]:
+  """Yields the terms of each text; the sample gets the first ones."""
+  for i, text in enumerate(texts):
+    if i < _SAMPLED:
+      sample[text[:_BEGINNING]] = analyzer(text[:_BEGINNING])
+    yield analyzer(text)
 
 
 class _Spool:
@@ -105,7 +145,7 @@ class _Spool:
     lengths: number of words of each text.
   """
 
-  def __init__(self, folder: pathlib.Path, texts: Iterable[str]):
+  def __init__(self, folder: pathlib.Path, texts: Iterable[Iterable[str]]):
     self.vocabulary: dict[str, int] = {}
     self.lengths = array.array("i")
     self._folder = folder
@@ -117,7 +157,7 @@ class _Spool:
     begun = 0
     for text in texts:
       before = len(numbers)
-      numbers.extend(number(w, len(self.vocabulary)) for w in bm25.words(text))
+      numbers.extend(number(w, len(self.vocabulary)) for w in text)
       self.lengths.append(len(numbers) - before)
       if len(numbers) >= _WORDS_AT_ONCE:
         self._write(numbers, begun)

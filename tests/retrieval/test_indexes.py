@@ -255,7 +255,7 @@ TEXTS = [
 
 @pytest.fixture
 def words(tmp_path):
-  word_index.write(tmp_path / "words", TEXTS, k1=0.9, b=0.4)
+  word_index.write(tmp_path / "words", TEXTS, k1=0.9, b=0.4, language="plain")
   return word_index.WordIndex(tmp_path / "words")
 
 
@@ -298,7 +298,7 @@ def test_words_are_counted_in_blocks_as_bm25s_counts_them(
   ]
   monkeypatch.setattr(word_index, "_WORDS_AT_ONCE", at_once)
   (tmp_path / "spool").mkdir()  # A killed builder's.
-  word_index.write(tmp_path, texts, k1=1.2, b=0.75)
+  word_index.write(tmp_path, texts, k1=1.2, b=0.75, language="plain")
   ours = bm25s.BM25.load(tmp_path)
   theirs = bm25s.BM25(k1=1.2, b=0.75, method="lucene", backend="numpy")
   theirs.index([bm25.words(t) for t in texts], show_progress=False)

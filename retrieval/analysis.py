@@ -1,0 +1,133 @@
+"""Turns a text into the terms that BM25 counts, in about thirty languages.
+
+The chain is that of Lucene's analyzers: words in lower case, without the stop
+words of the language, reduced to their stems by Snowball (English by Porter's
+first stemmer and Lucene's 33 stop words). Scripts without spaces between words
+are cut into pairs of neighbouring characters, as Lucene's CJKAnalyzer does, and
+into single characters, so that a query of one character finds something.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+import unicodedata
+
+import regex
+import Stemmer
+from bm25s import stopwords
+
+from retrieval import bm25
+
+DEFAULT = "english"
+# `plain`: runs of letters as they are; the others: no stems and no stop words.
+_OTHERS = ("plain", "any", "chinese", "japanese", "korean")
+# Snowball names the first stemmer of English and an older one of Dutch so.
+_NO_LANGUAGE = ("porter", "dutch_porter")
+LANGUAGES = (
+  *_OTHERS,
+  *(name for name in Stemmer.algorithms() if name not in _NO_LANGUAGE),
+)
+_STOPS = {"english": stopwords.STOPWORDS_EN} | {
+  language: getattr(stopwords, f"STOPWORDS_{language.upper()}")
+  for language in (
+    *("danish", "dutch", "french", "german", "italian", "norwegian"),
+    *("portuguese", "russian", "spanish", "swedish", "turkish"),
+  )
+}
+# Python's own `\w` ends words of Hindi and Tamil at vowel signs.
+_WORD = regex.compile(r"\w+")
+# In English, what follows an apostrophe belongs to the word (don't, people's).
+_ENGLISH_WORD = regex.compile(r"\w+(?:['’]\w+)?")
+# The same in ASCII, several times faster.
+_ASCII_WORD = re.compile(r"\w+", re.ASCII)
+_ENGLISH_ASCII_WORD = re.compile(r"\w+(?:'\w+)?", re.ASCII)
+_UNSPACED = regex.compile(
+  r"([\p{Han}\p{Hiragana}\p{Katakana}ー\p{Hangul}"
+  r"\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]+)"
+)
+# Words whose terms are kept, so that each is stemmed once.
+_KEPT = 1 << 18
+
+
+class Analyzer:
+  """Makes the terms of texts in one language; thread-safe.
+
+  Args:
+    language: one of `LANGUAGES`.
+
+  Raises:
+    ValueError: the language is unknown.
+  """
+
+  def __init__(self, language: str = DEFAULT):
+    if language not in LANGUAGES:
+      raise ValueError(
+        f"language: found {language!r}, expected one of {', '.join(LANGUAGES)}."
+      )
+    self.language = language
+    english = language == "english"
+    self._ascii = _ENGLISH_ASCII_WORD if english else _ASCII_WORD
+    self._words = _ENGLISH_WORD if english else _WORD
+    self._stops = frozenset(_STOPS.get(language, ()))
+    self._stem = str
+    if language not in _OTHERS:
+      stemmer = Stemmer.Stemmer("porter" if english else language)
+      self._stem = stemmer.stemWord
+    self._kept: dict[str, tuple[str, ...]] = {}
+    self._lock = threading.Lock()  # Stemmers are not thread-safe.
+
+  def __call__(self, text: str) -> list[str]:
+    """Returns the terms of a text in its order, repeated ones too."""
+    if self.language == "plain":
+      return bm25.words(text)
+    words = self._ascii
+    if not text.isascii():
+      text = unicodedata.normalize("NFKC", text).replace("İ", "i")
+      words = self._words
+    if self.language == "turkish":
+      text = text.replace("I", "ı")
+      words = self._words
+    out: list[str] = []
+    for word in words.findall(text.lower()):
+      terms = self._kept.get(word)
+      out += self._add(word) if terms is None else terms
+    return out
+
+  def _add(self, word: str) -> tuple[str, ...]:
+    """Returns the terms of a word and keeps them."""
+    with self._lock:
+      terms = tuple(self._terms(word))
+      if len(self._kept) >= _KEPT:
+        self._kept.clear()
+      self._kept[word] = terms
+    return terms
+
+  def _terms(self, word: str) -> list[str]:
+    if not word.isascii() and _UNSPACED.search(word):
+      # Every second part is of a script without spaces.
+      parts = _UNSPACED.split(word)
+      out = []
+      for i, part in enumerate(parts):
+        out += _characters_and_pairs(part) if i % 2 else self._spaced(part)
+      return out
+    return self._spaced(word)
+
+  def _spaced(self, word: str) -> list[str]:
+    if self.language == "english" and word[-2:] in ("'s", "’s"):
+      word = word[:-2]
+    if not word or word in self._stops:
+      return []
+    stem = self._stem(word)
+    return [stem] if stem else []
+
+
+@functools.cache
+def shared(language: str) -> Analyzer:
+  """Returns the process's analyzer of a language; see `Analyzer`."""
+  return Analyzer(language)
+
+
+def _characters_and_pairs(run: str) -> list[str]:
+  return [*run, *(run[i : i + 2] for i in range(len(run) - 1))]
