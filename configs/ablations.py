@@ -14,7 +14,9 @@ are the three parts of its figure of ablations. All of them divide advantages by
 the deviation of a group; the tables `batch ...` are the same rows with that of
 the rollout. Three more tables ask what else could explain a difference:
 `price` changes one part of the priced reward at a time, `length` trains longer,
-`rate` faster and slower, `reuse` with several passes over each rollout.
+`rate` faster and slower, `reuse` with several passes over each rollout. The
+table `greedy` has the same policies with the most probable token everywhere,
+which tells what is lost by sampling from what is lost by deciding.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ def rows(base: config_lib.ExperimentConfig) -> tuple[Row, ...]:
     *_length(base.curriculum),
     *_rate(base.optimizer.learning_rate),
     *_reuse(base.curriculum),
+    *_greedy(),
   )
 
 
@@ -176,6 +179,23 @@ def _reuse(c: config_lib.CurriculumConfig) -> tuple[Row, ...]:
   )
 
 
+def _greedy() -> tuple[Row, ...]:
+  return tuple(
+    Row(
+      f"{name}_greedy",
+      f"{label}, greedy",
+      "greedy",
+      evaluation=("sampling.temperature=0.0",),
+      policy_of=name,
+    )
+    for name, label in (
+      *((name, label) for name, label, _ in _THREE),
+      ("undivided", "Undivided"),
+      ("batch_anysearch", "AnySearch, batch"),
+    )
+  )
+
+
 _THREE = (
   ("anysearch", "AnySearch", ()),
   ("priced", "Priced", PRICED),
@@ -248,6 +268,18 @@ CLAIMS = (
     _AMPLE,
   ),
   Claim("The priced reward has more TP than none", "priced", "no_tool", "tp"),
+  *(
+    Claim(
+      f"Sampling costs accuracy: {label}", f"{name}_greedy", name, "accuracy"
+    )
+    for name, label, _ in _THREE
+  ),
+  Claim(
+    "Greedily, the priced reward has more TP than none",
+    "priced_greedy",
+    "no_tool_greedy",
+    "tp",
+  ),
   Claim(
     "Four passes help the priced reward", "priced_reuse", "priced", "accuracy"
   ),
