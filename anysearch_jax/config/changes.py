@@ -40,7 +40,7 @@ _TABLE: dict[str, dict[Kind, str]] = {
     _L: "compute_dtype",
     _P: "name policy save_every save_minutes",
   },
-  "method": {_I: "name"},
+  "method": {_I: "name", _P: "measure_deadline"},
   "method.search_r1": {_L: "format_variant structure final retrieval"},
   "method.stepsearch": {_L: "key_weight step_scale missing"},
   "method.zerosearch": {_L: "noise_start noise_end noise_base"},

@@ -97,9 +97,12 @@ class MethodConfig:
   """Which of the compared systems is trained or evaluated, and their constants.
 
   name: the system; only its own constants have an effect.
+  measure_deadline: seconds in which a judge's measures of one trajectory are
+    due; a trajectory without them counts as failed.
   """
 
   name: str = "anysearch"
+  measure_deadline: float = 120.0
   search_r1: SearchR1Config = SearchR1Config()
   stepsearch: StepSearchConfig = StepSearchConfig()
   zerosearch: ZeroSearchConfig = ZeroSearchConfig()

@@ -76,6 +76,7 @@ _RANGES = {
   "objective.kl_coefficient": _at_least(0),
   "objective.advantage_epsilon": _POSITIVE,
   "objective.importance_cap": _at_least(0),
+  "method.measure_deadline": _POSITIVE,
   "objective.turn_weight": _at_least(0),
   "objective.entropy_coefficient": _at_least(0),
   "optimizer.learning_rate": _at_least(0),

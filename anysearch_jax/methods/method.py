@@ -9,7 +9,7 @@ the constants of the run's configuration.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import chex
@@ -22,6 +22,12 @@ from anysearch_jax.methods import outcomes as outcomes_lib
 
 # (outcomes, constants) -> float32 arrays `[..., G]` by name.
 Reward = Callable[[outcomes_lib.Outcomes, Any], dict[str, chex.Array]]
+
+
+# Values by name; a coroutine function, if it asks a server for them.
+Measure = Callable[
+  [types.Trajectory], Mapping[str, float] | Awaitable[Mapping[str, float]]
+]
 
 
 def _nothing(trajectory: types.Trajectory) -> dict[str, float]:
@@ -48,7 +54,12 @@ class Method:
       does not choose the environment.
     measures: the keys of the dictionary that `measure` returns.
     measure: computes values that the reward needs from a trajectory.
-      It is not called for failed trajectories.
+      It is not called for failed trajectories. It may be a coroutine function
+      that raises `types.EngineError` or `types.RetrievalError` if a server is
+      out of reach; the trajectory then counts as failed, as one does that takes
+      longer than `method.measure_deadline`.
+    measurer: makes `measure` of a configuration, for one that needs more than
+      the trajectory, such as a judge's address; None: it is `measure`.
     steps: returns the reward of each search of a trajectory, float32
       `[searches]`, in the order of `search_ends`. None if the system has no
       step rewards.
@@ -66,7 +77,8 @@ class Method:
     [config_lib.ExperimentConfig], config_lib.ExperimentConfig
   ] = lambda config: config
   measures: tuple[str, ...] = ()
-  measure: Callable[[types.Trajectory], Mapping[str, float]] = _nothing
+  measure: Measure = _nothing
+  measurer: Callable[[config_lib.ExperimentConfig], Measure] | None = None
   steps: Callable[[types.Trajectory, Any], np.ndarray] | None = None
 
   @property
@@ -86,13 +98,15 @@ class TrainedMethod:
 
   environment: the one that the run plays.
   reward, steps: without their second argument.
+  measure_deadline: seconds in which an asynchronous `measure` ends.
   """
 
   environment: spec.Environment
   reward: Callable[[outcomes_lib.Outcomes], dict[str, chex.Array]]
   measures: tuple[str, ...]
-  measure: Callable[[types.Trajectory], Mapping[str, float]]
+  measure: Measure
   steps: Callable[[types.Trajectory], np.ndarray] | None = None
+  measure_deadline: float = 120.0
 
 
 def of_arrays(reward: Callable[..., dict[str, chex.Array]]) -> Reward:

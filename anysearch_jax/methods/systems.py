@@ -105,8 +105,9 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
     of_episode(config.episode),
     reward,
     system.measures,
-    system.measure,
+    system.measurer(config) if system.measurer else system.measure,
     None if steps is None else functools.partial(_call, steps, constants),
+    config.method.measure_deadline,
   )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from anysearch_jax.environment import scoring
 from anysearch_jax.methods import method as method_lib
 from anysearch_jax.methods import outcomes as outcomes_lib
 from anysearch_jax.methods import own_reward
-from anysearch_jax.training import batching, turn_advantages
+from anysearch_jax.training import batching, measuring, turn_advantages
 
 Place = turn_advantages.Place
 
@@ -35,6 +36,7 @@ class Experience(NamedTuple):
   turns: weighted advantages of a trajectory's searches, see `turn_advantages`;
     empty without `steps` or with a critic.
   reduction: how a step weighs tokens, see `grpo.token_weights`.
+  unmeasured: why each trajectory failed whose measures a server did not give.
   """
 
   groups: list[types.Group | None]
@@ -47,6 +49,7 @@ class Experience(NamedTuple):
   turns: Mapping[Place, np.ndarray]
   advantages: np.ndarray | None
   reduction: str
+  unmeasured: tuple[str, ...] = ()
 
 
 def score(
@@ -57,6 +60,7 @@ def score(
   method: method_lib.TrainedMethod,
   objective: config_lib.ObjectiveConfig,
   progress: outcomes_lib.Progress = outcomes_lib.BEGINNING,
+  run: Callable[[Coroutine], Any] = asyncio.run,
 ) -> Experience:
   """Computes verdicts, rewards and advantages of a whole rollout.
 
@@ -67,6 +71,7 @@ def score(
     method: defines the rewards and the environment that was played.
     objective: sets how advantages are normalised.
     progress: how far the training is, for rewards in stages.
+    run: runs the coroutine of a measure that asks a server.
   """
   trajectories = {
     (q, g): trajectory
@@ -74,6 +79,10 @@ def score(
     for g, trajectory in enumerate(group.trajectories if group else ())
     if not trajectory.failed
   }
+  measured = measuring.measure(method, trajectories, run=run)
+  if measured.reasons:
+    groups = measuring.failed(groups, measured.reasons)
+    trajectories = {place: trajectories[place] for place in measured.values}
   verdicts = {
     place: method.environment.judge(trajectory)
     for place, trajectory in trajectories.items()
@@ -81,7 +90,7 @@ def score(
   outcomes = _outcomes(
     trajectories,
     verdicts,
-    {place: method.measure(t) for place, t in trajectories.items()},
+    measured.values,
     budgets,
     samples=samples,
     measures=method.measures,
@@ -113,6 +122,7 @@ def score(
     turns=turns,
     advantages=advantages,
     reduction=objective.reduction,
+    unmeasured=tuple(measured.reasons.values()),
   )
 
 

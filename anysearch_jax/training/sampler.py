@@ -261,7 +261,13 @@ class Sampler:
         method=settings.method,
         objective=settings.objective,
         progress=progress(rollout, settings.curriculum),
+        run=self._run,
       )
+      if scored.unmeasured:
+        collected = collected._replace(
+          failed=collected.failed + len(scored.unmeasured),
+          reason=collected.reason or scored.unmeasured[0],
+        )
       recorded = curriculum_lib.record(
         self.state.curriculum,
         np.repeat(scored.budgets, stream.samples),

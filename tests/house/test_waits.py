@@ -113,6 +113,7 @@ _ENDED = {
     "calls.get()",
   ): "a thread of nobody's; None ends it",
   ("rollout/searching.py", "await mine"): "`driver.answer` has a deadline",
+  ("training/measuring.py", "task.result()"): "the task group has ended",
   ("rollout/toolbox.py", "await asyncio.gather"): (
     "`driver.answer` has a deadline"
   ),
