@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from anysearch_jax import budgets
+
 
 class Author(enum.IntEnum):
   """The author of a token."""
@@ -140,6 +142,8 @@ class Trajectory:
     observations: what each charged search showed, as values; the text is in
       `spans`.
     search_ends: index of the last token of each turn whose search was charged.
+    caps: what else the episode could spend, see `charges.assigned`.
+    seconds: how long it took, if its seconds were capped; 0 otherwise.
   """
 
   address: Address
@@ -159,6 +163,8 @@ class Trajectory:
   reason: str = ""
   observations: tuple[Observation, ...] = ()
   search_ends: tuple[int, ...] = ()
+  caps: budgets.Budget = budgets.NO_CAPS
+  seconds: float = 0.0
 
   @property
   def generated_tokens(self) -> int:
@@ -183,6 +189,7 @@ class Group:
   budget: int
   scaffold: bool
   trajectories: tuple[Trajectory, ...]
+  caps: budgets.Budget = budgets.NO_CAPS
 
 
 class EngineError(RuntimeError):

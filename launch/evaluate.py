@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import pathlib
 import re
@@ -25,6 +26,7 @@ from typing import Any
 
 from absl import app, flags
 
+from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import values as config_values
@@ -44,7 +46,9 @@ def define_flags() -> None:
     "split", "", "Of the questions; default: what the source evaluates on."
   )
   flags.DEFINE_list("datasets", None, "For config.evaluation.datasets.")
-  flags.DEFINE_string("budgets", None, "As 0..8 or 0,1,5.")
+  flags.DEFINE_string(
+    "budgets", None, "As 0..8 or 0,1,5, or as searches=1|3,tokens=64|128."
+  )
   flags.DEFINE_integer(
     "seeds", None, f"How many, from {_FIRST_SEED} on.", lower_bound=1
   )
@@ -123,7 +127,7 @@ def _play(
   from anysearch_jax.evaluation import harness
 
   e = config.evaluation
-  total = len(e.budgets) * len(e.seeds) * len(questions)
+  total = len(harness.budgets_of(e)) * len(e.seeds) * len(questions)
   line = progress.Line(total, unit="episode", clock=time.monotonic)
   with policies.player(chosen, config, source) as player:
     summary = harness.evaluate(
@@ -144,8 +148,10 @@ def _play(
     if "official_em" in cell:
       script = " ({official_em} by the set's own script)".format(**cell)
     print(
-      "{dataset} budget {budget}: {em} of {n} right{script}, {searches} "
-      "searches, {failed} failed".format(script=script, **cell)
+      "{dataset} budget {of}: {em} of {n} right{script}, {searches} "
+      "searches, {failed} failed".format(
+        script=script, of=cell.get("caps", cell["budget"]), **cell
+      )
     )
 
 
@@ -162,7 +168,9 @@ def short_flags(
   if f.datasets is not None:
     values["datasets"] = tuple(f.datasets)
   if f.budgets is not None:
-    values["budgets"] = parse_budgets(f.budgets)
+    pairs = "=" in f.budgets
+    values["budgets"] = () if pairs else parse_budgets(f.budgets)
+    values["pairs"] = parse_pairs(f.budgets) if pairs else ()
   if f.seeds is not None:
     values["seeds"] = tuple(range(_FIRST_SEED, _FIRST_SEED + f.seeds))
   if f.scaffold is not None:
@@ -191,6 +199,40 @@ def parse_budgets(text: str, flag: str = "--budgets") -> tuple[int, ...]:
   if not found or len(set(found)) < len(found):
     raise ValueError(
       f"{flag}={text}: found {found}, expected each budget once."
+    )
+  return tuple(found)
+
+
+def parse_pairs(text: str, flag: str = "--budgets") -> tuple[str, ...]:
+  """Parses budgets in several units, all of whose combinations are played.
+
+  Args:
+    text: as `searches=1|3,tokens=64|128`, four budgets; `;` separates grids.
+    flag: that gave it.
+
+  Returns:
+    The budgets as `budgets.parse` reads them.
+
+  Raises:
+    ValueError: the text has another form, or a budget occurs twice.
+  """
+  found: list[str] = []
+  for grid in text.split(";"):
+    units = []
+    for part in grid.split(","):
+      unit, _, caps = part.strip().partition("=")
+      units.append([f"{unit}={cap}" for cap in caps.split("|")])
+    found += [",".join(caps) for caps in itertools.product(*units)]
+  try:
+    different = {
+      str(budgets_lib.parse(each, budgets_lib.Prices(1.0))) for each in found
+    }
+  except ValueError as error:
+    raise ValueError(f"{flag}={text}: {error}") from error
+  if len(different) < len(found):
+    raise ValueError(
+      f"{flag}={text}: found {len(found)} budgets, {len(different)} of them "
+      "different; expected each budget once."
     )
   return tuple(found)
 

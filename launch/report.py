@@ -39,7 +39,7 @@ from collections.abc import Iterator, Sequence
 
 from absl import app, flags
 
-from anysearch_jax.environment import prices as prices_lib
+from anysearch_jax import budgets as budgets_lib
 from anysearch_jax.evaluation import metrics
 from anysearch_jax.report import build as report
 from anysearch_jax.report import loading, picture, trajectories
@@ -197,7 +197,7 @@ def _writing(output: pathlib.Path) -> Iterator[None]:
     )
 
 
-def parse_prices(items: Sequence[str]) -> prices_lib.Prices | None:
+def parse_prices(items: Sequence[str]) -> budgets_lib.Prices | None:
   """Parses three prices; None without items. Raises ValueError otherwise."""
   if not items:
     return None
@@ -207,7 +207,7 @@ def parse_prices(items: Sequence[str]) -> prices_lib.Prices | None:
     raise ValueError(
       f"--prices: found {','.join(items)!r}, expected three numbers."
     ) from None
-  return prices_lib.Prices(search, read, written)
+  return budgets_lib.Prices(search, read, written)
 
 
 def groups_of(

@@ -10,6 +10,7 @@ import queue
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Self
 
+from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import asking, background, events, mailbox
@@ -133,7 +134,7 @@ class Agent:
     self,
     question: str | types.Question,
     *,
-    budget: int,
+    budget: budgets_lib.Assigned,
     seed: int = 42,
     deadline: float | None = None,
     max_tokens: int | None = None,
@@ -145,7 +146,7 @@ class Agent:
       question: a text, or a question with its id and corpus. The random numbers
         depend on its id, which for a text that is not known is the text, and on
         `seed`.
-      budget: searches allowed, >= 0.
+      budget: what is allowed; a number is one of searches, >= 0.
       seed: equal questions, budgets and seeds give equal episodes; they are
         those of `launch.evaluate` for equal ids.
       deadline: seconds in which the reply is due. The policy is asked for its
@@ -175,7 +176,7 @@ class Agent:
     self,
     question: str | types.Question,
     *,
-    budget: int,
+    budget: budgets_lib.Assigned,
     seed: int = 42,
     deadline: float | None = None,
     max_tokens: int | None = None,
@@ -201,7 +202,7 @@ class Agent:
     self,
     questions: Sequence[str | types.Question],
     *,
-    budgets: Sequence[int],
+    budgets: Sequence[budgets_lib.Assigned],
     seed: int = 42,
     deadline: float | None = None,
     max_tokens: int | None = None,
@@ -242,7 +243,7 @@ class Agent:
     self,
     question: str | types.Question,
     *,
-    budget: int,
+    budget: budgets_lib.Assigned,
     seed: int = 42,
     deadline: float | None = None,
     max_tokens: int | None = None,
@@ -274,7 +275,7 @@ class Agent:
     self,
     question: str | types.Question,
     *,
-    budget: int,
+    budget: budgets_lib.Assigned,
     seed: int = 42,
     deadline: float | None = None,
     max_tokens: int | None = None,

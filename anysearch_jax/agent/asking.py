@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 from collections.abc import Callable
 
+from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax import types
 from anysearch_jax.agent import events, reasoning
 from anysearch_jax.methods import systems
-from anysearch_jax.rollout import driver, episode, episode_state
-
-# The share of a deadline after which the policy is asked for its answer.
-_LANDING = 0.75
+from anysearch_jax.rollout import answering, driver, episode, episode_state
 
 
 async def ask(
   question: types.Question,
   parts: driver.EpisodeParts,
   *,
-  budget: int,
+  budget: budgets.Assigned,
   scaffold: bool,
   address: types.Address,
   started: float,
@@ -34,14 +32,15 @@ async def ask(
   Args:
     question: what is asked.
     parts: engine, retriever and limits.
-    budget: searches allowed, >= 0.
+    budget: what is allowed; a number is one of searches, >= 0. Its seconds
+      count from `started` too.
     scaffold: whether the environment states the budget before every turn.
     address: seeds the episode's random numbers; no other episode that is being
       played may have it.
     started: time of the event loop at which the question arrived.
-    deadline: seconds from `started` in which the reply is due. After three
-      quarters of them the policy is asked for its answer, and at the end the
-      episode is truncated. None: no deadline.
+    deadline: seconds from `started` in which the reply is due. After the share
+      `answering.LANDING` of them the policy is asked for its answer, and at the
+      end the episode is truncated. None: no deadline.
     sampling: how tokens are drawn; None: as the engine does.
     tell: called with each event, the last of which is an `Answer`; an exception
       of it ends the episode and is raised.
@@ -52,19 +51,23 @@ async def ask(
     The reply.
   """
   loop = asyncio.get_running_loop()
+  searches = budgets.of(budget).searches
+  seconds = min(deadline or math.inf, budgets.of(budget).seconds)
   documents: list[tuple[types.Passage, ...]] = []
   try:
     state, request = await driver.start(
       question, parts, budget=budget, scaffold=scaffold, address=address
     )
-    tell(events.Budget(0, budget))
+    tell(events.Budget(0, searches))
     while not isinstance(request, episode_state.Done):
-      until = _until(started, deadline, landed=state.landing)
+      until = answering.time_limit(started, seconds, landed=state.landing)
       if isinstance(request, types.GenerateRequest):
         request = _drawn(request, sampling)
       event = await _answered(
         request, state, parts, until=until, tell=tell, pieces=pieces
       )
+      if state.caps.seconds < math.inf:
+        state = dataclasses.replace(state, elapsed=loop.time() - started)
       if event is None:
         state, request = episode.land(state)
         continue
@@ -73,7 +76,7 @@ async def ask(
         # Passages that had no room were not shown.
         documents.append(state.observations[-1].passages)
         tell(events.Found(len(documents), documents[-1]))
-        tell(events.Budget(state.used, budget))
+        tell(events.Budget(state.used, searches))
   finally:
     parts.engine.release(address)
   trajectory = request.trajectory
@@ -125,15 +128,6 @@ def _drawn(
   )
 
 
-def _until(
-  started: float, deadline: float | None, *, landed: bool
-) -> float | None:
-  """Returns the time at which the episode lands, or ends if it has landed."""
-  if deadline is None:
-    return None
-  return started + deadline * (1.0 if landed else _LANDING)
-
-
 async def _answered(
   request: types.GenerateRequest | types.SearchRequest,
   state: episode_state.Episode,
@@ -151,16 +145,13 @@ async def _answered(
     tell(events.Searching(state.used + 1, request.query))
   elif pieces:
     request = dataclasses.replace(request, on_tokens=told.add)
-  try:
-    async with asyncio.timeout_at(until):
-      event = await driver.answer(
-        request,
-        engine=parts.engine,
-        retriever=parts.retriever,
-        config=parts.config,
-      )
-  except TimeoutError:
-    return None
+  event = await answering.in_time(
+    request,
+    engine=parts.engine,
+    retriever=parts.retriever,
+    config=parts.config,
+    until=until,
+  )
   if isinstance(event, types.Generation):
     told.end(event.text)
   return event

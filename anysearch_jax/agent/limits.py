@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax import types
 from anysearch_jax.config import ranges
 from anysearch_jax.rollout import driver
 
@@ -20,7 +20,7 @@ class BusyError(RuntimeError):
 class Limits(NamedTuple):
   """What a question may cost, and its draws; see `agent.Agent.ask`."""
 
-  budget: int
+  budget: budgets.Assigned
   seed: int
   deadline: float | None
   max_tokens: int | None
@@ -28,7 +28,9 @@ class Limits(NamedTuple):
 
   def check(self) -> None:
     """Raises ValueError for a value that is out of range."""
-    whole = [("budget", self.budget, 0), ("seed", self.seed, 0)]
+    whole: list[tuple[str, object, int]] = [("seed", self.seed, 0)]
+    if not isinstance(self.budget, budgets.Budget):  # It checks itself.
+      whole.insert(0, ("budget", self.budget, 0))
     if self.max_tokens is not None:
       whole.append(("max_tokens", self.max_tokens, 1))
     for name, value, least in whole:

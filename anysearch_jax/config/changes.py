@@ -117,7 +117,7 @@ _TABLE: dict[str, dict[Kind, str]] = {
   },
   "checkpoint": {_P: "keep_last keep_best best_metric export_dtype"},
   "evaluation": {
-    _P: "budgets questions datasets seeds scaffold scorer search_price "
+    _P: "budgets pairs questions datasets seeds scaffold scorer search_price "
     "input_price output_price"
   },
 }

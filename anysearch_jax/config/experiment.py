@@ -79,17 +79,21 @@ class EvaluationConfig:
   """Which cells (dataset, budget and seed) are evaluated, and how.
 
   budgets: search budgets of the cells.
+  pairs: budgets in other units, such as `searches=3,tokens=256`; each is a cell
+    beside those of `budgets`, see docs/budgets.md.
   questions: number of questions of each dataset; 0: all.
   datasets: names of datasets; empty: all that the questions are from.
   seeds: seeds of sampling.
   scaffold: whether the environment states the budget before every turn.
   scorer: `paper` records exact match; `official` also records the scores of
     each dataset's published evaluation script.
-  search_price: US dollars per thousand searches.
+  search_price: US dollars per thousand searches. With the other prices it is
+    what budgets of dollars are charged by, in training too.
   input_price, output_price: US dollars per million tokens read or written.
   """
 
   budgets: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8)
+  pairs: tuple[str, ...] = ()
   questions: int = 1000
   datasets: tuple[str, ...] = ()
   seeds: tuple[int, ...] = (42,)

@@ -175,7 +175,7 @@ _RANGES = {
 }
 _FINITE = _Range("a finite number", math.isfinite)
 # Tuples of numbers that may be empty.
-_MAY_BE_EMPTY = ("mesh.trainer", "mesh.rollout")
+_MAY_BE_EMPTY = ("mesh.trainer", "mesh.rollout", "evaluation.budgets")
 
 
 def check(config: Any, root: str = "") -> None:

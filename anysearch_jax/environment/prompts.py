@@ -13,7 +13,8 @@ import functools
 import re
 from collections.abc import Mapping
 
-from anysearch_jax.environment import scoring, spec, tools, wording
+from anysearch_jax import budgets
+from anysearch_jax.environment import scoring, spec, tools, units, wording
 
 _SLOTS = {
   "scaffold": wording.PROMPT,
@@ -39,7 +40,11 @@ def _with_fetch(env: spec.Environment) -> spec.Environment:
   return dataclasses.replace(env.with_tools(tools.FETCH), format=formed)
 
 
-WORLD = wording.Wording("world.toml", _SLOTS, _environment)
+def _world(env: spec.Environment) -> spec.Environment:
+  return dataclasses.replace(env, units="budget_world.toml")
+
+
+WORLD = wording.Wording("world.toml", _SLOTS, _environment).then(_world)
 WORDINGS = {
   "paper": wording.Wording("paper.toml", _SLOTS, _environment),
   "paper_fetch": wording.Wording(
@@ -52,16 +57,25 @@ PROMPTS = wording.environments(WORDINGS)
 _SLOT = re.compile(r"\{(?:B|Question)\}")
 
 
-def render(template: str, *, budget: int, question: str) -> str:
+def render(
+  template: str,
+  *,
+  budget: int,
+  question: str,
+  caps: budgets.Budget = budgets.NO_CAPS,
+  texts: str = "budget.toml",
+) -> str:
   """Fills a prompt in one pass, so that a question may itself contain `{B}`.
 
   Args:
     template: `scaffold` or `plain` of a `spec.Environment`.
     budget: searches assigned to the episode, >= 0.
     question: the question, already neutralised.
+    caps: what else the episode may spend.
+    texts: `units` of that environment.
 
   Returns:
-    The content of the user message.
+    The content of the user message. Sentences about `caps` come first.
 
   Raises:
     ValueError: the budget is negative.
@@ -71,5 +85,6 @@ def render(template: str, *, budget: int, question: str) -> str:
       f"Found a budget of {budget} searches; expected 0 or more (0 is to "
       "answer without a search)."
     )
-  values = {"{B}": str(budget), "{Question}": question}
-  return _SLOT.sub(lambda match: values[match[0]], template)
+  values = {"{B}": units.searches(texts, budget), "{Question}": question}
+  filled = _SLOT.sub(lambda match: values[match[0]], template)
+  return units.assigned(texts, caps) + filled

@@ -12,7 +12,7 @@ import functools
 import re
 from collections.abc import Sequence
 
-from anysearch_jax import types
+from anysearch_jax import budgets, types
 
 TAGS = ("budget", "think", "search", "information", "answer")
 STOPS = ("</search>", "</answer>")
@@ -157,7 +157,7 @@ def budget_state(budget: int, used: int) -> str:
     used: searches charged so far, in [0, budget].
 
   Returns:
-    `remaining=R; used=U; total=T`.
+    `remaining=R; used=U; total=T`; `used=U` if searches have no cap.
 
   Raises:
     ValueError: `used` is outside [0, budget].
@@ -167,6 +167,8 @@ def budget_state(budget: int, used: int) -> str:
       f"Found {used} searches used of a budget of {budget}; expected 0 <= used "
       "<= budget. A search beyond the budget is not to be charged."
     )
+  if budget >= budgets.UNCAPPED:
+    return f"used={used}"
   return f"remaining={budget - used}; used={used}; total={budget}"
 
 

@@ -14,9 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import types
-from anysearch_jax.environment import observed, official_scoring, scoring
-from anysearch_jax.environment import prices as prices_lib
+from anysearch_jax.environment import (
+  charges,
+  observed,
+  official_scoring,
+  scoring,
+)
 from anysearch_jax.host import disk
 
 
@@ -25,7 +30,8 @@ def trajectory(t: types.Trajectory) -> dict[str, Any]:
 
   `retrieved_tokens` counts the tokens of the environment: observations, error
   lines and, with the scaffold, budget blocks. `total_tokens` is generated plus
-  retrieved tokens, as the paper counts; it does not include the prompt.
+  retrieved tokens, as the paper counts; it does not include the prompt. `caps`
+  are those of a budget of more than searches.
   """
   environment = int(np.sum(t.authors == types.Author.ENVIRONMENT))
   return {
@@ -43,6 +49,8 @@ def trajectory(t: types.Trajectory) -> dict[str, Any]:
     "generated_tokens": t.generated_tokens,
     "retrieved_tokens": environment,
     "total_tokens": t.generated_tokens + environment,
+    **({"caps": t.caps.record()} if t.caps.units else {}),
+    **({"seconds": round(t.seconds, 3)} if t.seconds else {}),
   }
 
 
@@ -78,7 +86,7 @@ def episode(
   verdict: scoring.Verdict,
   *,
   seed: int,
-  prices: prices_lib.Prices,
+  prices: budgets_lib.Prices,
 ) -> dict[str, Any]:
   """Returns an evaluated episode with its verdict, cost and tokens.
 
@@ -91,7 +99,6 @@ def episode(
     seed: seed of the evaluation.
     prices: of searches and tokens, for `cost`.
   """
-  read = sum(contexts(t))
   return {
     "question_id": t.question.id,
     "question": t.question.text,
@@ -106,33 +113,11 @@ def episode(
     "format": verdict.format,
     **trajectory(t),
     "prompt_tokens": int(np.sum(t.authors == types.Author.PROMPT)),
-    "input_tokens": read,
-    "cost": round(
-      prices.dollars(
-        searches=t.searches,
-        input_tokens=read,
-        output_tokens=t.generated_tokens,
-      ),
-      9,
-    ),
+    "input_tokens": charges.input_tokens(t),
+    "cost": round(charges.dollars(t, prices), 9),
     "tokens": tokens(t),
     "metadata": dict(t.question.metadata),
   }
-
-
-def contexts(t: types.Trajectory) -> list[int]:
-  """Returns the length of the context of each turn, in tokens.
-
-  The environment writes between any two turns, so each run of consecutive model
-  tokens is one turn.
-  """
-  runs = _runs(t.authors)
-  starts = itertools.accumulate((n for _, n in runs), initial=0)
-  return [
-    start
-    for (author, _), start in zip(runs, starts, strict=False)
-    if author == types.Author.MODEL
-  ]
 
 
 def tokens(t: types.Trajectory) -> dict[str, Any]:

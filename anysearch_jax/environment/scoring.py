@@ -122,7 +122,8 @@ def check_format(
   * It consists of white space and blocks that are closed and not nested.
   * The blocks are `think search information` for each charged search, then
     `think answer`. If and only if the scaffold is on, a `budget` block with the
-    right numbers precedes every `think`.
+    right numbers of searches precedes every `think`; units besides searches
+    follow after ` ; `.
   * Each block is within one span, and its author is the right one.
   * There are no more searches than the budget allows.
 
@@ -160,7 +161,7 @@ def check_format(
     [block.name for block in blocks] == order
     and all(block.author == authors[block.name] for block in blocks)
     and all(
-      state == protocol.budget_state(budget, used)
+      state.partition(" ; ")[0] == protocol.budget_state(budget, used)
       for used, state in enumerate(states)
     )
   )

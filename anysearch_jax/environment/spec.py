@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from anysearch_jax import types
+from anysearch_jax import budgets, types
 from anysearch_jax.environment import protocol, scoring
 from anysearch_jax.environment import tools as tools_lib
 
@@ -64,6 +64,8 @@ class Environment:
     ends_itself: a turn without an action ends the episode as invalid, unless a
       token limit ended the turn.
     verification: None if the policy does not verify its answers.
+    units: name of the shipped texts that state a budget in units besides
+      searches, see `units`.
   """
 
   scaffold: str
@@ -82,6 +84,7 @@ class Environment:
   turns_are_budget: bool = False
   ends_itself: bool = False
   verification: Verification | None = None
+  units: str = "budget.toml"
 
   def __post_init__(self):
     """Raises ValueError if a tool's call would not end its turn."""
@@ -129,6 +132,14 @@ class Environment:
       dict.fromkeys(
         [*self.markers, *(m for each in self.tools for m in each.markers)]
       )
+    )
+
+  def prices(self, prices: budgets.Prices) -> budgets.Prices:
+    """Returns the prices with those of the tools that have their own."""
+    own = ((each.name, each.price) for each in self.tools)
+    return dataclasses.replace(
+      prices,
+      tools=tuple((name, price) for name, price in own if price is not None),
     )
 
   def judge(self, trajectory: types.Trajectory) -> scoring.Verdict:

@@ -91,10 +91,7 @@ class Wording:
 @functools.cache
 def _texts(wording: Wording, file: str) -> Texts:
   path = pathlib.Path(file) if file else SHIPPED / wording.shipped
-  values = _read(path)
-  _check_names(path, values, wording)
-  for name, text in values.items():
-    _check_slots(f"{path}: {name}", text, wording.slots[name])
+  values = read(path, wording.slots, shipped=wording.shipped)
   canonical = json.dumps(values, sort_keys=True).encode()
   return Texts(
     values, file or wording.shipped, hashlib.sha256(canonical).hexdigest()
@@ -111,6 +108,26 @@ def environments(
 ) -> dict[str, spec.Environment]:
   """Returns the environments of the shipped texts, by name."""
   return {name: each.environment() for name, each in wordings.items()}
+
+
+def read(
+  path: pathlib.Path, slots: Mapping[str, Slots], *, shipped: str = ""
+) -> dict[str, str]:
+  """Returns the texts of a file.
+
+  Args:
+    path: of the file.
+    slots: the placeholders of each text, by its name.
+    shipped: name of the shipped file that has these texts; "": that of `path`.
+
+  Raises:
+    ValueError: as `Wording.texts`.
+  """
+  values = _strings(path)
+  _check_names(path, values, slots, shipped or path.name)
+  for name, text in values.items():
+    _check_slots(f"{path}: {name}", text, slots[name])
+  return values
 
 
 def fill(text: str, **values: object) -> str:
@@ -140,7 +157,7 @@ def written(values: Mapping[str, str], comments: Iterable[str] = ()) -> str:
   return "\n".join([*lines, "", *blocks] if lines else blocks)
 
 
-def _read(path: pathlib.Path) -> dict[str, str]:
+def _strings(path: pathlib.Path) -> dict[str, str]:
   """Returns the strings of a TOML file."""
   try:
     values = tomllib.loads(path.read_bytes().decode("utf-8"))
@@ -166,10 +183,13 @@ def _read(path: pathlib.Path) -> dict[str, str]:
 
 
 def _check_names(
-  path: pathlib.Path, values: Mapping[str, str], wording: Wording
+  path: pathlib.Path,
+  values: Mapping[str, str],
+  slots: Mapping[str, Slots],
+  shipped: str,
 ) -> None:
-  missing = sorted(wording.slots.keys() - values.keys())
-  unknown = sorted(values.keys() - wording.slots.keys())
+  missing = sorted(slots.keys() - values.keys())
+  unknown = sorted(values.keys() - slots.keys())
   if missing or unknown:
     found = [
       f"{kind} {', '.join(names)}"
@@ -181,7 +201,7 @@ def _check_names(
     ]
     raise ValueError(
       f"{path}: found {' and '.join(found)}; expected the texts "
-      f"{', '.join(sorted(wording.slots))}, as in {SHIPPED / wording.shipped}."
+      f"{', '.join(sorted(slots))}, as in {SHIPPED / shipped}."
     )
 
 

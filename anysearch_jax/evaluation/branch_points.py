@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax import types
 from anysearch_jax.environment import observed, protocol, spec
 from anysearch_jax.evaluation import journal
 from anysearch_jax.methods import systems
@@ -102,6 +102,7 @@ def restore(
     search_ends=tuple(ends),
     bad_turns=sum(not turn.charged for turn in before),
     violation=any(turn.beyond for turn in before),
+    caps=budgets.from_record(row.get("caps", {})),
   )
 
 

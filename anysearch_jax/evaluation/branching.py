@@ -45,7 +45,13 @@ from anysearch_jax.evaluation import (
   journal,
 )
 from anysearch_jax.methods import systems
-from anysearch_jax.rollout import driver, episode, episode_state, searching
+from anysearch_jax.rollout import (
+  answering,
+  driver,
+  episode,
+  episode_state,
+  searching,
+)
 
 BRANCHES = "branches.jsonl"
 
@@ -209,7 +215,7 @@ async def _play(
     if not isinstance(request, types.GenerateRequest):
       return _Played(attempt + 1)
     try:
-      event = await driver.answer(
+      event = await answering.answer(
         request, engine=player.engine, retriever=retriever, config=config
       )
     except BaseException:

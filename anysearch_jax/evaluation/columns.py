@@ -45,12 +45,15 @@ _PRESENT = (
   "total_tokens",
 )
 _OPTIONAL = ("format", "input_tokens", "cost")
+_CAPS = ("token_cap", "dollar_cap", "second_cap")
+_CAPPED = ("tokens", "dollars", "seconds")
 _TYPE = [(name, np.int64) for name in _INTEGERS] + [
   (name, np.float64)
   for name in (
     *(*_PRESENT, *_OPTIONAL, "f1", "asked", "reliability", "optimum"),
     *episodes_lib.Checks._fields,
     *official_scoring.NAMES,
+    *_CAPS,
   )
 ]
 
@@ -82,6 +85,8 @@ class Columns:
     official_em, official_f1: float `[P]`, scores of the published script of
       the question's dataset (`environment/official_scoring`); nan where the
       dataset has none.
+    token_cap, dollar_cap, second_cap: float `[P]`, what the budget allows
+      besides searches; infinite where it has no such cap.
   """
 
   ids: np.ndarray
@@ -115,6 +120,9 @@ class Columns:
   cost: np.ndarray
   official_em: np.ndarray
   official_f1: np.ndarray
+  token_cap: np.ndarray
+  dollar_cap: np.ndarray
+  second_cap: np.ndarray
 
   def __len__(self) -> int:
     return len(self.question)
@@ -266,11 +274,12 @@ def _build(
   place[[index[name] for name in order]] = np.arange(len(order))
   columns = {name: np.ascontiguousarray(numbers[name]) for name, _ in _TYPE}
   columns["question"] = place[columns["question"]]
-  keys = [columns[name] for name in ("run", "seed", "budget", "question")]
+  names_of_keys = ("run", "seed", *_CAPS, "budget", "question")
+  keys = [columns[name] for name in names_of_keys]
   rank = np.lexsort(keys)
   columns = {name: column[rank] for name, column in columns.items()}
   same = np.ones(max(0, len(rank) - 1), dtype=bool)
-  for name in ("question", "budget", "seed", "run"):
+  for name in names_of_keys:
     same &= columns[name][1:] == columns[name][:-1]
   if same.any():
     first = int(np.argmax(same))
@@ -325,6 +334,7 @@ def _numbers(
     math.nan,
     *episodes_lib.checks(episode),
     *_official(episode, dataset, source),
+    *(episode.get("caps", {}).get(unit, math.inf) for unit in _CAPPED),
   )
 
 

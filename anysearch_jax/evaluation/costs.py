@@ -6,11 +6,11 @@ import dataclasses
 
 import numpy as np
 
-from anysearch_jax.environment import prices as prices_lib
+from anysearch_jax import budgets as budgets_lib
 from anysearch_jax.evaluation import columns
 
 
-def dollars(table: columns.Columns, prices: prices_lib.Prices) -> np.ndarray:
+def dollars(table: columns.Columns, prices: budgets_lib.Prices) -> np.ndarray:
   """Returns the cost of each episode, float `[P]`.
 
   The cost is nan if a count with a price above 0 is unknown (files of older
@@ -24,7 +24,7 @@ def dollars(table: columns.Columns, prices: prices_lib.Prices) -> np.ndarray:
 
 
 def priced(
-  table: columns.Columns, prices: prices_lib.Prices
+  table: columns.Columns, prices: budgets_lib.Prices
 ) -> columns.Columns:
   """Returns the episodes with their costs recomputed from `prices`."""
   return dataclasses.replace(table, cost=dollars(table, prices))

@@ -20,10 +20,10 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import official_scoring, records
-from anysearch_jax.environment import prices as prices_lib
 from anysearch_jax.evaluation import journal
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, searching
@@ -126,9 +126,7 @@ def _play(
 ) -> None:
   """Plays the episodes that `rows` lacks and adds them."""
   env = systems.of_episode(playing.episode)
-  prices = prices_lib.Prices(
-    evaluation.search_price, evaluation.input_price, evaluation.output_price
-  )
+  prices = env.prices(prices_of(evaluation))
   finished = itertools.count(len(rows) + 1)
   inflight = inflight_lib.InFlight(playing.quiet_seconds)
   searching.attach(retriever, player.engine, player.codec)
@@ -230,15 +228,16 @@ def cells(episodes: Iterable[journal.Row]) -> list[dict[str, Any]]:
   Returns:
     For each dataset and budget: `n`, the number of episodes that did not fail;
     `failed`, the number of failed ones; and sums over the `n` episodes. Sums of
-    the official scores are included if the dataset has them.
+    the official scores are included if the dataset has them, and `caps`, the
+    budget as text, if it is one of more than searches.
   """
-  table: dict[tuple[str, int], dict[str, Any]] = {}
+  table: dict[tuple[str, int, str], dict[str, Any]] = {}
   for row in episodes:
     names = (
       *_SUMS,
       *(n for n in official_scoring.NAMES if row.get(n) is not None),
     )
-    key = row["dataset"], row["budget"]
+    key = row["dataset"], row["budget"], str(budgets_lib.of_row(row))
     sums = table.setdefault(
       key, {"n": 0, "failed": 0, **dict.fromkeys(_SUMS, 0)}
     )
@@ -250,9 +249,31 @@ def cells(episodes: Iterable[journal.Row]) -> list[dict[str, Any]]:
       # A failed episode has no official scores, and it may be the first row.
       sums[name] = sums.get(name, 0) + row[name]
   return [
-    {"dataset": dataset, "budget": budget, **sums}
-    for (dataset, budget), sums in sorted(table.items())
+    {"dataset": dataset, "budget": budget, **_said(caps), **sums}
+    for (dataset, budget, caps), sums in sorted(table.items())
   ]
+
+
+def _said(caps: str) -> dict[str, str]:
+  return {} if caps.isdecimal() else {"caps": caps}
+
+
+def prices_of(evaluation: config_lib.EvaluationConfig) -> budgets_lib.Prices:
+  """Returns the prices of a configuration."""
+  return budgets_lib.Prices(
+    evaluation.search_price, evaluation.input_price, evaluation.output_price
+  )
+
+
+def budgets_of(
+  evaluation: config_lib.EvaluationConfig,
+) -> tuple[budgets_lib.Budget, ...]:
+  """Returns the budgets of the cells; raises ValueError for an invalid one."""
+  prices = prices_of(evaluation)
+  return (
+    *(budgets_lib.of(number) for number in evaluation.budgets),
+    *(budgets_lib.parse(text, prices) for text in evaluation.pairs),
+  )
 
 
 class _Grid:
@@ -271,7 +292,7 @@ class _Grid:
     questions: Sequence[types.Question],
   ):
     self._questions = questions
-    self._seeds, self._budgets = config.seeds, config.budgets
+    self._seeds, self._budgets = config.seeds, budgets_of(config)
     ids = [question.id for question in questions]
     for name, values in (
       ("evaluation.seeds", self._seeds),
@@ -283,25 +304,19 @@ class _Grid:
           f"{name}: found {len(values)} values, {len(set(values))} of them "
           "different; expected at least one value, and each value once."
         )
-    for name, values in (("seeds", self._seeds), ("budgets", self._budgets)):
-      if min(values) < 0 or max(values) >= 2**32:
-        raise ValueError(
-          f"evaluation.{name}: found {values}, expected numbers from 0 to "
-          "2^32 - 1."
-        )
-    self._places = {
-      axis: {value: i for i, value in enumerate(values)}
-      for axis, values in (
-        ("seed", self._seeds),
-        ("budget", self._budgets),
-        ("question_id", ids),
+    if min(self._seeds) < 0 or max(self._seeds) >= 2**32:
+      raise ValueError(
+        f"evaluation.seeds: found {self._seeds}, expected numbers from 0 to "
+        "2^32 - 1."
       )
-    }
+    self._seed_at = {seed: i for i, seed in enumerate(self._seeds)}
+    self._budget_at = {str(caps): i for i, caps in enumerate(self._budgets)}
+    self._question_at = {name: i for i, name in enumerate(ids)}
 
   def __len__(self) -> int:
     return len(self._seeds) * len(self._budgets) * len(self._questions)
 
-  def cell(self, place: int) -> tuple[int, int, types.Question]:
+  def cell(self, place: int) -> tuple[int, budgets_lib.Budget, types.Question]:
     """Returns seed, budget and question of the episode at `place`."""
     rest, question = divmod(place, len(self._questions))
     seed, budget = divmod(rest, len(self._budgets))
@@ -310,7 +325,9 @@ class _Grid:
   def place(self, row: journal.Row) -> int:
     """Returns a row's place. Raises KeyError if it is of another evaluation."""
     return self._place(
-      *(places[row[axis]] for axis, places in self._places.items())
+      self._seed_at[row["seed"]],
+      self._budget_at[str(budgets_lib.of_row(row))],
+      self._question_at[row["question_id"]],
     )
 
   def order(self) -> Iterator[int]:

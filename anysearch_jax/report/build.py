@@ -13,8 +13,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
-from anysearch_jax.environment import prices as prices_lib
 from anysearch_jax.evaluation import (
   comparison,
   costs,
@@ -42,7 +42,7 @@ def build(
   *,
   groups: Mapping[str, str] | None = None,
   search_values: Mapping[str, Mapping[str, Any]] | None = None,
-  prices: prices_lib.Prices | None = None,
+  prices: budgets_lib.Prices | None = None,
   notes: str = "",
   draws: int = 10_000,
 ) -> Report:

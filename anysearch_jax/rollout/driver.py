@@ -14,9 +14,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax import types
-from anysearch_jax.rollout import episode, episode_state
+from anysearch_jax.rollout import answering, episode, episode_state
 from anysearch_jax.rollout import inflight as inflight_lib
 
 # Tokenizing more characters than this blocks the event loop for milliseconds.
@@ -29,7 +29,7 @@ class Assignment:
 
   index: int
   question: types.Question
-  budget: int
+  budget: budgets.Assigned
   scaffold: bool
 
 
@@ -73,7 +73,7 @@ async def run_episode(
   question: types.Question,
   parts: EpisodeParts,
   *,
-  budget: int,
+  budget: budgets.Assigned,
   scaffold: bool,
   address: types.Address,
   inflight: inflight_lib.InFlight = inflight_lib.OFF,
@@ -119,12 +119,24 @@ async def play(
     engine, retriever, inflight: as in `run_episode`; the caller releases the
       episode.
   """
+  clock = asyncio.get_running_loop().time
+  started, seconds = clock(), state.caps.seconds
   while not isinstance(request, episode_state.Done):
+    until = answering.time_limit(started, seconds, landed=state.landing)
     with inflight.waiting(request):
-      event = await answer(
-        request, engine=engine, retriever=retriever, config=state.config
+      event = await answering.in_time(
+        request,
+        engine=engine,
+        retriever=retriever,
+        config=state.config,
+        until=until,
       )
-    state, request = await step(state, event)
+    if until is not None:
+      state = dataclasses.replace(state, elapsed=clock() - started)
+    if event is None:
+      state, request = episode.land(state)
+    else:
+      state, request = await step(state, event)
   return request.trajectory
 
 
@@ -132,7 +144,7 @@ async def start(
   question: types.Question,
   parts: EpisodeParts,
   *,
-  budget: int,
+  budget: budgets.Assigned,
   scaffold: bool,
   address: types.Address,
 ) -> tuple[episode_state.Episode, episode_state.Request]:
@@ -262,11 +274,13 @@ class _GroupSampler:
         tasks.create_task(self._sample(assignment, sample, attempt))
         for sample in range(self._group)
       ]
+    budget = budgets.of(assignment.budget)
     return types.Group(
       assignment.question,
-      assignment.budget,
+      budget.searches,
       assignment.scaffold,
       tuple(task.result() for task in samples),
+      budget.beyond_searches,
     )
 
   async def _sample(
@@ -310,29 +324,6 @@ def _rollout(samplings: Sequence[Sequence[types.Group]]) -> Rollout:
     failed=len(failed),
     reason=failed[0].reason if failed else "",
   )
-
-
-async def answer(
-  request: types.GenerateRequest | types.SearchRequest,
-  *,
-  engine: types.Engine,
-  retriever: types.Retriever,
-  config: config_lib.EpisodeConfig,
-) -> episode_state.Event:
-  """Returns the event that answers a request; an outage is a `Failure`."""
-  try:
-    if isinstance(request, types.GenerateRequest):
-      what, seconds = f"Turn {request.turn}", config.turn_deadline
-      async with asyncio.timeout(seconds):
-        return await engine.generate(request)
-    what = f"The search for {request.query!r}"
-    seconds = config.search_deadline
-    async with asyncio.timeout(seconds):
-      return episode_state.Retrieved(tuple(await retriever.search(request)))
-  # A generative retriever asks an engine, so a search can raise both errors.
-  except (types.EngineError, types.RetrievalError, TimeoutError) as error:
-    why = str(error) or f"no answer within {seconds:g} seconds."
-    return episode_state.Failure(f"{what} failed: {why}")
 
 
 def _is_kept(sampled: types.Group) -> bool:

@@ -13,11 +13,11 @@ import itertools
 
 import numpy as np
 
+from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax import types
 from anysearch_jax.environment import prompts, protocol, spec, tools
 from anysearch_jax.methods import systems
-from anysearch_jax.rollout import episode_state
+from anysearch_jax.rollout import episode_state, room
 
 _NO_ANSWER = (
   "The model gave no answer when a limit was near and it was asked for one."
@@ -27,7 +27,7 @@ _NO_ANSWER = (
 def prompt(
   question: types.Question,
   *,
-  budget: int,
+  budget: budgets.Assigned,
   scaffold: bool,
   config: config_lib.EpisodeConfig,
   codec: types.TextCodec,
@@ -36,7 +36,7 @@ def prompt(
 
   Args:
     question: its text is neutralised before the chat template is applied.
-    budget: searches assigned, >= 0.
+    budget: what is assigned; a number is one of searches, >= 0.
     scaffold: True for the Phase I prompt, False for the prompt of Phase II and
       inference.
     config: names the environment.
@@ -49,9 +49,12 @@ def prompt(
     ValueError: the environment is unknown or the budget is negative.
   """
   env = systems.of_episode(config)
+  caps = budgets.of(budget)
   content = prompts.render(
     env.scaffold if scaffold else env.plain,
-    budget=budget,
+    budget=caps.searches,
+    caps=caps,
+    texts=env.units,
     question=protocol.neutralise(question.text, _unwanted(env, codec)),
   )
   return codec.render(content)
@@ -60,7 +63,7 @@ def prompt(
 def start(
   question: types.Question,
   *,
-  budget: int,
+  budget: budgets.Assigned,
   scaffold: bool,
   address: types.Address,
   config: config_lib.EpisodeConfig,
@@ -70,7 +73,8 @@ def start(
 
   Args:
     question: what is asked.
-    budget: searches assigned, >= 0; with 0 the policy answers without a search.
+    budget: what is assigned; a number is one of searches, >= 0. With 0 the
+      policy answers without a search.
     scaffold: whether the environment states the budget before every turn
       (Phase I).
     address: identifies the episode and its random numbers.
@@ -82,13 +86,21 @@ def start(
     prompt leaves no room for one (truncated, with no token recorded).
 
   Raises:
-    ValueError: the environment is unknown or the budget is negative.
+    ValueError: the environment is unknown, the budget is negative, or it is
+      one of dollars and nothing has a price.
   """
   text, ids = prompt(
     question, budget=budget, scaffold=scaffold, config=config, codec=codec
   )
+  caps = room.priced(budgets.of(budget), systems.of_episode(config))
   episode = episode_state.Episode(
-    address, question, budget, scaffold, config, codec
+    address,
+    question,
+    caps.searches,
+    scaffold,
+    config,
+    codec,
+    caps=caps.beyond_searches,
   )
   return _next_turn(episode, _given(types.Author.PROMPT, text, ids))
 
@@ -158,8 +170,8 @@ def land(
   """Asks for the answer now; what the episode waited for is not recorded.
 
   The environment's `over_budget` line asks, and one more turn may answer. A
-  caller lands an episode whose time is over; `episode.answer_room` lands one
-  whose tokens are.
+  caller lands an episode whose time is over; one whose tokens or dollars are
+  lands by itself, see `room`.
 
   Returns:
     As `start`. The request is `Done` if the episode was landed before.
@@ -201,7 +213,7 @@ def _after_turn(
     case _ if episode.landing:
       return _finish(episode, types.Outcome.TRUNCATED, _NO_ANSWER)
     case protocol.Action(protocol.ActionKind.SEARCH, query, tool) if query:
-      if episode.left <= 0:
+      if not room.call(episode, tool):
         episode = dataclasses.replace(episode, violation=True)
         line = env.over_budget
       elif env.repeated and query in episode.queries:
@@ -214,9 +226,9 @@ def _after_turn(
       line = env.no_action
 
   if generation.finish is types.Finish.LENGTH:
-    if _reserve(episode):
+    if room.lands(episode):
       return land(episode)
-    reason = episode.limit or (
+    reason = room.limit(episode) or (
       f"The engine stopped turn {episode.turns - 1} at {sampled} of the {most} "
       "tokens that were left to it."
     )
@@ -256,7 +268,7 @@ def _answered(
     verification is None
     or episode.landing
     or episode.left <= 0
-    or episode.limit
+    or room.limit(episode)
   ):
     return _finish(episode, types.Outcome.ANSWERED)
   asking = dataclasses.replace(episode, verifying=True)
@@ -270,7 +282,7 @@ def _after_verification(
 ) -> tuple[episode_state.Episode, episode_state.Request]:
   """Accepts an answer after its verification, or continues the episode."""
   episode = dataclasses.replace(episode, verifying=False)
-  if verification.accepted(generation.text) or episode.limit:
+  if verification.accepted(generation.text) or room.limit(episode):
     return _finish(episode, types.Outcome.ANSWERED)
   return _next_turn(episode, _written(episode, verification.resume))
 
@@ -288,38 +300,26 @@ def _next_turn(
   answer, the episode lands without them.
   """
   if episode.scaffold:
-    line = episode.environment.before_turn(episode.budget, episode.used)
-    chunks = (*chunks, _written(episode, line))
+    chunks = (*chunks, _written(episode, episode.budget_line))
   asking = dataclasses.replace(episode, chunks=episode.chunks + chunks)
   if shown:
     *before, last = episode.observations
     told = (*before, last._replace(passages=shown))
     asking = dataclasses.replace(asking, observations=told)
-  kept = _reserve(asking)
-  if kept and asking.room <= kept and episode.chunks:
+  most = room.before_landing(asking)
+  if most is not None and most <= 0 and episode.chunks:
     return land(episode)
-  if reason := asking.limit:
+  if reason := room.limit(asking):
     return _finish(episode, types.Outcome.TRUNCATED, reason)
   ids = itertools.chain.from_iterable(c.token_ids for c in asking.chunks)
   request = types.GenerateRequest(
     address=asking.address,
     turn=asking.turns,
     token_ids=tuple(ids),
-    max_tokens=asking.room - kept if asking.room > kept else asking.room,
+    max_tokens=most if most is not None and most > 0 else room.turn(asking),
     stop=asking.environment.stops,
   )
   return _wait(asking, request)
-
-
-def _reserve(episode: episode_state.Episode) -> int:
-  """Returns the tokens that turns leave free for `land` and its answer."""
-  if not episode.config.answer_room or episode.landing:
-    return 0
-  env = episode.environment
-  line = env.over_budget
-  if episode.scaffold:
-    line += env.before_turn(episode.budget, episode.used)
-  return episode.config.answer_room + len(episode.codec.encode(line))
 
 
 def _unwanted(env: spec.Environment, codec: types.TextCodec) -> tuple[str, ...]:
@@ -386,5 +386,7 @@ def _finish(
     reason=reason,
     observations=episode.observations,
     search_ends=episode.search_ends,
+    caps=episode.caps,
+    seconds=episode.elapsed,
   )
   return _wait(episode, episode_state.Done(trajectory))

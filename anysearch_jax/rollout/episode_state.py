@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax import types
-from anysearch_jax.environment import spec
+from anysearch_jax.environment import spec, units
 from anysearch_jax.methods import systems
 
 
@@ -64,6 +64,8 @@ class Episode:
     violation: whether the policy tried to search beyond its budget.
     verifying: whether the next turn is the policy's verification of its answer.
     landing: whether the next turn is the last one, for the answer alone.
+    caps: what else the episode may spend, without a cap on searches.
+    elapsed: seconds since it began; the driver sets it if they are capped.
     request: the request that the episode waits for; None only inside `start`.
   """
 
@@ -81,6 +83,8 @@ class Episode:
   violation: bool = False
   verifying: bool = False
   landing: bool = False
+  caps: budgets.Budget = budgets.NO_CAPS
+  elapsed: float = 0.0
   request: Request | None = None
 
   @property
@@ -119,24 +123,39 @@ class Episode:
     )
 
   @property
-  def room(self) -> int:
-    """Number of tokens that the next turn may sample; may be 0 or negative."""
-    return min(
-      self.config.max_generated - self.generated,
-      self.config.max_context - self.tokens,
+  def read(self) -> int:
+    """Total length of the contexts of all turns, as an API bills input."""
+    total = length = 0
+    for chunk in self.chunks:
+      if chunk.author is types.Author.MODEL:
+        total += length
+      length += len(chunk.token_ids)
+    return total
+
+  @property
+  def tools(self) -> list[str]:
+    """The tool of each charged call."""
+    return [each.tool for each in self.observations]
+
+  @property
+  def dollars(self) -> float:
+    """What the episode has cost by the prices of its budget."""
+    return self.caps.prices.of_calls(
+      self.tools,
+      input_tokens=self.read,
+      output_tokens=self.generated,
     )
 
   @property
-  def limit(self) -> str:
-    """The limit that leaves no room for a token, "" if there is room."""
-    if self.generated >= self.config.max_generated:
-      return (
-        f"The model wrote all of its {self.config.max_generated} tokens "
-        "(max_generated)."
-      )
-    if self.tokens >= self.config.max_context:
-      return (
-        f"The context of {self.config.max_context} tokens has no room to write "
-        f"after {self.tokens} (max_context)."
-      )
-    return ""
+  def budget_line(self) -> str:
+    """The text before the next turn while the scaffold is on."""
+    env = self.environment
+    line = env.before_turn(self.budget, self.used)
+    if not self.caps.units:
+      return line
+    used = {
+      "tokens": self.generated,
+      "dollars": self.dollars,
+      "seconds": self.elapsed,
+    }
+    return units.left(line, env.units, self.caps, used)

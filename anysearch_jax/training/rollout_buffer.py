@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anysearch_jax import types
+from anysearch_jax import budgets, types
 from anysearch_jax.environment import observed
 
 # The fields of `RolloutBatch` that are counts.
@@ -31,7 +31,7 @@ _DTYPES = {
 _PLAIN = tuple(
   field.name
   for field in dataclasses.fields(types.Trajectory)
-  if field.name not in (*_DTYPES, "question")
+  if field.name not in (*_DTYPES, "question", "caps")
 )
 
 
@@ -122,6 +122,8 @@ def unpack_groups(
       reason=values["reason"],
       observations=observed.from_values(values),
       search_ends=tuple(values["search_ends"]),
+      caps=budgets.from_record(values.get("caps", {})),
+      seconds=values.get("seconds", 0.0),
     )
 
   def group(values: list[dict[str, Any]] | None) -> types.Group | None:
@@ -129,7 +131,9 @@ def unpack_groups(
       return None
     members = tuple(map(trajectory, values))
     first = members[0]
-    return types.Group(first.question, first.budget, first.scaffold, members)
+    return types.Group(
+      first.question, first.budget, first.scaffold, members, first.caps
+    )
 
   return [group(values) for values in packed.values]
 
@@ -190,6 +194,7 @@ def _trajectory(t: types.Trajectory) -> dict[str, Any]:
   values = {name: getattr(t, name) for name in _PLAIN}
   values["observations"] = observed.to_values(t.observations)
   values["spans"] = [[int(span.author), span.text] for span in t.spans]
+  values["caps"] = t.caps.record()
   return values | {"tokens": len(t.token_ids)}
 
 

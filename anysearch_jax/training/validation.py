@@ -11,8 +11,8 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
+from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum, grpo, rewards
 from anysearch_jax.config import ranges
 from anysearch_jax.methods import method as method_lib
@@ -154,6 +154,11 @@ def _evaluation(config: config_lib.EvaluationConfig) -> None:
       raise ValueError(
         f"evaluation.{name}: found {values}, expected each once."
       )
+  for text in config.pairs:
+    try:
+      budgets.parse(text)
+    except ValueError as error:
+      raise ValueError(f"evaluation.pairs: {error}") from error
   _one_of("evaluation.scorer", config.scorer, ("paper", "official"))
 
 

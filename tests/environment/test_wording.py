@@ -57,6 +57,7 @@ def test_a_copy_of_the_shipped_file_is_the_same_texts(name, save):
 def test_every_shipped_environment_has_a_file():
   assert systems.WORDINGS.keys() == systems.ENVIRONMENTS.keys()
   used = {each.shipped for each in systems.WORDINGS.values()}
+  used |= {each.units for each in systems.ENVIRONMENTS.values()}
   assert used == {path.name for path in wording.SHIPPED.iterdir()}
 
 

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 import scripted
 
+from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import prices as prices_lib
 from anysearch_jax.environment import records
 from anysearch_jax.evaluation import branch_points, branching
 from anysearch_jax.methods import systems
@@ -49,7 +49,7 @@ def test_restored_state_equals_the_original_in_every_environment(name):
     played,
     env.judge(played),
     seed=1,
-    prices=prices_lib.Prices(),
+    prices=budgets_lib.Prices(),
   )
   if env.verification:
     with pytest.raises(ValueError, match="that verifies answers"):

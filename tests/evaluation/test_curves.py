@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import study
 
-from anysearch_jax.environment import prices as prices_lib
+from anysearch_jax import budgets as budgets_lib
 from anysearch_jax.evaluation import (
   columns,
   costs,
@@ -139,7 +139,7 @@ def test_dollars_by_hand():
     "outcome": "answered",
   }
   table = columns.of([episode])
-  prices = prices_lib.Prices(search=5.0, input=0.2, output=1.0)
+  prices = budgets_lib.Prices(search=5.0, input=0.2, output=1.0)
   by_hand = 2 * 0.005 + 5000 * 0.2e-6 + 300 * 1e-6
   np.testing.assert_allclose(costs.dollars(table, prices), [by_hand])
   assert metrics.cell(costs.priced(table, prices)).cost == pytest.approx(
@@ -150,9 +150,9 @@ def test_dollars_by_hand():
 
 def test_free_items_need_no_count():
   row = study.row("a", questions=5, budgets=(3,))
-  free = costs.dollars(row.columns, prices_lib.Prices(search=1.0))
+  free = costs.dollars(row.columns, budgets_lib.Prices(search=1.0))
   np.testing.assert_allclose(free, row.columns.searches / 1000)
-  unknown = costs.dollars(row.columns, prices_lib.Prices(input=1.0))
+  unknown = costs.dollars(row.columns, budgets_lib.Prices(input=1.0))
   assert np.isnan(unknown).all()
 
 

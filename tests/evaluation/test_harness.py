@@ -16,7 +16,7 @@ import small_run
 from played_evaluation import configured, jax_player, play, rows_of
 
 from anysearch_jax import types
-from anysearch_jax.evaluation import harness
+from anysearch_jax.evaluation import columns, harness
 from anysearch_jax.rollout import searching
 
 
@@ -276,7 +276,9 @@ def test_jobs_are_created_lazily():
   [
     ({"budgets": ()}, "evaluation.budgets: found 0"),
     ({"seeds": (1, 1)}, "evaluation.seeds: found 2 values, 1 of them"),
-    ({"budgets": (0, -1)}, "expected numbers from 0"),
+    ({"budgets": (0, -1)}, "budget of -1 searches; expected 0 or more"),
+    ({"seeds": (0, -1)}, "expected numbers from 0"),
+    ({"pairs": ("3", "searches=0")}, "found 4 values, 3 of them"),
   ],
 )
 def test_invalid_evaluation_is_rejected(changes, message, tmp_path):
@@ -297,7 +299,7 @@ import os, signal, sys, pathlib
 sys.path.insert(0, "tests/support")
 import played_evaluation as t, scripted
 from anysearch_jax import types
-from anysearch_jax.evaluation import harness
+from anysearch_jax.evaluation import columns, harness
 engine = scripted.Engine(
   lambda request: scripted.answer("x"), seconds=scripted.shuffled_seconds(1)
 )
@@ -355,3 +357,30 @@ def test_official_scores_are_summed_even_if_the_first_episode_failed():
   )
   assert (cell["n"], cell["failed"]) == (2, 1)
   assert (cell["official_em"], cell["official_f1"]) == (2, 1.5)
+
+
+def test_pairs_are_cells_of_their_own_within_their_caps(tmp_path):
+  config = configured(
+    budgets=(1,),
+    pairs=("searches=1,tokens=60", "searches=1,tokens=90"),
+    seeds=(1,),
+  )
+  questions = [types.Question("q", "Who?", ("a",))]
+  player = harness.Player(
+    scripted.Engine(lambda r: scripted.answer("a") if r.turn else "x" * 999),
+    scripted.CODEC,
+  )
+  summary, path = play(
+    config, player, questions, scripted.Retriever(), tmp_path
+  )
+  assert [cell.get("caps") for cell in summary["cells"]] == [
+    None,
+    "searches=1,tokens=60",
+    "searches=1,tokens=90",
+  ]
+  plain, small, large = rows_of(path)
+  assert "caps" not in plain
+  assert (small["caps"], large["caps"]) == ({"tokens": 60}, {"tokens": 90})
+  assert small["generated_tokens"] <= 60 < large["generated_tokens"] <= 90
+  table = columns.of(rows_of(path))
+  assert sorted(table.token_cap.tolist()) == [60, 90, float("inf")]

@@ -99,7 +99,7 @@ _ENDED = {
   (
     "rollout/jax_engine/engine.py",
     "await future",
-  ): "`driver.answer` has a deadline",
+  ): "`answering.answer` has a deadline",
   (
     "rollout/jax_engine/engine.py",
     "await flight.decoded",
@@ -112,10 +112,10 @@ _ENDED = {
     "rollout/jax_engine/kv_device.py",
     "calls.get()",
   ): "a thread of nobody's; None ends it",
-  ("rollout/searching.py", "await mine"): "`driver.answer` has a deadline",
+  ("rollout/searching.py", "await mine"): "`answering.answer` has a deadline",
   ("training/measuring.py", "task.result()"): "the task group has ended",
   ("rollout/toolbox.py", "await asyncio.gather"): (
-    "`driver.answer` has a deadline"
+    "`answering.answer` has a deadline"
   ),
   (
     "rollout/sglang/engine.py",

@@ -42,6 +42,25 @@ def test_invalid_budgets_are_refused(text):
     evaluate.parse_budgets(text)
 
 
+def test_pairs_are_all_combinations_of_their_caps():
+  assert evaluate.parse_pairs("searches=1|3,tokens=64|128;tokens=9") == (
+    "searches=1,tokens=64",
+    "searches=1,tokens=128",
+    "searches=3,tokens=64",
+    "searches=3,tokens=128",
+    "tokens=9",
+  )
+
+
+@pytest.mark.parametrize(
+  "text", ["searches=1|1", "pages=3", "tokens=", "searches=1;searches=1"]
+)
+def test_invalid_pairs_are_refused(text):
+  with pytest.raises(ValueError) as error:
+    evaluate.parse_pairs(text)
+  assert str(error.value).startswith(f"--budgets={text}: ")
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
   """Makes a training run of a random policy with two rollouts."""

@@ -360,11 +360,11 @@ def test_json_and_markdown_equal_the_csv_files(built):
 
 
 def test_prices_given_to_the_report_replace_the_episodes_costs(rows):
-  from anysearch_jax.environment import prices as prices_lib
+  from anysearch_jax import budgets as budgets_lib
 
   data = report.build(
     rows[:1],
-    prices=prices_lib.Prices(search=5.0),
+    prices=budgets_lib.Prices(search=5.0),
   ).data
   (line,) = (
     line

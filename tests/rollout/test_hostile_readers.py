@@ -14,7 +14,7 @@ import safetensors.numpy
 import study
 from hostile_episode import episode_of, play
 
-from anysearch_jax.environment import prices as prices_lib
+from anysearch_jax import budgets as budgets_lib
 from anysearch_jax.environment import records
 from anysearch_jax.evaluation import episodes, journal
 from anysearch_jax.host import json_files
@@ -62,7 +62,7 @@ def test_episode_round_trips_through_its_file(folder, tape):
     trajectory,
     systems.environment("paper").judge(trajectory),
     seed=3,
-    prices=prices_lib.Prices(),
+    prices=budgets_lib.Prices(),
   )
   path = folder / "rows.jsonl"
   with journal.Journal(path, 1, lambda row: row["seed"] - 3) as rows:

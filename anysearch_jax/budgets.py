@@ -1,0 +1,207 @@
+"""Budgets: what an episode may spend, in any of four units.
+
+A budget of n searches is also written as the number n.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+# The counts of one episode, or arrays of the counts of many.
+Counts = TypeVar("Counts", float, np.ndarray)
+
+# A count of searches or tokens that no episode reaches.
+UNCAPPED = 2**31 - 1
+_NO_CAP = {
+  "searches": UNCAPPED,
+  "tokens": UNCAPPED,
+  "dollars": math.inf,
+  "seconds": math.inf,
+}
+UNITS = tuple(_NO_CAP)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prices:
+  """Prices in US dollars.
+
+  Attributes:
+    search: of 1,000 searches.
+    input: of a million tokens that the policy reads.
+    output: of a million tokens that the policy writes.
+    tools: names of the tools that have a price of their own, with the price of
+      1,000 calls.
+  """
+
+  search: float = 0.0
+  input: float = 0.0
+  output: float = 0.0
+  tools: tuple[tuple[str, float], ...] = ()
+
+  def __bool__(self) -> bool:
+    return any(dataclasses.astuple(self))
+
+  def dollars(
+    self, *, searches: Counts, input_tokens: Counts, output_tokens: Counts
+  ) -> Counts | float:
+    """Returns the cost of these counts; 0 if nothing has a price.
+
+    A count without a price adds nothing, even if it is unknown (nan).
+    """
+    cost: Counts | float = 0.0
+    for price, unit, count in (
+      (self.search, 1e3, searches),
+      (self.input, 1e6, input_tokens),
+      (self.output, 1e6, output_tokens),
+    ):
+      if price:
+        cost = cost + count * price / unit
+    return cost
+
+  def of_calls(
+    self, tools: Sequence[str], *, input_tokens: int, output_tokens: int
+  ) -> float:
+    """Returns the cost of calls of these tools, and of tokens."""
+    own = dict(self.tools)
+    priced = sum(own.get(tool, 0.0) for tool in tools) / 1e3
+    return priced + self.dollars(
+      searches=sum(tool not in own for tool in tools),
+      input_tokens=input_tokens,
+      output_tokens=output_tokens,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+  """What an episode may spend; a unit that is not assigned has no cap.
+
+  Attributes:
+    searches: searches that may be charged, >= 0.
+    tokens: tokens that the policy may write, >= 1.
+    dollars: what calls of tools and tokens may cost by `prices`, > 0.
+    seconds: how long the episode may take, > 0.
+    prices: of searches, tokens and tools. Those of the environment's tools are
+      added where an episode begins.
+
+  Raises:
+    ValueError: a cap is out of range.
+  """
+
+  searches: int = UNCAPPED
+  tokens: int = UNCAPPED
+  dollars: float = math.inf
+  seconds: float = math.inf
+  prices: Prices = Prices()
+
+  def __post_init__(self):
+    for unit, least in (("searches", 0), ("tokens", 1)):
+      found = getattr(self, unit)
+      if not least <= found <= UNCAPPED:
+        raise ValueError(
+          f"Found a budget of {found} {unit}; expected {least} or more."
+        )
+    for unit in ("dollars", "seconds"):
+      found = getattr(self, unit)
+      if not found > 0:
+        raise ValueError(
+          f"Found a budget of {found} {unit}; expected a number above 0."
+        )
+
+  @property
+  def units(self) -> tuple[str, ...]:
+    """The units that are assigned, in the order of `UNITS`."""
+    return tuple(unit for unit, _ in self.caps)
+
+  @property
+  def caps(self) -> tuple[tuple[str, float], ...]:
+    """The caps that are assigned, with their units."""
+    found = ((unit, getattr(self, unit)) for unit in UNITS)
+    return tuple((unit, cap) for unit, cap in found if cap < _NO_CAP[unit])
+
+  @property
+  def beyond_searches(self) -> Budget:
+    """The same budget without its cap on searches."""
+    return dataclasses.replace(self, searches=UNCAPPED)
+
+  def __str__(self) -> str:
+    """Returns the budget as `parse` reads it; one of searches is a number."""
+    if self.units == ("searches",):
+      return str(self.searches)
+    return ",".join(f"{unit}={cap}" for unit, cap in self.caps)
+
+  def record(self) -> dict[str, Any]:
+    """Returns the caps and the prices as plain values; {} without a cap."""
+    if not self.units:
+      return {}
+    prices = dataclasses.asdict(self.prices) if self.prices else {}
+    return {**dict(self.caps), **({"prices": prices} if prices else {})}
+
+
+Assigned = int | Budget
+NO_CAPS = Budget()
+
+
+def of(budget: Assigned) -> Budget:
+  """Returns a budget as a value; a number is one of searches."""
+  return budget if isinstance(budget, Budget) else Budget(searches=budget)
+
+
+def from_record(values: Mapping[str, Any]) -> Budget:
+  """Returns the budget of `Budget.record`, maybe after JSON."""
+  known = values.get("prices", {})
+  tools = tuple((name, price) for name, price in known.get("tools", ()))
+  prices = Prices(**{**known, "tools": tools})
+  caps = {unit: values[unit] for unit in UNITS if unit in values}
+  return _made(caps, prices)
+
+
+def of_row(row: Mapping[str, Any]) -> Budget:
+  """Returns the budget of a recorded episode."""
+  caps = from_record(row.get("caps", {}))
+  return dataclasses.replace(caps, searches=row["budget"])
+
+
+def parse(text: str, prices: Prices = NO_CAPS.prices) -> Budget:
+  """Returns the budget of a text such as `searches=3,tokens=256`.
+
+  Args:
+    text: caps with their units, each unit once; or a number of searches.
+    prices: what is charged if dollars are assigned.
+
+  Raises:
+    ValueError: the text has another form, or a cap is out of range.
+  """
+  caps: dict[str, float] = {}
+  if text.strip().isdecimal():
+    return of(int(text))
+  for part in text.split(","):
+    found = re.fullmatch(r"\s*(\w+)=([\d.]+(?:e-?\d+)?)\s*", part)
+    unit = found[1] if found else ""
+    whole = unit in UNITS[:2]
+    if not found or unit not in UNITS or (whole and not found[2].isdigit()):
+      raise ValueError(
+        f"Found {part!r} in the budget {text!r}; expected a number of "
+        f"{', '.join(UNITS)}, as in searches=3,tokens=256."
+      )
+    if unit in caps:
+      raise ValueError(
+        f"Found {unit} twice in the budget {text!r}; expected each unit once."
+      )
+    caps[unit] = float(found[2])
+  return _made(caps, prices)
+
+
+def _made(caps: Mapping[str, float], prices: Prices) -> Budget:
+  return Budget(
+    searches=int(caps.get("searches", UNCAPPED)),
+    tokens=int(caps.get("tokens", UNCAPPED)),
+    dollars=caps.get("dollars", math.inf),
+    seconds=caps.get("seconds", math.inf),
+    prices=prices,
+  )

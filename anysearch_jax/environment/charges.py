@@ -1,0 +1,37 @@
+"""What a finished episode was assigned, and what it spent of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from anysearch_jax import budgets, types
+from anysearch_jax.environment import protocol
+
+
+def assigned(t: types.Trajectory) -> budgets.Budget:
+  """Returns the whole budget of an episode."""
+  return dataclasses.replace(t.caps, searches=t.budget)
+
+
+def input_tokens(t: types.Trajectory) -> int:
+  """Returns the total length of the contexts of all turns.
+
+  This is what an API bills as input. The environment writes between any two
+  turns, so each run of consecutive model tokens is one turn.
+  """
+  model = t.authors == types.Author.MODEL
+  starts = model & ~np.concatenate([[False], model[:-1]])
+  return int(np.sum(np.flatnonzero(starts)))
+
+
+def dollars(t: types.Trajectory, prices: budgets.Prices | None = None) -> float:
+  """Returns what an episode cost; None: by the prices of its budget."""
+  tools = [each.tool for each in t.observations]
+  prices = t.caps.prices if prices is None else prices
+  return prices.of_calls(
+    tools or [protocol.SEARCH] * t.searches,
+    input_tokens=input_tokens(t),
+    output_tokens=t.generated_tokens,
+  )

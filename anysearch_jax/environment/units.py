@@ -1,0 +1,98 @@
+"""States a budget in units besides searches, in the words of an environment.
+
+The texts are `methods/texts/budget.toml` and `budget_world.toml`. A budget of
+searches alone adds nothing to any text.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+from anysearch_jax import budgets
+from anysearch_jax.environment import wording
+
+_ASSIGNED = wording.Slots(may=("N", "coarse"))
+_LEFT = wording.Slots(may=("N", "R", "U", "coarse"))
+_STATED = ("tokens", "dollars", "seconds")
+_SLOTS = {
+  **{unit: _ASSIGNED for unit in _STATED},
+  **{f"{unit}_left": _LEFT for unit in _STATED},
+  "unlimited": wording.LINE,
+}
+# A vocabulary with few numbers counts tokens and seconds in tens, and dollars
+# in cents, up to this number.
+_COARSE = {"tokens": 0.1, "dollars": 100.0, "seconds": 0.1}
+_LARGEST = 20
+_BLOCK_END = "</budget>"
+
+
+def assigned(file: str, caps: budgets.Budget) -> str:
+  """Returns what a prompt says first of the caps besides that on searches.
+
+  Args:
+    file: name of the shipped texts, `spec.Environment.units`.
+    caps: the budget.
+
+  Returns:
+    The sentences; "" without such a cap.
+  """
+  return "".join(
+    wording.fill(_texts(file)[unit], N=_number(cap), coarse=_coarse(unit, cap))
+    for unit, cap in caps.caps
+    if unit in _STATED
+  )
+
+
+def searches(file: str, budget: int) -> str:
+  """Returns the number of searches of a prompt, or the word for no cap."""
+  if budget < budgets.UNCAPPED:
+    return str(budget)
+  return _texts(file)["unlimited"]
+
+
+def left(
+  line: str, file: str, caps: budgets.Budget, used: Mapping[str, float]
+) -> str:
+  """Returns the line before a turn with what is left of the other caps.
+
+  Args:
+    line: the environment's line, which states searches.
+    file: as for `assigned`.
+    caps: the budget.
+    used: what is spent, by unit.
+
+  Returns:
+    The line with the texts at the end of its budget block, or after it if it
+    has none; the line itself without such a cap, or if it is empty.
+  """
+  texts = "".join(
+    wording.fill(
+      _texts(file)[f"{unit}_left"],
+      N=_number(cap),
+      U=_number(used[unit]),
+      R=_number(max(cap - used[unit], 0)),
+      coarse=_coarse(unit, max(cap - used[unit], 0)),
+    )
+    for unit, cap in caps.caps
+    if unit in _STATED
+  )
+  if not texts or not line:
+    return line
+  before, end, after = line.partition(_BLOCK_END)
+  return f"{before}{texts}{end}{after}" if end else f"{line}{texts.strip()}\n"
+
+
+@functools.cache
+def _texts(file: str) -> Mapping[str, str]:
+  return wording.read(wording.SHIPPED / file, _SLOTS)
+
+
+def _number(value: float) -> str:
+  """Returns a number without an exponent or superfluous digits."""
+  return f"{value:.6f}".rstrip("0").rstrip(".")
+
+
+def _coarse(unit: str, value: float) -> str:
+  # The small term is for products such as .29 * 100, just below a number.
+  return str(min(_LARGEST, int(value * _COARSE[unit] + 1e-9)))

@@ -1,0 +1,139 @@
+"""A budget as a value: its units, its texts, and what they cost."""
+
+from __future__ import annotations
+
+import math
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from anysearch_jax import budgets
+from anysearch_jax.environment import prompts, protocol, scoring, units
+from anysearch_jax.methods import systems
+from anysearch_jax.types import Author, Span
+from anysearch_jax.world import world, world_tokenizer
+
+PRICES = budgets.Prices(search=5.0, input=0.2, output=1.0)
+
+ANY = st.builds(
+  budgets.Budget,
+  searches=st.integers(0, 50) | st.just(budgets.UNCAPPED),
+  tokens=st.integers(1, 5000) | st.just(budgets.UNCAPPED),
+  dollars=st.floats(1e-6, 10) | st.just(math.inf),
+  seconds=st.floats(0.1, 1000) | st.just(math.inf),
+  prices=st.just(PRICES),
+)
+
+
+def test_number_is_a_budget_of_searches():
+  assert budgets.of(5) == budgets.Budget(searches=5)
+  assert str(budgets.of(5)) == "5" and budgets.parse(" 5") == budgets.of(5)
+  assert budgets.of(5).units == ("searches",)
+  assert budgets.of(5).beyond_searches == budgets.NO_CAPS
+
+
+def test_text_names_units():
+  found = budgets.parse("searches=3, tokens=256")
+  assert found == budgets.Budget(searches=3, tokens=256)
+  assert str(found) == "searches=3,tokens=256"
+  assert str(budgets.parse("tokens=1234567")) == "tokens=1234567"
+  dear = budgets.parse("dollars=2e-3,seconds=1.5", PRICES)
+  assert (dear.dollars, dear.seconds, dear.prices) == (0.002, 1.5, PRICES)
+
+
+@hypothesis.given(ANY)
+def test_record_gives_the_budget_back(budget):
+  assert budgets.from_record(budget.record()) == (
+    budget if budget.units else budgets.NO_CAPS
+  )
+
+
+@pytest.mark.parametrize(
+  "text, word",
+  [
+    ("-3", "expected a number of searches, tokens, dollars, seconds"),
+    ("searches=3,", "''"),
+    ("searches=-1", "searches=-1"),
+    ("searches=1.5", "searches=1.5"),
+    ("pages=3", "pages=3"),
+    ("tokens=3,tokens=4", "tokens twice"),
+    ("tokens=0", "expected 1 or more"),
+    ("seconds=0", "above 0"),
+    ("tokens=9999999999", "9999999999 tokens"),
+  ],
+)
+def test_bad_text_is_refused_with_what_was_expected(text, word):
+  with pytest.raises(ValueError) as error:
+    budgets.parse(text)
+  assert word in str(error.value)
+
+
+def test_nan_is_no_cap():
+  with pytest.raises(ValueError, match="above 0"):
+    budgets.Budget(seconds=math.nan)
+
+
+def test_prompt_states_what_is_assigned():
+  plain = prompts.PROMPTS["paper"].plain
+  old = prompts.render(plain, budget=3, question="Q?")
+  assert (
+    prompts.render(plain, budget=3, question="Q?", caps=budgets.of(3)) == old
+  )
+  both = budgets.parse("searches=3,tokens=256")
+  assert prompts.render(plain, budget=3, question="Q?", caps=both) == (
+    "You may write at most 256 tokens in all. " + old
+  )
+  tokens = budgets.parse("tokens=256")
+  text = prompts.render(
+    plain, budget=tokens.searches, question="Q?", caps=tokens
+  )
+  assert "a total of unlimited searches" in text
+
+
+def test_block_states_what_is_left():
+  line = protocol.budget_line(3, 1)
+  caps = budgets.parse("tokens=256,dollars=0.01,seconds=30", PRICES)
+  used = {"tokens": 56, "dollars": 0.0025, "seconds": 4.0}
+  assert units.left(line, "budget.toml", caps, used) == (
+    "<budget>remaining=2; used=1; total=3 ; "
+    "tokens remaining=200; used=56; total=256 ; "
+    "dollars remaining=0.0075; used=0.0025; total=0.01 ; "
+    "seconds remaining=26; used=4; total=30</budget>\n"
+  )
+  assert units.left(line, "budget.toml", budgets.of(3), used) == line
+  assert units.left("", "budget.toml", caps, used) == ""
+
+
+def test_world_states_units_in_its_own_words():
+  tokenizer = world_tokenizer.build_tokenizer(world.World())
+  unknown = tokenizer.unk_token_id
+  for env in systems.ENVIRONMENTS.values():
+    if env.units != "budget_world.toml":
+      continue
+    caps = budgets.parse("tokens=137,dollars=0.07,seconds=900", PRICES)
+    used = {"tokens": 56, "dollars": 0.0025, "seconds": 4.0}
+    text = units.assigned(env.units, caps)
+    assert text == "total= 13 ; ample 7 ; remaining= 20 ; "
+    line = units.left(protocol.budget_line(3, 1), env.units, caps, used)
+    assert "total=3 ; 8 ; ample 6 ; " in line
+    for each in (text, line, units.searches(env.units, budgets.UNCAPPED)):
+      assert unknown not in tokenizer.encode(each)
+
+
+def test_format_needs_the_right_searches_before_other_units():
+  def form(state):
+    turn = "<think>x</think><answer>y</answer>"
+    return scoring.check_format(
+      [
+        Span(Author.ENVIRONMENT, f"<budget>{state}</budget>\n"),
+        Span(Author.MODEL, turn),
+      ],
+      budget=3,
+      searches=0,
+      scaffold=True,
+    )
+
+  assert form("remaining=3; used=0; total=3") == 1
+  assert form("remaining=3; used=0; total=3 ; tokens remaining=9") == 1
+  assert form("remaining=2; used=0; total=3 ; tokens remaining=9") == 0

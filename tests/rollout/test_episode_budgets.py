@@ -1,0 +1,283 @@
+"""An episode never spends more than its budget, and is asked for its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+
+import hypothesis
+import hypothesis.strategies as st
+import played_episode
+import pytest
+import scripted
+from played_episode import CONFIG, EMMA, begin, play, transcript
+from scripted import answer, search
+
+from anysearch_jax import budgets, types
+from anysearch_jax.environment import charges, prompts
+from anysearch_jax.environment import tools as tools_lib
+from anysearch_jax.methods import systems
+from anysearch_jax.rollout import driver, episode, episode_state
+
+LINE = prompts.PROMPTS["paper"].over_budget
+PRICES = budgets.Prices(search=5.0, input=0.2, output=1.0)
+
+
+def test_budget_of_searches_is_the_number():
+  turns = (search("a"), search("b"), search("c"), answer("Jane"))
+  for scaffold in (False, True):
+    number, _ = play(*turns, budget=2, scaffold=scaffold)
+    value, _ = play(*turns, budget=budgets.of(2), scaffold=scaffold)
+    assert scripted.as_value(number) == scripted.as_value(value)
+    assert number.violation
+
+
+def test_tokens_end_with_a_question_for_the_answer():
+  budget = budgets.parse("searches=2,tokens=200")
+  trajectory, asked = play("x" * 300, answer("Jane"), budget=budget)
+  # A quarter of the cap is kept.
+  assert [each.max_tokens for each in asked] == [150, 50]
+  assert transcript(trajectory)[1:] == ["E " + LINE, "M " + answer("Jane")]
+  assert trajectory.outcome is types.Outcome.ANSWERED
+  assert charges.assigned(trajectory) == budget
+  scripted.check_alignment(trajectory)
+
+
+def test_answer_room_says_how_much_of_the_tokens_is_kept():
+  config = dataclasses.replace(CONFIG, answer_room=40)
+  _, asked = play(
+    answer("J"), budget=budgets.parse("searches=2,tokens=200"), config=config
+  )
+  assert asked[0].max_tokens == 160
+
+
+def test_tokens_alone_leave_searches_free():
+  trajectory, _ = play(
+    *(search("a"),) * 7, answer("J"), budget=budgets.parse("tokens=400")
+  )
+  assert trajectory.searches == 7 and not trajectory.violation
+  assert trajectory.budget == budgets.UNCAPPED
+
+
+def test_no_answer_when_asked_is_truncated_within_the_cap():
+  trajectory, _ = play("x" * 300, "y" * 300, budget=budgets.parse("tokens=200"))
+  assert trajectory.outcome is types.Outcome.TRUNCATED
+  assert trajectory.generated_tokens == 200
+  assert "answer" in trajectory.reason
+
+
+def test_dollars_pay_for_searches_and_tokens():
+  # Of 1.2 cents, a search takes half a cent: there is no third one.
+  budget = budgets.Budget(
+    dollars=0.012, prices=budgets.Prices(search=5.0, input=0.001)
+  )
+  trajectory, _ = play(
+    *(search("a"), search("b"), search("c"), answer("Jane")), budget=budget
+  )
+  assert trajectory.searches == 2 and trajectory.violation
+  assert trajectory.outcome is types.Outcome.ANSWERED
+  reads = [
+    int(place)
+    for place in range(1, len(trajectory.authors))
+    if trajectory.authors[place] == types.Author.MODEL
+    and trajectory.authors[place - 1] != types.Author.MODEL
+  ]
+  assert charges.input_tokens(trajectory) == sum(reads)
+  assert charges.dollars(trajectory) == pytest.approx(0.01 + sum(reads) * 1e-9)
+  assert charges.dollars(trajectory) <= budget.dollars
+
+
+def test_tool_with_a_price_of_its_own_is_charged_by_it(monkeypatch):
+  dear = tools_lib.Tool("dear", "<dear>", "</dear>", price=20.0)
+  env = prompts.PROMPTS["paper"].with_tools(dear)
+  monkeypatch.setitem(systems.ENVIRONMENTS, "priced", env)
+  config = dataclasses.replace(CONFIG, prompts="priced")
+  turns = ("<dear>a</dear>", search("b"), "<dear>c</dear>", answer("Jane"))
+  # Two cents pay for one dear call; then a search is paid for, a dear one not.
+  budget = budgets.Budget(
+    dollars=0.03, prices=budgets.Prices(search=5.0, output=1.0)
+  )
+  trajectory, asked = play(*turns, budget=budget, config=config)
+  assert [each.tool for each in trajectory.observations] == ["dear", "search"]
+  assert trajectory.violation
+  assert charges.dollars(trajectory) == pytest.approx(
+    0.025 + trajectory.generated_tokens * 1e-6
+  )
+  assert budgets.from_record(trajectory.caps.record()) == trajectory.caps
+
+
+def test_prompt_that_dollars_do_not_pay_for_is_truncated_with_a_reason():
+  trajectory, asked = play(
+    budget=budgets.Budget(dollars=1e-6, prices=budgets.Prices(input=1.0))
+  )
+  assert not asked and trajectory.outcome is types.Outcome.TRUNCATED
+  assert "1e-06 dollars" in trajectory.reason
+
+
+def test_dollars_without_a_price_are_refused():
+  with pytest.raises(ValueError, match="0.5 dollars where nothing has a price"):
+    begin(budget=budgets.parse("dollars=0.5"))
+
+
+def test_scaffold_states_what_is_left_of_each_unit():
+  said = search("a")
+  trajectory, _ = play(
+    said,
+    answer("Jane"),
+    budget=budgets.parse("searches=2,tokens=200"),
+    scaffold=True,
+  )
+  used = len(said)
+  assert (
+    "<budget>remaining=1; used=1; total=2 ; "
+    f"tokens remaining={200 - used}; used={used}; total=200</budget>\n"
+  ) in trajectory.spans[2].text + trajectory.spans[3].text
+
+
+TURNS = st.lists(
+  st.one_of(
+    st.integers(0, 200).map(lambda n: "x" * n),
+    st.integers(0, 60).map(lambda n: search("q" * n)),
+    st.just(answer("Jane")),
+  ),
+  min_size=1,
+  max_size=7,
+)
+
+
+@hypothesis.given(
+  turns=TURNS,
+  searches=st.integers(0, 3) | st.just(budgets.UNCAPPED),
+  tokens=st.integers(1, 400) | st.just(budgets.UNCAPPED),
+  dollars=st.floats(1e-7, 0.05) | st.just(math.inf),
+  prices=st.builds(
+    budgets.Prices,
+    search=st.sampled_from((0.0, 1.0, 5.0, 40.0)),
+    input=st.sampled_from((0.0, 0.3, 3.0)),
+    output=st.sampled_from((0.0, 1.7, 15.0)),
+  ),
+  room=st.sampled_from((0, 20, 60)),
+  context=st.integers(0, 2500),
+  scaffold=st.booleans(),
+)
+def test_no_cap_is_exceeded_whatever_is_sampled(
+  turns, searches, tokens, dollars, prices, room, context, scaffold
+):
+  budget = budgets.Budget(
+    searches=searches,
+    tokens=tokens,
+    dollars=dollars if prices else math.inf,
+    prices=prices,
+  )
+  config = dataclasses.replace(
+    CONFIG,
+    answer_room=room,
+    max_context=played_episode.length_of_prompt() + context,
+  )
+  state, request = begin(config=config, budget=budget, scaffold=scaffold)
+  script = iter(turns)
+  landed_with = None
+  while not isinstance(request, episode_state.Done):
+    if isinstance(request, types.SearchRequest):
+      event = episode_state.Retrieved((EMMA,))
+    else:
+      if state.landing:
+        landed_with = request.max_tokens
+      text = answer("J") if state.landing else next(script, "z" * 999)
+      event = scripted.turn(request, text)
+    state, request = episode.step(state, event)
+  trajectory = request.trajectory
+  assert trajectory.searches <= searches
+  assert trajectory.generated_tokens <= min(tokens, config.max_generated)
+  assert len(trajectory.token_ids) <= config.max_context
+  cost = prices.dollars(
+    searches=trajectory.searches,
+    input_tokens=charges.input_tokens(trajectory),
+    output_tokens=trajectory.generated_tokens,
+  )
+  assert cost == state.dollars <= budget.dollars
+  if landed_with is not None and landed_with >= len(answer("J")):
+    assert trajectory.outcome is types.Outcome.ANSWERED
+  if trajectory.outcome is types.Outcome.TRUNCATED:
+    assert trajectory.reason
+
+
+@hypothesis.given(
+  tokens=st.integers(160, 400), turns=st.lists(st.text("xy"), max_size=4)
+)
+def test_policy_that_answers_when_asked_is_never_truncated(tokens, turns):
+  budget = budgets.Budget(searches=2, tokens=tokens)
+  state, request = begin(budget=budget)
+  script = iter(turns)
+  while not isinstance(request, episode_state.Done):
+    text = answer("") if state.landing else next(script, "z" * 999)
+    state, request = episode.step(state, scripted.turn(request, text))
+  assert request.trajectory.outcome in (
+    types.Outcome.ANSWERED,
+    types.Outcome.INVALID,  # Too many turns without an action.
+  )
+
+
+def _run(script, *, seconds, searching=0.0):
+  engine = scripted.Engine(script, seconds=lambda: 0.0)
+  parts = driver.EpisodeParts(
+    engine, scripted.Retriever(seconds=searching), CONFIG, scripted.CODEC
+  )
+  return asyncio.run(
+    driver.run_episode(
+      played_episode.QUESTION,
+      parts,
+      budget=budgets.Budget(searches=3, seconds=seconds),
+      scaffold=False,
+      address=played_episode.ADDRESS,
+    )
+  )
+
+
+def test_search_that_takes_too_long_is_followed_by_the_answer():
+  trajectory = _run([search("a"), answer("Jane")], seconds=0.6, searching=30.0)
+  assert trajectory.outcome is types.Outcome.ANSWERED
+  assert trajectory.searches == 0
+  assert transcript(trajectory)[1:] == ["E " + LINE, "M " + answer("Jane")]
+  assert 0.4 < trajectory.seconds < 5
+
+
+def test_engine_that_never_returns_is_truncated_in_time():
+  class Stuck(scripted.Engine):
+    async def generate(self, request):
+      await asyncio.sleep(60)
+
+  parts = driver.EpisodeParts(
+    Stuck([]), scripted.Retriever(), CONFIG, scripted.CODEC
+  )
+  trajectory = asyncio.run(
+    driver.run_episode(
+      played_episode.QUESTION,
+      parts,
+      budget=budgets.parse("seconds=0.2"),
+      scaffold=False,
+      address=played_episode.ADDRESS,
+    )
+  )
+  assert trajectory.outcome is types.Outcome.TRUNCATED
+  assert trajectory.seconds < 5
+
+
+def test_groups_and_trajectories_carry_the_budget():
+  engine = scripted.Engine(lambda request: answer("Jane"))
+  parts = driver.EpisodeParts(
+    engine, scripted.Retriever(), CONFIG, scripted.CODEC
+  )
+  budget = budgets.parse("searches=2,tokens=90")
+  played = asyncio.run(
+    driver.run_groups(
+      [driver.Assignment(0, played_episode.QUESTION, budget, False)],
+      parts,
+      group=2,
+      rollout=0,
+    )
+  )
+  (group,) = played.groups
+  assert (group.budget, group.caps.tokens) == (2, 90)
+  assert {charges.assigned(t) for t in group.trajectories} == {budget}
