@@ -46,6 +46,10 @@ _TABLE: dict[str, dict[Kind, str]] = {
   "method.zerosearch": {_L: "noise_start noise_end noise_base"},
   "method.otc": {_L: "alpha c form"},
   "method.ikea": {_L: "kb bad_format searched_wrong right"},
+  "method.research": {_L: "wrong"},
+  "method.autorefine": {_L: "refined"},
+  "method.mt_grpo": {_L: "executed found exact contained well_formed"},
+  "method.r1_searcher": {_L: "stage_one answer formed searched malformed"},
   "reward": {
     _L: "alpha beta delta gamma_max gamma_mode gamma_fixed use_abs use_rel xi "
     "length_limit length_tolerance function"

@@ -93,6 +93,64 @@ class IkeaConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ResearchConfig:
+  """ReSearch's reward.
+
+  wrong: reward of a well-formed response whose answer has an F1 of 0.
+  """
+
+  wrong: float = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoRefineConfig:
+  """AutoRefine's reward.
+
+  refined: reward of an answer with an F1 of 0 if a refinement holds an accepted
+    answer.
+  """
+
+  refined: float = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class MtGrpoConfig:
+  """MT-GRPO's rewards of searches and of the outcome.
+
+  executed: reward of a search.
+  found: added if its passages hold an accepted answer.
+  exact: reward of a right answer.
+  contained: reward of an answer that holds an accepted answer.
+  well_formed: reward of a well-formed response.
+  """
+
+  executed: float = 0.2
+  found: float = 0.5
+  exact: float = 1.0
+  contained: float = 0.5
+  well_formed: float = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class R1SearcherConfig:
+  """R1-Searcher's rewards in two stages.
+
+  stage_one: share of the training that is the first stage.
+  answer: in stage 1, reward of an answer that holds an accepted one, and loss
+    otherwise; 0 is the paper's.
+  formed: in stage 1, added if the response is well formed.
+  searched: in stage 1, added if it also searched.
+  malformed: in stage 2, subtracted if the response is not well formed.
+  """
+
+  stage_one: float = 0.16
+  answer: float = 1.0
+  formed: float = 0.5
+  searched: float = 0.5
+  malformed: float = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
 class MethodConfig:
   """Which of the compared systems is trained or evaluated, and their constants.
 
@@ -108,3 +166,7 @@ class MethodConfig:
   zerosearch: ZeroSearchConfig = ZeroSearchConfig()
   otc: OtcConfig = OtcConfig()
   ikea: IkeaConfig = IkeaConfig()
+  research: ResearchConfig = ResearchConfig()
+  autorefine: AutoRefineConfig = AutoRefineConfig()
+  mt_grpo: MtGrpoConfig = MtGrpoConfig()
+  r1_searcher: R1SearcherConfig = R1SearcherConfig()

@@ -193,13 +193,16 @@ def observation(
   control_tokens: Sequence[str] = (),
   *,
   layout: str = "Doc {rank}(Title: {title}) {text}",
+  begins: str = "<information>",
+  ends: str = "</information>",
 ) -> str:
-  """Returns the information block that answers a search.
+  """Returns the block that answers a search.
 
   Args:
     passages: the hits in rank order; may be empty.
     control_tokens: see `neutralise`.
     layout: format string of a passage, with `rank`, `title` and `text`.
+    begins, ends: marks of the block.
 
   Returns:
     The block between blank lines, with one neutralised passage per line.
@@ -214,7 +217,7 @@ def observation(
   # assembled across the boundaries of title, text and layout.
   content = neutralise("\n".join(lines).rstrip(), control_tokens)
   content = content or "No results found."
-  return f"\n\n<information>{content}</information>\n\n"
+  return f"\n\n{begins}{content}{ends}\n\n"
 
 
 def _one_line(text: str) -> str:

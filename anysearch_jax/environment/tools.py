@@ -8,6 +8,7 @@ calls.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 from anysearch_jax import types
@@ -52,6 +53,33 @@ def page(passages: Sequence[types.Passage], unwanted: Sequence[str]) -> str:
   texts = (" ".join(p.text.split()) for p in passages)
   content = protocol.neutralise("\n".join((*titles, *texts)), unwanted).strip()
   return f"\n\n<page>{content or 'No such page.'}</page>\n\n"
+
+
+def search(
+  opens: str = "<search>",
+  closes: str = "</search>",
+  *,
+  begins: str,
+  ends: str,
+  layout: str = "Doc {rank}(Title: {title}) {text}",
+) -> Tool:
+  """Returns a search with marks of its own.
+
+  Args:
+    opens, closes: marks around the query.
+    begins, ends: marks around the passages.
+    layout: of a passage, see `protocol.observation`.
+  """
+  known = {f"<{slash}{tag}>" for tag in protocol.TAGS for slash in ("", "/")}
+  return Tool(
+    protocol.SEARCH,
+    opens,
+    closes,
+    observation=functools.partial(
+      protocol.observation, begins=begins, ends=ends, layout=layout
+    ),
+    markers=tuple(x for x in (opens, closes, begins, ends) if x not in known),
+  )
 
 
 SEARCH = Tool(protocol.SEARCH, "<search>", "</search>")

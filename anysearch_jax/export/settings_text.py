@@ -168,6 +168,38 @@ def _ikea(r: Mapping[str, Any]) -> str:
   )
 
 
+def _research(r: Mapping[str, Any]) -> str:
+  return (
+    f"F1, {r['wrong']:g} if that is 0; 0 for a response that is malformed or "
+    "has no boxed answer"
+  )
+
+
+def _autorefine(r: Mapping[str, Any]) -> str:
+  return (
+    f"F1; if that is 0, {r['refined']:g} for a refinement that holds an "
+    "accepted answer"
+  )
+
+
+def _mt_grpo(r: Mapping[str, Any]) -> str:
+  return (
+    f"{r['exact']:g} EM + {r['contained']:g} for an answer that holds an "
+    f"accepted one + {r['well_formed']:g} format; for each search "
+    f"{r['executed']:g}, {r['found']:g} more if its passages hold an accepted "
+    "answer"
+  )
+
+
+def _r1_searcher(r: Mapping[str, Any]) -> str:
+  return (
+    f"in the first {r['stage_one']:g} of the training {r['answer']:g} for an "
+    f"answer that holds an accepted one and {-r['answer']:g} otherwise, "
+    f"{r['formed']:g} format, {r['searched']:g} more with a search; then F1, "
+    f"{r['malformed']:g} less in a malformed response"
+  )
+
+
 _REWARDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
   "anysearch": _anysearch,
   "search_r1": _search_r1,
@@ -175,6 +207,10 @@ _REWARDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
   "zerosearch": _zerosearch,
   "otc": _otc,
   "ikea": _ikea,
+  "research": _research,
+  "autorefine": _autorefine,
+  "mt_grpo": _mt_grpo,
+  "r1_searcher": _r1_searcher,
 }
 
 

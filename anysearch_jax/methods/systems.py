@@ -10,11 +10,15 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.environment import spec, wording
 from anysearch_jax.methods import (
   anysearch,
+  autorefine,
   bats,
   ikea,
   method,
+  mt_grpo,
   otc,
   own_reward,
+  r1_searcher,
+  research,
   search_o1,
   search_r1,
   stepsearch,
@@ -35,6 +39,10 @@ METHODS: dict[str, method.Method] = {
     bats.METHOD,
     otc.METHOD,
     ikea.METHOD,
+    research.METHOD,
+    autorefine.METHOD,
+    mt_grpo.METHOD,
+    r1_searcher.METHOD,
   )
 }
 ENVIRONMENTS: dict[str, spec.Environment] = {

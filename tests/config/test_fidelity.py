@@ -24,6 +24,7 @@ ROW = re.compile(r"^\| `([a-z0-9_.]+)` \| ([^|]*) \| ([^|]*) \|", re.M)
 SYSTEMS = (
   *("search_r1", "search_r1_ppo", "stepsearch"),
   *("zerosearch", "ikea", "search_o1", "bats"),
+  *("research", "autorefine", "mt_grpo", "r1_searcher"),
 )
 UNTRAINED = ("search_o1", "bats")
 

@@ -23,7 +23,14 @@ from hypothesis import strategies as st
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import prompts, tools
-from anysearch_jax.methods import bats, search_o1, systems
+from anysearch_jax.methods import (
+  autorefine,
+  bats,
+  r1_searcher,
+  research,
+  search_o1,
+  systems,
+)
 from anysearch_jax.policy import tokenizer
 from anysearch_jax.rollout import driver, toolbox
 from anysearch_jax.world import world as world_lib
@@ -41,6 +48,9 @@ OWN_TAGS = {
     *("<warning>", "</warning>"),
   ),
   "paper_fetch": tools.FETCH.markers,
+  "research": research.SEARCH.markers,
+  "autorefine": (*autorefine.SEARCH.markers, "<refine>", "</refine>"),
+  "r1_searcher": r1_searcher.SEARCH.markers,
   "search_o1": (
     *("<|begin_search_query|>", "<|end_search_query|>"),
     *("<|begin_search_result|>", "<|end_search_result|>"),
@@ -171,6 +181,12 @@ def one_search(name):
   if name == "search_o1":
     begin, end = search_o1.QUERY
     return f"{begin}who wrote Emma{end}", r"\boxed{Jane Austen}"
+  if name == "r1_searcher":
+    begin, end = r1_searcher.SEARCH.opens, r1_searcher.SEARCH.closes
+    return f"{begin}who wrote Emma{end}", scripted.answer("Jane Austen")
+  if name == "research":
+    boxed = scripted.answer(r"\boxed{Jane Austen}")
+    return scripted.search("who wrote Emma"), boxed
   return scripted.search("who wrote Emma"), scripted.answer("Jane Austen")
 
 

@@ -1,0 +1,109 @@
+"""MT-GRPO: rewards of single searches, with advantages of their own in groups.
+
+    search     executed + found * (its passages hold an accepted answer)
+    outcome    exact if the answer is right, plus contained if it holds an
+               accepted answer, plus well_formed if the response is well formed
+
+Tokens of a search's turn get the outcome's advantage in the group and, times
+`objective.turn_weight`, that of the search (`training/turn_advantages`). It is
+played in Search-R1's environment. https://arxiv.org/abs/2505.11821
+
+Deviations from the released code, in which every response has one search:
+- Each search has an advantage, among the s-th searches of its group; there, one
+  advantage belongs to all tokens before the first result.
+- A trajectory without a search has the outcome's advantage alone; there, it has
+  that of the sum of both rewards.
+- A search is always executed, because a failed one fails the episode.
+- The form is that of `scoring.check_format`, 0 or 1; there, two functions count
+  tags and order, up to 0.2 each.
+- An answer is right, and found, after SQuAD's normalisation and as whole words;
+  there, as a substring in lower case.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import chex
+import jax
+import numpy as np
+
+from anysearch_jax import types
+from anysearch_jax.config import methods as config_methods
+from anysearch_jax.environment import scoring
+from anysearch_jax.methods import method, search_r1
+from anysearch_jax.methods import outcomes as outcomes_lib
+
+
+def measure(trajectory: types.Trajectory) -> dict[str, float]:
+  """Returns `contained`: 1 if the answer holds an accepted answer, else 0."""
+  given = scoring.extract_answer(trajectory.spans)
+  return {"contained": float(given is not None and _holds(given, trajectory))}
+
+
+def steps(
+  trajectory: types.Trajectory, config: config_methods.MtGrpoConfig
+) -> np.ndarray:
+  """Returns the reward of each charged search.
+
+  Args:
+    trajectory: a trajectory that did not fail.
+    config: the constants.
+
+  Returns:
+    float32 `[searches]`.
+  """
+  return np.array(
+    [
+      config.executed
+      + config.found
+      * any(_holds(passage.contents, trajectory) for passage in shown.passages)
+      for shown in trajectory.observations
+    ],
+    np.float32,
+  )
+
+
+def _holds(text: str, trajectory: types.Trajectory) -> bool:
+  """Whether a text holds an accepted answer as whole words."""
+  found = f" {scoring.normalize_answer(text)} "
+  answers = map(scoring.normalize_answer, trajectory.question.golden_answers)
+  return any(f" {answer} " in found for answer in answers if answer)
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def reward(
+  outcomes: outcomes_lib.Outcomes, *, config: config_methods.MtGrpoConfig
+) -> dict[str, chex.Array]:
+  """Returns the reward of the outcome, without those of `steps`.
+
+  Args:
+    outcomes: outcomes of groups; `measures` holds those of `measure`.
+    config: the constants.
+
+  Returns:
+    `em`, `contained` and `total`.
+  """
+  contained = outcomes.measures["contained"]
+  return outcomes_lib.parts(
+    outcomes.valid,
+    em=outcomes.em,
+    contained=contained,
+    total=config.exact * outcomes.em
+    + config.contained * contained
+    + config.well_formed * outcomes.format,
+  )
+
+
+METHOD = method.Method(
+  "mt_grpo",
+  "MT-GRPO",
+  environments=search_r1.ENVIRONMENTS,
+  wordings=search_r1.WORDINGS,
+  constants=lambda config: config.method.mt_grpo,
+  reward=method.of_arrays(reward),
+  train=method.fixed_budget,
+  measures=("contained",),
+  measure=measure,
+  steps=steps,
+)

@@ -1,0 +1,146 @@
+"""R1-Searcher: first learn to search, then to answer with what was found.
+
+    stage 1    answer if the answer holds an accepted one, otherwise -answer;
+               + formed if well formed; + searched if also a search was made
+    stage 2    F1, minus malformed if the response is not well formed
+
+Stage 1 is the first `stage_one` of the training. The policy searches between
+markers of its own. In the generated world it is played in Search-R1's
+environment. https://arxiv.org/abs/2503.05592
+
+Deviations from the released code:
+- The prompt states the budget.
+- One run has both stages, by the share of it that is done; there, each stage is
+  a run with its own questions.
+- Thoughts may be closed before a search; there, one thought spans all searches,
+  and the prompt opens it.
+- An answer is held by another as consecutive words; there, in any order.
+- F1 follows SQuAD; there, it is 0 unless yes and no are answered exactly.
+- Stage 1 checks the whole form for both bonuses; there, each checks its tags.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from anysearch_jax import types
+from anysearch_jax.config import methods as config_methods
+from anysearch_jax.environment import scoring, spec, tools, wording
+from anysearch_jax.methods import method, mt_grpo, search_r1
+from anysearch_jax.methods import outcomes as outcomes_lib
+
+SEARCH = tools.search(
+  "<|begin_of_query|>",
+  "<|end_of_query|>",
+  begins="<|begin_of_documents|>",
+  ends="<|end_of_documents|>",
+  layout="({rank}) {title} {text}",
+)
+_HAN = re.compile("[\u4e00-\u9fff]")
+_LONGEST = 10  # Words of a well-formed answer.
+
+
+def _environment(texts: Mapping[str, str]) -> spec.Environment:
+  lines = {name: wording.template(text) for name, text in texts.items()}
+  return spec.Environment(
+    scaffold=lines["prompt"],
+    plain=lines["prompt"],
+    over_budget=lines["over_budget"],
+    no_action=lines["no_action"],
+    tools=(SEARCH,),
+    stops=(SEARCH.closes, "</answer>"),
+    action=tools.action((SEARCH,)),
+    format=None,
+  )
+
+
+WORDINGS = {
+  "r1_searcher": wording.Wording(
+    "r1_searcher.toml", search_r1.SLOTS, _environment
+  ),
+  "search_r1_world": search_r1.WORDINGS["search_r1_world"],
+}
+
+
+def measure(trajectory: types.Trajectory) -> dict[str, float]:
+  """Returns `contained`, as `mt_grpo.measure`, and `well_formed`.
+
+  A response is well formed if its thoughts and its one answer are closed, every
+  search was answered by passages, the answer has at most ten words, and the
+  model wrote no Chinese letter.
+  """
+  said = "".join(
+    span.text for span in trajectory.spans if span.author == types.Author.MODEL
+  )
+  thoughts, answers = (
+    (said.count(f"<{tag}>"), said.count(f"</{tag}>"))
+    for tag in ("think", "answer")
+  )
+  # The generated world's policy writes the second kind of marks.
+  opened, closed = (
+    said.count(mark) + said.count(plain)
+    for mark, plain in (
+      (SEARCH.opens, "<search>"),
+      (SEARCH.closes, "</search>"),
+    )
+  )
+  formed = (
+    thoughts[0] == thoughts[1] >= 1
+    and answers == (1, 1)
+    and opened == closed == trajectory.searches
+    and len((scoring.extract_answer(trajectory.spans) or "").split())
+    <= _LONGEST
+    and not _HAN.search(said)
+  )
+  return {**mt_grpo.measure(trajectory), "well_formed": float(formed)}
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def reward(
+  outcomes: outcomes_lib.Outcomes, *, config: config_methods.R1SearcherConfig
+) -> dict[str, chex.Array]:
+  """Returns the reward of the stage that the training is in.
+
+  Args:
+    outcomes: outcomes of groups; `measures` holds those of `measure`, and
+      `progress` tells the stage.
+    config: the constants.
+
+  Returns:
+    `f1`, `well_formed`, `stage` (1 or 2) and `total`.
+  """
+  formed = outcomes.measures["well_formed"]
+  contained = outcomes.measures["contained"]
+  first = (
+    config.answer * (2 * contained - 1)
+    + config.formed * formed
+    + config.searched * formed * (outcomes.searches > 0)
+  )
+  second = outcomes.f1 - config.malformed * (1 - formed)
+  begins = outcomes.progress.share < config.stage_one
+  return outcomes_lib.parts(
+    outcomes.valid,
+    f1=outcomes.f1,
+    well_formed=formed,
+    stage=jnp.where(begins, 1, 2) + 0 * formed,
+    total=jnp.where(begins, first, second),
+  )
+
+
+METHOD = method.Method(
+  "r1_searcher",
+  "R1-Searcher",
+  environments=wording.environments(WORDINGS),
+  wordings=WORDINGS,
+  constants=lambda config: config.method.r1_searcher,
+  reward=method.of_arrays(reward),
+  train=method.fixed_budget,
+  measures=("contained", "well_formed"),
+  measure=measure,
+)

@@ -1,0 +1,119 @@
+"""ReSearch: the answer's F1 in a well-formed response, and a little for form.
+
+    malformed, or no boxed answer    0
+    F1 above 0                       F1
+    F1 of 0                          wrong
+
+Its passages come back in `<result>`, and the answer is in `\\boxed{}`. In the
+generated world it is played in Search-R1's environment, without a box.
+https://arxiv.org/abs/2503.19470
+
+Deviations from the released code:
+- The prompt states the budget; there, searches are limited by tokens alone.
+- A search beyond the budget, or a turn without an action, makes the response
+  malformed; there, neither can occur.
+- The answer is the last balanced box of the answer block; there, the last box
+  up to its first unbalanced brace.
+- F1 follows SQuAD; there, it is 0 unless yes and no are answered exactly.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from anysearch_jax import types
+from anysearch_jax.config import methods as config_methods
+from anysearch_jax.environment import scoring, spec, tools, wording
+from anysearch_jax.methods import method, search_o1, search_r1
+from anysearch_jax.methods import outcomes as outcomes_lib
+
+SEARCH = tools.search(begins="<result>", ends="</result>")
+
+
+def answer(spans: Sequence[types.Span]) -> str | None:
+  """Returns the last box of the model's last answer; None without one."""
+  given = scoring.extract_answer(spans)
+  return None if given is None else search_o1.boxed(given)
+
+
+def _environment(texts: Mapping[str, str]) -> spec.Environment:
+  lines = {name: wording.template(text) for name, text in texts.items()}
+  return spec.Environment(
+    scaffold=lines["prompt"],
+    plain=lines["prompt"],
+    over_budget=lines["over_budget"],
+    no_action=lines["no_action"],
+    tools=(SEARCH,),
+    answer=answer,
+    format=functools.partial(scoring.check_format, calls={"search": "result"}),
+  )
+
+
+WORDINGS = {
+  "research": wording.Wording("research.toml", search_r1.SLOTS, _environment),
+  "search_r1_world": search_r1.WORDINGS["search_r1_world"],
+}
+
+
+def measure(trajectory: types.Trajectory) -> dict[str, float]:
+  """Returns `well_formed`: 1 if the model's tags are in order, else 0.
+
+  It thought, its thoughts are closed, every search was answered by passages,
+  and it answered once.
+  """
+  said = "".join(
+    span.text for span in trajectory.spans if span.author == types.Author.MODEL
+  )
+  counts = {
+    tag: said.count(f"<{tag}>")
+    for tag in ("think", "search", "answer")
+    if said.count(f"<{tag}>") == said.count(f"</{tag}>")
+  }
+  formed = (
+    trajectory.outcome is types.Outcome.ANSWERED
+    and counts.get("think", 0) >= 1
+    and counts.get("search", -1) == trajectory.searches
+    and counts.get("answer", 0) == 1
+  )
+  return {"well_formed": float(formed)}
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def reward(
+  outcomes: outcomes_lib.Outcomes, *, config: config_methods.ResearchConfig
+) -> dict[str, chex.Array]:
+  """Returns the reward of the table above.
+
+  Args:
+    outcomes: outcomes of groups; `measures` holds those of `measure`.
+    config: the reward of a wrong answer.
+
+  Returns:
+    `f1`, `well_formed` and `total`.
+  """
+  formed = (outcomes.measures["well_formed"] != 0) & outcomes.answered
+  scored = jnp.where(outcomes.f1 > 0, outcomes.f1, config.wrong)
+  return outcomes_lib.parts(
+    outcomes.valid,
+    f1=outcomes.f1,
+    well_formed=formed,
+    total=jnp.where(formed, scored, 0),
+  )
+
+
+METHOD = method.Method(
+  "research",
+  "ReSearch",
+  environments=wording.environments(WORDINGS),
+  wordings=WORDINGS,
+  constants=lambda config: config.method.research,
+  reward=method.of_arrays(reward),
+  train=method.fixed_budget,
+  measures=("well_formed",),
+  measure=measure,
+)

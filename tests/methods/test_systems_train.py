@@ -1,0 +1,76 @@
+"""Trains small policies with the systems' rewards, in the generated world."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import scripted_runs as runs
+import small_run
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.methods import systems
+
+# Its own values in the records of a training.
+PARTS = {
+  "research": {"f1", "well_formed"},
+  "autorefine": {"f1", "refined"},
+  "mt_grpo": {"contained", "steps"},
+  "r1_searcher": {"f1", "well_formed", "stage"},
+}
+
+
+class Engine(runs.Engine):
+  """Plays scripted episodes for a real learner."""
+
+  def set_params(self, params, version):
+    self.version = version
+
+
+@pytest.fixture(scope="module")
+def parts():
+  return small_run.parts()
+
+
+def trained(name, parts, folder, **method):
+  """Trains two rollouts of scripted episodes, with real steps."""
+  system = systems.get(name)
+  config = dataclasses.replace(
+    small_run.CONFIG,
+    group=4,
+    method=config_lib.MethodConfig(name, **method),
+    episode=dataclasses.replace(
+      small_run.CONFIG.episode, prompts=system.world_prompts, max_context=110
+    ),
+  )
+  config = system.train(config)
+  engine = Engine(parts, questions=config.questions)
+  small_run.train(folder, parts | {"engine": engine}, config, rollouts=2)
+  lines = (folder / "metrics.jsonl").read_text().splitlines()
+  steps = (folder / "steps.jsonl").read_text().splitlines()
+  groups = [
+    json.loads(line)
+    for file in sorted((folder / "trajectories").iterdir())
+    for line in file.read_text().splitlines()
+  ]
+  return list(map(json.loads, lines)), list(map(json.loads, steps)), groups
+
+
+@pytest.mark.parametrize("name", sorted(PARTS))
+def test_a_small_policy_trains_with_the_reward(name, parts, tmp_path):
+  records, steps, groups = trained(name, parts, tmp_path)
+  assert len(records) == 2 and len(steps) == 4
+  for record in records:
+    assert {f"reward/{part}" for part in PARTS[name]} <= set(record)
+    assert record["policy/advantage_share"] > 0
+  assert all(step["finite"] for step in steps)
+  assert any(step["grad_norm"] > 0 for step in steps)
+  played = [t for group in groups for t in group["trajectories"]]
+  assert {t["searches"] for t in played} > {0}
+  if name == "mt_grpo":
+    for t in played:
+      assert len(t["steps"]) == len(t["turn_advantages"]) == t["searches"]
+  if name == "r1_searcher":
+    # The second of four rollouts begins after a quarter of the training.
+    assert [record["reward/stage"] for record in records] == [1, 2]
