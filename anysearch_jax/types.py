@@ -85,12 +85,15 @@ class Observation(NamedTuple):
   argument: the query, or what the call named.
   turn: index of the turn that called; -1 if an old file does not tell.
   passages: those shown, in order; none of a call whose passages had no room.
+  tokens: number of tokens of the call, from its opening mark on, which are the
+    last ones of its turn; 0 if an old file does not tell.
   """
 
   tool: str
   argument: str
   turn: int
   passages: tuple[Passage, ...] = ()
+  tokens: int = 0
 
   @property
   def documents(self) -> tuple[Document, ...]:
@@ -342,20 +345,6 @@ class ContextualRetriever(Retriever, Protocol):
   def context_key(self, context: SearchContext) -> Hashable:
     """Returns what the answer depends on, a part of the key of a cache."""
     ...
-
-
-@runtime_checkable
-class PageSource(Protocol):
-  """A retriever that also opens the pages of its corpora."""
-
-  def page(self, name: str, corpus: str) -> Sequence[Passage]:
-    """Returns the passages with this title or id, see `page_name`."""
-    ...
-
-
-def page_name(title: str) -> str:
-  """Returns a title as pages are named: without outer quotes, in lower case."""
-  return " ".join(title.split()).strip(' "').lower()
 
 
 @runtime_checkable

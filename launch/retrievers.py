@@ -211,6 +211,7 @@ def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   Only the world's script also searches the real passages, in `lexical`.
   """
   from anysearch_jax.generative_retrieval import simulation
+  from anysearch_jax.methods import systems
   from anysearch_jax.world import versions, world, world_retrieval
 
   simulator: simulation.Simulator
@@ -219,6 +220,11 @@ def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
       world.World(versions.config(config.data.world, config.data.world_seed)),
       lexical,
       seed=config.seed,
+    )
+  elif config.retrieval.simulated == "policy" and config.data.source == "world":
+    simulator = world_retrieval.SelfSimulator(
+      _model(config, "policy"),
+      prompt=systems.of_episode(config.episode).plain,
     )
   else:
     simulator = simulation.ModelSimulator(

@@ -14,6 +14,7 @@ from typing import Any
 import bm25s
 
 from anysearch_jax import types
+from anysearch_jax.environment import tools
 from retrieval import bm25
 
 
@@ -85,13 +86,13 @@ class LexicalRetriever:
     """Returns the passages with this title or id, in corpus order.
 
     Args:
-      name: of the page, see `types.page_name`.
+      name: of the page, see `tools.page_name`.
       corpus: name of the corpus.
 
     Raises:
       ValueError: the corpus is unknown.
     """
-    return self._pages(corpus).get(types.page_name(name), ())
+    return self._pages(corpus).get(tools.page_name(name), ())
 
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
     """Returns JSON values that identify the answers: settings and corpora.
@@ -150,7 +151,7 @@ class LexicalRetriever:
     """Returns the passages of a corpus by title and by id."""
     pages: dict[str, list[types.Passage]] = {}
     for passage in self._passages(corpus):
-      for name in {*map(types.page_name, (passage.title, passage.id))}:
+      for name in {*map(tools.page_name, (passage.title, passage.id))}:
         pages.setdefault(name, []).append(passage)
     return pages
 

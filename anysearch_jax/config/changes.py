@@ -50,6 +50,8 @@ _TABLE: dict[str, dict[Kind, str]] = {
   "method.autorefine": {_L: "refined"},
   "method.mt_grpo": {_L: "executed found exact contained well_formed"},
   "method.r1_searcher": {_L: "stage_one answer formed searched malformed"},
+  "method.ssrl": {_L: "right formed"},
+  "method.beta_grpo": {_L: "beta"},
   "reward": {
     _L: "alpha beta delta gamma_max gamma_mode gamma_fixed use_abs use_rel xi "
     "length_limit length_tolerance function"

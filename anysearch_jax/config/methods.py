@@ -151,6 +151,28 @@ class R1SearcherConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class SsrlConfig:
+  """SSRL's reward.
+
+  right, formed: weights of exact match and of a well-formed response.
+  """
+
+  right: float = 0.9
+  formed: float = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class BetaGrpoConfig:
+  """beta-GRPO's reward.
+
+  beta: least probability that each token of every query must have had for a
+    right answer to be rewarded.
+  """
+
+  beta: float = 0.4
+
+
+@dataclasses.dataclass(frozen=True)
 class MethodConfig:
   """Which of the compared systems is trained or evaluated, and their constants.
 
@@ -170,3 +192,5 @@ class MethodConfig:
   autorefine: AutoRefineConfig = AutoRefineConfig()
   mt_grpo: MtGrpoConfig = MtGrpoConfig()
   r1_searcher: R1SearcherConfig = R1SearcherConfig()
+  ssrl: SsrlConfig = SsrlConfig()
+  beta_grpo: BetaGrpoConfig = BetaGrpoConfig()

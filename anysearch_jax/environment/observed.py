@@ -29,6 +29,7 @@ def to_values(found: Sequence[types.Observation]) -> list[dict[str, Any]]:
       "tool": each.tool,
       "argument": each.argument,
       "turn": each.turn,
+      "tokens": each.tokens,
       "passages": [
         {"id": p.id, "title": p.title, "text": p.text} for p in each.passages
       ],
@@ -55,6 +56,7 @@ def from_values(values: Mapping[str, Any]) -> tuple[types.Observation, ...]:
         each["argument"],
         each["turn"],
         tuple(types.Passage(**passage) for passage in each["passages"]),
+        each["tokens"],
       )
       for each in values["observations"]
     )

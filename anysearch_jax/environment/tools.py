@@ -10,9 +10,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
+
+
+@runtime_checkable
+class PageSource(Protocol):
+  """A retriever that also opens the pages of its corpora."""
+
+  def page(self, name: str, corpus: str) -> Sequence[types.Passage]:
+    """Returns the passages with this title or id, see `page_name`."""
+    ...
+
+
+def page_name(title: str) -> str:
+  """Returns a title as pages are named: without outer quotes, in lower case."""
+  return " ".join(title.split()).strip(' "').lower()
 
 
 @dataclasses.dataclass(frozen=True)

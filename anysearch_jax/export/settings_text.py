@@ -200,6 +200,14 @@ def _r1_searcher(r: Mapping[str, Any]) -> str:
   )
 
 
+def _ssrl(r: Mapping[str, Any]) -> str:
+  return f"{r['right']:g} EM + {r['formed']:g} format"
+
+
+def _beta_grpo(r: Mapping[str, Any]) -> str:
+  return f"EM, 0 if a token of a query had a probability below {r['beta']:g}"
+
+
 _REWARDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
   "anysearch": _anysearch,
   "search_r1": _search_r1,
@@ -211,6 +219,8 @@ _REWARDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
   "autorefine": _autorefine,
   "mt_grpo": _mt_grpo,
   "r1_searcher": _r1_searcher,
+  "ssrl": _ssrl,
+  "beta_grpo": _beta_grpo,
 }
 
 

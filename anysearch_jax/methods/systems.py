@@ -12,6 +12,7 @@ from anysearch_jax.methods import (
   anysearch,
   autorefine,
   bats,
+  beta_grpo,
   ikea,
   method,
   mt_grpo,
@@ -21,6 +22,7 @@ from anysearch_jax.methods import (
   research,
   search_o1,
   search_r1,
+  ssrl,
   stepsearch,
   zerosearch,
 )
@@ -43,6 +45,8 @@ METHODS: dict[str, method.Method] = {
     autorefine.METHOD,
     mt_grpo.METHOD,
     r1_searcher.METHOD,
+    ssrl.METHOD,
+    beta_grpo.METHOD,
   )
 }
 ENVIRONMENTS: dict[str, spec.Environment] = {

@@ -133,8 +133,14 @@ def step(
     ):
       env = episode.environment
       unwanted = _unwanted(env, episode.codec)
-      text = env.tool(call.tool).observation(passages, unwanted)
-      made = types.Observation(call.tool, query, episode.turns - 1)
+      tool = env.tool(call.tool)
+      text = tool.observation(passages, unwanted)
+      tokens = episode_state.call_tokens(
+        episode.chunks[-1], tool.opens, episode.codec
+      )
+      made = types.Observation(
+        call.tool, query, episode.turns - 1, tokens=tokens
+      )
       charged = dataclasses.replace(
         episode,
         queries=(*episode.queries, query),

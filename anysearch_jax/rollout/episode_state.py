@@ -26,6 +26,30 @@ class Chunk:
   text: str
 
 
+def call_tokens(turn: Chunk, opens: str, codec: types.TextCodec) -> int:
+  """Returns the number of last tokens of a turn that hold its call.
+
+  Args:
+    turn: a turn that ends with a call.
+    opens: the opening mark of the call; its last occurrence counts.
+    codec: decodes the tokens.
+
+  Returns:
+    The fewest last tokens whose text has the mark; all without one.
+  """
+
+  def has(count: int) -> bool:
+    return opens in codec.decode(turn.token_ids[-count:])
+
+  few, many = 0, len(turn.token_ids)
+  if not has(many):
+    return many
+  while many - few > 1:
+    middle = (few + many) // 2
+    few, many = (few, middle) if has(middle) else (middle, many)
+  return many
+
+
 @dataclasses.dataclass(frozen=True)
 class Done:
   """The last request of an episode: it is over and asks for nothing more."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
+from anysearch_jax.environment import tools as tools_lib
 
 # Passages among which a page is looked for.
 _DEPTH = 20
@@ -83,7 +84,7 @@ class Toolbox:
 class PageRetriever:
   """Opens a page: all passages whose title, or whose id, is the argument.
 
-  A retriever that is a `types.PageSource` opens it. With any other, the page's
+  A retriever that is a `tools.PageSource` opens it. With any other, the page's
   passages are those among the first 20 that a search for its title finds. They
   are in the order of their ids, which is the reading order of numbered ones.
   Case, quotes and white space around a title do not matter.
@@ -95,22 +96,24 @@ class PageRetriever:
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
     """Returns where pages are from; the passages are those of `search`."""
     del corpora
-    exact = isinstance(self._retriever, types.PageSource)
+    exact = isinstance(self._retriever, tools_lib.PageSource)
     return {"kind": "pages", "depth": None if exact else _DEPTH}
 
   async def search(
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
     """Returns at most `request.k` passages of the page, none without it."""
-    if isinstance(self._retriever, types.PageSource):
+    if isinstance(self._retriever, tools_lib.PageSource):
       found = self._retriever.page(request.query, request.corpus)
     else:
       asked = dataclasses.replace(
         request, k=max(_DEPTH, request.k), tool=protocol.SEARCH
       )
       found = await self._retriever.search(asked)
-    name = types.page_name(request.query)
-    page = [p for p in found if name in map(types.page_name, (p.title, p.id))]
+    name = tools_lib.page_name(request.query)
+    page = [
+      p for p in found if name in map(tools_lib.page_name, (p.title, p.id))
+    ]
     return sorted(page, key=lambda p: _natural(p.id))[: request.k]
 
 

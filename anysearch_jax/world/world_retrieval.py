@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from anysearch_jax import types
+from anysearch_jax.environment import prompts
 from anysearch_jax.generative_retrieval import text_model
+from anysearch_jax.rollout import searching
 from anysearch_jax.world import world as world_lib
 
 _WORD = re.compile(r"\w+")
@@ -72,6 +74,50 @@ class WorldSimulator:
     ]
     drawn = text_model.uniform(context.address, context.turn, name, self._seed)
     return others[int(drawn * len(others))]
+
+
+class SelfSimulator:
+  """A `simulation.Simulator` that asks the world's policy itself (SSRL).
+
+  The policy is asked the query as a question without a search. The query's
+  words and its answer are the one passage. Without an answer nothing is found.
+
+  Args:
+    model: the policy, see `text_model.EngineModel`.
+    prompt: of an episode, with `{B}` and `{Question}`.
+  """
+
+  def __init__(self, model: text_model.TextModel, *, prompt: str):
+    self._model, self._prompt = model, prompt
+
+  def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
+    """See `types.EngineUser`."""
+    searching.attach(self._model, engine, codec)
+
+  async def find(
+    self, request: types.SearchRequest, *, noisy: bool
+  ) -> Sequence[types.Passage]:
+    """See `simulation.Simulator`; `noisy` has no effect."""
+    del noisy
+    context = request.known_context()
+    entity, *relation = request.query.split() or [""]
+    asked = prompts.render(
+      self._prompt, budget=0, question=f"{request.query} ?"
+    )
+    reply = await self._model.complete(
+      asked, address=context.address, turn=context.turn
+    )
+    # The end of the answer is a stop, which replies do not have.
+    _, opened, answer = reply.rpartition("<answer>")
+    if not opened or not answer.strip():
+      return ()
+    text = " ".join((*relation, answer.strip()))
+    return (types.Passage(f"self/{request.query}", entity, text),)
+
+  def identity(self, corpora: Sequence[str]) -> dict[str, Any]:
+    """See `simulation.Simulator`."""
+    del corpora
+    return {"kind": "self", "of": self._model.identity()}
 
 
 class WorldRefiner:

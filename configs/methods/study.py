@@ -18,7 +18,7 @@ from anysearch_jax.report.evidence_tables import Claim
 from configs import ablations
 from configs.study_rows import UNTRAINED, Row
 
-# ZeroSearch simulates its search engine only in training.
+# ZeroSearch and SSRL simulate their search engine only in training.
 _REAL = ("retrieval.simulated=",)
 
 
@@ -88,6 +88,8 @@ def rows(base: config_lib.ExperimentConfig) -> tuple[Row, ...]:
     _row("autorefine", "AutoRefine"),
     _row("mt_grpo", "MT-GRPO"),
     _row("r1_searcher", "R1-Searcher"),
+    _row("ssrl", "SSRL", evaluation=_REAL),
+    _row("beta_grpo", "beta-GRPO"),
     _row("warm_start", "Warm start", "search_r1", UNTRAINED),
     _row("search_o1", "Search-o1", "search_o1", UNTRAINED),
     _row("bats", "BATS", "bats", UNTRAINED),

@@ -36,7 +36,7 @@ def old(spans, *shown):
 
 def test_observations_survive_json():
   made = (
-    types.Observation("search", "é", 0, (EMMA, BATH)),
+    types.Observation("search", "é", 0, (EMMA, BATH), 7),
     types.Observation("fetch", "Bath", 2),
   )
   stored = json.loads(json.dumps({"observations": observed.to_values(made)}))

@@ -11,6 +11,8 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.methods import systems
+from anysearch_jax.rollout import searching
+from launch import retrievers
 
 # Its own values in the records of a training.
 PARTS = {
@@ -18,6 +20,8 @@ PARTS = {
   "autorefine": {"f1", "refined"},
   "mt_grpo": {"contained", "steps"},
   "r1_searcher": {"f1", "well_formed", "stage"},
+  "ssrl": {"em"},
+  "beta_grpo": {"confidence"},
 }
 
 
@@ -46,7 +50,11 @@ def trained(name, parts, folder, **method):
   )
   config = system.train(config)
   engine = Engine(parts, questions=config.questions)
-  small_run.train(folder, parts | {"engine": engine}, config, rollouts=2)
+  retriever = searching.BatchingRetriever(
+    retrievers.make(config, parts["retriever"]), config.search
+  )
+  made = parts | {"engine": engine, "retriever": retriever}
+  small_run.train(folder, made, config, rollouts=2)
   lines = (folder / "metrics.jsonl").read_text().splitlines()
   steps = (folder / "steps.jsonl").read_text().splitlines()
   groups = [
@@ -71,6 +79,10 @@ def test_a_small_policy_trains_with_the_reward(name, parts, tmp_path):
   if name == "mt_grpo":
     for t in played:
       assert len(t["steps"]) == len(t["turn_advantages"]) == t["searches"]
+  if name == "ssrl":
+    found = [o for t in played for o in t["observations"]]
+    ids = {p["id"] for o in found for p in o["passages"]}
+    assert ids and all(id_.startswith("self/") for id_ in ids)
   if name == "r1_searcher":
     # The second of four rollouts begins after a quarter of the training.
     assert [record["reward/stage"] for record in records] == [1, 2]

@@ -1,0 +1,75 @@
+"""beta-GRPO: a right answer counts only if the policy searched with confidence.
+
+    EM    without a search, or if the confidence is at least beta
+    0     otherwise
+
+The confidence of a response is the smallest probability that the policy gave to
+a token of its charged queries, the marks of the calls included. It is played in
+Search-R1's environment.
+https://arxiv.org/abs/2505.17281
+
+The paper's code was not at hand. These are our readings of the paper:
+- Probabilities are those at the temperature of sampling, as they were recorded.
+- The default of beta is our choice.
+- The marks of a call count, because the decision to search is in them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from anysearch_jax import types
+from anysearch_jax.config import methods as config_methods
+from anysearch_jax.methods import method, search_r1
+from anysearch_jax.methods import outcomes as outcomes_lib
+
+
+def measure(trajectory: types.Trajectory) -> dict[str, float]:
+  """Returns `confidence`, in [0, 1]; 1 without a search."""
+  calls = zip(trajectory.observations, trajectory.search_ends, strict=True)
+  least = (
+    float(trajectory.logps[end + 1 - shown.tokens : end + 1].min())
+    for shown, end in calls
+    if shown.tokens
+  )
+  return {"confidence": math.exp(min(least, default=0.0))}
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def reward(
+  outcomes: outcomes_lib.Outcomes, *, config: config_methods.BetaGrpoConfig
+) -> dict[str, chex.Array]:
+  """Returns exact match, or 0 below the confidence.
+
+  Args:
+    outcomes: outcomes of groups; `measures` holds those of `measure`.
+    config: the least confidence.
+
+  Returns:
+    `em`, `confidence` and `total`.
+  """
+  confidence = outcomes.measures["confidence"]
+  return outcomes_lib.parts(
+    outcomes.valid,
+    em=outcomes.em,
+    confidence=confidence,
+    total=jnp.where(confidence >= config.beta, outcomes.em, 0),
+  )
+
+
+METHOD = method.Method(
+  "beta_grpo",
+  "beta-GRPO",
+  environments=search_r1.ENVIRONMENTS,
+  wordings=search_r1.WORDINGS,
+  constants=lambda config: config.method.beta_grpo,
+  reward=method.of_arrays(reward),
+  train=method.fixed_budget,
+  measures=("confidence",),
+  measure=measure,
+)

@@ -1,0 +1,103 @@
+"""SSRL: in training, the policy is its own search engine.
+
+    total = right * EM + formed * (the response is well formed)
+
+`retrieval.simulated=policy`: the policy itself is asked, in a call of its own,
+for what a search would find. These calls are not trained on, and neither are
+the passages that they yield. The search engine of an evaluation is real. In the
+generated world, whose policy reads no such request, it is asked the query as a
+question without a budget, and its answer is the passage.
+https://arxiv.org/abs/2508.10874
+
+Deviations from the released code:
+- Passages come from a call of their own, so a search ends a turn and is charged
+  to the budget; there, one generation holds searches and what they find, whose
+  tokens are masked in the loss.
+- The form is that of `scoring.check_format`, 0 or 1; there, it is a share that
+  rises with the number of thoughts, up to two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import chex
+import jax
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.config import methods as config_methods
+from anysearch_jax.environment import wording
+from anysearch_jax.methods import method, search_r1
+from anysearch_jax.methods import outcomes as outcomes_lib
+
+# Tokens of a call in the generated world: a thought and an answer.
+_WORLD_TOKENS = 64
+
+WORDINGS = {
+  "ssrl": wording.Wording(
+    "ssrl.toml",
+    {
+      **search_r1.SLOTS,
+      "simulator_useful": wording.Slots(needs=("query",), may=("k",)),
+    },
+    search_r1.environment,
+  ),
+  "search_r1_world": search_r1.WORDINGS["search_r1_world"],
+}
+
+
+def train(
+  config: config_lib.ExperimentConfig,
+) -> config_lib.ExperimentConfig:
+  """Selects a fixed budget and the policy as its search engine, never noisy.
+
+  A search takes a turn of the policy, so it gets that much longer.
+  """
+  r, e, m = config.retrieval, config.episode, config.method
+  tokens = r.model.max_tokens
+  if config.data.source == "world":
+    tokens = _WORLD_TOKENS
+  model = dataclasses.replace(
+    r.model, max_tokens=tokens, deadline=e.turn_deadline
+  )
+  noise = dataclasses.replace(m.zerosearch, noise_start=0.0, noise_end=0.0)
+  return dataclasses.replace(
+    method.fixed_budget(config),
+    retrieval=dataclasses.replace(r, simulated="policy", model=model),
+    method=dataclasses.replace(m, zerosearch=noise),
+    episode=dataclasses.replace(
+      e, search_deadline=e.search_deadline + e.turn_deadline
+    ),
+  )
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def reward(
+  outcomes: outcomes_lib.Outcomes, *, config: config_methods.SsrlConfig
+) -> dict[str, chex.Array]:
+  """Returns the weighted sum of exact match and format.
+
+  Args:
+    outcomes: outcomes of groups.
+    config: the weights.
+
+  Returns:
+    `em` and `total`.
+  """
+  return outcomes_lib.parts(
+    outcomes.valid,
+    em=outcomes.em,
+    total=config.right * outcomes.em + config.formed * outcomes.format,
+  )
+
+
+METHOD = method.Method(
+  "ssrl",
+  "SSRL",
+  environments=wording.environments(WORDINGS),
+  wordings=WORDINGS,
+  constants=lambda config: config.method.ssrl,
+  reward=method.of_arrays(reward),
+  train=train,
+)
