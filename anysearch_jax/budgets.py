@@ -136,9 +136,7 @@ class Budget:
     return ",".join(f"{unit}={cap}" for unit, cap in self.caps)
 
   def record(self) -> dict[str, Any]:
-    """Returns the caps and the prices as plain values; {} without a cap."""
-    if not self.units:
-      return {}
+    """Returns the caps and the prices as plain values; {} without them."""
     prices = dataclasses.asdict(self.prices) if self.prices else {}
     return {**dict(self.caps), **({"prices": prices} if prices else {})}
 

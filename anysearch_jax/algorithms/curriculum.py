@@ -5,6 +5,9 @@ steps for each level. Phase II draws a budget for each group; the further a
 level's recent accuracy is below that of the best level, the more often it is
 drawn.
 
+With `token_levels` a level is a pair of a number of searches and a cap on
+generated tokens, and the same rule draws from the grid of all pairs.
+
     state = init(config, seed)
     assignment = assign(state, num_groups=Q, config=config)   # one rollout
     state = record(state, budgets, em, valid, config=config)  # its outcomes
@@ -31,8 +34,11 @@ _PRNG = "threefry2x32"
 class CurriculumState(NamedTuple):
   """The state of the curriculum; level b is at index b - 1.
 
-  windows: int8 `[Bmax, W]`, ring buffers of the last outcomes in {0, 1}.
-  counts: int32 `[Bmax]`, number of outcomes ever recorded for each level.
+  With T token levels, L = Bmax T, and the pair of b searches and the t-th token
+  level (from 0) is at index (b - 1) T + t; otherwise L = Bmax.
+
+  windows: int8 `[L, W]`, ring buffers of the last outcomes in {0, 1}.
+  counts: int32 `[L]`, number of outcomes ever recorded for each level.
   step: int32 `[]`, optimizer steps of all recorded rollouts.
   key: uint32 `[2]`, key data of the seed; never changes.
   """
@@ -48,10 +54,13 @@ class Assignment(NamedTuple):
 
   budgets: int32 `[Q]`, searches assigned to each group.
   scaffold: bool `[]`, whether the scaffold is on.
+  tokens: int32 `[Q]`, cap on each group's generated tokens; None without
+    `token_levels`.
   """
 
   budgets: chex.Array
   scaffold: chex.Array
+  tokens: chex.Array | None = None
 
 
 def validate(config: config_lib.CurriculumConfig) -> None:
@@ -64,6 +73,15 @@ def validate(config: config_lib.CurriculumConfig) -> None:
     ValueError: the message names the value and what was expected.
   """
   c = config
+  if list(c.token_levels) != sorted(set(c.token_levels)):
+    raise ValueError(
+      f"Found the token_levels {c.token_levels}; expected ascending numbers."
+    )
+  if c.token_levels and c.fixed_budget >= 0:
+    raise ValueError(
+      f"Found the token_levels {c.token_levels} with a fixed_budget of "
+      f"{c.fixed_budget}; expected one of them. A fixed budget draws no pair."
+    )
   if c.phase1_steps > c.total_steps:
     raise ValueError(
       f"Found {c.phase1_steps} phase1_steps in {c.total_steps} total_steps; "
@@ -96,8 +114,8 @@ def validate(config: config_lib.CurriculumConfig) -> None:
 def init(config: config_lib.CurriculumConfig, seed: int) -> CurriculumState:
   """Returns the state before the first rollout: empty windows, step 0."""
   return CurriculumState(
-    windows=jnp.zeros((config.max_budget, config.window), jnp.int8),
-    counts=jnp.zeros(config.max_budget, jnp.int32),
+    windows=jnp.zeros((config.levels, config.window), jnp.int8),
+    counts=jnp.zeros(config.levels, jnp.int32),
     step=jnp.zeros((), jnp.int32),
     key=jax.random.key_data(jax.random.key(seed, impl=_PRNG)),
   )
@@ -118,12 +136,24 @@ def annealed_budget(
   return jnp.maximum(config.max_budget - step // level_steps, 1)
 
 
+def annealed_tokens(
+  step: chex.Array, *, config: config_lib.CurriculumConfig
+) -> chex.Array:
+  """Returns the index of Phase I's token level, which falls with its budget.
+
+  The largest budget has the largest level. T levels share the B_max budgets as
+  evenly as they divide.
+  """
+  left = annealed_budget(step, config=config)
+  return (left * len(config.token_levels) - 1) // config.max_budget
+
+
 @jax.jit
 def accuracies(state: CurriculumState) -> chex.Array:
   """Returns R(b) (Eq. 3), the mean outcome of each level's window.
 
   Returns:
-    float32 `[Bmax]` in [0, 1]; 0 for an empty window.
+    float32 `[L]` in [0, 1]; 0 for an empty window.
   """
   _assert_state(state)
   held = jnp.clip(state.counts, 1, state.windows.shape[-1])
@@ -134,21 +164,21 @@ def accuracies(state: CurriculumState) -> chex.Array:
 def probabilities(
   state: CurriculumState, *, config: config_lib.CurriculumConfig
 ) -> chex.Array:
-  """Returns P(b) (Eq. 4) of the levels 1 to B_max.
+  """Returns P(b) (Eq. 4) of the levels; L is B_max without `token_levels`.
 
-    P(b) = (1 - lambda) (Rmax - R(b) + eps) / sum_b' (...) + lambda / B_max
+    P(b) = (1 - lambda) (Rmax - R(b) + eps) / sum_b' (...) + lambda / L
 
   Args:
     state: the curriculum state.
     config: lambda is `uniform_mix`.
 
   Returns:
-    float32 `[Bmax]`, a probability distribution.
+    float32 `[L]`, a probability distribution.
   """
   accuracy = accuracies(state)
   gap = jnp.max(accuracy) - accuracy + config.epsilon
   mix = config.uniform_mix
-  return (1 - mix) * gap / jnp.sum(gap) + mix / config.max_budget
+  return (1 - mix) * gap / jnp.sum(gap) + mix / config.levels
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -165,13 +195,13 @@ def distribution(
     config: decides when Phase II begins.
 
   Returns:
-    float32 `[Bmax]`, a probability distribution.
+    float32 `[L]`, a probability distribution.
   """
   c = config
   first = state.step // c.steps_per_rollout == (
     c.phase1_steps // c.steps_per_rollout
   )
-  return jnp.where(first, 1 / c.max_budget, probabilities(state, config=c))
+  return jnp.where(first, 1 / c.levels, probabilities(state, config=c))
 
 
 @functools.partial(jax.jit, static_argnames=("num_groups", "config"))
@@ -203,11 +233,18 @@ def assign(
   rollout = state.step // c.steps_per_rollout
   p = distribution(state, config=c)
   seed = jax.random.wrap_key_data(state.key, impl=_PRNG)
-  drawn = 1 + jax.random.categorical(
+  drawn = jax.random.categorical(
     jax.random.fold_in(seed, rollout), jnp.log(p), shape=(num_groups,)
   )
-  budgets = jnp.where(phase1, annealed_budget(state.step, config=c), drawn)
-  return Assignment(budgets.astype(jnp.int32), scaffold)
+  each = len(c.token_levels) or 1
+  budgets = jnp.where(
+    phase1, annealed_budget(state.step, config=c), 1 + drawn // each
+  ).astype(jnp.int32)
+  if not c.token_levels:
+    return Assignment(budgets, scaffold)
+  level = jnp.where(phase1, annealed_tokens(state.step, config=c), drawn % each)
+  caps = jnp.asarray(c.token_levels, jnp.int32)
+  return Assignment(budgets, scaffold, caps[level])
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -218,6 +255,7 @@ def record(
   valid: chex.Array,
   *,
   config: config_lib.CurriculumConfig,
+  tokens: chex.Array | None = None,
 ) -> CurriculumState:
   """Records the outcomes of one rollout and advances to the next.
 
@@ -231,11 +269,18 @@ def record(
     em: `[Q * G]` correctness in {0, 1}.
     valid: bool `[Q * G]`; only valid trajectories are recorded.
     config: `steps_per_rollout` is added to the step.
+    tokens: int `[Q * G]`, each trajectory's cap, one of `token_levels`; None
+      without them.
 
   Returns:
     The next state.
   """
   _assert_state(state)
+  if tokens is not None:
+    caps = jnp.asarray(config.token_levels)
+    at = jnp.argmax(jnp.asarray(tokens)[:, None] == caps, -1)
+    inside = (budgets >= 1) & (budgets <= config.max_budget)
+    budgets = jnp.where(inside, (budgets - 1) * len(caps) + at + 1, 0)
   chex.assert_rank(budgets, 1)
   chex.assert_equal_shape([budgets, em, valid])
   chex.assert_type([budgets, valid], [int, bool])

@@ -11,15 +11,18 @@ statistics of its group, whatever its values are, and its rewards are 0.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 
+from anysearch_jax import budgets
 from anysearch_jax import config as config_lib
 
 GAMMA_MODES = ("adaptive", "fixed", "off")
+RELATIVE_COSTS = ("searches", "dollars")
 
 
 class Rewards(NamedTuple):
@@ -79,6 +82,55 @@ def absolute_reward(
   return jnp.where(budget > 0, em * (budget - used) / jnp.maximum(budget, 1), 0)
 
 
+def share_saved(
+  em: chex.Array,
+  spent: Mapping[str, chex.Array],
+  caps: Mapping[str, chex.Array],
+  weights: Mapping[str, float],
+) -> chex.Array:
+  """Returns R_abs of a budget in several units (docs/budgets.md).
+
+    R_abs = em sum_u w_u (cap_u - spent_u) / cap_u / sum_u w_u
+
+  The sums are over the units that are capped. With searches alone this is
+  `absolute_reward`.
+
+  Args:
+    em: `[..., G]` correctness in {0, 1}.
+    spent: `[..., G]` what was spent, by unit.
+    caps: `[...]` what was assigned, by unit; infinite or 0: no cap.
+    weights: w_u by unit, >= 0; only these units count.
+
+  Returns:
+    float32 `[..., G]`, in [0, 1]; 0 where no cap has a weight.
+  """
+  em = jnp.asarray(em, float)
+  total, over = jnp.zeros_like(em), jnp.zeros_like(em)
+  for unit, weight in weights.items():
+    cap = jnp.expand_dims(jnp.asarray(caps[unit], float), -1)
+    capped = (cap > 0) & jnp.isfinite(cap)
+    share = 1 - jnp.asarray(spent[unit], float) / jnp.where(capped, cap, 1)
+    total += jnp.where(capped, weight * jnp.clip(share, 0, 1), 0)
+    over += jnp.where(capped, weight, 0)
+  return jnp.where(over > 0, em * total / jnp.where(over > 0, over, 1), 0)
+
+
+def relative_cost(
+  em: chex.Array, cost: chex.Array, valid: chex.Array, *, xi: float
+) -> chex.Array:
+  """Returns R_rel of costs in any unit: `relative_reward` of their shares.
+
+  Args:
+    em, valid, xi: as for `relative_reward`.
+    cost: `[..., G]`, >= 0; divided by the largest of the correct trajectories,
+      so that xi means the same for cents and for dollars.
+  """
+  correct = valid & (jnp.asarray(em) != 0)
+  most = jnp.max(jnp.where(correct, cost, 0), -1, keepdims=True)
+  share = jnp.where(most > 0, cost / jnp.where(most > 0, most, 1), 0)
+  return relative_reward(em, share, valid, xi=xi)
+
+
 def relative_reward(
   em: chex.Array, used: chex.Array, valid: chex.Array, *, xi: float
 ) -> chex.Array:
@@ -131,6 +183,8 @@ def composite(
   valid: chex.Array,
   *,
   config: config_lib.RewardConfig,
+  spent: Mapping[str, chex.Array] | None = None,
+  caps: Mapping[str, chex.Array] | None = None,
 ) -> Rewards:
   """Returns R_total of every trajectory of every group (Eq. 5 to 9).
 
@@ -142,12 +196,15 @@ def composite(
     budget: `[...]` searches assigned to the group, >= 0.
     valid: bool `[..., G]`, False for an episode that failed.
     config: weights and switches.
+    spent: `[..., G]` tokens, dollars and seconds by unit; needed if a weight of
+      theirs is above 0, or if the relative factor compares dollars.
+    caps: `[...]` of the same units, infinite without a cap.
 
   Returns:
     The reward and its parts.
 
   Raises:
-    ValueError: `config.gamma_mode` is unknown.
+    ValueError: `config.gamma_mode` or `config.rel_cost` is unknown.
   """
   chex.assert_equal_shape([em, format_, generated_tokens, searches, valid])
   chex.assert_shape(budget, em.shape[:-1])
@@ -162,8 +219,8 @@ def composite(
     limit=config.length_limit,
     tolerance=config.length_tolerance,
   )
-  r_abs = absolute_reward(em, searches, jnp.expand_dims(budget, -1))
-  r_rel = relative_reward(em, searches, valid, xi=config.xi)
+  r_abs = _absolute(em, searches, budget, spent or {}, caps or {}, config)
+  r_rel = _relative(em, searches, valid, spent or {}, config)
   tool = (r_abs if config.use_abs else em) * (r_rel if config.use_rel else em)
   gamma = _gamma(em, valid, config)
   total = (
@@ -173,6 +230,50 @@ def composite(
     + jnp.expand_dims(gamma, -1) * tool
   )
   return Rewards(em, format_, length, r_abs, r_rel, tool, gamma, total)
+
+
+def _absolute(
+  em: chex.Array,
+  searches: chex.Array,
+  budget: chex.Array,
+  spent: Mapping[str, chex.Array],
+  caps: Mapping[str, chex.Array],
+  config: config_lib.RewardConfig,
+) -> chex.Array:
+  """Returns the absolute factor by the units that have a weight."""
+  weights = {
+    "searches": config.abs_searches,
+    "tokens": config.abs_tokens,
+    "dollars": config.abs_dollars,
+    "seconds": config.abs_seconds,
+  }
+  weights = {unit: weight for unit, weight in weights.items() if weight}
+  if list(weights) == ["searches"]:
+    return absolute_reward(em, searches, jnp.expand_dims(budget, -1))
+  budget = jnp.asarray(budget)
+  free = jnp.where(budget < budgets.UNCAPPED, budget, jnp.inf)
+  return share_saved(
+    em, {**spent, "searches": searches}, {**caps, "searches": free}, weights
+  )
+
+
+def _relative(
+  em: chex.Array,
+  searches: chex.Array,
+  valid: chex.Array,
+  spent: Mapping[str, chex.Array],
+  config: config_lib.RewardConfig,
+) -> chex.Array:
+  """Returns the relative factor by `config.rel_cost`."""
+  match config.rel_cost:
+    case "searches":
+      return relative_reward(em, searches, valid, xi=config.xi)
+    case "dollars":
+      return relative_cost(em, spent["dollars"], valid, xi=config.xi)
+  raise ValueError(
+    f"Found rel_cost {config.rel_cost!r}; expected one of "
+    f"{', '.join(RELATIVE_COSTS)}."
+  )
 
 
 def _gamma(

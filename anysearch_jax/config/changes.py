@@ -53,13 +53,14 @@ _TABLE: dict[str, dict[Kind, str]] = {
   "method.ssrl": {_L: "right formed"},
   "method.beta_grpo": {_L: "beta"},
   "reward": {
-    _L: "alpha beta delta gamma_max gamma_mode gamma_fixed use_abs use_rel xi "
+    _L: "alpha beta delta gamma_max gamma_mode gamma_fixed use_abs use_rel "
+    "abs_searches abs_tokens abs_dollars abs_seconds rel_cost xi "
     "length_limit length_tolerance function"
   },
   "curriculum": {
     # The curriculum's state has one window per budget, and the number of steps
     # decides how many questions are drawn.
-    _I: "max_budget total_steps steps_per_rollout epochs window",
+    _I: "max_budget token_levels total_steps steps_per_rollout epochs window",
     _L: "phase1_steps uniform_mix epsilon phase1_scaffold phase2_scaffold "
     "fixed_budget",
   },

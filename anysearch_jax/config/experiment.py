@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from anysearch_jax import budgets as budgets_lib
 from anysearch_jax.config.learning import (
   BatchConfig,
   CriticConfig,
@@ -102,6 +103,13 @@ class EvaluationConfig:
   search_price: float = 0.0
   input_price: float = 0.0
   output_price: float = 0.0
+
+  @property
+  def prices(self) -> budgets_lib.Prices:
+    """The prices as a value."""
+    return budgets_lib.Prices(
+      self.search_price, self.input_price, self.output_price
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,11 @@ class RewardConfig:
     accuracy), `fixed` (gamma_fixed) or `off`.
   use_abs, use_rel: which factors the tool reward has. A factor that is off is
     replaced by exact match, so that wrong answers still earn nothing.
+  abs_searches, abs_tokens, abs_dollars, abs_seconds: weights of the units in
+    the absolute factor, the mean of the shares of each cap that are saved. A
+    unit that a budget does not cap does not count.
+  rel_cost: what the relative factor compares: `searches` or `dollars`, by the
+    prices of config.evaluation.
   xi: stability constant of the relative factor.
   length_limit, length_tolerance: L_lim and L_tol, in generated tokens.
   function: your own reward, as module:function or path/to/file.py:function, see
@@ -28,6 +33,11 @@ class RewardConfig:
   gamma_fixed: float = 0.3
   use_abs: bool = True
   use_rel: bool = True
+  abs_searches: float = 1.0
+  abs_tokens: float = 0.0
+  abs_dollars: float = 0.0
+  abs_seconds: float = 0.0
+  rel_cost: str = "searches"
   xi: float = 1e-6
   length_limit: int = 2048
   length_tolerance: int = 1024
@@ -39,6 +49,8 @@ class CurriculumConfig:
   """Budget curriculum (section "Curriculum Learning"), in optimizer steps.
 
   max_budget: the paper's B_max.
+  token_levels: caps on generated tokens, ascending. If there are any, a group's
+    budget is a pair of searches and tokens, see docs/budgets.md.
   phase1_steps: length of Phase I, from 0 to total_steps.
   steps_per_rollout: optimizer steps on a rollout, those of all epochs.
   epochs: passes over a rollout's trajectories; a divisor of steps_per_rollout.
@@ -51,6 +63,7 @@ class CurriculumConfig:
   """
 
   max_budget: int = 5
+  token_levels: tuple[int, ...] = ()
   phase1_steps: int = 100
   total_steps: int = 500
   steps_per_rollout: int = 5
@@ -61,6 +74,11 @@ class CurriculumConfig:
   phase1_scaffold: bool = True
   phase2_scaffold: bool = False
   fixed_budget: int = -1
+
+  @property
+  def levels(self) -> int:
+    """The number of budgets that Phase II draws from."""
+    return self.max_budget * max(1, len(self.token_levels))
 
   @property
   def rollouts(self) -> int:

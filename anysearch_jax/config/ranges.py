@@ -74,10 +74,15 @@ _RANGES = {
   "reward.delta": _at_least(0),
   "reward.gamma_max": _at_least(0),
   "reward.gamma_fixed": _at_least(0),
+  "reward.abs_searches": _at_least(0),
+  "reward.abs_tokens": _at_least(0),
+  "reward.abs_dollars": _at_least(0),
+  "reward.abs_seconds": _at_least(0),
   "reward.xi": _POSITIVE,
   "reward.length_limit": _at_least(0),
   "reward.length_tolerance": _at_least(0),
   "curriculum.max_budget": _at_least(1),
+  "curriculum.token_levels": _at_least(1),
   "curriculum.phase1_steps": _at_least(0),
   "curriculum.total_steps": _at_least(1),
   "curriculum.steps_per_rollout": _at_least(1),
@@ -190,7 +195,12 @@ _RANGES = {
 }
 _FINITE = _Range("a finite number", math.isfinite)
 # Tuples of numbers that may be empty.
-_MAY_BE_EMPTY = ("mesh.trainer", "mesh.rollout", "evaluation.budgets")
+_MAY_BE_EMPTY = (
+  "mesh.trainer",
+  "mesh.rollout",
+  "evaluation.budgets",
+  "curriculum.token_levels",
+)
 
 
 def check(config: Any, root: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -35,3 +36,29 @@ def dollars(t: types.Trajectory, prices: budgets.Prices | None = None) -> float:
     input_tokens=input_tokens(t),
     output_tokens=t.generated_tokens,
   )
+
+
+def tables(
+  trajectories: Mapping[tuple[int, int], types.Trajectory],
+  shape: tuple[int, int],
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+  """Returns what groups spent and could spend, in units besides searches.
+
+  Args:
+    trajectories: by question and sample.
+    shape: number of questions and of samples.
+
+  Returns:
+    By unit: float32 `[Q, G]`, what was spent, and `[Q]`, the caps, infinite
+    without one.
+  """
+  units = ("tokens", "dollars", "seconds")
+  spent = {unit: np.zeros(shape, np.float32) for unit in units}
+  caps = {unit: np.full(shape[0], np.inf, np.float32) for unit in units}
+  for place, t in trajectories.items():
+    spent["tokens"][place] = t.generated_tokens
+    spent["dollars"][place] = dollars(t) if t.caps.prices else 0
+    spent["seconds"][place] = t.seconds
+    for unit, cap in t.caps.caps:
+      caps[unit][place[0]] = cap
+  return spent, caps

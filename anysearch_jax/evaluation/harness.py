@@ -126,7 +126,7 @@ def _play(
 ) -> None:
   """Plays the episodes that `rows` lacks and adds them."""
   env = systems.of_episode(playing.episode)
-  prices = env.prices(prices_of(evaluation))
+  prices = env.prices(evaluation.prices)
   finished = itertools.count(len(rows) + 1)
   inflight = inflight_lib.InFlight(playing.quiet_seconds)
   searching.attach(retriever, player.engine, player.codec)
@@ -258,21 +258,13 @@ def _said(caps: str) -> dict[str, str]:
   return {} if caps.isdecimal() else {"caps": caps}
 
 
-def prices_of(evaluation: config_lib.EvaluationConfig) -> budgets_lib.Prices:
-  """Returns the prices of a configuration."""
-  return budgets_lib.Prices(
-    evaluation.search_price, evaluation.input_price, evaluation.output_price
-  )
-
-
 def budgets_of(
   evaluation: config_lib.EvaluationConfig,
 ) -> tuple[budgets_lib.Budget, ...]:
   """Returns the budgets of the cells; raises ValueError for an invalid one."""
-  prices = prices_of(evaluation)
   return (
     *(budgets_lib.of(number) for number in evaluation.budgets),
-    *(budgets_lib.parse(text, prices) for text in evaluation.pairs),
+    *(budgets_lib.parse(text, evaluation.prices) for text in evaluation.pairs),
   )
 
 

@@ -25,6 +25,8 @@ def reward(
     o.budget,
     o.valid,
     config=config.reward,
+    spent=o.spent,
+    caps=o.caps,
   )
   return outcomes.parts(
     o.valid,

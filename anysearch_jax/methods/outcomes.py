@@ -50,6 +50,8 @@ class Outcomes(NamedTuple):
     valid: bool, False for a failed episode.
     measures: values of the method's `measure`, by name.
     progress: how far the training is; three numbers.
+    spent: generated tokens, dollars and seconds, by the name of the unit.
+    caps: `[...]` what the group may spend of each, infinite without a cap.
     answers: str, the answer as the environment reads it, None without one.
     trajectories: `types.Trajectory`, None where `valid` is False. It and
       `answers` are object arrays; both are None while JAX traces a reward.
@@ -66,6 +68,8 @@ class Outcomes(NamedTuple):
   valid: chex.Array
   measures: Mapping[str, chex.Array]
   progress: Progress = BEGINNING
+  spent: Mapping[str, chex.Array] = {}
+  caps: Mapping[str, chex.Array] = {}
   answers: np.ndarray | None = None
   trajectories: np.ndarray | None = None
 

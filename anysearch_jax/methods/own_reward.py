@@ -151,6 +151,7 @@ def trial(
       searches=int(searches[q, g]),
       budget=budget,
     )
+  units = ("tokens", "dollars", "seconds")
   return outcomes_lib.Outcomes(
     em=right.astype(np.int32),
     f1=right.astype(np.float32),
@@ -162,6 +163,8 @@ def trial(
     budget=np.full(2, budget, np.int32),
     valid=valid,
     measures={name: np.zeros(shape, np.float32) for name in measures},
+    spent={unit: np.zeros(shape, np.float32) for unit in units},
+    caps={unit: np.full(2, np.inf, np.float32) for unit in units},
     answers=answers,
     trajectories=trajectories,
   )

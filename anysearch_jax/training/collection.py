@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum
@@ -85,6 +86,7 @@ class Collector:
     slots: number of episodes that are played at a time.
     quiet_seconds: see `WatchConfig`.
     timeline: records every turn and search.
+    prices: what rewards charge in dollars.
   """
 
   def __init__(
@@ -98,8 +100,9 @@ class Collector:
     slots: int,
     quiet_seconds: float,
     timeline: timeline_lib.Timeline,
+    prices: budgets_lib.Prices = budgets_lib.NO_CAPS.prices,
   ):
-    self.stream = stream
+    self.stream, self._prices = stream, prices
     self._engine, self._retriever = engine, retriever
     self._codec, self._config = codec, config
     self._slots, self._quiet_seconds = slots, quiet_seconds
@@ -121,10 +124,8 @@ class Collector:
     """
     scaffold = bool(assignment.scaffold)
     assignments = [
-      driver.Assignment(
-        i, self.stream.question(rollout, i), int(budget), scaffold
-      )
-      for i, budget in enumerate(np.asarray(assignment.budgets))
+      driver.Assignment(i, self.stream.question(rollout, i), budget, scaffold)
+      for i, budget in enumerate(self._budgets(assignment))
     ]
     shares = processes.all_gather(lambda: self._play(rollout, assignments, run))
     return self._merged(
@@ -135,6 +136,23 @@ class Collector:
         for values, groups in shares
       ],
     )
+
+  def _budgets(
+    self, assignment: curriculum.Assignment
+  ) -> list[budgets_lib.Assigned]:
+    """Returns the budget of each group, with the prices of the run."""
+    searches = np.asarray(assignment.budgets).tolist()
+    if assignment.tokens is None and not self._prices:
+      return searches
+    tokens = (
+      [budgets_lib.UNCAPPED] * len(searches)
+      if assignment.tokens is None
+      else np.asarray(assignment.tokens).tolist()
+    )
+    return [
+      budgets_lib.Budget(searches=b, tokens=t, prices=self._prices)
+      for b, t in zip(searches, tokens, strict=True)
+    ]
 
   def _play(
     self,

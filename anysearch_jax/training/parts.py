@@ -83,6 +83,9 @@ def make(
       slots=config.engine.slots,
       quiet_seconds=config.watch.quiet_seconds,
       timeline=timeline,
+      prices=systems.of_episode(config.episode).prices(
+        config.evaluation.prices
+      ),
     ),
     _fingerprint(config, engine, learner, policy.tokenizer, questions[0]),
     settings=sampler.Settings(

@@ -13,8 +13,8 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import grpo
+from anysearch_jax.environment import charges, scoring
 from anysearch_jax.environment import records as records_lib
-from anysearch_jax.environment import scoring
 from anysearch_jax.methods import method as method_lib
 from anysearch_jax.methods import outcomes as outcomes_lib
 from anysearch_jax.methods import own_reward
@@ -153,6 +153,7 @@ def _outcomes(
       array[place] = value(place)
     return array
 
+  spent, caps = charges.tables(trajectories, (len(budgets), samples))
   return outcomes_lib.Outcomes(
     em=table(np.int32, lambda p: verdicts[p].em),
     f1=table(
@@ -174,6 +175,8 @@ def _outcomes(
       name: table(np.float32, lambda p: measured[p][name])  # noqa: B023
       for name in measures
     },
+    spent=spent,
+    caps=caps,
     answers=table(object, lambda p: verdicts[p].answer, None),
     trajectories=table(object, lambda p: trajectories[p], None),
   )

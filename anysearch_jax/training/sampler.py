@@ -11,13 +11,14 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from anysearch_jax import config as config_lib
+from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum as curriculum_lib
 from anysearch_jax.methods import method as method_lib
 from anysearch_jax.methods import outcomes as outcomes_lib
@@ -274,6 +275,7 @@ class Sampler:
         scored.em.reshape(-1),
         scored.valid.reshape(-1),
         config=settings.curriculum,
+        tokens=_tokens(assignment, collected.places, stream.samples),
       )
       self.state = SamplerState(recorded, self._counted(collected))
     return ScoredRollout(
@@ -306,6 +308,15 @@ class Sampler:
     return counters
 
 
+def _tokens(
+  assignment: curriculum_lib.Assignment, places: np.ndarray, samples: int
+) -> np.ndarray | None:
+  """Returns the cap on tokens of each trajectory; None if none is assigned."""
+  if assignment.tokens is None:
+    return None
+  return np.repeat(np.asarray(assignment.tokens)[places], samples)
+
+
 def progress(
   rollout: int, config: config_lib.CurriculumConfig
 ) -> outcomes_lib.Progress:
@@ -326,6 +337,14 @@ def drawn(budgets: np.ndarray, *, max_budget: int) -> dict[str, int]:
   return {f"curriculum/count{b}": int(np.sum(budgets == b)) for b in levels}
 
 
+def drawn_tokens(
+  groups: Sequence[types.Group | None], levels: Sequence[int]
+) -> dict[str, int]:
+  """Counts the kept groups of each token level in a rollout."""
+  caps = [group.caps.tokens for group in groups if group]
+  return {f"curriculum/tokens{t}": caps.count(t) for t in levels}
+
+
 def metrics(
   sampled: ScoredRollout, *, config: config_lib.CurriculumConfig
 ) -> dict[str, float]:
@@ -333,13 +352,16 @@ def metrics(
   step = sampled.rollout * config.steps_per_rollout
   collected, budgets = sampled.collected, sampled.scored.budgets
   levels = range(1, config.max_budget + 1)
+  of_searches = sampled.probabilities.reshape(config.max_budget, -1)
   out = {
     "rollout": sampled.rollout,
     "step": step + config.steps_per_rollout,
     "phase": 1 if step < config.phase1_steps else 2,
     "scaffold": int(sampled.scaffold),
-    **{f"curriculum/p{b}": float(sampled.probabilities[b - 1]) for b in levels},
+    # With token levels, of all pairs with this number of searches.
+    **{f"curriculum/p{b}": float(of_searches[b - 1].sum()) for b in levels},
     **drawn(budgets, max_budget=config.max_budget),
+    **drawn_tokens(sampled.collected.groups, config.token_levels),
     **rewards_and_advantages.metrics(sampled.scored),
     "rollout/failed": collected.failed,
     "rollout/dropped_groups": collected.dropped,

@@ -70,6 +70,7 @@ def _training(config: config_lib.ExperimentConfig, processes: int) -> None:
   checkpoint.validate(config.checkpoint)
   lora.validate(config.lora)
   _one_of("reward.gamma_mode", config.reward.gamma_mode, rewards.GAMMA_MODES)
+  _rel_cost(config)
   _one_of("method.otc.form", config.method.otc.form, otc.FORMS)
   _objective(objective)
   _critic(config.critic, objective, steps=c.total_steps)
@@ -145,6 +146,17 @@ def _best_metric(
   )
   if config.keep_best:
     _one_of("checkpoint.best_metric", config.best_metric, sorted(known))
+
+
+def _rel_cost(config: config_lib.ExperimentConfig) -> None:
+  cost = config.reward.rel_cost
+  _one_of("reward.rel_cost", cost, rewards.RELATIVE_COSTS)
+  prices = systems.of_episode(config.episode).prices(config.evaluation.prices)
+  if cost == "dollars" and not prices:
+    raise ValueError(
+      "reward.rel_cost: found dollars where nothing has a price; expected a "
+      "price of searches or of tokens in evaluation."
+    )
 
 
 def _evaluation(config: config_lib.EvaluationConfig) -> None:

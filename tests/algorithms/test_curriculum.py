@@ -61,7 +61,7 @@ def schedule(config, *, skewed=False):
   state, out = at(0, config=config, accuracies=accuracies), []
   nothing = np.zeros(2, np.int32), np.zeros(2, np.int32), np.zeros(2, bool)
   for _ in range(config.total_steps // config.steps_per_rollout):
-    budgets, scaffold = curriculum.assign(state, num_groups=2, config=config)
+    budgets, scaffold, _ = curriculum.assign(state, num_groups=2, config=config)
     out.append((np.asarray(budgets).tolist(), bool(scaffold)))
     state = curriculum.record(state, *nothing, config=config)
   assert state.step == config.total_steps
@@ -135,7 +135,7 @@ class DrawsTest(chex.TestCase):
     )
     state = at(step, accuracies=(0.2, 0.4, 0.6, 0.8, 1.0), seed=7)
     draws = 40_000
-    budgets, _ = assign(state, num_groups=draws, config=CONFIG)
+    budgets, *_ = assign(state, num_groups=draws, config=CONFIG)
     chex.assert_shape(budgets, (draws,))
     chex.assert_type(budgets, jnp.int32)
     p = np.array([0.2] * 5 if uniform else [0.28, 0.24, 0.20, 0.16, 0.12])
@@ -159,7 +159,7 @@ class DrawsTest(chex.TestCase):
 
   def test_groups_are_independent(self):
     """Neighbouring groups have equal budgets as often as chance predicts."""
-    budgets, _ = curriculum.assign(at(100), num_groups=40_000, config=CONFIG)
+    budgets, *_ = curriculum.assign(at(100), num_groups=40_000, config=CONFIG)
     alike = np.mean(np.asarray(budgets)[::2] == np.asarray(budgets)[1::2])
     assert abs(alike - 0.2) < 5 * np.sqrt(0.2 * 0.8 / 20_000)
 
@@ -169,7 +169,7 @@ def simulate(state, rollouts, *, assign, record, seed=3, groups=16):
   seen = []
   for _ in range(rollouts):
     rng = np.random.default_rng((seed, int(state.step)))
-    budgets, _ = assign(state, num_groups=groups, config=CONFIG)
+    budgets, *_ = assign(state, num_groups=groups, config=CONFIG)
     budgets = np.repeat(np.asarray(budgets), 5)
     em = rng.random(len(budgets)) < budgets / 6
     valid = rng.random(len(budgets)) < 0.9

@@ -61,6 +61,29 @@ def rewards(
   return {**out, "gamma": gamma}
 
 
+def share_saved(em, spent, caps, weights):
+  """R_abs in several units of one trajectory; a cap of None is no cap."""
+  units = [u for u in weights if weights[u] and caps[u]]
+  if not em or not units:
+    return 0.0
+  saved = (weights[u] * (caps[u] - spent[u]) / caps[u] for u in units)
+  return math.fsum(saved) / math.fsum(weights[u] for u in units)
+
+
+def relative_cost(em, cost, valid, xi):
+  """R_rel of costs of one group, as shares of the dearest right answer."""
+  right = [c for e, c, v in zip(em, cost, valid) if e and v]
+  if not right:
+    return [0.0] * len(em)
+  most, least = max(right), min(right)
+  if not most:
+    return [float(bool(e and v)) for e, v in zip(em, valid)]
+  return [
+    1 - (c - least) / (most - least + xi * most) if e and v else 0.0
+    for e, c, v in zip(em, cost, valid)
+  ]
+
+
 def advantages(total, valid, epsilon, normalize):
   """The advantages of a rollout: `total` and `valid` are rows of groups."""
   centred, counts = [], [sum(map(bool, row)) for row in valid]
@@ -171,18 +194,23 @@ def loss(trajectories, c: config_lib.ObjectiveConfig):
 
 
 class Windows:
-  """Each level's last W outcomes, in order."""
+  """Each level's last W outcomes, in order; a level may be a pair."""
 
   def __init__(self, c: config_lib.CurriculumConfig):
     self.config = c
+    levels = range(1, c.max_budget + 1)
+    pairs = [(b, t) for b in levels for t in c.token_levels]
     self.held = {
-      b: collections.deque(maxlen=c.window) for b in range(1, c.max_budget + 1)
+      level: collections.deque(maxlen=c.window) for level in pairs or levels
     }
 
-  def record(self, budgets, em, valid):
-    for b, outcome, v in zip(budgets, em, valid):
-      if v and int(b) in self.held:
-        self.held[int(b)].append(int(outcome))
+  def record(self, budgets, em, valid, tokens=None):
+    levels = list(map(int, budgets))
+    if tokens is not None:
+      levels = list(zip(levels, map(int, tokens)))
+    for level, outcome, v in zip(levels, em, valid):
+      if v and level in self.held:
+        self.held[level].append(int(outcome))
 
   def probabilities(self):
     c = self.config
@@ -190,7 +218,7 @@ class Windows:
     gap = [max(accuracy) - r + c.epsilon for r in accuracy]
     return np.array(
       [
-        (1 - c.uniform_mix) * g / sum(gap) + c.uniform_mix / c.max_budget
+        (1 - c.uniform_mix) * g / sum(gap) + c.uniform_mix / len(gap)
         for g in gap
       ]
     )
