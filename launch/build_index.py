@@ -7,8 +7,8 @@ r"""Builds an index over a corpus of passages.
 Kinds: `bm25` for corpora of up to a few million passages; `faiss_flat`, exact
 search on a CPU; `jax_flat`, exact search on GPUs and TPUs; `faiss_file`, an
 existing index (for example Search-R1's e5_Flat.index), named by --faiss_file
-together with the encoder that made it. The corpus has Search-R1's format: JSON
-lines of `id` and `contents`, plain or gzip.
+together with the encoder that made it. The corpus is JSON lines, plain or gzip,
+of `id` and `contents` (Search-R1's format), or of `id`, `title` and `text`.
 
 If the command is stopped, running it again resumes. Several GPUs or hosts that
 share the output folder can build together: each runs the command with
@@ -43,6 +43,19 @@ def define_flags() -> None:
     "dtype", "float32", "Of jax_flat: float32, bfloat16 or int8."
   )
   flags.DEFINE_string("faiss_file", "", "Of kind faiss_file.")
+  flags.DEFINE_integer(
+    "search",
+    0,
+    "Of faiss_file: inverted lists (nprobe) or candidates (efSearch) that a "
+    "search reads; 0: as many as find .95 of what the whole file has.",
+    0,
+  )
+  flags.DEFINE_list(
+    "vectors",
+    [],
+    "Of jax_flat and faiss_flat: the file of an IndexFlatIP, or its parts in "
+    "their order, that has the vectors of all passages.",
+  )
   flags.DEFINE_float("k1", 0.9, "BM25's saturation.", 0)
   flags.DEFINE_float("b", 0.4, "BM25's length normalisation.", 0, 1)
   flags.DEFINE_string(
@@ -77,6 +90,8 @@ def main(argv) -> None:
     b=f.b,
     language=f.language,
     faiss_file=f.faiss_file,
+    search=f.search,
+    vectors=tuple(f.vectors),
     shard=f.shard,
     skip_malformed=f.skip_malformed,
   )
@@ -121,6 +136,11 @@ def main(argv) -> None:
     f"{f.output}: {identity['kind']} over {len(index)} passages, identity "
     f"{identity['sha256'][:12]}"
   )
+  if how := identity.get("search"):
+    print(
+      f"searched with {how['parameter']}={how['value']}, which finds "
+      f"{how['recall']:.2f} of the first 10 hits of the whole file"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """A corpus of passages in a file, read by line offsets and not kept in memory.
 
-A corpus is JSON lines in Search-R1's layout, plain or gzip:
+A corpus is JSON lines, plain or gzip, in Search-R1's layout or as rows whose
+title may be missing; the keys of BEIR's rows are `_id`, `title` and `text`:
 
     {"id": "7", "contents": "\\"Title\\"\\nText of the passage."}
+    {"id": "7", "title": "Title", "text": "Text of the passage."}
 
 Row i is the i-th line that is kept. A prepared corpus is a folder:
 
@@ -292,11 +294,31 @@ def _parse(line: bytes) -> types.Passage:
     ) from error
   if not isinstance(values, dict):
     raise CorpusError(f"Found {line[:60]!r}, expected a JSON object.")
-  identifier, contents = values.get("id"), values.get("contents")
+  identifier = values.get("id", values.get("_id"))
   if not isinstance(identifier, str | int) or isinstance(identifier, bool):
     raise CorpusError(
       f"Found id {identifier!r:.60}, expected text or a number."
     )
+  title, text = _title_and_text(values)
+  return types.Passage(_whole(str(identifier)), title, text)
+
+
+def _title_and_text(values: dict[str, Any]) -> tuple[str, str]:
+  """Returns the quoted title and the text of a row; see `_parse`."""
+  contents = values.get("contents")
+  if contents is None and "text" in values:
+    title, text = values.get("title") or "", values["text"]
+    if not isinstance(title, str) or not isinstance(text, str):
+      raise CorpusError(
+        f"Found title {title!r:.60} and text {text!r:.60}, expected texts."
+      )
+    if not text.strip():
+      raise CorpusError(f"Found text {text!r:.60}, expected words.")
+    # A title is one line: what follows a line end is the text.
+    title = " ".join(title.split())
+    if title[:1] == title[-1:] == '"' and '"' not in title[1:-1]:
+      title = title[1:-1]
+    return f'"{_whole(title)}"', _whole(text)
   if not isinstance(contents, str):
     raise CorpusError(
       f'Found contents {contents!r:.60}, expected text ("\\"Title\\"\\ntext").'
@@ -305,9 +327,9 @@ def _parse(line: bytes) -> types.Passage:
   if not end or not title.strip().strip('"') or not text.strip():
     raise CorpusError(
       f"Found contents {contents[:60]!r}, expected a title, a line end and the "
-      "text."
+      'text; a passage without a title has its words in "text".'
     )
-  return types.Passage(_whole(str(identifier)), title, text)
+  return title, text
 
 
 def _whole(text: str) -> str:

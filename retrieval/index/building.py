@@ -32,12 +32,11 @@ import numpy as np
 
 from anysearch_jax.host import json_files
 from retrieval import passages
-from retrieval.index import search, vectors
+from retrieval.index import flat_file, search, vector_sources, vectors
 
 KINDS = ("bm25", "faiss_flat", "jax_flat", "faiss_file")
 BUILT, _BEGUN = "index.json", "build.json"
-# Passages that an encoder sorts by length at a time.
-_TEXTS = 4096
+ROWS = "rows.npy"
 # Seconds to wait for another builder's lock, and between attempts.
 _PATIENCE, _POLL = 6 * 3600.0, 0.2
 
@@ -54,7 +53,12 @@ class Settings:
     dtype: dtype of `jax_flat`'s vectors, one of `vectors.DTYPES`.
     k1, b: saturation and length normalisation of BM25.
     language: language of the passages for BM25, one of `analysis.LANGUAGES`.
-    faiss_file: the file of kind `faiss_file`; its row i is passage i.
+    faiss_file: the file of kind `faiss_file`; its ids are rows of the corpus,
+      or ids of its passages.
+    search: lists (`nprobe`) or candidates (`efSearch`) that a search of
+      `faiss_file` reads; 0: chosen by `faiss_tuning.tune`.
+    vectors: the file of an IndexFlatIP, or its parts in their order, whose row
+      i is the vector of passage i; "": the encoder makes the vectors.
     shard: rows of a shard, which is the unit of resuming.
     skip_malformed: whether to skip lines that are not a passage.
   """
@@ -65,6 +69,8 @@ class Settings:
   b: float = 0.4
   language: str = "english"
   faiss_file: str = ""
+  search: int = 0
+  vectors: tuple[str, ...] = ()
   shard: int = 65536
   skip_malformed: bool = False
 
@@ -119,12 +125,16 @@ def build(
     return True
   if encoder is not None and settings.kind != "faiss_file":
     shards = shards_of(folder, identity)
-    _encode(corpus, shards, encoder, process, processes, on_rows)
+    make = vector_sources.encoded(corpus, encoder)
+    if settings.vectors:
+      file = flat_file.FlatFile(settings.vectors)
+      make = vector_sources.read(corpus, encoder, file)
+    _write(shards, make, process, processes, on_rows)
     if not all(map(shards.written, range(len(shards)))):
       return False
   with _alone(folder):
     if not (folder / BUILT).is_file():
-      _finish(folder, corpus, settings, identity)
+      _finish(folder, corpus, settings, identity, encoder)
   return True
 
 
@@ -160,6 +170,16 @@ def _validate(
     raise ValueError(
       f"faiss_file: found {settings.faiss_file!r} for kind {settings.kind}; "
       "expected a file for kind faiss_file, and for that one only."
+    )
+  if settings.search and settings.kind != "faiss_file":
+    raise ValueError(
+      f"search: found {settings.search} for kind {settings.kind}, expected it "
+      "for kind faiss_file only."
+    )
+  if settings.vectors and settings.kind not in ("faiss_flat", "jax_flat"):
+    raise ValueError(
+      f"vectors: found {', '.join(settings.vectors)} for kind {settings.kind}, "
+      "expected them for jax_flat or faiss_flat."
     )
   if settings.kind == "faiss_flat" and settings.dtype != "float32":
     raise ValueError(
@@ -204,6 +224,16 @@ def _identity(
     }
   elif encoder is not None:
     values |= {"dtype": settings.dtype, "shard": settings.shard}
+    if settings.vectors:
+      values["vectors"] = flat_file.FlatFile(settings.vectors).identity()
+  if settings.search:
+    values["search"] = settings.search
+  return _hashed(values)
+
+
+def _hashed(values: dict[str, Any]) -> dict[str, Any]:
+  """Returns an identity with the hash of all of its other values."""
+  values = {k: v for k, v in values.items() if k != "sha256"}
   canonical = json.dumps(without_paths(values), sort_keys=True).encode()
   return values | {"sha256": hashlib.sha256(canonical).hexdigest()}
 
@@ -234,10 +264,9 @@ def _begin(folder: pathlib.Path, identity: dict[str, Any]) -> None:
       )
 
 
-def _encode(
-  corpus: passages.Corpus,
+def _write(
   shards: vectors.Shards,
-  encoder: search.Encoder,
+  make: vector_sources.Source,
   process: int,
   processes: int,
   on_rows: Callable[[int, int], None],
@@ -247,12 +276,11 @@ def _encode(
   of = sum(end - start for start, end in map(shards.span, mine))
   done = 0
 
-  def vectors_of(start: int, end: int) -> Iterator[np.ndarray]:
+  def counted(start: int, end: int) -> Iterator[np.ndarray]:
     nonlocal done
-    for first in range(start, end, _TEXTS):
-      last = min(first + _TEXTS, end)
-      yield encoder.passages(list(corpus.contents(first, last)))
-      done += last - first
+    for some in make(start, end):
+      yield some
+      done += len(some)
       on_rows(done, of)
 
   on_rows(done, of)
@@ -262,7 +290,7 @@ def _encode(
       done += end - start
       on_rows(done, of)
     else:
-      shards.write(shard, vectors_of(start, end))
+      shards.write(shard, counted(start, end))
 
 
 def _finish(
@@ -270,6 +298,7 @@ def _finish(
   corpus: passages.Corpus,
   settings: Settings,
   identity: dict[str, Any],
+  encoder: search.Encoder | None,
 ) -> None:
   """Makes the index from the encoded shards and writes its identity."""
   if settings.kind == "bm25":
@@ -292,6 +321,8 @@ def _finish(
         f"expected {len(corpus)} of {identity['encoder']['dim']}, one row a "
         "passage, of the encoder's dimension."
       )
+    assert encoder is not None  # As `_validate` checked.
+    identity = _tuned(folder, corpus, index.index, identity, encoder)
   elif settings.kind == "faiss_flat":
     from retrieval.index import faiss_flat
 
@@ -305,6 +336,34 @@ def _finish(
   json_files.write(folder / BUILT, identity)
   if settings.kind == "faiss_flat":
     shutil.rmtree(folder / "vectors")
+
+
+def _tuned(
+  folder: pathlib.Path,
+  corpus: passages.Corpus,
+  index: Any,
+  identity: dict[str, Any],
+  encoder: search.Encoder,
+) -> dict[str, Any]:
+  """Returns the identity with how the file is searched; writes its ids' rows.
+
+  Titles of passages are the queries that measure a search.
+  """
+  from retrieval.index import faiss_tuning
+
+  rows = faiss_tuning.rows_of_ids(index, corpus)
+  if rows is not None:
+    np.save(folder / ROWS, rows)
+    identity = identity | {"rows": vectors.digest(folder / ROWS)}
+  asked = identity.get("search", 0)
+  if faiss_tuning.parameter(index):
+    sample = map(corpus.__getitem__, vector_sources.sample(len(corpus)))
+    queries = [p.title.strip('"') or p.text[:80] for p in sample]
+    found = faiss_tuning.tune(index, encoder.queries(queries), asked)
+    identity = identity | {"search": found._asdict()}
+  elif asked:
+    faiss_tuning.apply(index, asked)  # Says why that cannot be.
+  return _hashed(identity)
 
 
 @contextlib.contextmanager

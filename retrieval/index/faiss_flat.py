@@ -43,20 +43,29 @@ class FaissFile:
 
   Args:
     path: path of the file.
+    rows: the row of each id, see `faiss_tuning.rows_of_ids`; None: ids are
+      row numbers.
+
+  Attributes:
+    index: FAISS's index.
 
   Raises:
     vectors.DamagedError: FAISS cannot read the file.
     ValueError: the metric of the index is not the inner product.
   """
 
-  def __init__(self, path: str | os.PathLike):
-    self._index = _open(pathlib.Path(path))
-    self.count, self.dim = self._index.ntotal, self._index.d
-    self.type = type(self._index).__name__
+  def __init__(self, path: str | os.PathLike, rows: np.ndarray | None = None):
+    self.index, self._rows = _open(pathlib.Path(path)), rows
+    self.count, self.dim = self.index.ntotal, self.index.d
+    self.type = type(self.index).__name__
 
   def search(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
     """See `search.VectorIndex`."""
-    return _hits(*self._index.search(_checked(vectors, self.dim), k))
+    scores, ids = self.index.search(_checked(vectors, self.dim), k)
+    if self._rows is not None and len(self._rows[0]):
+      at = np.searchsorted(self._rows[0], ids)
+      ids = np.where(ids >= 0, self._rows[1][at % len(self._rows[0])], -1)
+    return _hits(scores, ids)
 
 
 class FaissFlat:

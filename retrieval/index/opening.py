@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from retrieval import passages
 from retrieval.encoder import encoder_settings
 from retrieval.index import building, search, vectors
+
+_log = logging.getLogger(__name__)
 
 
 def open_index(
@@ -134,4 +139,30 @@ def _vectors(
       f"{path}: expected the file of {file['bytes']} bytes that the index "
       "was built over."
     )
-  return faiss_flat.FaissFile(path)
+  from retrieval.index import faiss_tuning
+
+  rows = None
+  if "rows" in identity:
+    rows = np.load(folder / building.ROWS, mmap_mode="r")
+    if vectors.digest(folder / building.ROWS) != identity["rows"]:
+      raise vectors.DamagedError(
+        f"{folder / building.ROWS}: it differs from what was written; build "
+        "the index again."
+      )
+  index = faiss_flat.FaissFile(path, rows)
+  if "search" in identity:
+    how = identity["search"]
+    faiss_tuning.apply(index.index, how["value"])
+    _log.log(
+      logging.INFO if how["recall"] >= faiss_tuning.LEAST else logging.WARNING,
+      "%s: searched with %s=%d, which finds %.2f of the first 10 hits of the "
+      "whole file",
+      *(path, how["parameter"], how["value"], how["recall"]),
+    )
+  elif faiss_tuning.parameter(index.index):
+    _log.warning(
+      "%s: an earlier version built this index; FAISS's default of %s may find "
+      "little. Build it in a new folder to have it measured.",
+      *(path, faiss_tuning.parameter(index.index)),
+    )
+  return index

@@ -64,8 +64,44 @@ MALFORMED = [
   '{"id": "1", "contents": "no title"}',
   '{"id": "1", "contents": "\\"\\"\\ntext"}',
   '{"id": "1", "contents": "\\"T\\"\\n  "}',
+  '{"id": "1", "text": 3}',
+  '{"id": "1", "title": ["T"], "text": "t"}',
+  '{"id": "1", "title": "T", "text": "  "}',
+  '{"id": "1", "title": "T"}',
+  '{"title": "T", "text": "t"}',
   "[" * 100_000,
 ]
+
+
+ROWS = {
+  '{"id": 7, "title": "Iron", "text": "Iron rusts.\\nGold"}': (
+    types.Passage("7", '"Iron"', "Iron rusts.\nGold")
+  ),
+  '{"_id": "d#7", "title": "", "text": "Iron", "metadata": {}}': (
+    types.Passage("d#7", '""', "Iron")
+  ),
+  '{"id": "7", "text": "Iron"}': types.Passage("7", '""', "Iron"),
+  '{"id": "7", "title": null, "text": "Iron"}': (
+    types.Passage("7", '""', "Iron")
+  ),
+  '{"id": "7", "title": "\\"A\\nB\\"", "text": "C \\ud83d"}': (
+    types.Passage("7", '"A B"', "C \ufffd")
+  ),
+  '{"id": "7", "title": "\\"Heroes\\" (song)", "text": "C"}': (
+    types.Passage("7", '""Heroes" (song)"', "C")
+  ),
+  # Rows that have `contents` are Search-R1's.
+  '{"id": "7", "contents": "\\"T\\"\\nt", "title": "A", "text": "B"}': (
+    types.Passage("7", '"T"', "t")
+  ),
+}
+
+
+@pytest.mark.parametrize("line", ROWS)
+def test_rows_of_id_title_and_text_are_passages(tmp_path, line):
+  (tmp_path / "corpus.jsonl").write_text(line + "\n")
+  corpus = passages.prepare(tmp_path / "corpus.jsonl", tmp_path / "p")
+  assert corpus[0] == ROWS[line]
 
 
 @pytest.mark.parametrize("line", MALFORMED)

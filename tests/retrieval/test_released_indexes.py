@@ -1,0 +1,268 @@
+"""Indexes that others built: their vectors, ids and search parameters."""
+
+from __future__ import annotations
+
+import logging
+import tracemalloc
+
+import faiss
+import numpy as np
+import pytest
+import retrieval_cases as cases
+
+from retrieval import passages
+from retrieval.index import building, faiss_tuning, flat_file, opening, vectors
+
+QUERY = '"Title 7"\nPassage number n7 is about fire.'
+
+
+def units(count, dim=16, seed=0):
+  x = np.random.default_rng(seed).normal(size=(count, dim)).astype(np.float32)
+  return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def parts(folder, x, *, cut=None):
+  """Writes an IndexFlatIP with FAISS, and cuts the file into two parts."""
+  index = faiss.IndexFlatIP(x.shape[1])
+  index.add(x)
+  faiss.write_index(index, str(folder / "e5_Flat.index"))
+  data = (folder / "e5_Flat.index").read_bytes()
+  cut = len(data) // 2 if cut is None else cut
+  (folder / "part_aa").write_bytes(data[:cut])
+  (folder / "part_ab").write_bytes(data[cut:])
+  return str(folder / "part_aa"), str(folder / "part_ab")
+
+
+def of_passages(tmp_path, count):
+  source = cases.write(tmp_path / "c.jsonl", count)
+  corpus = passages.prepare(source, tmp_path / "prepared")
+  return source, cases.Encoder().passages(list(corpus.contents(0, count)))
+
+
+# Vectors in two parts.
+
+
+# Within the header, within a value, and at the ends.
+@pytest.mark.parametrize("cut", [0, 3, 44, 45, 47, 3000, None])
+def test_rows_are_those_of_faiss_wherever_the_file_is_cut(tmp_path, cut):
+  x = units(77)
+  file = flat_file.FlatFile(parts(tmp_path, x, cut=cut))
+  whole = flat_file.FlatFile([tmp_path / "e5_Flat.index"])
+  assert (file.count, file.dim) == (77, 16)
+  for start, end in ((0, 77), (0, 1), (30, 60), (76, 77), (5, 5)):
+    found = [np.zeros((0, 16)), *file.rows(start, end)]
+    np.testing.assert_array_equal(np.concatenate(found), x[start:end])
+  assert file.identity() == whole.identity()
+
+
+@pytest.mark.parametrize("kind", ["jax_flat", "faiss_flat"])
+@pytest.mark.parametrize("dtype", vectors.DTYPES)
+def test_vectors_of_a_file_are_not_encoded_again(tmp_path, kind, dtype):
+  if kind == "faiss_flat" and dtype != "float32":
+    return
+  source, x = of_passages(tmp_path, 200)
+  settings = building.Settings(
+    kind, dtype=dtype, shard=60, vectors=parts(tmp_path, x)
+  )
+  encoder = cases.Encoder()
+  assert building.build(source, tmp_path / "i", settings, encoder=encoder)
+  assert encoder.encoded == 64  # The sample.
+  found = opening.open_index(tmp_path / "i", encoder=encoder)
+  assert found.search([QUERY], 1)[0][0].id == "7"
+  if kind == "jax_flat":
+    made = vectors.Shards(
+      tmp_path / "i" / "vectors", count=200, each=60, dim=16, dtype=dtype
+    )
+    stored = np.concatenate([made.rows(i).floats() for i in range(4)])
+    error = {"float32": 0, "bfloat16": 4e-3, "int8": 5e-3}[dtype]
+    np.testing.assert_allclose(stored, x, atol=error)
+  # The same command again changes nothing; other vectors are another index.
+  assert building.build(source, tmp_path / "i", settings, encoder=encoder)
+  x[3] = x[4]
+  (tmp_path / "other").mkdir()
+  other = building.Settings(
+    kind, dtype=dtype, shard=60, vectors=parts(tmp_path / "other", x)
+  )
+  with pytest.raises(building.OtherIndexError, match="begun with vectors"):
+    building.build(source, tmp_path / "i", other, encoder=encoder)
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (lambda x: x[::-1], "the encoder's vector of that passage"),
+    (lambda x: 2 * x, "of length 2.000 for row 0"),
+    (lambda x: np.full_like(x, np.nan), "of length nan"),
+    (lambda x: x[:-1], "found 199 rows of 16, expected 200 of 16"),
+    (lambda x: x[:, :8], "found 200 rows of 8, expected 200 of 16"),
+  ],
+)
+def test_vectors_of_other_passages_are_refused(tmp_path, change, message):
+  source, x = of_passages(tmp_path, 200)
+  changed = np.ascontiguousarray(change(x))
+  settings = building.Settings("jax_flat", vectors=parts(tmp_path, changed))
+  with pytest.raises(ValueError, match=message):
+    building.build(source, tmp_path / "i", settings, encoder=cases.Encoder())
+
+
+def test_parts_that_are_missing_or_in_another_order_are_refused(tmp_path):
+  first, second = parts(tmp_path, units(50))
+  with pytest.raises(vectors.DamagedError, match="name all parts"):
+    flat_file.FlatFile([first])
+  with pytest.raises(ValueError, match="first part first"):
+    flat_file.FlatFile([second, first])
+  with pytest.raises(vectors.DamagedError, match="part_ac"):
+    flat_file.FlatFile([first, tmp_path / "part_ac"])
+  for kept in (0, 10, 44):
+    (tmp_path / "short").write_bytes(b"IxFI" + bytes(kept))
+    with pytest.raises(ValueError, match="short: "):
+      flat_file.FlatFile([tmp_path / "short"])
+  index = faiss.IndexFlatL2(4)
+  index.add(units(3, 4))
+  faiss.write_index(index, str(tmp_path / "l2"))
+  with pytest.raises(ValueError, match="kind b'IxF2' and metric 1"):
+    flat_file.FlatFile([tmp_path / "l2"])
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+  names = parts(tmp_path, units(100_000, 32))  # 12.8 MB.
+  file = flat_file.FlatFile(names)
+  shards = vectors.Shards(
+    tmp_path / "v", count=file.count, each=30_000, dim=32, dtype="bfloat16"
+  )
+  tracemalloc.start()
+  for shard in range(len(shards)):
+    shards.write(shard, file.rows(*shards.span(shard)))
+  file.identity()
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  # A block to hash has 4 MB.
+  assert peak < 9e6
+
+
+# How much a search reads.
+
+
+FACTORIES = {
+  "IVF64,Flat": "nprobe",
+  "IVF64_HNSW8,Flat": "nprobe",
+  "OPQ8,IVF64,PQ8": "nprobe",
+  "HNSW8": "efSearch",
+  "IDMap,HNSW8": "efSearch",
+  "PCA12,HNSW8": "efSearch",
+}
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_a_search_finds_most_of_what_the_whole_file_has(factory):
+  x = units(5000)
+  queries = x[:64] + 0.2 * units(64, seed=1)
+  index = faiss.index_factory(16, factory, faiss.METRIC_INNER_PRODUCT)
+  index.train(x)
+  if factory.startswith("IDMap"):
+    index.add_with_ids(x, np.arange(5000) + 7)
+  else:
+    index.add(x)
+  found = faiss_tuning.tune(index, queries)
+  assert faiss_tuning.parameter(index) == found.parameter == FACTORIES[factory]
+  assert found.recall >= 0.95
+  if factory == "IVF64,Flat":
+    # All lists are exact search; FAISS's default is one list.
+    exact = np.argsort(-queries @ x.T, axis=1)[:, :10]
+    rows = index.search(queries, 10)[1]
+    shares = [len(set(a) & set(b)) / 10 for a, b in zip(rows, exact)]
+    assert np.mean(shares) == pytest.approx(found.recall)
+    assert faiss_tuning.tune(index, queries, 1).recall < 0.7
+    fewer = faiss_tuning.tune(index, queries, found.value // 2)
+    assert fewer.recall < 0.95 and fewer.value == found.value // 2
+
+
+def file_of(tmp_path, factory, x, ids=None):
+  index = faiss.index_factory(16, factory, faiss.METRIC_INNER_PRODUCT)
+  index.train(x)
+  if ids is None:
+    index.add(x)
+  else:
+    index.add_with_ids(x, ids)
+  faiss.write_index(index, str(tmp_path / "their.index"))
+  return str(tmp_path / "their.index")
+
+
+def test_an_index_is_opened_as_it_was_measured(tmp_path, caplog):
+  source, x = of_passages(tmp_path, 3000)
+  file = file_of(tmp_path, "IVF32,Flat", x)
+
+  def built(name, search=0):
+    settings = building.Settings("faiss_file", faiss_file=file, search=search)
+    encoder = cases.Encoder()
+    building.build(source, tmp_path / name, settings, encoder=encoder)
+    return opening.open_index(tmp_path / name, encoder=encoder)
+
+  caplog.set_level(logging.INFO, "retrieval")
+  chosen, one = built("chosen"), built("one", 1)
+  measured = chosen.identity["search"]
+  assert measured["recall"] >= 0.95 and measured["value"] > 1
+  assert one.identity["search"]["value"] == 1
+  assert one.identity["sha256"] != chosen.identity["sha256"]
+  levels = [r.levelname for r in caplog.records if "searched with" in r.message]
+  assert levels == ["INFO", "WARNING"]  # One list finds too little.
+  # Every passage's own words are found where all lists that matter are read.
+  asked = [chosen.corpus[i].contents for i in range(0, 3000, 50)]
+  found = [a[0].contents == q for a, q in zip(chosen.search(asked, 1), asked)]
+  assert np.mean(found) > 0.95
+
+
+def test_a_setting_that_an_index_does_not_have_is_refused(tmp_path):
+  source, x = of_passages(tmp_path, 100)
+  file = file_of(tmp_path, "Flat", x)
+  settings = building.Settings("faiss_file", faiss_file=file, search=8)
+  with pytest.raises(ValueError, match="found 8 for a IndexFlat"):
+    building.build(source, tmp_path / "i", settings, encoder=cases.Encoder())
+  settings = building.Settings("jax_flat", search=8)
+  with pytest.raises(ValueError, match="for kind faiss_file only"):
+    building.build(source, tmp_path / "i", settings, encoder=cases.Encoder())
+  settings = building.Settings("bm25", vectors=("x",))
+  with pytest.raises(ValueError, match="for jax_flat or faiss_flat"):
+    building.build(source, tmp_path / "i", settings)
+
+
+# Ids.
+
+
+@pytest.mark.parametrize("factory", ["IDMap,Flat", "IVF4,Flat", "IDMap,HNSW8"])
+@pytest.mark.parametrize("ids", ["rows", "names"])
+def test_ids_of_an_index_are_rows_or_names_of_passages(tmp_path, factory, ids):
+  names = [str(1000 + 3 * i) for i in range(50)]
+  (tmp_path / "c.jsonl").write_text(
+    "".join(
+      f'{{"id": "{name}", "title": "T{i}", "text": "words {i}"}}\n'
+      for i, name in enumerate(names)
+    )
+  )
+  corpus = passages.prepare(tmp_path / "c.jsonl", tmp_path / "p")
+  x = cases.Encoder().passages(list(corpus.contents(0, 50)))
+  order = np.random.default_rng(0).permutation(50)
+  given = order if ids == "rows" else np.asarray([int(names[i]) for i in order])
+  file = file_of(tmp_path, factory, x[order], given)
+  settings = building.Settings("faiss_file", faiss_file=file, search=0)
+  encoder = cases.Encoder()
+  building.build(
+    tmp_path / "c.jsonl", tmp_path / "i", settings, encoder=encoder
+  )
+  index = opening.open_index(tmp_path / "i", encoder=encoder)
+  for row in (0, 7, 49):
+    (found, *_) = index.search([corpus[row].contents], 3)[0]
+    assert found.id == names[row]
+  if ids == "names":
+    np.save(tmp_path / "i" / "rows.npy", np.zeros((2, 50), np.int64))
+    with pytest.raises(vectors.DamagedError, match=r"rows\.npy"):
+      opening.open_index(tmp_path / "i", encoder=encoder)
+
+
+@pytest.mark.parametrize("wrong", [[5] * 20, list(range(100, 120))])
+def test_ids_that_are_no_passages_are_refused(tmp_path, wrong):
+  source, x = of_passages(tmp_path, 20)
+  file = file_of(tmp_path, "IDMap,Flat", x, np.asarray(wrong))
+  settings = building.Settings("faiss_file", faiss_file=file)
+  with pytest.raises(ValueError, match=r"faiss_file: found id \d+, expected"):
+    building.build(source, tmp_path / "i", settings, encoder=cases.Encoder())
