@@ -52,6 +52,10 @@ _TABLE: dict[str, dict[Kind, str]] = {
   "method.r1_searcher": {_L: "stage_one answer formed searched malformed"},
   "method.ssrl": {_L: "right formed"},
   "method.beta_grpo": {_L: "beta"},
+  "method.hiprag": {
+    _L: "formed process url name memory_url memory_name max_tokens",
+    _P: "key_variable concurrency deadline",
+  },
   "reward": {
     _L: "alpha beta delta gamma_max gamma_mode gamma_fixed use_abs use_rel "
     "abs_searches abs_tokens abs_dollars abs_seconds rel_cost xi "

@@ -173,6 +173,34 @@ class BetaGrpoConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class HipragConfig:
+  """HiPRAG's reward, and the servers that judge steps.
+
+  formed: reward of a well-formed response; a right answer in a malformed one
+    loses it.
+  process: bonus of a right answer if all steps are optimal.
+  url, name: address of the judge (an OpenAI chat completions API), and its
+    model.
+  memory_url, memory_name: the same of the model that answers queries from
+    memory; "": the judge's.
+  key_variable: environment variable with the key of both addresses; "": none.
+  max_tokens: limit on the tokens of a reply.
+  concurrency, deadline: concurrent calls to an address, and seconds of a call.
+  """
+
+  formed: float = 0.2
+  process: float = 0.4
+  url: str = ""
+  name: str = ""
+  memory_url: str = ""
+  memory_name: str = ""
+  key_variable: str = ""
+  max_tokens: int = 200
+  concurrency: int = 64
+  deadline: float = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
 class MethodConfig:
   """Which of the compared systems is trained or evaluated, and their constants.
 
@@ -194,3 +222,4 @@ class MethodConfig:
   r1_searcher: R1SearcherConfig = R1SearcherConfig()
   ssrl: SsrlConfig = SsrlConfig()
   beta_grpo: BetaGrpoConfig = BetaGrpoConfig()
+  hiprag: HipragConfig = HipragConfig()

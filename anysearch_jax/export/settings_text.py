@@ -208,6 +208,15 @@ def _beta_grpo(r: Mapping[str, Any]) -> str:
   return f"EM, 0 if a token of a query had a probability below {r['beta']:g}"
 
 
+def _hiprag(r: Mapping[str, Any]) -> str:
+  return (
+    f"1 for an answer that holds an accepted one, {r['formed']:g} less in a "
+    f"malformed response, up to {r['process']:g} more for the share of steps "
+    f"that searched if and only if they had to; {r['formed']:g} for a wrong "
+    "answer in a well-formed response"
+  )
+
+
 _REWARDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
   "anysearch": _anysearch,
   "search_r1": _search_r1,
@@ -221,6 +230,7 @@ _REWARDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
   "r1_searcher": _r1_searcher,
   "ssrl": _ssrl,
   "beta_grpo": _beta_grpo,
+  "hiprag": _hiprag,
 }
 
 

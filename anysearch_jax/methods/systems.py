@@ -13,6 +13,7 @@ from anysearch_jax.methods import (
   autorefine,
   bats,
   beta_grpo,
+  hiprag,
   ikea,
   method,
   mt_grpo,
@@ -46,6 +47,7 @@ METHODS: dict[str, method.Method] = {
     mt_grpo.METHOD,
     r1_searcher.METHOD,
     ssrl.METHOD,
+    hiprag.METHOD,
     beta_grpo.METHOD,
   )
 }

@@ -89,6 +89,7 @@ def rows(base: config_lib.ExperimentConfig) -> tuple[Row, ...]:
     _row("mt_grpo", "MT-GRPO"),
     _row("r1_searcher", "R1-Searcher"),
     _row("ssrl", "SSRL", evaluation=_REAL),
+    _row("hiprag", "HiPRAG"),
     _row("beta_grpo", "beta-GRPO"),
     _row("warm_start", "Warm start", "search_r1", UNTRAINED),
     _row("search_o1", "Search-o1", "search_o1", UNTRAINED),

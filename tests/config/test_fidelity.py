@@ -24,7 +24,7 @@ ROW = re.compile(r"^\| `([a-z0-9_.]+)` \| ([^|]*) \| ([^|]*) \|", re.M)
 SYSTEMS = (
   *("search_r1", "search_r1_ppo", "stepsearch"),
   *("zerosearch", "ikea", "search_o1", "bats"),
-  *("research", "autorefine", "mt_grpo", "r1_searcher", "ssrl"),
+  *("research", "autorefine", "mt_grpo", "r1_searcher", "ssrl", "hiprag"),
 )
 UNTRAINED = ("search_o1", "bats")
 

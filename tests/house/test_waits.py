@@ -113,6 +113,7 @@ _ENDED = {
     "calls.get()",
   ): "a thread of nobody's; None ends it",
   ("rollout/searching.py", "await mine"): "`answering.answer` has a deadline",
+  ("methods/hiprag.py", "await asyncio.gather"): ("`measuring` has a deadline"),
   ("training/measuring.py", "task.result()"): "the task group has ended",
   ("rollout/toolbox.py", "await asyncio.gather"): (
     "`answering.answer` has a deadline"

@@ -26,6 +26,7 @@ from anysearch_jax.environment import prompts, tools
 from anysearch_jax.methods import (
   autorefine,
   bats,
+  hiprag,
   r1_searcher,
   research,
   search_o1,
@@ -51,6 +52,11 @@ OWN_TAGS = {
   "research": research.SEARCH.markers,
   "autorefine": (*autorefine.SEARCH.markers, "<refine>", "</refine>"),
   "r1_searcher": r1_searcher.SEARCH.markers,
+  "hiprag": (
+    *hiprag.SEARCH.markers,
+    *(f"<{x}{name}>" for name in ("step", "reasoning") for x in ("", "/")),
+    *("<conclusion>", "</conclusion>"),
+  ),
   "search_o1": (
     *("<|begin_search_query|>", "<|end_search_query|>"),
     *("<|begin_search_result|>", "<|end_search_result|>"),

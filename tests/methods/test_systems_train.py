@@ -22,6 +22,7 @@ PARTS = {
   "r1_searcher": {"f1", "well_formed", "stage"},
   "ssrl": {"em"},
   "beta_grpo": {"confidence"},
+  "hiprag": {"contained", "optimal"},
 }
 
 

@@ -1,0 +1,252 @@
+"""HiPRAG: a bonus for steps that search if, and only if, they have to.
+
+    right and well formed    1 + process * (share of steps that are optimal)
+    right, malformed         1 - formed
+    wrong, well formed       formed
+    otherwise                0
+
+A response is a sequence of steps, with a search or without one. A model from
+memory answers the query of each search; if a judge finds that it says the same
+as the step's conclusion, the search was needless. The judge also says whether a
+step without a search is right. Both are servers with OpenAI's interface, asked
+while a rollout is scored. In the generated world a script knows: a fact is to
+be searched unless the policy knows it. https://arxiv.org/abs/2510.07794
+
+Deviations from the released code:
+- The share is over all steps, as in the paper; there, the divisor is the number
+  of searches.
+- The model that answers from memory is at an address of its own, such as the
+  initial policy's; there, it is the policy as it is trained.
+- A judge that cannot be reached fails the trajectory; there, the step counts as
+  optimal. A reply that is neither yes nor no counts as no.
+- An answer is right if it holds an accepted one as whole words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping, Sequence
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.config import methods as config_methods
+from anysearch_jax.environment import spec, tools, wording
+from anysearch_jax.host.http import calls, openai
+from anysearch_jax.methods import method, mt_grpo, search_r1
+from anysearch_jax.methods import outcomes as outcomes_lib
+
+SEARCH = tools.search(begins="<context>", ends="</context>")
+_OWN = ("step", "reasoning", "conclusion")
+_ADDRESS, _MODEL = "http://127.0.0.1:6002/v1", "Qwen/Qwen2.5-14B-Instruct"
+_ADVICE = "Does a server with OpenAI's chat completions run there?"
+# Text without a tag of the grammar.
+_TEXT = (
+  r"(?:(?!</?(?:think|step|reasoning|search|context|conclusion|answer)>).)*"
+)
+_STEP = (
+  rf"<step>\s*<reasoning>({_TEXT})</reasoning>\s*"
+  rf"(?:<search>({_TEXT})</search>\s*<context>{_TEXT}</context>\s*)?"
+  rf"<conclusion>({_TEXT})</conclusion>\s*</step>"
+)
+_RESPONSE = re.compile(
+  rf"\s*<think>\s*(?:{_STEP}\s*)+</think>\s*<answer>{_TEXT}</answer>\s*", re.S
+)
+_STEPS = re.compile(_STEP, re.S)
+
+
+def form(spans: Sequence[types.Span], **state: int) -> int:
+  """Returns 1 if the response is thought steps and an answer, else 0."""
+  del state
+  return int(bool(_RESPONSE.fullmatch("".join(span.text for span in spans))))
+
+
+def _environment(texts: Mapping[str, str]) -> spec.Environment:
+  lines = {name: wording.template(text) for name, text in texts.items()}
+  return spec.Environment(
+    scaffold=lines["prompt"],
+    plain=lines["prompt"],
+    over_budget=lines["over_budget"],
+    no_action=lines["no_action"],
+    tools=(SEARCH,),
+    format=form,
+    markers=tuple(f"<{x}{name}>" for name in _OWN for x in ("", "/")),
+  )
+
+
+WORDINGS = {
+  "hiprag": wording.Wording(
+    "hiprag.toml",
+    {
+      **search_r1.SLOTS,
+      "memory": wording.Slots(needs=("query",)),
+      "same": wording.Slots(needs=("conclusion", "memory")),
+      "wrong": wording.Slots(needs=("step",)),
+    },
+    _environment,
+  ),
+  "search_r1_world": search_r1.WORDINGS["search_r1_world"],
+}
+
+
+class Judge:
+  """Measures trajectories by asking servers.
+
+  Args:
+    config: the servers.
+    texts: what they are asked, see `WORDINGS`.
+
+  Raises:
+    ValueError: an address is invalid, or the key is missing.
+  """
+
+  def __init__(
+    self, config: config_methods.HipragConfig, texts: Mapping[str, str]
+  ):
+    self._config, self._texts = config, texts
+    self._judge, self._memory = (
+      openai.Endpoint(
+        url,
+        "/chat/completions",
+        key_variable=config.key_variable,
+        patience=calls.Patience(
+          deadline=config.deadline, concurrency=config.concurrency
+        ),
+        advice=_ADVICE,
+      )
+      for url in (config.url, config.memory_url or config.url)
+    )
+
+  async def measure(self, trajectory: types.Trajectory) -> dict[str, float]:
+    """Returns `contained`, as `mt_grpo.measure`, and `optimal`.
+
+    The servers are asked about right and well-formed responses only; `optimal`
+    is 0 for the others.
+
+    Raises:
+      types.RetrievalError: a server gave no reply in time.
+    """
+    found = mt_grpo.measure(trajectory)
+    if not (found["contained"] and form(trajectory.spans)):
+      return {**found, "optimal": 0.0}
+    said = "".join(span.text for span in trajectory.spans)
+    steps = await asyncio.gather(
+      *(self._optimal(step) for step in _STEPS.finditer(said))
+    )
+    return {**found, "optimal": sum(steps) / len(steps)}
+
+  async def _optimal(self, step: re.Match[str]) -> bool:
+    _, query, conclusion = step.groups()
+    if query is None:
+      return not await self._says("wrong", step=step[0])
+    c = self._config
+    memory = await self._asked(
+      self._memory, c.memory_name or c.name, "memory", query=query
+    )
+    return not await self._says("same", conclusion=conclusion, memory=memory)
+
+  async def _says(self, name: str, **values: str) -> bool:
+    reply = await self._asked(self._judge, self._config.name, name, **values)
+    return reply.strip().lower().startswith("yes")
+
+  async def _asked(
+    self, server: openai.Endpoint, model: str, name: str, **values: str
+  ) -> str:
+    prompt = wording.fill(self._texts[name], **values)
+    body = {
+      "model": model,
+      "messages": [{"role": "user", "content": prompt}],
+      "max_tokens": self._config.max_tokens,
+      "temperature": 0.0,
+    }
+    reply, _ = await server.ask(
+      body,
+      lambda choice: openai.text(choice["message"]["content"]),
+      expected="a text at choices[0].message.content",
+    )
+    return reply
+
+
+def by_script(trajectory: types.Trajectory) -> dict[str, float]:
+  """Returns the measures of `Judge` in the generated world, without a server.
+
+  A step is a fact of the question. It is optimal if it was searched and is not
+  known, or known and not searched.
+  """
+  queries = [set(query.split()) for query in trajectory.queries]
+  facts = trajectory.question.metadata.get("facts") or ()
+  optimal = [
+    bool(fact.get("known"))
+    != any(
+      fact["entity"] in words
+      and words & {fact["relation"], fact.get("alternative")}
+      for words in queries
+    )
+    for fact in facts
+  ]
+  share = sum(optimal) / len(optimal) if optimal else 1.0
+  return {**mt_grpo.measure(trajectory), "optimal": share}
+
+
+def measurer(config: config_lib.ExperimentConfig) -> method.Measure:
+  """Returns what measures a run's trajectories; raises as `Judge`."""
+  if config.data.source == "world":
+    return by_script
+  own = config.episode.prompts == "hiprag"
+  texts = WORDINGS["hiprag"].texts(config.episode.prompt_file if own else "")
+  return Judge(config.method.hiprag, texts.values).measure
+
+
+def train(
+  config: config_lib.ExperimentConfig,
+) -> config_lib.ExperimentConfig:
+  """Selects a fixed budget, and names a judge if there is none."""
+  own = config.method.hiprag
+  if config.data.source != "world" and not own.url:
+    own = dataclasses.replace(own, url=_ADDRESS, name=_MODEL)
+  named = dataclasses.replace(config.method, hiprag=own)
+  return method.fixed_budget(dataclasses.replace(config, method=named))
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def reward(
+  outcomes: outcomes_lib.Outcomes, *, config: config_methods.HipragConfig
+) -> dict[str, chex.Array]:
+  """Returns the reward of the table above.
+
+  Args:
+    outcomes: outcomes of groups; `measures` holds those of `measurer`.
+    config: the constants.
+
+  Returns:
+    `contained`, `optimal` and `total`.
+  """
+  contained, optimal = (outcomes.measures[x] for x in ("contained", "optimal"))
+  formed = outcomes.format != 0
+  right = jnp.where(formed, 1 + config.process * optimal, 1 - config.formed)
+  wrong = jnp.where(formed, config.formed, 0)
+  return outcomes_lib.parts(
+    outcomes.valid,
+    contained=contained,
+    optimal=optimal,
+    total=jnp.where(contained != 0, right, wrong),
+  )
+
+
+METHOD = method.Method(
+  "hiprag",
+  "HiPRAG",
+  environments=wording.environments(WORDINGS),
+  wordings=WORDINGS,
+  constants=lambda config: config.method.hiprag,
+  reward=method.of_arrays(reward),
+  train=train,
+  measures=("contained", "optimal"),
+  measurer=measurer,
+)

@@ -1,0 +1,216 @@
+"""HiPRAG: its reward by hand, its form, and a judge behind a server."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import chex
+import fake_openai
+import numpy as np
+import pytest
+import small_run
+import spoken
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.config import methods as config_methods
+from anysearch_jax.methods import hiprag, systems
+from anysearch_jax.training import measuring
+from launch import flags
+
+CONFIG = config_methods.HipragConfig()
+UNJITTED = hiprag.reward.__wrapped__
+QUESTION = types.Question("q", "which?", ("Tol",))
+# Holds an accepted answer, well formed, share of optimal steps -> reward.
+TABLE = [
+  (1, 1, 1.0, 1.4),
+  (1, 1, 0.5, 1.2),
+  (1, 1, 0.0, 1.0),
+  (1, 0, 0.0, 0.8),
+  (0, 1, 1.0, 0.2),
+  (0, 0, 1.0, 0.0),
+]
+SEARCHED = (
+  "<step><reasoning>a</reasoning><search>mouth of the {0}</search>",
+  (spoken.passage("1", "Tol", "a <b> river, 1 < 2"),),
+)
+CONCLUDED = "<conclusion>It is the {0}.</conclusion></step>"
+KNOWN = (
+  "<step><reasoning>I know {0}</reasoning>"
+  "<conclusion>so {0}</conclusion></step>"
+)
+ANSWER = "</think><answer>Tol</answer>"
+
+
+def played(*turns, question=QUESTION):
+  return spoken.trajectory(
+    question,
+    *turns,
+    observation=lambda passages: hiprag.SEARCH.observation(passages, ()),
+  )
+
+
+def search(text, *, before="", after=""):
+  opening, found = SEARCHED
+  return [
+    (before + opening.format(text), found),
+    (CONCLUDED.format(text) + after, None),
+  ]
+
+
+GOOD = search("Tol", before="<think>", after=KNOWN.format("sea") + ANSWER)
+
+
+class RewardTest(chex.TestCase):
+  @chex.variants(with_jit=True, without_jit=True)
+  def test_rewards_equal_the_table(self):
+    reward = self.variant(UNJITTED, static_argnames="config")
+    contained, formed, optimal, total = np.array(TABLE).T
+    told = spoken.outcomes(
+      0 * contained,
+      format=formed,
+      measures={"contained": contained, "optimal": optimal},
+    )
+    out = reward(told, config=CONFIG)
+    np.testing.assert_allclose(out["total"], total, atol=1e-6)
+    chex.assert_type(list(out.values()), np.float32)
+
+
+@pytest.mark.parametrize(
+  ("formed", "turns"),
+  [
+    (1, GOOD),
+    (1, [("<think>" + KNOWN.format("x") + ANSWER, None)]),
+    (0, [("<think>" + ANSWER, None)]),
+    (0, [("<answer>Tol</answer>", None)]),
+    (0, [("<think>" + KNOWN.format("x") + " so" + ANSWER, None)]),
+    (0, [("<think>" + KNOWN.format("<step>") + ANSWER, None)]),
+    (0, search("Tol", before="<think>", after=ANSWER)[1:]),
+    (0, [*GOOD, ("<answer>x</answer>", None)]),
+    # A search that was refused has no context.
+    (
+      0,
+      [
+        ("<think>" + SEARCHED[0].format("x"), "No search is left.\n"),
+        (CONCLUDED.format("x") + ANSWER, None),
+      ],
+    ),
+  ],
+)
+def test_form_is_steps_and_an_answer(formed, turns):
+  assert hiprag.form(played(*turns).spans, budget=4, searches=0) == formed
+
+
+def test_reading_a_long_response_takes_linear_time():
+  text = "<think>" + "<step><reasoning>" * 3000 + "<conclusion>" * 3000
+  assert hiprag.form(played((text, None)).spans) == 0
+
+
+def judge(server, **values):
+  config = dataclasses.replace(
+    CONFIG, url=server.url, name="judge", deadline=5.0, **values
+  )
+  return hiprag.Judge(config, hiprag.WORDINGS["hiprag"].texts().values)
+
+
+def replies(asked, *, wrong=()):
+  """Answers like a model that knows only the mouth of the Tol."""
+
+  def reply(body):
+    text = body["messages"][0]["content"]
+    asked.append((body["model"], text))
+    if text.startswith("Answer from memory"):
+      said = "the Tol" if "mouth of the Tol" in text else "nothing"
+    elif text.startswith("Do these two texts"):
+      said = "Yes." if "text: the Tol" in text else "NO"
+    else:
+      said = "YES" if any(word in text for word in wrong) else "no"
+    message = {"role": "assistant", "content": said}
+    return 200, {"choices": [{"index": 0, "message": message}]}
+
+  return reply
+
+
+def test_a_search_is_optimal_unless_memory_says_the_same():
+  asked = []
+  trajectory = played(
+    *search("Tol", before="<think>"),
+    *search("Nil", after=KNOWN.format("sea") + KNOWN.format("hill") + ANSWER),
+  )
+  with fake_openai.served(replies(asked, wrong=["hill"])) as server:
+    tested = judge(server, memory_name="policy")
+    found = asyncio.run(tested.measure(trajectory))
+  # Needless, needed, right from memory, wrong from memory.
+  assert found == {"contained": 1.0, "optimal": 2 / 4}
+  models = [model for model, _ in asked]
+  assert models.count("policy") == 2 and models.count("judge") == 4
+
+
+@pytest.mark.parametrize(
+  "turns",
+  [
+    [("<answer>Tol</answer>", None)],
+    [("<think>" + KNOWN.format("x") + "</think><answer>Nil</answer>", None)],
+  ],
+)
+def test_wrong_or_malformed_responses_are_not_judged(turns):
+  with fake_openai.served({}, status=500) as server:
+    found = asyncio.run(judge(server).measure(played(*turns)))
+  assert found["optimal"] == 0 and not server.asked
+
+
+def test_a_judge_that_fails_fails_the_trajectory():
+  method = dataclasses.replace(
+    systems.trained(
+      config_lib.ExperimentConfig(
+        method=config_lib.MethodConfig("hiprag"),
+        episode=config_lib.EpisodeConfig(prompts="search_r1_world"),
+      )
+    ),
+    measure_deadline=5.0,
+  )
+  with fake_openai.served({}, status=400) as server:
+    method = dataclasses.replace(method, measure=judge(server).measure)
+    found = measuring.measure(
+      method, {(0, 0): played(*GOOD), (0, 1): played(("so", None))}
+    )
+  assert found.values == {(0, 1): {"contained": 0.0, "optimal": 0.0}}
+  assert "It was not measured" in found.reasons[0, 0]
+
+
+FACTS = [
+  {"entity": "kel", "relation": "mayor", "alternative": "head", "known": True},
+  {"entity": "nir", "relation": "born", "alternative": None, "known": False},
+]
+
+
+@pytest.mark.parametrize(
+  ("queries", "optimal"),
+  [
+    ((), 0.5),
+    (("nir born",), 1.0),
+    (("kel head", "nir born"), 0.5),
+    (("kel mayor",), 0.0),
+    (("kel born", "nir mayor"), 0.5),
+  ],
+)
+def test_in_the_world_unknown_facts_are_to_be_searched(queries, optimal):
+  question = dataclasses.replace(QUESTION, metadata={"facts": FACTS})
+  turns = [(f"<search>{query}</search>", ()) for query in queries]
+  trajectory = spoken.trajectory(
+    question, *turns, ("<answer>Tol</answer>", None)
+  )
+  found = hiprag.by_script(trajectory)
+  assert found == {"contained": 1.0, "optimal": optimal}
+
+
+def test_a_language_model_gets_a_judge_and_the_world_a_script():
+  config = flags.load_config("configs/methods/hiprag.py:qwen2_5_7b")
+  assert config.method.hiprag.url
+  assert isinstance(hiprag.measurer(config).__self__, hiprag.Judge)
+  own = dataclasses.replace(config.method.hiprag, url="http://a/v1", name="b")
+  named = dataclasses.replace(config.method, hiprag=own)
+  kept = hiprag.train(dataclasses.replace(config, method=named))
+  assert kept.method.hiprag == own
+  assert hiprag.measurer(small_run.CONFIG) is hiprag.by_script
