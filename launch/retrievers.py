@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,8 +101,11 @@ def _validate_secrets(c: config_lib.RetrievalConfig) -> None:
   Raises:
     ValueError: a URL or a variable name is invalid; no key is shown.
   """
-  urls = {"url": c.url, "simulated": c.simulated, "refined": c.refined}
-  urls = {k: url for k, url in urls.items() if url.startswith("http")}
+  named = {"simulated": c.simulated, "refined": c.refined}
+  urls = {k: [url] for k, url in named.items() if url.startswith("http")}
+  if c.url:
+    # Several are shards and their replicas.
+    urls["url"] = [each.strip() for each in re.split(r"[,|]", c.url)]
   variables = {
     "key_variable": c.key_variable,
     "model.key_variable": c.model.key_variable,
@@ -112,7 +116,7 @@ def _validate_secrets(c: config_lib.RetrievalConfig) -> None:
   # Imported late: a run without a service needs no HTTP.
   from anysearch_jax.host.http import redaction
 
-  for field, url in urls.items():
+  for field, url in [(name, url) for name in urls for url in urls[name]]:
     if not redaction.is_address(url):
       raise ValueError(
         f"retrieval.{field}: found {redaction.shown(url)}, expected an address "
@@ -320,11 +324,15 @@ def _make(
     searching = opening.open_index(c.index, encoder=c.encoder or None)
     of_index = local.LocalRetriever(searching)
     return of_index, of_index.identity()
-  from retrieval.clients import client, web
+  from retrieval.clients import client, sharded, web
 
-  found: client.HttpRetriever | web.WebRetriever
+  found: client.HttpRetriever | sharded.ShardedRetriever | web.WebRetriever
   try:
-    if c.kind == "http":
+    if c.kind == "http" and ("," in c.url or "|" in c.url):
+      found = sharded.ShardedRetriever(
+        sharded.addresses(c.url), token_variable=c.key_variable
+      )
+    elif c.kind == "http":
       found = client.HttpRetriever(c.url, token_variable=c.key_variable)
     else:
       found = web.WebRetriever(

@@ -91,6 +91,12 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "encoder", None, "The index's encoder, if it is not where it was."
   )
+  flags.DEFINE_string(
+    "shard",
+    None,
+    "I/N: serve the I-th of N parts of the index, from 0; clients name all "
+    "parts' addresses, separated by commas.",
+  )
   flags.DEFINE_bool("verify", False, "Read all of the index and its hashes.")
   flags.DEFINE_string("host", "127.0.0.1", "Address to listen at.")
   flags.DEFINE_integer("port", 8000, "0: any free one.", 0, 65535)
@@ -160,7 +166,7 @@ def main(argv) -> None:
     raise app.UsageError(f"--{error}") from error
   jax_setup.configure(threads=f.threads, cache=f.cache, devices=f.devices)
   from anysearch_jax.host import platforms
-  from retrieval.index import opening
+  from retrieval.index import opening, parts
 
   try:
     index = opening.open_index(
@@ -168,6 +174,7 @@ def main(argv) -> None:
       encoder=f.encoder,
       devices=platforms.accelerators(),
       verify=f.verify,
+      part=parts.parse(f.shard) if f.shard is not None else None,
     )
   except ValueError as error:
     sys.exit(f"launch.serve_retriever: {error}")

@@ -160,7 +160,7 @@ class RetrievalConfig:
     `web`, a search engine.
   index: folder of the index.
   encoder: folder of the index's encoder, if it has moved.
-  url: address of the server.
+  url: address of the server; of several, commas divide shards and `|` replicas.
   web: `serper`, `google` or `brave`.
   engine: id of the Google engine.
   price: US dollars per search on the web.

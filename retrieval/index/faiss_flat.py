@@ -71,6 +71,11 @@ class FaissFile:
 class FaissFlat:
   """Exact search over the files that `write` made.
 
+  Args:
+    folder: the folder of the files.
+    part: the first row that is searched, and the row after the last; None: all
+      rows.
+
   Attributes:
     count: number of rows.
     dim: width of a vector.
@@ -82,7 +87,9 @@ class FaissFlat:
 
   type = "IndexFlatIP"
 
-  def __init__(self, folder: str | os.PathLike):
+  def __init__(
+    self, folder: str | os.PathLike, part: tuple[int, int] | None = None
+  ):
     folder = pathlib.Path(folder)
     self._full, self._half = _open(folder / _FULL), _open(folder / _HALF)
     self.count, self.dim = self._full.ntotal, self._full.d
@@ -96,26 +103,38 @@ class FaissFlat:
         )
     # FAISS searches one query on one core, so the rows are divided into ranges
     # that threads scan in parallel.
-    cores = max(1, min(faiss.omp_get_max_threads(), self.count))
-    cuts = [self.count * i // cores for i in range(cores + 1)]
+    self._first, end = part or (0, self.count)
+    searched = end - self._first
+    cores = max(1, min(faiss.omp_get_max_threads(), searched))
+    cuts = [self._first + searched * i // cores for i in range(cores + 1)]
     self._selectors = [
       faiss.IDSelectorRange(*ends) for ends in itertools.pairwise(cuts)
     ]
     self._threads = futures.ThreadPoolExecutor(cores)
     size = self.count * self.dim
     vectors = self._full.get_xb()  # type: ignore[attr-defined]  # IndexFlat's.
-    self._rows = faiss.rev_swig_ptr(vectors, size).reshape(self.count, self.dim)
+    rows = faiss.rev_swig_ptr(vectors, size).reshape(self.count, self.dim)
+    self._rows = rows[self._first : end]
 
   def search(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
     """See `search.VectorIndex`."""
     vectors = _checked(vectors, self.dim)
-    if not self.count or len(vectors) > _FEW:
-      return _hits(*self._full.search(vectors, k))
+    if not len(self._rows) or len(vectors) > _FEW:
+      return self._all(vectors, k)
     return [self._one(vector, k) for vector in vectors]
+
+  def _all(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
+    """Scans the float32 copy."""
+    if len(self._rows) == self.count:
+      return _hits(*self._full.search(vectors, k))
+    scores, rows = faiss.knn(
+      vectors, self._rows, min(k, len(self._rows)), faiss.METRIC_INNER_PRODUCT
+    )
+    return _hits(scores, np.where(rows >= 0, rows + self._first, -1))
 
   def _one(self, vector: np.ndarray, k: int) -> search_lib.Hits:
     """Searches in float16, rescores in float32, and falls back if in doubt."""
-    query, wanted = vector[None], min(k + _MORE, self.count)
+    query, wanted = vector[None], min(k + _MORE, len(self._rows))
 
     def scan(selector: faiss.IDSelector) -> tuple[np.ndarray, np.ndarray]:
       # FAISS replaces the constructor by one that takes keywords.
@@ -127,15 +146,15 @@ class FaissFlat:
     rough, rows = map(np.concatenate, zip(*found, strict=True))
     kept = np.lexsort((rows, -rough))[:wanted]  # Empty slots come last.
     rough, rows = rough[kept], rows[kept]
-    exact = self._rows[rows] @ vector
+    exact = self._rows[rows - self._first] @ vector
     best = _hits(exact[None], rows[None], k)[0]
-    if len(rows) < self.count:
+    if len(rows) < len(self._rows):
       # By Cauchy-Schwarz no score of a unit vector changes by more than this.
       # If the k-th result does not beat the worst candidate by that margin, a
       # row that the scan excluded may be better.
       moved = _ROUNDING * float(np.linalg.norm(vector))
       if not best.scores[-1] > rough[-1] + 2 * moved:
-        return _hits(*self._full.search(query, k))[0]
+        return self._all(query, k)[0]
     return best
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from retrieval import passages
 from retrieval.encoder import encoder_settings
-from retrieval.index import building, search, vectors
+from retrieval.index import building, parts, search, vectors
 
 _log = logging.getLogger(__name__)
 
@@ -24,6 +24,7 @@ def open_index(
   encoder: str | os.PathLike | search.Encoder | None = None,
   devices: Sequence[Any] | None = None,
   verify: bool = False,
+  part: tuple[int, int] | None = None,
 ) -> search.SearchIndex:
   """Opens a finished index.
 
@@ -58,7 +59,8 @@ def open_index(
   if identity["kind"] == "bm25":
     from retrieval.index import word_index
 
-    index = word_index.WordIndex(folder / "words")
+    rows = part and parts.span(len(corpus), *part)
+    index = word_index.WordIndex(folder / "words", rows)
   else:
     made = _encoder(identity["encoder"], encoder, devices)
     found = identity["encoder"].get("folder", "")
@@ -66,12 +68,16 @@ def open_index(
       found = encoder
     model = found and encoder_settings.model_name(pathlib.Path(found))
     index = search.EncodedIndex(
-      _vectors(folder, identity, devices=devices, verify=verify), made
+      _vectors(folder, identity, devices=devices, verify=verify, part=part),
+      made,
     )
+  named = building.without_paths(identity)
+  if part:
+    named |= {"part": list(part)}
   return search.SearchIndex(
     corpus,
     index,
-    identity=building.without_paths(identity),
+    identity=named,
     model=model,
   )
 
@@ -118,20 +124,30 @@ def _vectors(
   *,
   devices: Sequence[Any] | None,
   verify: bool,
+  part: tuple[int, int] | None,
 ) -> search.VectorIndex:
-  kind = identity["kind"]
+  kind, count = identity["kind"], identity["corpus"]["passages"]
   if kind == "jax_flat":
     from retrieval.index import jax_flat
 
-    shards = building.shards_of(folder, identity)
+    shards = whole = building.shards_of(folder, identity)
+    if part:
+      first, last = parts.span(len(whole), *part)
+      shards = parts.PartOfShards(whole, first, last)
     if verify:
       for shard in range(len(shards)):
         shards.check(shard, read=True)
-    return jax_flat.JaxFlat(shards, devices=devices)
+    flat = jax_flat.JaxFlat(shards, devices=devices)
+    return parts.Shifted(flat, whole.span(first)[0], count) if part else flat
   from retrieval.index import faiss_flat
 
   if kind == "faiss_flat":
-    return faiss_flat.FaissFlat(folder)
+    return faiss_flat.FaissFlat(folder, part and parts.span(count, *part))
+  if part:
+    raise ValueError(
+      f"{folder}: found shard {part[0]}/{part[1]} of a FAISS file, which "
+      "cannot be divided; expected kind bm25, faiss_flat or jax_flat."
+    )
   file = identity["file"]
   path = pathlib.Path(file["path"])
   if not path.is_file() or path.stat().st_size != file["bytes"]:

@@ -56,6 +56,9 @@ class Shards:
     dim: width of a vector.
     dtype: one of `DTYPES`.
 
+  Attributes:
+    folder: the folder.
+
   Raises:
     ValueError: the dtype is unknown.
   """
@@ -73,7 +76,7 @@ class Shards:
       raise ValueError(
         f"dtype: found {dtype!r}, expected one of {', '.join(DTYPES)}."
       )
-    self._folder = pathlib.Path(folder)
+    self.folder = pathlib.Path(folder)
     self.count, self.each, self.dim, self.dtype = count, each, dim, dtype
 
   def __len__(self) -> int:
@@ -93,13 +96,13 @@ class Shards:
     Raises:
       ValueError: the rows are too many, too few, or of another width.
     """
-    self._folder.mkdir(parents=True, exist_ok=True)
+    self.folder.mkdir(parents=True, exist_ok=True)
     start, end = self.span(shard)
     n, done = end - start, 0
     names = self._names(shard)
     arrays = [
       np.lib.format.open_memmap(
-        self._folder / f"{name}.tmp", "w+", dtype=kind, shape=shape
+        self.folder / f"{name}.tmp", "w+", dtype=kind, shape=shape
       )
       for name, kind, shape in zip(
         names, self._stored(), ((n, self.dim), (n,)), strict=False
@@ -123,12 +126,12 @@ class Shards:
       raise ValueError(f"Shard {shard} got {done} rows, expected {n}.")
     for name, array in zip(names, arrays, strict=True):
       array.flush()
-      (self._folder / f"{name}.tmp").replace(self._folder / name)
+      (self.folder / f"{name}.tmp").replace(self.folder / name)
     info = {
       "rows": n,
       "dim": self.dim,
       "dtype": self.dtype,
-      "sha256": {name: digest(self._folder / name) for name in names},
+      "sha256": {name: digest(self.folder / name) for name in names},
     }
     json_files.write(self._info(shard), info)
 
@@ -170,7 +173,7 @@ class Shards:
         f"{path}: found (rows, dimensions, dtype) {found}, expected {expected}."
       )
     for name, sha256 in sums.items():
-      file = self._folder / name
+      file = self.folder / name
       if read and (not file.is_file() or digest(file) != sha256):
         raise DamagedError(
           f"{file}: the bytes differ from those that were written; remove "
@@ -192,7 +195,7 @@ class Shards:
       ((end - start, self.dim), (end - start,)),
       strict=False,
     ):
-      file = self._folder / name
+      file = self.folder / name
       try:
         array = np.load(file, mmap_mode="r")
       except (OSError, ValueError) as error:
@@ -211,7 +214,7 @@ class Shards:
     return [f"{part}-{shard:05d}.npy" for part in ("vectors", *scaled)]
 
   def _info(self, shard: int) -> pathlib.Path:
-    return self._folder / f"vectors-{shard:05d}.json"
+    return self.folder / f"vectors-{shard:05d}.json"
 
   def _stored(self) -> list[np.dtype]:
     kinds = {"float32": ["<f4"], "bfloat16": ["<u2"], "int8": ["|i1", "<f4"]}

@@ -29,13 +29,19 @@ _SAMPLED, _BEGINNING = 64, 200
 class WordIndex:
   """A `search.TextIndex` over a folder that `write` made.
 
+  Args:
+    folder: the folder.
+    part: rows that may be found, see `word_ranking.WordRanking`.
+
   Raises:
     vectors.DamagedError: a file is missing or not as it was written.
   """
 
   type, metric = "BM25", "bm25"
 
-  def __init__(self, folder: str | os.PathLike):
+  def __init__(
+    self, folder: str | os.PathLike, part: tuple[int, int] | None = None
+  ):
     folder = pathlib.Path(folder)
     try:
       info = json.loads((folder / _INFO).read_text())
@@ -63,7 +69,7 @@ class WordIndex:
         f"{folder}: {error}; run launch.build_index again."
       ) from error
     self._vocabulary = index.vocab_dict
-    self._ranking = word_ranking.WordRanking(index.scores)
+    self._ranking = word_ranking.WordRanking(index.scores, part)
 
   def search(self, queries: Sequence[str], k: int) -> list[search_lib.Hits]:
     """Returns rows that share a word with the query; see `search.TextIndex`."""

@@ -36,9 +36,14 @@ class WordRanking:
     scores: bm25s's matrix: `data`, float32 and positive, and `indices`, int32,
       ascending within a word, both `[entries]`; `indptr` `[words + 1]`, where
       each word begins; `num_docs`, the number of rows.
+    part: the first row that may be found, and the row after the last; None:
+      all rows. Scores are those of the whole.
   """
 
-  def __init__(self, scores: Mapping[str, Any]):
+  def __init__(
+    self, scores: Mapping[str, Any], part: tuple[int, int] | None = None
+  ):
+    self._part = part
     # Plain views: slices of a memory map cost ten times as much.
     self._data = np.asarray(scores["data"])
     self._rows = np.asarray(scores["indices"])
@@ -135,13 +140,19 @@ class WordRanking:
   def _of(self, word: int, rows: np.ndarray) -> np.ndarray:
     """Returns what a word adds to the scores of rows, float32 `[n]`."""
     has, data = self._entries(word)
+    if not len(has):
+      return np.zeros(len(rows), np.float32)
     place = np.searchsorted(has, rows)
     place[place == len(has)] = 0
     return np.where(has[place] == rows, data[place], np.float32(0))
 
   def _entries(self, word: int) -> tuple[np.ndarray, np.ndarray]:
     here = slice(self._starts[word], self._starts[word + 1])
-    return self._rows[here], self._data[here]
+    rows, data = self._rows[here], self._data[here]
+    if self._part is None:
+      return rows, data
+    here = slice(*np.searchsorted(rows, np.asarray(self._part, rows.dtype)))
+    return rows[here], data[here]
 
   def _length(self, word: int) -> int:
     return self._starts[word + 1] - self._starts[word]

@@ -158,6 +158,9 @@ _ENDED = {
   ): "`Caller.ask` has one",
   ("retrieval/service/service.py", "found.result()"): "asked only when done",
   ("retrieval/clients/web.py", "await asyncio.gather"): "`Caller.ask` has one",
+  ("retrieval/clients/sharded.py", "await asyncio.gather"): (
+    "`Caller.ask` has one"
+  ),
 }
 
 
