@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,11 +41,17 @@ class Toolbox:
     self._tools = dict(tools)
 
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
-    """Returns the identities of the tools' retrievers, by tool."""
-    return {
+    """Returns the identities of the tools' retrievers, with a hash of all."""
+    tools = {
       name: retriever.identity(corpora)
       for name, retriever in self._tools.items()
       if hasattr(retriever, "identity")
+    }
+    canonical = json.dumps(tools, sort_keys=True).encode()
+    return {
+      "kind": "tools",
+      "tools": tools,
+      "sha256": hashlib.sha256(canonical).hexdigest(),
     }
 
   async def search(

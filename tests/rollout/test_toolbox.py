@@ -10,8 +10,16 @@ import scripted
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import protocol, scoring, spec, tools
-from anysearch_jax.rollout import searching, toolbox
+from anysearch_jax.environment import (
+  observed,
+  protocol,
+  records,
+  scoring,
+  spec,
+  tools,
+)
+from anysearch_jax.methods import systems
+from anysearch_jax.rollout import driver, searching, toolbox
 from launch import retrievers
 from retrieval import lexical
 
@@ -98,8 +106,48 @@ def test_a_configuration_with_fetch_gets_a_retriever_of_pages():
   episode = dataclasses.replace(config.episode, prompts="paper_fetch")
   made = retrievers.make(dataclasses.replace(config, episode=episode), own)
   assert ask(made, fetch("Emma")) == [READING]
-  assert made.identity()["search"] == own.identity()
-  assert made.identity()["fetch"]["kind"] == "pages"
+  identity = made.identity()
+  assert identity["tools"]["search"] == own.identity()
+  assert identity["tools"]["fetch"]["kind"] == "pages"
+  other = lexical.LexicalRetriever({"": (OTHER,)})
+  again = retrievers.make(dataclasses.replace(config, episode=episode), other)
+  assert again.identity()["sha256"] != identity["sha256"]
+
+
+def test_records_tell_the_tool_of_each_call():
+  found = scripted.Retriever({"who": (OTHER,), "Emma": PAGE})
+  box = toolbox.Toolbox(
+    {"search": found, "fetch": toolbox.PageRetriever(found)}
+  )
+  turns = (
+    scripted.search("who"),
+    "<think>open</think><fetch>Emma</fetch>",
+    scripted.answer("x"),
+  )
+  played = asyncio.run(
+    driver.run_episode(
+      types.Question("q", "?", ("x",)),
+      driver.EpisodeParts(
+        engine=scripted.Engine(turns),
+        retriever=box,
+        config=config_lib.EpisodeConfig(prompts="paper_fetch"),
+        codec=scripted.CODEC,
+      ),
+      budget=3,
+      scaffold=False,
+      address=types.Address(0, 0, 0),
+    )
+  )
+  assert systems.environment("paper_fetch").judge(played).format == 1
+  record = records.trajectory(played)
+  assert record["searches"] == 2 and record["queries"] == ["who", "Emma"]
+  assert [(o["tool"], o["turn"]) for o in record["observations"]] == [
+    ("search", 0),
+    ("fetch", 1),
+  ]
+  texts = [p["text"] for p in record["observations"][1]["passages"]]
+  assert texts == [passage.text for passage in READING]
+  assert observed.from_values(record) == played.observations
 
 
 def test_the_last_complete_call_or_answer_is_read():
