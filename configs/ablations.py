@@ -16,7 +16,9 @@ the rollout. Three more tables ask what else could explain a difference:
 `price` changes one part of the priced reward at a time, `length` trains longer,
 `rate` faster and slower, `reuse` with several passes over each rollout. The
 table `greedy` has the same policies with the most probable token everywhere,
-which tells what is lost by sampling from what is lost by deciding.
+which tells what is lost by sampling from what is lost by deciding. The table
+`cool` trains at a temperature of .7 and answers greedily. `rivals` has a
+Search-R1-like row: an outcome reward, a fixed budget of 5, no scaffold.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ TABLES = ("tool", "format", "scaffold", "sampling", "phases")
 _BATCH = "objective.normalize=batch"
 _OFF = "reward.gamma_mode=off"
 _NO_REL = "reward.use_rel=false"
+_GREEDY = ("sampling.temperature=0.0",)
 
 
 def _fixed(gamma: float) -> tuple[str, ...]:
@@ -39,6 +42,17 @@ def _fixed(gamma: float) -> tuple[str, ...]:
 
 # A search costs .1 / B of the reward: R_abs alone, with a fixed gamma.
 PRICED = (_BATCH, *_fixed(0.1), _NO_REL)
+
+# The quickstart's preset `search_r1`.
+SEARCH_R1 = (
+  "reward.alpha=1.0",
+  "reward.beta=0.0",
+  "reward.delta=0.0",
+  _OFF,
+  "curriculum.max_budget=5",
+  "curriculum.phase1_steps=0",
+  "curriculum.fixed_budget=5",
+)
 
 
 def rows(base: config_lib.ExperimentConfig) -> tuple[Row, ...]:
@@ -51,7 +65,9 @@ def rows(base: config_lib.ExperimentConfig) -> tuple[Row, ...]:
     *_length(base.curriculum),
     *_rate(base.optimizer.learning_rate),
     *_reuse(base.curriculum),
+    Row("search_r1", "Search-R1-like", "rivals", SEARCH_R1),
     *_greedy(),
+    *_cool(),
   )
 
 
@@ -185,13 +201,31 @@ def _greedy() -> tuple[Row, ...]:
       f"{name}_greedy",
       f"{label}, greedy",
       "greedy",
-      evaluation=("sampling.temperature=0.0",),
+      evaluation=_GREEDY,
       policy_of=name,
     )
     for name, label in (
       *((name, label) for name, label, _ in _THREE),
       ("undivided", "Undivided"),
       ("batch_anysearch", "AnySearch, batch"),
+      ("search_r1", "Search-R1-like"),
+    )
+  )
+
+
+def _cool() -> tuple[Row, ...]:
+  return tuple(
+    Row(
+      f"{name}_cool",
+      f"{label}, cool",
+      "cool",
+      (*overrides, "sampling.temperature=0.7"),
+      _GREEDY,
+    )
+    for name, label, overrides in (
+      *_THREE,
+      ("batch_anysearch", "AnySearch, batch", (_BATCH,)),
+      ("search_r1", "Search-R1-like", SEARCH_R1),
     )
   )
 
@@ -279,6 +313,33 @@ CLAIMS = (
     "priced_greedy",
     "no_tool_greedy",
     "tp",
+  ),
+  *(
+    Claim(
+      f"Training at .7 helps greedy answers: {label}",
+      f"{name}_cool",
+      f"{name}_greedy",
+      "accuracy",
+    )
+    for name, label, _ in _THREE
+  ),
+  # The priced reward at .7, greedy, against all others.
+  *(
+    Claim(f"Priced, cool, is above {label} {where}", "priced_cool", name, *pool)
+    for name, label in (
+      ("anysearch_cool", "AnySearch, cool"),
+      ("batch_anysearch_greedy", "AnySearch, batch, greedy"),
+      ("batch_anysearch_cool", "AnySearch, batch, cool"),
+      ("undivided_greedy", "undivided, greedy"),
+      ("search_r1_greedy", "Search-R1-like, greedy"),
+      ("search_r1_cool", "Search-R1-like, cool"),
+      ("no_tool_cool", "no tool reward, cool"),
+    )
+    for where, pool in (
+      ("at B = 1 to 3", ("accuracy", _TIGHT)),
+      ("at B = 6 to 8", ("accuracy", _AMPLE)),
+      ("in all", ("tp",)),
+    )
   ),
   Claim(
     "Four passes help the priced reward", "priced_reuse", "priced", "accuracy"
