@@ -72,6 +72,18 @@ class Optimum:
     """Returns the maximum for a chain of facts with this budget."""
     return self._value(relations, searches, 1.0)
 
+  def options(
+    self, decision: str, known: bool, relations: tuple[str, ...], searches: int
+  ) -> tuple[float, float]:
+    """Returns the maxima after searching and after not searching.
+
+    Args:
+      decision, known, relations: as in `expert.Situation`; all facts before
+        this one are settled rightly.
+      searches: that are left.
+    """
+    return self._options(decision, known, relations, searches, 1.0)
+
   def _confidence(self, settled: tuple[tuple[str, str], ...]) -> float:
     """Returns P(all values so far are right)."""
     if not self._price:
