@@ -52,8 +52,8 @@ def main(argv: Sequence[str]) -> None:
 def page(episodes: Iterable[Mapping[str, Any]], world: world_lib.World) -> str:
   """Returns the table of one evaluation; failed episodes are left out."""
   best = optimum.Optimum(world)
-  sums: dict[tuple[str, str], collections.Counter[int]] = (
-    collections.defaultdict(collections.Counter)
+  sums: dict[tuple[str, str], dict[int, float]] = collections.defaultdict(
+    lambda: collections.defaultdict(float)
   )
   counts: collections.Counter[int] = collections.Counter()
   for episode in episodes:
@@ -85,7 +85,7 @@ def page(episodes: Iterable[Mapping[str, Any]], world: world_lib.World) -> str:
   ):
     out.append(line(kind, sums[kind, ""]))
     places = [p for k, p in sums if k == kind and p]
-    for place in sorted(places, key=lambda p: -sums[kind, p].total()):
+    for place in sorted(places, key=lambda p: -sum(sums[kind, p].values())):
       of = sums[kind, place]
       if max(of[b] / counts[b] for b in budgets) >= _SMALL:
         out.append(line(f"  {place}", of))

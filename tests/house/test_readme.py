@@ -117,4 +117,4 @@ def test_picture_is_made_of_folders_that_the_quickstart_writes():
     for job in jobs
     if job.name.startswith(("evaluate", "play"))
   }
-  assert len(named) == 5 and set(named) <= written
+  assert len(set(named)) == 5 and set(named) <= written
