@@ -40,7 +40,7 @@ from collections.abc import Iterator, Sequence
 from absl import app, flags
 
 from anysearch_jax import budgets as budgets_lib
-from anysearch_jax.evaluation import metrics
+from anysearch_jax.evaluation import columns, metrics
 from anysearch_jax.report import build as report
 from anysearch_jax.report import loading, picture, trajectories
 from launch import flags as launch_flags
@@ -57,6 +57,11 @@ _TABLES = flags.DEFINE_list(
 )
 _TRAINING = flags.DEFINE_list(
   "training", [], "label=folder of a training run, ...; labels as in --rows."
+)
+_SURFACES = flags.DEFINE_list(
+  "surfaces",
+  [],
+  "label=folder of an evaluation under pairs of searches and tokens, ...",
 )
 _PRICES = flags.DEFINE_list(
   "prices",
@@ -151,6 +156,7 @@ def main(argv: Sequence[str]) -> None:
           s.label: loading.load_search_value(*s.folders) for s in sources
         },
         prices=parse_prices(_PRICES.value),
+        surfaces=_surfaces(_SURFACES.value),
         title=_TITLE.value,
         notes=_NOTES.value,
       )
@@ -208,6 +214,15 @@ def parse_prices(items: Sequence[str]) -> budgets_lib.Prices | None:
       f"--prices: found {','.join(items)!r}, expected three numbers."
     ) from None
   return budgets_lib.Prices(search, read, written)
+
+
+def _surfaces(items: Sequence[str]) -> dict[str, columns.Columns]:
+  """Reads the rows of --surfaces. Raises ValueError if one is invalid."""
+  named = (loading.named(item, labelled=True) for item in items)
+  return {
+    label: loading.load_row(label, *folders, paired=True).columns
+    for label, folders in named
+  }
 
 
 def groups_of(

@@ -16,12 +16,14 @@ from typing import Any
 from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
 from anysearch_jax.evaluation import (
+  columns,
   comparison,
   costs,
   metrics,
   pairing,
   verdicts,
 )
+from anysearch_jax.evaluation import surfaces as surfaces_lib
 from anysearch_jax.report import page, trajectories
 from anysearch_jax.report import rows as study
 from anysearch_jax.report import tables as tables_lib
@@ -43,6 +45,7 @@ def build(
   groups: Mapping[str, str] | None = None,
   search_values: Mapping[str, Mapping[str, Any]] | None = None,
   prices: budgets_lib.Prices | None = None,
+  surfaces: Mapping[str, columns.Columns] | None = None,
   notes: str = "",
   draws: int = 10_000,
 ) -> Report:
@@ -58,17 +61,23 @@ def build(
     search_values: by label, the value of one more search, see
       `loading.load_search_value`.
     prices: prices for costs; None keeps the costs recorded in the episodes.
+    surfaces: by label, episodes under pairs of caps on searches and tokens.
     notes: how the report was made, plain text.
     draws: number of draws of each test by flipped signs, at least.
 
   Raises:
-    ValueError: there is neither a row nor a training run, a label occurs twice,
+    ValueError: a row has budgets in more units than searches, or a surface has
+      none; there is neither a row nor a training run, a label occurs twice,
       a control or a label of `groups` is not a row, or rows were measured on
       different questions.
   """
   groups = groups or {}
   _check(rows, controls, training, groups)
+  paired = surfaces or {}
   if prices:
+    paired = {
+      label: costs.priced(table, prices) for label, table in paired.items()
+    }
     rows = [
       dataclasses.replace(row, table=costs.priced(row.columns, prices))
       for row in rows
@@ -82,6 +91,7 @@ def build(
     groups=groups,
     search_values=search_values or {},
     trained=trained_budget(system, training),
+    surfaces=[surfaces_lib.surface(*named) for named in paired.items()],
     draws=draws,
   )
   data = {

@@ -11,6 +11,7 @@ import markupsafe
 from anysearch_jax.evaluation import curves as curves_lib
 from anysearch_jax.evaluation import intervals, metrics
 from anysearch_jax.evaluation import memory_use as memory_use_lib
+from anysearch_jax.evaluation import surfaces as surfaces_lib
 from anysearch_jax.evaluation import verification as verification_lib
 from anysearch_jax.report import plots
 from anysearch_jax.report import rows as study
@@ -270,6 +271,26 @@ def memory_use(
       title="Remembered, but searched (%)",
       x_label="search budget B",
       y_label="memory is right",
+    )
+  )
+
+
+def surface(
+  found: surfaces_lib.Surface, index: int, *, name: str
+) -> markupsafe.Markup:
+  """Draws the accuracy at each pair of caps as a heat map."""
+  by_tokens: dict[float, dict[int, float | None]] = {}
+  for cell in found.cells:
+    row = by_tokens.setdefault(cell.tokens, {})
+    row[cell.searches] = cell.accuracy.value
+  return _svg(
+    plots.heat(
+      by_tokens,
+      index,
+      name=name,
+      title="Exact match (%)",
+      x_label="searches, at most",
+      y_label="generated tokens, at most",
     )
   )
 

@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tokenizers
 
 from anysearch_jax.evaluation import metrics
@@ -164,16 +165,23 @@ def _run_of(folder: pathlib.Path) -> pathlib.Path | None:
   return run if (run / "metrics.jsonl").is_file() else None
 
 
-def load_row(label: str, *folders: pathlib.Path) -> metrics.Row:
+def load_row(
+  label: str, *folders: pathlib.Path, paired: bool = False
+) -> metrics.Row:
   """Reads the `episodes.jsonl` of one or more evaluations.
 
   Several folders form one row: evaluations of one method, of one training or
   of several.
 
+  Args:
+    label: name of the row.
+    *folders: the evaluations.
+    paired: whether budgets may be of more than searches.
+
   Raises:
-    ValueError: a file is missing, an episode is invalid, a (question, budget,
-      seed) of a training occurs twice, or two policies are checkpoints of one
-      training.
+    ValueError: a budget is of more than searches and must not be, a file is
+      missing, an episode is invalid, a (question, budget, seed) of a training
+      occurs twice, or two policies are checkpoints of one training.
   """
   paths = [folder / EPISODES for folder in folders]
   for path in paths:
@@ -184,13 +192,21 @@ def load_row(label: str, *folders: pathlib.Path) -> metrics.Row:
       )
   try:
     _check_trainings(folders)
-    return metrics.read_row(
+    row = metrics.read_row(
       label,
       *paths,
       run=str(folders[0].parent.parent),
       trainings=[_training_of(folder) for folder in folders],
       sample=_SAMPLED,
     )
+    capped = row.columns
+    free = np.isinf([capped.token_cap, capped.dollar_cap, capped.second_cap])
+    if not paired and not free.all():
+      raise ValueError(
+        "found budgets in more units than searches; expected searches alone. "
+        "Name this evaluation in --surfaces."
+      )
+    return row
   except ValueError as error:
     raise ValueError(f"Row {label!r}: {error}") from error
 

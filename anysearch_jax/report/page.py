@@ -146,6 +146,14 @@ def _figures(study: study_lib.Study) -> dict[str, Any]:
       for number, (label, found) in enumerate(study.memory_use.items())
       if found and (name := f"memory-{number}")
     ],
+    "surfaces": [
+      (
+        index[found.label],
+        found.label,
+        figures.surface(found, index[found.label], name=f"surface-{number}"),
+      )
+      for number, found in enumerate(study.surfaces)
+    ],
     "samplings": [
       figures.sampling(run, name=f"sampling-{number}")
       for number, run in enumerate(study.training)

@@ -21,10 +21,12 @@ from anysearch_jax.evaluation import (
   verification,
 )
 from anysearch_jax.evaluation import curves as curves_lib
+from anysearch_jax.evaluation import surfaces as surfaces_lib
 from anysearch_jax.report import (
   curve_tables,
   paper_tables,
   row_tables,
+  surface_tables,
   uncertainty_tables,
 )
 from anysearch_jax.report import table_rows as shown_lib
@@ -67,6 +69,7 @@ class Study:
       words; "" if there are none.
     hops: by label, for the rows of `means`: accuracy by hops over all B >= 1.
     training: the training runs of the rows.
+    surfaces: accuracy over pairs of caps, of the rows that have it.
     tables: the tables; their order has no meaning.
   """
 
@@ -82,6 +85,7 @@ class Study:
   lacks: Mapping[str, str]
   hops: Mapping[str, Mapping[int, intervals.Estimate]]
   training: Sequence[metrics.Training]
+  surfaces: Sequence[surfaces_lib.Surface]
   tables: Sequence[tables_lib.Table]
 
 
@@ -93,6 +97,7 @@ def measure(
   groups: Mapping[str, str],
   search_values: Mapping[str, Mapping[str, Any]],
   trained: int,
+  surfaces: Sequence[surfaces_lib.Surface] = (),
   draws: int = 10_000,
 ) -> Study:
   """Measures rows on their own and against each other.
@@ -106,11 +111,16 @@ def measure(
     search_values: by label, the value of one more search, see
       `loading.load_search_value`.
     trained: the largest budget of the system's training.
+    surfaces: accuracy over pairs of caps; their labels may be those of rows.
     draws: number of draws of each test by flipped signs, at least.
   """
   labels = [row.label for row in rows]
   together = _groups(labels, groups)
-  index = _colours(labels, together, [run.label for run in training])
+  index = _colours(
+    labels,
+    together,
+    [*(run.label for run in training), *(each.label for each in surfaces)],
+  )
   shown = [shown_lib.show(row, index[row.label]) for row in rows]
   curves, by_dataset = _curves(rows, shown, trained)
   means = {
@@ -131,6 +141,7 @@ def measure(
     lacks={row.label: shown_lib.lacks(row, shown) for row in shown},
     hops={row.label: _by_hops(row) for row in shown if row.label in means},
     training=training,
+    surfaces=surfaces,
     tables=(),
   )
   by_label = {row.label: row for row in shown}
@@ -157,6 +168,8 @@ def measure(
     paper_tables.sampling(training),
     *_over_budgets(found, shown),
     row_tables.search_values(search_values, index),
+    surface_tables.cells(surfaces, index),
+    surface_tables.areas(surfaces, index),
   ]
   return dataclasses.replace(found, tables=tables)
 

@@ -17,8 +17,8 @@ from anysearch_jax.rollout import episode_state
 
 # Tokens of an answer where `episode.answer_room` does not say.
 _ANSWER = 128
-# The share of a cap that its answer may take at most. The same share of a cap
-# on seconds is kept, see `answering.LANDING`.
+# The largest share of a cap that is then kept. The same share of a cap on
+# seconds is, see `answering.LANDING`.
 _SHARE = 4
 
 
@@ -162,7 +162,9 @@ def _landing(episode: episode_state.Episode) -> dict[str, int]:
 
 def _answer(episode: episode_state.Episode, cap: float) -> int:
   """Returns the tokens kept for an answer where `cap` may be written."""
-  return max(1, int(min(episode.config.answer_room or _ANSWER, cap // _SHARE)))
+  if room := episode.config.answer_room:
+    return max(1, int(min(room, cap // 2)))
+  return max(1, int(min(_ANSWER, cap // _SHARE)))
 
 
 def _line(episode: episode_state.Episode) -> int:
