@@ -20,7 +20,7 @@ from anysearch_jax import config as config_lib
 from configs import quickstart
 
 PRESETS = ("dual", "searches")
-TOKENS = (30, 50, 80, 120)
+TOKENS = (40, 60, 90, 140)
 
 
 def get_config(preset: str = "dual") -> config_lib.ExperimentConfig:
