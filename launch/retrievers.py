@@ -71,6 +71,8 @@ def validate(c: config_lib.RetrievalConfig) -> None:
     )
   _validate_secrets(c)
   for kind, field in _FIELDS.items():
+    if (kind, c.kind, c.web) == ("http", "web", "searxng") and c.url:
+      continue  # The address of the search engine.
     if bool(getattr(c, field)) != (c.kind == kind):
       raise ValueError(
         f"retrieval.{field}: found {getattr(c, field)!r} with retrieval.kind "
@@ -340,6 +342,7 @@ def _make(
         price=c.price,
         key_variable=c.key_variable,
         engine=c.engine,
+        address=c.url,
       )
     return found, found.identity()
   except types.RetrievalError as error:

@@ -160,8 +160,9 @@ class RetrievalConfig:
     `web`, a search engine.
   index: folder of the index.
   encoder: folder of the index's encoder, if it has moved.
-  url: address of the server; of several, commas divide shards and `|` replicas.
-  web: `serper`, `google` or `brave`.
+  url: address of the server (also of SearXNG); of several, commas divide shards
+    and `|` replicas.
+  web: `serper`, `google`, `brave`, `tavily` or `searxng`.
   engine: id of the Google engine.
   price: US dollars per search on the web.
   key_variable: environment variable with the token or key.

@@ -1,4 +1,4 @@
-"""Live web search as a retriever: Serper, Google Custom Search, Brave.
+"""Live web search as a retriever: Serper, Google, Brave, Tavily, SearXNG.
 
 Passages are the titles and snippets that the service returns. No page is
 fetched and no redirect is followed, so search results cannot decide where a
@@ -8,7 +8,6 @@ request goes. Google's API accepts no new customers and ends on January 1, 2027.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import html
 import re
 import time
@@ -21,6 +20,7 @@ import httpx2
 from anysearch_jax import types
 from anysearch_jax.host.http import calls, errors, redaction, wire
 from retrieval.clients import requests as requests_lib
+from retrieval.clients import web_services
 
 Answer = tuple[types.Passage, ...]
 Json = dict[str, Any]
@@ -37,91 +37,6 @@ class AccountError(types.RetrievalError):
   """The service refuses the key: it is invalid, over quota or over its rate."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Service:
-  """The API of one service.
-
-  Attributes:
-    url: address of the API.
-    variable: default environment variable of the key.
-    header: header that carries the key; a url would be logged.
-    most: the most passages of one call.
-    method: HTTP method.
-    request: maps query, k and search engine to arguments of httpx2's `request`.
-    results: path to the list of results in a reply.
-    link, snippet: keys of a result.
-    is_reply: whether an object without that list means "nothing found".
-    words, characters: the most words and characters of a query.
-  """
-
-  url: str
-  variable: str
-  header: str
-  most: int
-  method: str
-  request: Callable[[str, int, str], Json]
-  results: tuple[str, ...]
-  link: str
-  snippet: str
-  is_reply: Callable[[Json], bool]
-  words: int = 1024
-  characters: int = 2048
-
-
-_SERVICES = {
-  "serper": _Service(
-    url="https://google.serper.dev/search",
-    variable="SERPER_API_KEY",
-    header="X-API-KEY",
-    most=10,  # More than 10 cost twice as much.
-    method="POST",
-    request=lambda query, k, _: {
-      "content": wire.body({"q": query, "num": k}),
-      "headers": {"Content-Type": "application/json"},
-    },
-    results=("organic",),
-    link="link",
-    snippet="snippet",
-    is_reply=lambda reply: "searchParameters" in reply,
-  ),
-  "google": _Service(
-    url="https://www.googleapis.com/customsearch/v1",
-    variable="GOOGLE_API_KEY",
-    header="X-Goog-Api-Key",
-    most=10,
-    method="GET",
-    request=lambda query, k, engine: {
-      "params": {"q": query, "cx": engine, "num": k}
-    },
-    results=("items",),
-    link="link",
-    snippet="snippet",
-    is_reply=lambda reply: reply.get("kind") == "customsearch#search",
-  ),
-  "brave": _Service(
-    url="https://api.search.brave.com/res/v1/web/search",
-    variable="BRAVE_API_KEY",
-    header="X-Subscription-Token",
-    most=20,
-    method="GET",
-    request=lambda query, k, _: {
-      "params": {
-        "q": query,
-        "count": k,
-        "text_decorations": "false",
-        "result_filter": "web",
-      }
-    },
-    results=("web", "results"),
-    link="url",
-    snippet="description",
-    is_reply=lambda reply: reply.get("type") == "search",
-    words=50,
-    characters=400,
-  ),
-}
-
-
 class WebRetriever:
   """Searches the web; safe to use from any event loop and thread.
 
@@ -130,18 +45,20 @@ class WebRetriever:
   returns nothing and costs nothing.
 
   Args:
-    kind: "serper", "google" or "brave".
+    kind: "serper", "google", "brave", "tavily" or "searxng".
     price: cost of one call; `counters["cost"]` is the sum.
     key_variable: the environment variable with the key; "" is the default:
-      SERPER_API_KEY, GOOGLE_API_KEY or BRAVE_API_KEY.
+      SERPER_API_KEY, GOOGLE_API_KEY, BRAVE_API_KEY or TAVILY_API_KEY. SearXNG
+      has none.
+    address: address of a SearXNG server.
     engine: Google's search engine id (`cx`).
     corpus: name of the web as a corpus; a request must name it or none.
     patience: deadlines and retries.
-    url, transport, clock: for tests.
+    transport, clock: for tests.
 
   Raises:
-    ValueError: the kind is unknown, the key or the engine is missing, or the
-      price is negative.
+    ValueError: the kind is unknown, the key, the engine or the address is
+      missing, or the price is negative.
 
   `counters` has the counters of `calls.Caller`, the `queries`, and the `cost`
   of all calls that were answered, even if the answer was malformed.
@@ -154,31 +71,49 @@ class WebRetriever:
     price: float,
     key_variable: str = "",
     engine: str = "",
+    address: str = "",
     corpus: str = "",
     patience: calls.Patience = calls.DEFAULT,
-    url: str = "",
     transport: httpx2.AsyncBaseTransport | None = None,
     clock: Callable[[], float] = time.monotonic,
   ):
-    if kind not in _SERVICES:
+    if kind not in web_services.SERVICES:
       raise ValueError(
-        f"kind: found {kind!r}, expected one of {', '.join(_SERVICES)}."
+        f"kind: found {kind!r}, expected one of "
+        f"{', '.join(web_services.SERVICES)}."
       )
     if bool(engine) != (kind == "google"):
       raise ValueError(
         f"engine: found {engine!r}; expected the id of a search engine (cx) "
         "for google and none for others."
       )
+    if bool(address) != (kind == "searxng"):
+      raise ValueError(
+        f"address: found {redaction.shown(address)!r}; expected the address of "
+        "a server for searxng and none for others."
+      )
+    if address and not redaction.is_address(address):
+      raise ValueError(
+        f"address: found {redaction.shown(address)}, expected one such as "
+        "http://127.0.0.1:8888."
+      )
+    if key_variable and kind == "searxng":
+      raise ValueError(
+        f"key_variable: found {key_variable!r}, expected none for searxng."
+      )
     if not 0 <= price < float("inf"):
       raise ValueError(f"price: found {price}, expected 0 or more for a call.")
-    self._kind, self._service = kind, _SERVICES[kind]
+    self._kind, self._service = kind, web_services.SERVICES[kind]
     self._price, self._engine, self._corpus = price, engine, corpus
-    self._url = url or self._service.url
+    self._url = self._service.url or f"{address.rstrip('/')}/search"
     self._variable = key_variable or self._service.variable
-    key = calls.secret_in(self._variable, f"the key for {kind}")
+    headers, key = {"Accept": "application/json"}, ""
+    if self._variable:
+      key = calls.secret_in(self._variable, f"the key for {kind}")
+      headers[self._service.header] = self._service.before + key
     self._caller = calls.Caller(
       patience,
-      headers={self._service.header: key, "Accept": "application/json"},
+      headers=headers,
       secret=key,
       advice="Can this machine reach it?",
       largest=_LARGEST,
@@ -213,6 +148,8 @@ class WebRetriever:
   def identity(self) -> Json:
     """Returns JSON values that identify the answers."""
     named = {"kind": "web", "service": self._kind}
+    if not self._service.url:
+      named["address"] = self._url
     return named | ({"engine": self._engine} if self._engine else {})
 
   def close(self) -> None:
@@ -265,22 +202,26 @@ class WebRetriever:
       self._suspects.add(query)
       if not isinstance(error, calls.StatusError) or not _is_of_account(error):
         raise
-      raise AccountError(
-        f"{error} Check the key in {self._variable}, its quota and its rate "
-        "limit."
-      ) from None
+      advice = self._service.advice.format(variable=self._variable)
+      raise AccountError(f"{error} {advice}") from None
 
 
 def _is_of_account(error: calls.StatusError) -> bool:
-  """Returns whether the key is at fault, by status or (Brave, Serper) text."""
-  return error.status in (401, 402, 403, 429) or (
+  """Returns whether the key is at fault, by status or (Brave, Serper) text.
+
+  432 and 433 are Tavily's limits of a plan.
+  """
+  return error.status in (401, 402, 403, 429, 432, 433) or (
     error.status in (400, 422)
     and re.search(r"\b(token|api key|credits?)\b", str(error), re.I) is not None
   )
 
 
 def _results(
-  reply: Any, service: _Service, url: str, redact: redaction.Redactor
+  reply: Any,
+  service: web_services.Service,
+  url: str,
+  redact: redaction.Redactor,
 ) -> list[Any]:
   """Returns the list of results in a reply.
 
@@ -298,11 +239,16 @@ def _results(
       f"{url}: found {redact.quote(repr(reply), 80)}, expected a list at "
       f"{'.'.join(service.results)}."
     )
+  if not found and (why := service.failed(reply)):
+    raise errors.AnswerError(f"{url}: {redact.quote(why, 200)}")
   return found
 
 
 def _passages(
-  found: list[Any], service: _Service, url: str, redact: redaction.Redactor
+  found: list[Any],
+  service: web_services.Service,
+  url: str,
+  redact: redaction.Redactor,
 ) -> Answer:
   """Returns the results that have a link, a title and a snippet, in order.
 

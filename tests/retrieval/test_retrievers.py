@@ -111,6 +111,8 @@ def test_searcher_accepts_the_retriever(folder):
     ({"url": "http://a"}, "retrieval.url: found 'http://a' with retrieval.kin"),
     ({"kind": "index", "index": "gone"}, "found no finished index"),
     ({"kind": "http", "url": "a"}, "retrieval.url: found 'a', expected an ad"),
+    ({"kind": "web", "web": "searxng"}, "address of a server for searxng"),
+    ({"kind": "web", "web": "serper", "url": "http://a"}, "retrieval.url: fo"),
     ({"kind": "http", "url": "http://a,"}, "retrieval.url: found '', expected"),
     ({"kind": "web", "web": "bing"}, "kind: found 'bing'"),
     ({"log": "gone.sqlite", "log_mode": "strict"}, "retrieval.log: "),

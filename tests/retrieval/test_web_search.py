@@ -24,6 +24,7 @@ _KEYS = {
   "serper": ("SERPER_API_KEY", "x-api-key"),
   "google": ("GOOGLE_API_KEY", "x-goog-api-key"),
   "brave": ("BRAVE_API_KEY", "x-subscription-token"),
+  "tavily": ("TAVILY_API_KEY", "authorization"),
 }
 EXCHANGES = [
   pytest.param(kind, exchange, id=f"{kind}: {exchange['name']}")
@@ -111,7 +112,8 @@ def test_an_exchange_is_asked_and_understood(connect, kind, exchange):
     assert retriever.counters["cost"] == 0
   assert said(retriever.sent[0]) == exchange["request"]
   for sent in retriever.sent:
-    assert sent.headers[_KEYS[kind][1]] == KEY
+    before = "Bearer " if kind == "tavily" else ""
+    assert sent.headers[_KEYS[kind][1]] == before + KEY
     assert KEY not in str(sent.url)
 
 
@@ -163,18 +165,27 @@ def test_half_a_surrogate_pair_does_not_stop_a_search(connect, kind):
   with pytest.raises(types.RetrievalError, match="expected a list at"):
     asyncio.run(retriever.search(ask("a\ud83db")))
   sent = said(retriever.sent[0])
-  assert (sent["body"] or sent["params"])["q"] == "ab"
+  values = sent["body"] or sent["params"]
+  assert values["query" if kind == "tavily" else "q"] == "ab"
 
 
 @pytest.mark.parametrize("kind", _KEYS)
 @pytest.mark.parametrize(
   ("reply", "sentence"),
   [
-    ([], r"found \[\], expected a list at (organic|items|web.results)"),
-    ({"results": []}, "expected a list at"),
-    ({"organic": {}, "items": 3, "web": {"results": "x"}}, "expected a list"),
+    ([], r"found \[\], expected a list at (organic|items|(web.)?results)"),
+    ({"result": []}, "expected a list at"),
     (
-      {"organic": [{"t": 1}], "items": [None], "web": {"results": [{}]}},
+      {"organic": {}, "items": 3, "web": {"results": "x"}, "results": {}},
+      "expected a list",
+    ),
+    (
+      {
+        "organic": [{"t": 1}],
+        "items": [None],
+        "web": {"results": [{}]},
+        "results": [[]],
+      },
       "none of 1 results has the texts",
     ),
   ],
@@ -267,7 +278,66 @@ def test_an_identity_tells_services_and_engines_apart(connect):
     {"kind": "web", "service": "serper"},
     {"kind": "web", "service": "google", "engine": "0123456789abcdef0"},
     {"kind": "web", "service": "brave"},
+    {"kind": "web", "service": "tavily"},
   ]
+
+
+# SearXNG, which has an address of its own and no key.
+SEARXNG = json.loads((_DATA / "searxng.json").read_text())
+
+
+def searxng(handler, **settings):
+  return web.WebRetriever(
+    "searxng",
+    price=0,
+    address="http://searx.test:8888/",
+    patience=QUICK,
+    transport=httpx2.MockTransport(handler),
+    **settings,
+  )
+
+
+@pytest.mark.parametrize("exchange", SEARXNG, ids=lambda e: e["name"])
+def test_an_exchange_with_searxng_is_understood(exchange):
+  sent = []
+
+  def handler(request):
+    sent.append(request)
+    return response(exchange["reply"])
+
+  retriever = searxng(handler)
+  (found,) = asyncio.run(
+    retriever.search_many([ask(exchange["query"], exchange["k"])])
+  )
+  retriever.close()
+  if "passages" in exchange:
+    assert found == tuple(types.Passage(*p) for p in exchange["passages"])
+  else:
+    message = exchange.get("error") or exchange["account_error"]
+    with pytest.raises(types.RetrievalError, match=message):
+      raise found
+    assert isinstance(found, web.AccountError) == ("account_error" in exchange)
+  assert said(sent[0]) == exchange["request"]
+  assert retriever.identity() == {
+    "kind": "web",
+    "service": "searxng",
+    "address": "http://searx.test:8888/search",
+  }
+
+
+@pytest.mark.parametrize(
+  ("address", "settings", "sentence"),
+  [
+    ("", {}, "address of a server for searxng"),
+    ("ftp://h", {}, "expected one such as"),
+    ("http://me:secret@h", {}, "expected one such as"),
+    ("http://h", {"key_variable": "KEY"}, "expected none for searxng"),
+  ],
+)
+def test_invalid_settings_of_searxng_are_refused(address, settings, sentence):
+  with pytest.raises(ValueError, match=sentence) as caught:
+    web.WebRetriever("searxng", price=0, address=address, **settings)
+  assert "secret" not in str(caught.value)
 
 
 RESULTS = st.lists(
