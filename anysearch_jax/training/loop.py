@@ -315,7 +315,7 @@ class Trainer:
     sampled = ahead.take(self._stopping if self._stoppable else None)
     if sampled is None:
       raise _StoppedError
-    self._monitor.collected(rollout, sampled.collected)
+    self._monitor.collected(rollout, sampled.counted)
     ages = staleness.ages(rollout, sampled.scored.groups)
     staleness.check(rollout, ages, bound=level)
     self._phases.train(rollout)

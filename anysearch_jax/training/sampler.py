@@ -61,6 +61,14 @@ class ScoredRollout(NamedTuple):
   scored: rewards_and_advantages.Experience
   state: SamplerState
 
+  @property
+  def counted(self) -> rollout_buffer.RolloutBatch:
+    """`collected` with the trajectories that could not be measured as failed.
+
+    A checkpoint stores `collected`, because a resumed run measures again.
+    """
+    return _counted(self.collected, self.scored)
+
 
 class Settings(NamedTuple):
   """How budgets are assigned and rollouts scored.
@@ -264,11 +272,6 @@ class Sampler:
         progress=progress(rollout, settings.curriculum),
         run=self._run,
       )
-      if scored.unmeasured:
-        collected = collected._replace(
-          failed=collected.failed + len(scored.unmeasured),
-          reason=collected.reason or scored.unmeasured[0],
-        )
       recorded = curriculum_lib.record(
         self.state.curriculum,
         np.repeat(scored.budgets, stream.samples),
@@ -277,7 +280,9 @@ class Sampler:
         config=settings.curriculum,
         tokens=_tokens(assignment, collected.places, stream.samples),
       )
-      self.state = SamplerState(recorded, self._counted(collected))
+      self.state = SamplerState(
+        recorded, self._counted(_counted(collected, scored))
+      )
     return ScoredRollout(
       rollout,
       bool(assignment.scaffold),
@@ -317,6 +322,19 @@ def _tokens(
   return np.repeat(np.asarray(assignment.tokens)[places], samples)
 
 
+def _counted(
+  collected: rollout_buffer.RolloutBatch,
+  scored: rewards_and_advantages.Experience,
+) -> rollout_buffer.RolloutBatch:
+  """See `ScoredRollout.counted`."""
+  if not scored.unmeasured:
+    return collected
+  return collected._replace(
+    failed=collected.failed + len(scored.unmeasured),
+    reason=collected.reason or scored.unmeasured[0],
+  )
+
+
 def progress(
   rollout: int, config: config_lib.CurriculumConfig
 ) -> outcomes_lib.Progress:
@@ -350,7 +368,7 @@ def metrics(
 ) -> dict[str, float]:
   """Returns the metrics of a sampled rollout, as one flat record."""
   step = sampled.rollout * config.steps_per_rollout
-  collected, budgets = sampled.collected, sampled.scored.budgets
+  collected, budgets = sampled.counted, sampled.scored.budgets
   levels = range(1, config.max_budget + 1)
   of_searches = sampled.probabilities.reshape(config.max_budget, -1)
   out = {

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anysearch_jax import types
+from anysearch_jax.environment import protocol
 from anysearch_jax.training import (
   learner,
   rollout_buffer,
@@ -84,6 +85,47 @@ def test_a_reward_in_stages_sees_the_same_progress_after_a_resume(
   lines = (killed / "metrics.jsonl").read_text().splitlines()
   seen = [json.loads(line)["reward/rollout"] for line in lines]
   assert sorted({*seen}) == list(range(runs.ROLLOUTS))
+
+
+def test_a_rollout_of_an_earlier_version_gets_its_observations(parts):
+  """It has documents instead, and the texts in its spans."""
+  question = parts["questions"][3]
+  ids = np.arange(4, dtype=np.int32)
+  shown = types.Passage("p", "kelmar", "mayor tol once")
+  made = types.Trajectory(
+    types.Address(7, 3, 0),
+    question,
+    budget=2,
+    scaffold=False,
+    token_ids=ids,
+    authors=np.asarray([0, 1, 2, 1], np.int8),
+    logps=np.zeros(4, np.float32),
+    versions=np.asarray([-1, 5, -1, 5], np.int32),
+    spans=(
+      types.Span(types.Author.MODEL, "<search>kelmar mayor</search>"),
+      types.Span(types.Author.ENVIRONMENT, protocol.observation((shown,))),
+      types.Span(types.Author.MODEL, "<answer>tol</answer>"),
+    ),
+    searches=1,
+    queries=("kelmar mayor",),
+    violation=False,
+    outcome=types.Outcome.ANSWERED,
+    observations=(types.Observation("search", "kelmar mayor", 0, (shown,), 3),),
+    search_ends=(1,),
+  )
+  packed = rollout_buffer.pack_groups(
+    [types.Group(question, 2, False, (made,))]
+  )
+  for (values,) in packed.values:
+    del values["observations"]
+    values["documents"] = made.documents
+  (group,) = rollout_buffer.unpack_groups(
+    packed._replace(values=json.loads(json.dumps(packed.values))),
+    lambda rollout, index: question,
+  )
+  (found,) = group.trajectories
+  # How many tokens a call has is not known of it.
+  assert found.observations == (made.observations[0]._replace(tokens=0),)
 
 
 @pytest.mark.slow

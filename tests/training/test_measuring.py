@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 
 import numpy as np
 import pytest
+import scripted_runs as runs
+import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.methods import systems
-from anysearch_jax.training import measuring, rewards_and_advantages
+from anysearch_jax.training import learner, measuring, rewards_and_advantages
 
 MODEL = types.Author.MODEL
 QUESTION = types.Question("q", "where?", ("tol",))
@@ -144,3 +147,41 @@ def test_only_the_first_process_asks(monkeypatch):
   found = measuring.measure(trained(measure), places)
   assert found.values == {(0, 0): {"kind": 1.0}}
   assert found.reasons == {(0, 1): "The judge is down."}
+
+
+def test_unmeasured_trajectories_count_as_failed_but_are_stored_as_played(
+  tmp_path, monkeypatch
+):
+  """A judge that is down for one question of each rollout."""
+
+  async def measure(t):
+    if t.address.question == 1:
+      raise types.RetrievalError("The judge is down.")
+    return {"kind": t.address.sample}
+
+  monkeypatch.setattr(learner, "Learner", runs.Learner)
+  shared = systems.trained
+  monkeypatch.setattr(
+    systems,
+    "trained",
+    lambda config: dataclasses.replace(
+      shared(config),
+      measure=measure,
+      measures=("kind",),
+      reward=lambda o: {"total": o.em + o.measures["kind"]},
+    ),
+  )
+  config = runs.at_level(1, watch=config_lib.WatchConfig(max_failed=1.0))
+  parts = small_run.parts()
+  whole, killed = tmp_path / "whole", tmp_path / "killed"
+  runs.run(whole, parts, config)
+  runs.run(killed, parts, config, kill=3)
+  runs.run(killed, parts, config)
+  assert runs.left(killed) == runs.left(whole)
+  lines = (killed / "metrics.jsonl").read_text().splitlines()
+  counts = [json.loads(line) for line in lines]
+  # Both samples of one of four questions, and the totals of the run.
+  assert [c["rollout/failed"] for c in counts] == [2] * runs.ROLLOUTS
+  assert [c["run/failed"] for c in counts] == [
+    2 * n for n in range(1, runs.ROLLOUTS + 1)
+  ]
