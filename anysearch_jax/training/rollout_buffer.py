@@ -60,6 +60,13 @@ class RolloutBatch(NamedTuple):
   fingerprint: float = 0.0
   fingerprint_max: float = 0.0
 
+  def with_failed(self, reasons: Sequence[str]) -> RolloutBatch:
+    """Returns the counts with more failed episodes, and the first reason."""
+    return self._replace(
+      failed=self.failed + len(reasons),
+      reason=self.reason or next(iter(reasons), ""),
+    )
+
 
 class PackedGroups(NamedTuple):
   """Groups in order, serialized.

@@ -67,7 +67,7 @@ class ScoredRollout(NamedTuple):
 
     A checkpoint stores `collected`, because a resumed run measures again.
     """
-    return _counted(self.collected, self.scored)
+    return self.collected.with_failed(self.scored.unmeasured)
 
 
 class Settings(NamedTuple):
@@ -280,9 +280,8 @@ class Sampler:
         config=settings.curriculum,
         tokens=_tokens(assignment, collected.places, stream.samples),
       )
-      self.state = SamplerState(
-        recorded, self._counted(_counted(collected, scored))
-      )
+      known = collected.with_failed(scored.unmeasured)
+      self.state = SamplerState(recorded, self._counted(known))
     return ScoredRollout(
       rollout,
       bool(assignment.scaffold),
@@ -292,50 +291,7 @@ class Sampler:
       self.state,
     )
 
-  def _counted(
-    self, collected: rollout_buffer.RolloutBatch
-  ) -> Mapping[str, Counter[str]]:
-    """Returns the counters after adding a rollout."""
-    counters = {name: Counter(c) for name, c in self.state.counters.items()}
-    stream = self._collector.stream
-    played = stream.per_rollout - collected.stragglers
-    counters["run"].update(
-      optimizer_steps=self._settings.curriculum.steps_per_rollout,
-      trajectories=(played + collected.resampled) * stream.samples,
-      failed=collected.failed,
-      dropped_groups=collected.dropped,
-      resampled_groups=collected.resampled,
-      stragglers=collected.stragglers,
-      stale_rollouts=0,
-      failed_rollouts=0,
-    )
-    counters["engine"].update(collected.engine)
-    return counters
-
-
-def _tokens(
-  assignment: curriculum_lib.Assignment, places: np.ndarray, samples: int
-) -> np.ndarray | None:
-  """Returns the cap on tokens of each trajectory; None if none is assigned."""
-  if assignment.tokens is None:
-    return None
-  return np.repeat(np.asarray(assignment.tokens)[places], samples)
-
-
-def _counted(
-  collected: rollout_buffer.RolloutBatch,
-  scored: rewards_and_advantages.Experience,
-) -> rollout_buffer.RolloutBatch:
-  """See `ScoredRollout.counted`."""
-  if not scored.unmeasured:
-    return collected
-  return collected._replace(
-    failed=collected.failed + len(scored.unmeasured),
-    reason=collected.reason or scored.unmeasured[0],
-  )
-
-
-def progress(
+  def progress(
   rollout: int, config: config_lib.CurriculumConfig
 ) -> outcomes_lib.Progress:
   """Returns how far a training is when `rollout`, from 0, is scored."""
