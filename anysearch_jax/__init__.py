@@ -2,7 +2,7 @@
 
 Table of contents; a room imports only rooms above it:
 
-* `types`: the values that cross rooms. `config`: the configuration.
+* `budgets`, `types`: the values that cross rooms. `config`: the configuration.
 * `host`: processes, locks, disks, HTTP calls.
 * `environment`: tags, prompts, scoring, records: text in, values out.
 * `algorithms`: rewards, curriculum, GRPO, PPO: arrays in, arrays out.
@@ -36,6 +36,7 @@ _WHERE = {
   # The configuration, and the values that pass between the parts.
   "config": "anysearch_jax.config",
   "ExperimentConfig": "anysearch_jax.config:ExperimentConfig",
+  "Budget": "anysearch_jax.budgets:Budget",
   "Group": "anysearch_jax.types:Group",
   "Passage": "anysearch_jax.types:Passage",
   "Question": "anysearch_jax.types:Question",

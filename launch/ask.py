@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 
 from absl import app, flags
 
+from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import types
 from anysearch_jax.agent import limits
 from launch import agents, jax_setup, policies, transcript
@@ -32,7 +33,9 @@ def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
   launch_flags.define_config()
   policies.define_flags()
-  flags.DEFINE_integer("budget", 3, "Searches allowed.", lower_bound=0)
+  flags.DEFINE_string(
+    "budget", "3", "Searches allowed, or such as searches=3,tokens=256."
+  )
   flags.DEFINE_string(
     "compare", None, "Budgets to show side by side, as 0,1,3,5 or 0..5."
   )
@@ -48,8 +51,8 @@ def main(argv: Sequence[str]) -> None:
   f = flags.FLAGS
   try:
     config = launch_flags.read_config()
-    budgets = (
-      (f.budget,)
+    budgets: Sequence[budgets_lib.Assigned] = (
+      (_budget(f.budget, config.evaluation.prices),)
       if f.compare is None
       else launch_evaluate.parse_budgets(f.compare, "--compare")
     )
@@ -87,6 +90,14 @@ def main(argv: Sequence[str]) -> None:
     sys.exit(f"launch.ask: {error}")
   if questions and not answered:
     sys.exit(1)
+
+
+def _budget(text: str, prices: budgets_lib.Prices) -> budgets_lib.Budget:
+  """Reads --budget. Raises ValueError if it is invalid."""
+  try:
+    return budgets_lib.parse(text, prices)
+  except ValueError as error:
+    raise ValueError(f"--budget={text}: {error}") from error
 
 
 def _typed(*, prompt: bool) -> Iterator[str]:

@@ -14,6 +14,7 @@ import rich.console
 import rich.table
 import rich.text
 
+from anysearch_jax import budgets
 from anysearch_jax.agent import events
 
 _SHOWN = 160  # Characters of a passage.
@@ -32,7 +33,8 @@ def record(reply: events.Reply) -> dict[str, Any]:
   trajectory = reply.trajectory
   return {
     "question": trajectory.question.text,
-    "budget": trajectory.budget,
+    "budget": None if free(trajectory.budget) else trajectory.budget,
+    **({"caps": caps} if (caps := dict(trajectory.caps.caps)) else {}),
     "answer": reply.answer,
     "outcome": str(reply.outcome),
     "reason": reply.reason,
@@ -45,6 +47,11 @@ def record(reply: events.Reply) -> dict[str, Any]:
     "tokens": reply.tokens,
     "seconds": round(reply.seconds, 3),
   }
+
+
+def free(budget: int) -> bool:
+  """Returns whether a number of searches is no cap."""
+  return budget >= budgets.UNCAPPED
 
 
 def greet(examples: Sequence[str]) -> None:
@@ -88,7 +95,7 @@ def show(told: Iterable[events.Event]) -> events.Reply:
           _say(f"  {_line(passage.title, passage.text)}", "passage")
         if not passages:
           _say("  no results", "passage")
-      case events.Budget() as budget:
+      case events.Budget() as budget if not free(budget.total):
         _say(f"{_count(budget.left, 'search', 'searches')} left", "budget")
       case events.Answer(reply):
         _conclude(reply)

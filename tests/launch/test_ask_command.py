@@ -125,6 +125,17 @@ def test_words_that_the_policy_cannot_read_are_no_line_of_json(capsys):
   assert json.loads(said)["question"] == "zzzz \udcff ?"
 
 
+def test_budget_may_cap_tokens(capsys):
+  (row,) = map(
+    json.loads,
+    output(capsys, "--json", "--budget=tokens=40", QUESTION).splitlines(),
+  )
+  assert (row["budget"], row["caps"]) == (None, {"tokens": 40})
+  assert row["tokens"] <= 40
+  said = output(capsys, "--budget=searches=2,tokens=40", QUESTION)
+  assert "2 searches left" in said
+
+
 def test_budgets_are_shown_side_by_side(capsys):
   said = output(capsys, "--compare=0,1,3", QUESTION)
   header = re.findall(r"\d+|budget", said.splitlines()[1])
@@ -146,6 +157,7 @@ def test_words_that_the_policy_cannot_read_are_named(capsys):
     (["--compare=x", QUESTION], "--compare=x: found 'x'"),
     (["--hf=nowhere", QUESTION], "nowhere: no config.json"),
     (["--budget=1", " "], "question: found no text"),
+    (["--budget=pages=1", "x"], "--budget=pages=1: Found 'pages=1'"),
   ],
 )
 def test_bad_input_is_one_sentence(arguments, expected):
