@@ -291,7 +291,37 @@ class Sampler:
       self.state,
     )
 
-  def progress(
+  def _counted(
+    self, collected: rollout_buffer.RolloutBatch
+  ) -> Mapping[str, Counter[str]]:
+    """Returns the counters after adding a rollout."""
+    counters = {name: Counter(c) for name, c in self.state.counters.items()}
+    stream = self._collector.stream
+    played = stream.per_rollout - collected.stragglers
+    counters["run"].update(
+      optimizer_steps=self._settings.curriculum.steps_per_rollout,
+      trajectories=(played + collected.resampled) * stream.samples,
+      failed=collected.failed,
+      dropped_groups=collected.dropped,
+      resampled_groups=collected.resampled,
+      stragglers=collected.stragglers,
+      stale_rollouts=0,
+      failed_rollouts=0,
+    )
+    counters["engine"].update(collected.engine)
+    return counters
+
+
+def _tokens(
+  assignment: curriculum_lib.Assignment, places: np.ndarray, samples: int
+) -> np.ndarray | None:
+  """Returns the cap on tokens of each trajectory; None if none is assigned."""
+  if assignment.tokens is None:
+    return None
+  return np.repeat(np.asarray(assignment.tokens)[places], samples)
+
+
+def progress(
   rollout: int, config: config_lib.CurriculumConfig
 ) -> outcomes_lib.Progress:
   """Returns how far a training is when `rollout`, from 0, is scored."""
