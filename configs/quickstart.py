@@ -12,6 +12,8 @@ Presets, `--config=configs/quickstart.py:<preset>`:
     anysearch    as published; also without a preset
     priced       advantages divided by the rollout's deviation, and a search
                  costs .1 / B of a right answer's reward
+    cool         priced, sampled at a temperature of .7; to be evaluated with
+                 --config.sampling.temperature=0
     no_tool      no tool reward
     search_r1    outcome reward, a fixed budget of 5, no scaffold
 Expected: docs/quickstart.md has what each measures, beside exact agents.
@@ -25,8 +27,9 @@ from __future__ import annotations
 import dataclasses
 
 from anysearch_jax import config as config_lib
+from configs import objectives
 
-PRESETS = ("anysearch", "priced", "no_tool", "search_r1")
+PRESETS = ("anysearch", "priced", "cool", "no_tool", "search_r1")
 
 
 def get_config(preset: str = "anysearch") -> config_lib.ExperimentConfig:
@@ -37,15 +40,15 @@ def get_config(preset: str = "anysearch") -> config_lib.ExperimentConfig:
     )
   config = _anysearch()
   reward, curriculum = config.reward, config.curriculum
-  objective = config.objective
   match preset:
     case "anysearch":
       return config
     case "priced":
-      reward = dataclasses.replace(
-        reward, gamma_mode="fixed", gamma_fixed=0.1, use_rel=False
-      )
-      objective = dataclasses.replace(objective, normalize="batch")
+      config = objectives.priced(config)
+      reward = config.reward
+    case "cool":
+      config = objectives.cool(config)
+      reward = config.reward
     case "no_tool":
       reward = dataclasses.replace(reward, gamma_mode="off")
     case "search_r1":
@@ -59,7 +62,6 @@ def get_config(preset: str = "anysearch") -> config_lib.ExperimentConfig:
     config,
     name=f"quickstart-{preset}",
     reward=reward,
-    objective=objective,
     curriculum=curriculum,
   )
 

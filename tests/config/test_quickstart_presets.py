@@ -9,7 +9,8 @@ import pytest
 from anysearch_jax.config import changes
 from anysearch_jax.config import values as config_values
 from anysearch_jax.training import validation
-from configs import fixed_world, quickstart
+from configs import ablations, fixed_world, quickstart, qwen3_4b
+from launch import flags
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -46,12 +47,14 @@ def test_presets_differ_only_in_what_they_are_named_for():
     return found
 
   assert change("no_tool") == {"reward.gamma_mode": "off"}
-  assert change("priced") == {
+  priced = {
     "objective.normalize": "batch",
     "reward.gamma_mode": "fixed",
     "reward.gamma_fixed": 0.1,
     "reward.use_rel": False,
   }
+  assert change("priced") == priced
+  assert change("cool") == priced | {"sampling.temperature": 0.7}
   assert change("search_r1") == {
     "reward.alpha": 1.0,
     "reward.beta": 0.0,
@@ -84,6 +87,35 @@ def test_the_fixed_world_changes_the_world_its_start_and_its_steps(preset):
   )
   assert set(found) == names
   assert found["name"].startswith("fixed_world")
+
+
+@pytest.mark.parametrize(
+  "row, preset",
+  [
+    ("priced", "priced"),
+    ("priced_cool", "cool"),
+    ("no_tool", "no_tool"),
+    ("search_r1", "search_r1"),
+  ],
+)
+def test_rows_of_the_study_are_the_presets(row, preset):
+  base = quickstart.get_config()
+  rows = {each.name: each for each in ablations.rows(base)}
+  found = flags.override(base, rows[row].overrides)
+  expected = quickstart.get_config(preset)
+  assert differences(found, expected) == {"name": expected.name}
+
+
+def test_the_cool_preset_of_a_backbone_changes_objective_and_temperature():
+  found = differences(qwen3_4b.get_config(), qwen3_4b.get_config("cool"))
+  assert found == {
+    "name": "qwen3_4b-cool",
+    "objective.normalize": "batch",
+    "reward.gamma_mode": "fixed",
+    "reward.gamma_fixed": 0.1,
+    "reward.use_rel": False,
+    "sampling.temperature": 0.7,
+  }
 
 
 def test_an_unknown_preset_is_refused():

@@ -1,0 +1,38 @@
+"""What docs/evidence.md found better than the published objective."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from anysearch_jax import config as config_lib
+
+TEMPERATURE = 0.7
+
+
+def priced(
+  config: config_lib.ExperimentConfig,
+) -> config_lib.ExperimentConfig:
+  """Returns the configuration in which a search costs .1 / B of a right answer.
+
+  Advantages are divided by the rollout's deviation, so that the price holds
+  (docs/objective.md). The price is R_abs alone, with a fixed gamma.
+  """
+  return dataclasses.replace(
+    config,
+    reward=dataclasses.replace(
+      config.reward, gamma_mode="fixed", gamma_fixed=0.1, use_rel=False
+    ),
+    objective=dataclasses.replace(config.objective, normalize="batch"),
+  )
+
+
+def cool(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
+  """Returns the priced configuration, sampled and trained at `TEMPERATURE`.
+
+  Fewer episodes fail by a slip of words, so that rewards say more about
+  decisions. Such a policy is meant to answer greedily.
+  """
+  return dataclasses.replace(
+    priced(config),
+    sampling=dataclasses.replace(config.sampling, temperature=TEMPERATURE),
+  )
