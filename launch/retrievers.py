@@ -11,14 +11,16 @@ from typing import Any
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 
-KINDS = ("lexical", "index", "http", "web")
-_FIELDS = {"index": "index", "http": "url", "web": "web"}
+KINDS = ("lexical", "index", "http", "web", "milvus")
+_FIELDS = {"index": "index", "http": "url", "web": "web", "milvus": "milvus"}
 # Optional fields, and the kinds that accept them.
 _EXTRAS = {
-  "encoder": ("index",),
+  "encoder": ("index", "milvus"),
+  "collection": ("milvus",),
+  "ranking": ("milvus",),
   "engine": ("web",),
   "price": ("web",),
-  "key_variable": ("http", "web"),
+  "key_variable": ("http", "web", "milvus"),
 }
 _LOG_MODES = ("record", "replay", "strict")
 # Values of `simulated` and `refined` that are not the address of a model.
@@ -326,6 +328,8 @@ def _make(
     searching = opening.open_index(c.index, encoder=c.encoder or None)
     of_index = local.LocalRetriever(searching)
     return of_index, of_index.identity()
+  if c.kind == "milvus":
+    return _milvus(c)
   from retrieval.clients import client, sharded, web
 
   found: client.HttpRetriever | sharded.ShardedRetriever | web.WebRetriever
@@ -347,3 +351,49 @@ def _make(
     return found, found.identity()
   except types.RetrievalError as error:
     raise ValueError(f"retrieval: {error}") from error
+
+
+def milvus_client() -> Any:
+  """Returns the module `retrieval.clients.milvus`.
+
+  Raises:
+    ValueError: Milvus's own client is not installed.
+  """
+  try:
+    from retrieval.clients import milvus
+  except ModuleNotFoundError as error:
+    raise ValueError(
+      f"Milvus needs a package that is missing ({error}); run pip install -r "
+      "requirements-milvus.txt."
+    ) from None
+  return milvus
+
+
+def _milvus(
+  c: config_lib.RetrievalConfig,
+) -> tuple[types.BatchRetriever, Any]:
+  """Returns a retriever over a collection of Milvus, and its identity."""
+  milvus = milvus_client()
+  token = ""
+  if c.key_variable:
+    from anysearch_jax.host.http import calls
+
+    token = calls.secret_in(c.key_variable, "the token of Milvus")
+  client = milvus.connect(c.milvus, token=token)
+  collection, ranking = c.collection or "passages", c.ranking or "bm25"
+  encoder = None
+  if ranking != "bm25":
+    named = milvus.described(client, collection).get("encoder")
+    if not c.encoder or named is None:
+      raise ValueError(
+        f"retrieval.encoder: found {c.encoder!r} for ranking {ranking} of a "
+        f"collection with {'vectors' if named else 'no vectors'}; expected the "
+        "folder of the encoder that launch.build_milvus had."
+      )
+    from retrieval.encoder import encoder as encoder_lib
+
+    encoder = encoder_lib.Encoder.like(named, c.encoder)
+  found = milvus.MilvusRetriever(
+    client, collection, ranking=ranking, encoder=encoder, token=token
+  )
+  return found, found.identity()

@@ -95,7 +95,8 @@ _TABLE: dict[str, dict[Kind, str]] = {
   "sglang": {_P: "urls deadline retries wait weights api_key_variable"},
   "retrieval": {
     _L: "simulated refined",
-    _P: "kind index encoder url web engine price key_variable log log_mode",
+    _P: "kind index encoder url web engine milvus collection ranking price "
+    "key_variable log log_mode",
   },
   "retrieval.model": {
     _L: "name temperature top_p max_tokens",

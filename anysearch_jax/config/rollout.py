@@ -157,13 +157,16 @@ class RetrievalConfig:
 
   kind: `lexical`, BM25 over the passages that the questions come with; `index`,
     a folder of launch.build_index; `http`, a server of Search-R1's protocol;
-    `web`, a search engine.
+    `web`, a search engine; `milvus`, a collection of launch.build_milvus.
   index: folder of the index.
-  encoder: folder of the index's encoder, if it has moved.
+  encoder: folder of the index's encoder, if it has moved; of the collection's.
   url: address of the server (also of SearXNG); of several, commas divide shards
     and `|` replicas.
   web: `serper`, `google`, `brave`, `tavily` or `searxng`.
   engine: id of the Google engine.
+  milvus: address of a Milvus server, or a file of Milvus Lite.
+  collection: name of the collection; "": `passages`.
+  ranking: `bm25` (also ""), `dense` or `hybrid`, of Milvus.
   price: US dollars per search on the web.
   key_variable: environment variable with the token or key.
   log: file of recorded answers; "": off.
@@ -184,6 +187,9 @@ class RetrievalConfig:
   url: str = ""
   web: str = ""
   engine: str = ""
+  milvus: str = ""
+  collection: str = ""
+  ranking: str = ""
   price: float = 0.0
   key_variable: str = ""
   log: str = ""
