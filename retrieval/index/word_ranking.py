@@ -47,7 +47,7 @@ class WordRanking:
     # Plain views: slices of a memory map cost ten times as much.
     self._data = np.asarray(scores["data"])
     self._rows = np.asarray(scores["indices"])
-    self._starts = np.asarray(scores["indptr"]).tolist()
+    self._starts = np.asarray(scores["indptr"])
     self._count = int(scores["num_docs"])
     self._largest = np.maximum.reduceat(self._data, self._starts[:-1])
     # Zeros of `[rows]`, one for each search that is under way.
