@@ -119,12 +119,8 @@ def _training(config: config_lib.ExperimentConfig, processes: int) -> None:
 
 def _method(name: str, prompts: str) -> None:
   """Checks that the method can be trained as configured."""
-  method = systems.get(name)
-  _one_of(
-    f"episode.prompts of method.name {name}",
-    prompts,
-    tuple(method.environments),
-  )
+  known = tuple(systems.get(name).environments)
+  _one_of(f"episode.prompts of method.name {name}", prompts, known)
 
 
 def _best_metric(
