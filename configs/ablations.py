@@ -323,9 +323,14 @@ CLAIMS = (
     )
     for name, label, _ in _THREE
   ),
-  # The preset `cool` against its rivals, all of them answering greedily.
+  # The priced reward against its rivals, all of them answering greedily.
   *(
-    Claim(f"Cool is above {label} {where}", "priced_cool", name, *pool)
+    Claim(
+      f"Greedily, the priced reward is above {label} {where}",
+      "priced_greedy",
+      name,
+      *pool,
+    )
     for name, label in (
       ("anysearch_greedy", "AnySearch"),
       ("batch_anysearch_greedy", "AnySearch, batch,"),
@@ -336,12 +341,6 @@ CLAIMS = (
       ("at B = 6 to 8", ("accuracy", _AMPLE)),
       ("in all", ("tp",)),
     )
-  ),
-  Claim(
-    "Cool has more TP than a training at .7 without a tool reward",
-    "priced_cool",
-    "no_tool_cool",
-    "tp",
   ),
   Claim(
     "Four passes help the priced reward", "priced_reuse", "priced", "accuracy"

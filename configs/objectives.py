@@ -6,8 +6,6 @@ import dataclasses
 
 from anysearch_jax import config as config_lib
 
-TEMPERATURE = 0.7
-
 
 def priced(
   config: config_lib.ExperimentConfig,
@@ -23,16 +21,4 @@ def priced(
       config.reward, gamma_mode="fixed", gamma_fixed=0.1, use_rel=False
     ),
     objective=dataclasses.replace(config.objective, normalize="batch"),
-  )
-
-
-def cool(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
-  """Returns the priced configuration, sampled and trained at `TEMPERATURE`.
-
-  Fewer episodes fail by a slip of words, so that rewards say more about
-  decisions. Such a policy is meant to answer greedily.
-  """
-  return dataclasses.replace(
-    priced(config),
-    sampling=dataclasses.replace(config.sampling, temperature=TEMPERATURE),
   )

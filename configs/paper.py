@@ -10,9 +10,9 @@ Presets, `--config=configs/<policy>.py:<preset>`:
                  per rollout: the other reading of "global batch size 512"
     lora80       LoRA on one GPU of 80 GB, which also samples
     lora141      LoRA on one GPU of 141 GB, which also samples
-    cool         what docs/evidence.md found better in the generated world: a
-                 search costs .1 / B, and sampling has a temperature of .7; as
-                 dear as the paper's run. At this size nobody has tried it
+    priced       a search costs .1 / B of a right answer, which docs/evidence.md
+                 found better in the generated world; it costs no more than the
+                 paper's run. At this size nobody has tried it
 
 The objective differs slightly from the paper's: importance ratios use the
 trainer's own old log-probabilities, with a correction for the engine's
@@ -35,7 +35,7 @@ from typing import NamedTuple
 from anysearch_jax import config as config_lib
 from configs import objectives
 
-PRESETS = ("", "questions", "lora80", "lora141", "cool")
+PRESETS = ("", "questions", "lora80", "lora141", "priced")
 
 
 # Tokens of a row of decode: half of an episode's, and room for longer ones.
@@ -115,8 +115,8 @@ def experiment(
     # engine has other weights.
     watch=config_lib.WatchConfig(max_largest_gap=20.0),
   )
-  if preset == "cool":
-    return objectives.cool(config)
+  if preset == "priced":
+    return objectives.priced(config)
   if preset == "questions":
     # A step has five times as many trajectories.
     return dataclasses.replace(

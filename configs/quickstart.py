@@ -12,8 +12,6 @@ Presets, `--config=configs/quickstart.py:<preset>`:
     anysearch    as published; also without a preset
     priced       advantages divided by the rollout's deviation, and a search
                  costs .1 / B of a right answer's reward
-    cool         priced, sampled at a temperature of .7; to be evaluated with
-                 --config.sampling.temperature=0
     no_tool      no tool reward
     search_r1    outcome reward, a fixed budget of 5, no scaffold
 Expected: docs/quickstart.md has what each measures, beside exact agents.
@@ -29,7 +27,7 @@ import dataclasses
 from anysearch_jax import config as config_lib
 from configs import objectives
 
-PRESETS = ("anysearch", "priced", "cool", "no_tool", "search_r1")
+PRESETS = ("anysearch", "priced", "no_tool", "search_r1")
 
 
 def get_config(preset: str = "anysearch") -> config_lib.ExperimentConfig:
@@ -45,9 +43,6 @@ def get_config(preset: str = "anysearch") -> config_lib.ExperimentConfig:
       return config
     case "priced":
       config = objectives.priced(config)
-      reward = config.reward
-    case "cool":
-      config = objectives.cool(config)
       reward = config.reward
     case "no_tool":
       reward = dataclasses.replace(reward, gamma_mode="off")

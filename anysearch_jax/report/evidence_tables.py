@@ -47,18 +47,23 @@ class Verdict:
   Attributes:
     claim: the claim.
     effect: the difference; None if a row is missing.
-    p: two-sided, with Holm's correction over all claims that were asked.
+    p: two-sided, with Holm's correction over all claims whose rows have at
+      least two trainings each; None for the others.
+    trainings: of the row that has fewer.
   """
 
   claim: Claim
   effect: inference.Effect | None
   p: float | None
+  trainings: int
 
   @property
   def word(self) -> str:
-    """`reproduced`, `refuted`, `not resolved` or `not run`."""
+    """`reproduced`, `refuted`, `not resolved`, `one training`, `not run`."""
     if self.effect is None:
       return "not run"
+    if self.trainings < 2:
+      return "one training"
     if self.p is None or self.p >= ALPHA or not self.effect.estimate.value:
       return "not resolved"
     return "reproduced" if self.effect.estimate.value > 0 else "refuted"
@@ -188,12 +193,22 @@ def verdicts(claims: Sequence[Claim], rows: Trainings) -> list[Verdict]:
     else None
     for c in claims
   ]
+  trainings = [
+    min(len(rows.get(c.more, ())), len(rows.get(c.less, ()))) for c in claims
+  ]
+  # One training of a row tells nothing of its others.
   p = significance.holm(
-    [np.nan if e is None else _nan(e.p) for e in effects] or [np.nan]
+    [
+      np.nan if effect is None or count < 2 else _nan(effect.p)
+      for effect, count in zip(effects, trainings)
+    ]
+    or [np.nan]
   )
   return [
-    Verdict(claim, effect, _number(value))
-    for claim, effect, value in zip(claims, effects, p, strict=False)
+    Verdict(claim, effect, _number(value), count)
+    for claim, effect, value, count in zip(
+      claims, effects, p, trainings, strict=False
+    )
   ]
 
 

@@ -47,14 +47,12 @@ def test_presets_differ_only_in_what_they_are_named_for():
     return found
 
   assert change("no_tool") == {"reward.gamma_mode": "off"}
-  priced = {
+  assert change("priced") == {
     "objective.normalize": "batch",
     "reward.gamma_mode": "fixed",
     "reward.gamma_fixed": 0.1,
     "reward.use_rel": False,
   }
-  assert change("priced") == priced
-  assert change("cool") == priced | {"sampling.temperature": 0.7}
   assert change("search_r1") == {
     "reward.alpha": 1.0,
     "reward.beta": 0.0,
@@ -93,7 +91,6 @@ def test_the_fixed_world_changes_the_world_its_start_and_its_steps(preset):
   "row, preset",
   [
     ("priced", "priced"),
-    ("priced_cool", "cool"),
     ("no_tool", "no_tool"),
     ("search_r1", "search_r1"),
   ],
@@ -106,15 +103,14 @@ def test_rows_of_the_study_are_the_presets(row, preset):
   assert differences(found, expected) == {"name": expected.name}
 
 
-def test_the_cool_preset_of_a_backbone_changes_objective_and_temperature():
-  found = differences(qwen3_4b.get_config(), qwen3_4b.get_config("cool"))
+def test_the_priced_preset_of_a_backbone_changes_the_objective_alone():
+  found = differences(qwen3_4b.get_config(), qwen3_4b.get_config("priced"))
   assert found == {
-    "name": "qwen3_4b-cool",
+    "name": "qwen3_4b-priced",
     "objective.normalize": "batch",
     "reward.gamma_mode": "fixed",
     "reward.gamma_fixed": 0.1,
     "reward.use_rel": False,
-    "sampling.temperature": 0.7,
   }
 
 

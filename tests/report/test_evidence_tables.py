@@ -121,6 +121,19 @@ def test_claims_are_reproduced_refuted_or_not_resolved(rows):
     )
 
 
+def test_a_single_training_decides_no_claim(rows):
+  claims = [
+    evidence_tables.Claim("more right", "a", "b", "accuracy"),
+    evidence_tables.Claim("one of them", "a", "single", "accuracy"),
+  ]
+  single = {"single": rows["b"][:1]}
+  found = evidence_tables.verdicts(claims, rows | single)
+  assert [one.word for one in found] == ["reproduced", "one training"]
+  # It is no claim that Holm's correction counts.
+  assert found[0].p == evidence_tables.verdicts(claims[:1], rows)[0].p
+  assert found[1].p is None and found[1].effect is not None
+
+
 def test_rows_of_other_questions_are_not_compared(rows):
   other = [training("b", 0, 0.5, digest="other")]
   with pytest.raises(ValueError, match="a and b were asked different"):
