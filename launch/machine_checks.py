@@ -32,6 +32,7 @@ _MODULES = {
   "absl-py": "absl",
   "faiss-cpu": "faiss",
   "orbax-checkpoint": "orbax.checkpoint",
+  "PyStemmer": "Stemmer",
 }
 # Imports each argument, PACKAGE=MODULE, and writes a line before and after it.
 _IMPORT = """

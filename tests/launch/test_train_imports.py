@@ -27,6 +27,7 @@ train.main(["train"])
 """
 ROOMS = {
   "anysearch_jax.algorithms",
+  "anysearch_jax.budgets",
   "anysearch_jax.config",
   "anysearch_jax.data",
   "anysearch_jax.environment",
