@@ -29,6 +29,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import chex
 import jax
@@ -38,9 +39,11 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.environment import spec, tools, wording
-from anysearch_jax.host.http import calls, openai
 from anysearch_jax.methods import method, mt_grpo, search_r1
 from anysearch_jax.methods import outcomes as outcomes_lib
+
+if TYPE_CHECKING:
+  from anysearch_jax.host.http import openai
 
 SEARCH = tools.search(begins="<context>", ends="</context>")
 _OWN = ("step", "reasoning", "conclusion")
@@ -109,6 +112,9 @@ class Judge:
   def __init__(
     self, config: config_methods.HipragConfig, texts: Mapping[str, str]
   ):
+    # Only a run with a judge loads an HTTP client.
+    from anysearch_jax.host.http import calls, openai
+
     self._config, self._texts = config, texts
     self._judge, self._memory = (
       openai.Endpoint(
@@ -158,6 +164,8 @@ class Judge:
   async def _asked(
     self, server: openai.Endpoint, model: str, name: str, **values: str
   ) -> str:
+    from anysearch_jax.host.http import openai
+
     prompt = wording.fill(self._texts[name], **values)
     body = {
       "model": model,
