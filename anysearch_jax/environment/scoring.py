@@ -101,6 +101,18 @@ def f1(answer: str | None, aliases: Sequence[str]) -> float:
   return best
 
 
+def contains(text: str, aliases: Sequence[str]) -> bool:
+  """Returns whether a text holds an accepted answer as whole words.
+
+  Args:
+    text: any text; compared after `normalize_answer`.
+    aliases: the accepted answers; those that normalise to "" are ignored.
+  """
+  found = f" {normalize_answer(text)} "
+  answers = map(normalize_answer, aliases)
+  return any(f" {answer} " in found for answer in answers if answer)
+
+
 def normalize_answer(text: str) -> str:
   """Normalises case, ASCII punctuation, articles and white space as SQuAD."""
   text = text.lower().translate(_NO_PUNCTUATION)

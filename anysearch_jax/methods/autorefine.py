@@ -19,6 +19,7 @@ Deviations from the released code:
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Mapping
@@ -38,12 +39,8 @@ _REFINED = re.compile(r"<refine>(.*?)</refine>", re.DOTALL)
 
 
 def _environment(texts: Mapping[str, str]) -> spec.Environment:
-  lines = {name: wording.template(text) for name, text in texts.items()}
-  return spec.Environment(
-    scaffold=lines["prompt"],
-    plain=lines["prompt"],
-    over_budget=lines["over_budget"],
-    no_action=lines["no_action"],
+  return dataclasses.replace(
+    search_r1.environment(texts),
     tools=(SEARCH,),
     format=None,
     markers=("<refine>", "</refine>"),
@@ -63,15 +60,12 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
 
   A refinement is a `<refine>` block of the model, within one turn.
   """
-  answers = map(scoring.normalize_answer, trajectory.question.golden_answers)
-  wanted = [f" {answer} " for answer in answers if answer]
-  blocks = (
-    f" {scoring.normalize_answer(block)} "
+  found = any(
+    scoring.contains(block, trajectory.question.golden_answers)
     for span in trajectory.spans
     if span.author == types.Author.MODEL
     for block in _REFINED.findall(span.text)
   )
-  found = any(answer in block for block in blocks for answer in wanted)
   return {"refined": float(found)}
 
 

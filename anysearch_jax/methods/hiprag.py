@@ -71,12 +71,8 @@ def form(spans: Sequence[types.Span], **state: int) -> int:
 
 
 def _environment(texts: Mapping[str, str]) -> spec.Environment:
-  lines = {name: wording.template(text) for name, text in texts.items()}
-  return spec.Environment(
-    scaffold=lines["prompt"],
-    plain=lines["prompt"],
-    over_budget=lines["over_budget"],
-    no_action=lines["no_action"],
+  return dataclasses.replace(
+    search_r1.environment(texts),
     tools=(SEARCH,),
     format=form,
     markers=tuple(f"<{x}{name}>" for name in _OWN for x in ("", "/")),

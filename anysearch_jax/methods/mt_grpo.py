@@ -37,8 +37,9 @@ from anysearch_jax.methods import outcomes as outcomes_lib
 
 def measure(trajectory: types.Trajectory) -> dict[str, float]:
   """Returns `contained`: 1 if the answer holds an accepted answer, else 0."""
-  given = scoring.extract_answer(trajectory.spans)
-  return {"contained": float(given is not None and _holds(given, trajectory))}
+  given = scoring.extract_answer(trajectory.spans) or ""
+  answers = trajectory.question.golden_answers
+  return {"contained": float(scoring.contains(given, answers))}
 
 
 def steps(
@@ -53,22 +54,16 @@ def steps(
   Returns:
     float32 `[searches]`.
   """
+  answers = trajectory.question.golden_answers
   return np.array(
     [
       config.executed
       + config.found
-      * any(_holds(passage.contents, trajectory) for passage in shown.passages)
+      * any(scoring.contains(p.contents, answers) for p in shown.passages)
       for shown in trajectory.observations
     ],
     np.float32,
   )
-
-
-def _holds(text: str, trajectory: types.Trajectory) -> bool:
-  """Whether a text holds an accepted answer as whole words."""
-  found = f" {scoring.normalize_answer(text)} "
-  answers = map(scoring.normalize_answer, trajectory.question.golden_answers)
-  return any(f" {answer} " in found for answer in answers if answer)
 
 
 @functools.partial(jax.jit, static_argnames="config")

@@ -21,6 +21,7 @@ Deviations from the released code:
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Mapping
@@ -47,12 +48,8 @@ _LONGEST = 10  # Words of a well-formed answer.
 
 
 def _environment(texts: Mapping[str, str]) -> spec.Environment:
-  lines = {name: wording.template(text) for name, text in texts.items()}
-  return spec.Environment(
-    scaffold=lines["prompt"],
-    plain=lines["prompt"],
-    over_budget=lines["over_budget"],
-    no_action=lines["no_action"],
+  return dataclasses.replace(
+    search_r1.environment(texts),
     tools=(SEARCH,),
     stops=(SEARCH.closes, "</answer>"),
     action=tools.action((SEARCH,)),

@@ -19,6 +19,7 @@ Deviations from the released code:
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
@@ -42,12 +43,8 @@ def answer(spans: Sequence[types.Span]) -> str | None:
 
 
 def _environment(texts: Mapping[str, str]) -> spec.Environment:
-  lines = {name: wording.template(text) for name, text in texts.items()}
-  return spec.Environment(
-    scaffold=lines["prompt"],
-    plain=lines["prompt"],
-    over_budget=lines["over_budget"],
-    no_action=lines["no_action"],
+  return dataclasses.replace(
+    search_r1.environment(texts),
     tools=(SEARCH,),
     answer=answer,
     format=functools.partial(scoring.check_format, calls={"search": "result"}),

@@ -64,14 +64,12 @@ ENVIRONMENTS = wording.environments(WORDINGS)
 
 def measure(trajectory: types.Trajectory) -> dict[str, float]:
   """Returns `gold_found`: 1 if a shown passage holds a gold answer, else 0."""
-  answers = map(scoring.normalize_answer, trajectory.question.golden_answers)
-  wanted = [f" {answer} " for answer in answers if answer]
-  texts = (
-    f" {scoring.normalize_answer(passage.contents)} "
+  answers = trajectory.question.golden_answers
+  found = any(
+    scoring.contains(passage.contents, answers)
     for shown in trajectory.observations
     for passage in shown.passages
   )
-  found = any(answer in text for text in texts for answer in wanted)
   return {"gold_found": float(found)}
 
 

@@ -330,3 +330,19 @@ def test_a_megabyte_is_judged_in_linear_time(piece):
     assert verdict.format == 0
 
   growth.assert_linear(judge, piece * (1_000_000 // len(piece)))
+
+
+@pytest.mark.parametrize(
+  "text, aliases, expected",
+  [
+    ("He lives in the Paris area.", ["paris"], True),
+    ("a party", ["art"], False),  # Whole words.
+    ("state of the art", ["Art"], True),
+    ("New  York City", ["new york"], True),
+    ("York New", ["new york"], False),
+    ("anything", ["the", ""], False),  # Nothing is left of these answers.
+    ("", ["paris"], False),
+  ],
+)
+def test_an_answer_is_contained_as_whole_words(text, aliases, expected):
+  assert scoring.contains(text, aliases) is expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 
 import pytest
@@ -10,7 +11,11 @@ import pytest
 from retrieval import analysis, passages
 from retrieval.index import recall, search, word_index
 
-SHARED = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data"
+SHARED = pathlib.Path(
+  os.environ.get(
+    "ANYSEARCH_DATA", pathlib.Path(__file__).parents[3] / "shared" / "data"
+  )
+)
 
 
 # What org.apache.lucene.analysis.en.EnglishAnalyzer makes of them.
@@ -138,7 +143,9 @@ LUCENE = {
 }
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/data")
+@pytest.mark.skipif(
+  not SHARED.is_dir(), reason=f"no folder {SHARED}; set ANYSEARCH_DATA to it"
+)
 def test_recall_on_multi_hop_questions_is_that_of_lucene(tmp_path):
   corpus = passages.prepare(SHARED / "corpus.jsonl.gz", tmp_path / "corpus")
   word_index.write(
