@@ -29,6 +29,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.report.evidence_tables import Claim
 from configs.study_rows import UNTRAINED, Row
 
+TITLE = "The ablations, row by row"
 TABLES = ("tool", "format", "scaffold", "sampling", "phases")
 _BATCH = "objective.normalize=batch"
 _OFF = "reward.gamma_mode=off"
@@ -40,8 +41,12 @@ def _fixed(gamma: float) -> tuple[str, ...]:
   return ("reward.gamma_mode=fixed", f"reward.gamma_fixed={gamma}")
 
 
-# A search costs .1 / B of the reward: R_abs alone, with a fixed gamma.
-PRICED = (_BATCH, *_fixed(0.1), _NO_REL)
+# A search costs gamma / B of the reward: R_abs alone, with a fixed gamma.
+def _priced(gamma: float) -> tuple[str, ...]:
+  return (_BATCH, *_fixed(gamma), _NO_REL)
+
+
+PRICED = _priced(0.1)
 
 # The quickstart's preset `search_r1`.
 SEARCH_R1 = (
@@ -144,9 +149,7 @@ def _price() -> tuple[Row, ...]:
     Row("priced_group", "Priced, group", "price", (*_fixed(0.1), _NO_REL)),
     Row("batch_gamma", "Batch, gamma = .1", "price", (_BATCH, *_fixed(0.1))),
     Row("undivided", "Undivided", "price", ("objective.normalize=none",)),
-    Row(
-      "priced_3", "Priced, gamma = .3", "price", (_BATCH, *_fixed(0.3), _NO_REL)
-    ),
+    Row("priced_3", "Priced, gamma = .3", "price", _priced(0.3)),
   )
 
 
@@ -224,7 +227,9 @@ def _cool() -> tuple[Row, ...]:
     )
     for name, label, overrides in (
       *_THREE,
+      ("priced_05", "Priced, gamma = .05", _priced(0.05)),
       ("batch_anysearch", "AnySearch, batch", (_BATCH,)),
+      ("batch_no_tool", "No tool reward, batch", (_BATCH, _OFF)),
       ("search_r1", "Search-R1-like", SEARCH_R1),
     )
   )
@@ -236,105 +241,118 @@ _THREE = (
   ("no_tool", "No tool reward", (_OFF,)),
 )
 _TIGHT, _AMPLE = (1, 2, 3), (6, 7, 8)
-CLAIMS = (
-  # The paper's orderings.
-  *(
-    Claim(f"AnySearch is above {label}", "anysearch", name, measure)
-    for name, label in (
-      ("gamma_max", "fixed gamma = max"),
-      ("gamma_half", "fixed gamma = max / 2"),
-      ("no_tool", "no tool reward"),
-      ("no_abs", "no R_abs"),
-      ("no_rel", "no R_rel"),
-    )
-    for measure in ("accuracy", "tp")
-  ),
-  Claim(
-    "A fixed gamma at its half is above its maximum",
-    "gamma_half",
-    "gamma_max",
-    "accuracy",
-  ),
-  Claim(
-    "Without the tool reward there are more searches",
-    "no_tool",
-    "anysearch",
-    "searches",
-  ),
-  *(
-    Claim(f"AnySearch is above {label}", "anysearch", name, "accuracy")
-    for name, label in (
-      ("full_scaffold", "the scaffold kept in Phase II"),
-      ("no_scaffold", "no scaffold"),
-      ("only_scaffold", "the scaffold without training"),
-      ("phase1_only", "Phase I alone"),
-      ("phase2_only", "Phase II alone"),
-      ("no_format", "no format reward"),
-    )
-  ),
-  Claim(
-    "lambda = 0 loses at large budgets",
-    "anysearch",
-    "lambda_0",
-    "accuracy",
-    _AMPLE,
-  ),
-  Claim(
-    "lambda = 1 loses at small budgets",
-    "anysearch",
-    "lambda_1",
-    "accuracy",
-    _TIGHT,
-  ),
-  # What the theory of the price says (docs/objective.md).
-  Claim(
-    "Dividing by the group's deviation costs accuracy at large budgets",
-    "batch_anysearch",
-    "anysearch",
-    "accuracy",
-    _AMPLE,
-  ),
-  Claim(
-    "The priced reward is above the paper's at large budgets",
-    "priced",
-    "anysearch",
-    "accuracy",
-    _AMPLE,
-  ),
-  Claim("The priced reward has more TP than none", "priced", "no_tool", "tp"),
-  *(
+# By family; Holm's correction is within a family.
+CLAIMS = {
+  "The paper's orderings": (
+    *(
+      Claim(f"AnySearch is above {label}", "anysearch", name, measure)
+      for name, label in (
+        ("gamma_max", "fixed gamma = max"),
+        ("gamma_half", "fixed gamma = max / 2"),
+        ("no_tool", "no tool reward"),
+        ("no_abs", "no R_abs"),
+        ("no_rel", "no R_rel"),
+      )
+      for measure in ("accuracy", "tp")
+    ),
     Claim(
-      f"Sampling costs accuracy: {label}", f"{name}_greedy", name, "accuracy"
-    )
-    for name, label, _ in _THREE
-  ),
-  Claim(
-    "Greedily, the priced reward has more TP than none",
-    "priced_greedy",
-    "no_tool_greedy",
-    "tp",
-  ),
-  *(
-    Claim(
-      f"Training at .7 helps greedy answers: {label}",
-      f"{name}_cool",
-      f"{name}_greedy",
+      "A fixed gamma at its half is above its maximum",
+      "gamma_half",
+      "gamma_max",
       "accuracy",
-    )
-    for name, label, _ in _THREE
-  ),
-  # The priced reward against its rivals, all of them answering greedily.
-  *(
+    ),
     Claim(
-      f"Greedily, the priced reward is above {label} {where}",
-      "priced_greedy",
-      name,
-      *pool,
-    )
-    for name, label in (
-      ("anysearch_greedy", "AnySearch"),
-      ("batch_anysearch_greedy", "AnySearch, batch,"),
-      ("search_r1_greedy", "Search-R1"),
+      "Without the tool reward there are more searches",
+      "no_tool",
+      "anysearch",
+      "searches",
+    ),
+    *(
+      Claim(f"AnySearch is above {label}", "anysearch", name, "accuracy")
+      for name, label in (
+        ("full_scaffold", "the scaffold kept in Phase II"),
+        ("no_scaffold", "no scaffold"),
+        ("only_scaffold", "the scaffold without training"),
+        ("phase1_only", "Phase I alone"),
+        ("phase2_only", "Phase II alone"),
+        ("no_format", "no format reward"),
+      )
+    ),
+    Claim(
+      "lambda = 0 loses at large budgets",
+      "anysearch",
+      "lambda_0",
+      "accuracy",
+      _AMPLE,
+    ),
+    Claim(
+      "lambda = 1 loses at small budgets",
+      "anysearch",
+      "lambda_1",
+      "accuracy",
+      _TIGHT,
+    ),
+  ),
+  # docs/objective.md
+  "What the theory of the price says": (
+    Claim(
+      "Dividing by the group's deviation costs accuracy at large budgets",
+      "batch_anysearch",
+      "anysearch",
+      "accuracy",
+      _AMPLE,
+    ),
+    *(
+      Claim(
+        f"With the rollout's deviation, {label} adds searches",
+        name,
+        "batch_anysearch",
+        "searches",
+      )
+      for name, label in (
+        ("batch_gamma", "gamma = .1"),
+        ("batch_no_rel", "no R_rel"),
+        ("priced", "gamma = .1 without R_rel"),
+      )
+    ),
+    Claim(
+      "The priced reward is above the paper's at large budgets",
+      "priced",
+      "anysearch",
+      "accuracy",
+      _AMPLE,
+    ),
+    Claim("The priced reward has more TP than none", "priced", "no_tool", "tp"),
+  ),
+  "What sampling costs": (
+    *(
+      Claim(
+        f"Greedy answers are more accurate: {label}",
+        f"{name}_greedy",
+        name,
+        "accuracy",
+      )
+      for name, label, _ in _THREE
+    ),
+    *(
+      Claim(
+        f"Training at .7 helps greedy answers: {label}",
+        f"{name}_cool",
+        f"{name}_greedy",
+        "accuracy",
+      )
+      for name, label, _ in _THREE
+    ),
+  ),
+  "The priced reward against its rivals, all answering greedily": tuple(
+    Claim(f"Priced is above {label} {where}", priced, name, *pool)
+    for priced, name, label in (
+      ("priced_greedy", "anysearch_greedy", "AnySearch"),
+      ("priced_greedy", "batch_anysearch_greedy", "AnySearch, batch,"),
+      ("priced_greedy", "search_r1_greedy", "Search-R1"),
+      ("priced_greedy", "no_tool_greedy", "no tool reward"),
+      ("priced_cool", "search_r1_cool", "Search-R1, both cool,"),
+      ("priced_cool", "no_tool_cool", "no tool reward, both cool,"),
     )
     for where, pool in (
       ("at B = 1 to 3", ("accuracy", _TIGHT)),
@@ -342,7 +360,4 @@ CLAIMS = (
       ("in all", ("tp",)),
     )
   ),
-  Claim(
-    "Four passes help the priced reward", "priced_reuse", "priced", "accuracy"
-  ),
-)
+}

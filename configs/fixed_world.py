@@ -23,7 +23,7 @@ from configs import quickstart
 
 def get_config(preset: str = "anysearch") -> config_lib.ExperimentConfig:
   config = quickstart.get_config(preset)
-  # The steps with which docs/ablations.md and docs/methods.md were measured.
+  # Its policies were always trained with these steps.
   curriculum = dataclasses.replace(
     config.curriculum,
     max_budget=5,

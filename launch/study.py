@@ -96,7 +96,8 @@ def main(argv: Sequence[str]) -> None:
   finally:
     for sentence in store.add(plan.finished(rows), f.questions):
       print(f"not in outcomes.jsonl: {sentence}")
-    page = store.page(rows, _STUDIES[f.study].CLAIMS)
+    study = _STUDIES[f.study]
+    page = store.page(study.TITLE, rows, study.CLAIMS)
     disk.write_whole(root / "evidence.md", page)
   if any(plan.finished(rows)):
     jobs_lib.run([plan.report(rows)], root / "logs", at_once=1)

@@ -135,10 +135,17 @@ class Store:
 
   def page(
     self,
+    title: str,
     rows: Sequence[study_rows.Row],
-    claims: Sequence[evidence_tables.Claim],
+    families: Mapping[str, Sequence[evidence_tables.Claim]],
   ) -> str:
-    """Returns the tables and the claims as Markdown."""
+    """Returns the tables and the claims as Markdown.
+
+    Args:
+      title: of the page.
+      rows: of the study, the one that others are compared with first.
+      families: the claims, by the heading under which they are decided.
+    """
     trainings = {
       row.name: [one for one in self._found.values() if one.row == row.name]
       for row in rows
@@ -149,7 +156,7 @@ class Store:
       if found
     }
     labels = {row.name: row.label for row in rows}
-    first, parts = rows[0].name, []
+    first, parts = rows[0].name, [f"# {title}\n"]
     for table in dict.fromkeys(row.table for row in rows):
       shown = {
         row.name: trainings[row.name]
@@ -158,12 +165,15 @@ class Store:
       }
       if not shown.keys() - {first} and table != rows[0].table:
         continue
-      parts += [f"## {table}\n"]
+      parts += [f"## Table: {table}\n"]
       parts += [tables.to_markdown(evidence_tables.accuracy(shown, labels))]
       if first in shown and len(shown) > 1:
         differences = evidence_tables.against(first, shown, labels)
         parts += [tables.to_markdown(differences)]
-    if claims and trainings:
+    for heading, claims in families.items():
       verdicts = evidence_tables.verdicts(claims, trainings)
-      parts += ["## Claims\n", evidence_tables.claims_table(verdicts)]
+      parts += [
+        f"## Claims: {heading}\n",
+        evidence_tables.claims_table(verdicts),
+      ]
     return "\n".join(parts)

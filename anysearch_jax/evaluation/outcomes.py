@@ -156,8 +156,9 @@ def sums(trainings: Sequence[Outcomes]) -> measures.Sums:
   return measures.Sums(
     np.stack(values, axis=-1).astype(np.float64),
     _NAMES,
-    # Trainings of different rows are not paired, even with one seed.
-    tuple(f"{one.row} {one.seed}" for one in trainings),
+    # Rows are paired by seed: with equal seeds, trainings see the same
+    # questions and share their random draws.
+    tuple(f"seed {one.seed}" for one in trainings),
     first.budgets,
     np.zeros(right.shape[1], np.int64),
     ("",),

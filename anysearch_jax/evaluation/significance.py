@@ -91,13 +91,14 @@ def sign_flips(
   exact = ends[-1] <= _EXACT
 
   def differences(signs: np.ndarray) -> np.ndarray:
-    parts = np.stack(
-      [
-        signs[:, end - len(part) : end].astype(float) @ part
-        for end, part in zip(ends, scores, strict=True)
-      ],
-      axis=1,
-    )
+    with np.errstate(invalid="ignore"):  # Undefined scores stay nan.
+      parts = np.stack(
+        [
+          signs[:, end - len(part) : end].astype(float) @ part
+          for end, part in zip(ends, scores, strict=True)
+        ],
+        axis=1,
+      )
     together = parts.mean(axis=1, keepdims=True)
     return np.abs(np.concatenate([together, parts], axis=1))
 

@@ -49,7 +49,8 @@ class Verdict:
     effect: the difference; None if a row is missing.
     p: two-sided, with Holm's correction over all claims whose rows have at
       least two trainings each; None for the others.
-    trainings: of the row that has fewer.
+    trainings: how many pairs there are; without pairs, how many trainings the
+      row with fewer has.
   """
 
   claim: Claim
@@ -120,8 +121,8 @@ def accuracy(rows: Trainings, labels: Mapping[str, str]) -> tables.Table:
     ("row",),
     (
       tables.Column("trainings", digits=0),
-      *(tables.Column(f"B = {b}", "accuracy", best=True) for b in budgets),
-      tables.Column("pooled", "accuracy", best=True),
+      *(tables.Column(f"B = {b}", best=True) for b in budgets),
+      tables.Column("pooled", best=True),
       tables.Column("TP", best=True),
       tables.Column("searches", digits=2),
     ),
@@ -165,7 +166,7 @@ def against(
     "against",
     f"Every row minus {labels[first]}",
     "All budgets of at least 1 pooled. p is two-sided, with Holm's correction "
-    "over the rows. `detectable` is the smallest true difference that would be "
+    "over the rows; detectable is the smallest true difference that would be "
     "found with a probability of 80 %.",
     ("row",),
     tuple(
@@ -194,7 +195,8 @@ def verdicts(claims: Sequence[Claim], rows: Trainings) -> list[Verdict]:
     for c in claims
   ]
   trainings = [
-    min(len(rows.get(c.more, ())), len(rows.get(c.less, ()))) for c in claims
+    min(map(len, _paired(rows.get(c.more, ()), rows.get(c.less, ()))))
+    for c in claims
   ]
   # One training of a row tells nothing of its others.
   p = significance.holm(
@@ -246,7 +248,9 @@ def difference(
 ) -> inference.Effect:
   """Returns a measure of one row minus that of another.
 
-  Questions are paired, trainings are independent draws of each row.
+  Questions are paired, and so are trainings with equal seeds, which see the
+  same questions and share their random draws. Trainings whose seed the other
+  row lacks count only if the rows have no seed in common.
 
   Args:
     ours, theirs: trainings of the rows.
@@ -261,9 +265,22 @@ def difference(
       f"{ours[0].row} and {theirs[0].row} were asked different questions; "
       "expected the same. Run one of them again."
     )
-  sides = (outcomes.sums(side) for side in (ours, theirs))
+  sides = (outcomes.sums(side) for side in _paired(ours, theirs))
   parts = [_numbers(side, measure, _pool(side, budgets)) for side in sides]
   return inference.effects(linear.minus(*parts))[0]
+
+
+def _paired(
+  ours: Sequence[outcomes.Outcomes], theirs: Sequence[outcomes.Outcomes]
+) -> tuple[Sequence[outcomes.Outcomes], Sequence[outcomes.Outcomes]]:
+  """Returns the trainings whose seed both have; all if there is none."""
+  common = {one.seed for one in ours} & {one.seed for one in theirs}
+  if not common:
+    return ours, theirs
+  paired = [
+    [one for one in side if one.seed in common] for side in (ours, theirs)
+  ]
+  return paired[0], paired[1]
 
 
 def _numbers(

@@ -1,38 +1,56 @@
-"""docs/evidence.md shows what its outcomes say."""
+"""The pages of docs/evidence show what the outcomes beside them say."""
 
 from __future__ import annotations
 
 import pathlib
 
-from anysearch_jax.evaluation import outcomes
-from anysearch_jax.report import evidence_tables, tables
+import pytest
+
 from configs import ablations
+from configs.methods import study as methods
 from launch import flags as launch_flags
+from launch import study_outcomes
 
+CONFIG = "configs/quickstart.py"
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
+VERDICTS = ("reproduced |", "refuted |")
 
 
-def test_the_tables_of_evidence_are_those_of_its_outcomes():
-  base = launch_flags.load_config("configs/quickstart.py")
-  labels = {row.name: row.label for row in ablations.rows(base)}
-  found = outcomes.read(DOCS / "evidence" / "ablations.jsonl")
-  rows = {
-    name: [one for one in found if one.row == name]
-    for name in labels
-    if any(one.row == name for one in found)
-  }
-  made = [
-    tables.to_markdown(evidence_tables.accuracy(rows, labels)),
-    tables.to_markdown(evidence_tables.against("anysearch", rows, labels)),
-    evidence_tables.claims_table(
-      [
-        one
-        for one in evidence_tables.verdicts(ablations.CLAIMS, rows)
-        if one.effect is not None
-      ]
-    ),
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+  """The page of each study, made again from its outcomes."""
+  base, made = launch_flags.load_config(CONFIG), {}
+  for name, study in (("ablations", ablations), ("methods", methods)):
+    rows = study.rows(base)
+    named = {row.name: row for row in rows}
+    store = study_outcomes.Store(
+      tmp_path_factory.mktemp(name) / "outcomes.jsonl",
+      [DOCS / "evidence" / f"{name}.jsonl"],
+      {
+        row.name: study_outcomes.settings(
+          row, named.get(row.policy_of, row), config=CONFIG
+        )
+        for row in rows
+      },
+    )
+    made[name] = store.page(study.TITLE, rows, study.CLAIMS)
+  return made
+
+
+@pytest.mark.parametrize("name", ["ablations", "methods"])
+def test_the_page_of_a_study_is_that_of_its_outcomes(pages, name):
+  assert (DOCS / "evidence" / f"{name}.md").read_text() == pages[name]
+
+
+def test_what_evidence_quotes_stands_in_these_pages(pages):
+  made = {line for page in pages.values() for line in page.splitlines()}
+  quoted = [
+    line
+    for line in (DOCS / "evidence.md").read_text().splitlines()
+    if line.startswith("|")
+    and (
+      line.count("|") > 10 or line.endswith(VERDICTS) or "detectable:" in line
+    )
   ]
-  page = (DOCS / "evidence.md").read_text().splitlines()
-  lines = [line for text in made for line in text.splitlines() if "|" in line]
-  assert len(lines) > 10
-  assert [line for line in lines if line not in page] == []
+  assert len(quoted) > 20
+  assert [line for line in quoted if line not in made] == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -37,9 +39,9 @@ def test_the_table_has_the_means_of_each_budget_and_pooled(rows):
   found = evidence_tables.accuracy(rows, LABELS)
   assert [c.full_name for c in found.columns] == [
     "trainings",
-    "accuracy B = 1",
-    "accuracy B = 4",
-    "accuracy pooled",
+    "B = 1",
+    "B = 4",
+    "pooled",
     "TP",
     "searches",
   ]
@@ -64,12 +66,41 @@ def test_a_difference_is_about_that_of_a_t_test_over_trainings(rows):
     np.array([one.right[1:].mean() for one in rows[name]]) for name in "ab"
   )
   assert effect.estimate.value == pytest.approx(ours.mean() - theirs.mean())
-  plain = stats.ttest_ind(ours, theirs, equal_var=False)
-  assert effect.p < 0.01 and plain.pvalue < 0.01
-  # Questions are drawn too, so that the interval is wider, but not by much.
+  plain = stats.ttest_rel(ours, theirs)
+  assert effect.p < 0.02 and plain.pvalue < 0.02
+  # Questions are drawn too, but their part in the spread between trainings is
+  # not counted twice.
   half = (effect.estimate.high - effect.estimate.low) / 2
   narrow = plain.confidence_interval()
-  assert 0.9 < half / ((narrow.high - narrow.low) / 2) < 2.5
+  assert 0.8 < half / ((narrow.high - narrow.low) / 2) < 2.5
+
+
+def test_trainings_with_equal_seeds_are_paired(rows):
+  better = [
+    dataclasses.replace(one, row="d", right=one.right.copy())
+    for one in rows["a"]
+  ]
+  for one in better:
+    # Ten more right answers of each: the rows differ by little, but always.
+    wrong = np.argwhere(~one.right[1:])[:10]
+    one.right[1:][tuple(wrong.T)] = True
+  paired = evidence_tables.difference(better, rows["a"], "accuracy")
+  assert paired.estimate.value == pytest.approx(10 / 800)
+  assert 0 < paired.estimate.low and paired.p < 0.01
+  # Other seeds: as independent trainings, whose spread hides the difference.
+  others = [dataclasses.replace(one, seed=one.seed + 10) for one in better]
+  apart = evidence_tables.difference(others, rows["a"], "accuracy")
+  assert apart.estimate.value == pytest.approx(10 / 800)
+  assert apart.p > 0.3
+  # A training without a partner does not count, where others have one.
+  alone = training("d", 7, 0.1)
+  more = evidence_tables.difference([*better, alone], rows["a"], "accuracy")
+  assert more.estimate == paired.estimate
+  claim = evidence_tables.Claim("more right", "d", "a", "accuracy")
+  (found,) = evidence_tables.verdicts(
+    [claim], {"a": rows["a"], "d": [*better, alone]}
+  )
+  assert found.trainings == 3 and found.word == "reproduced"
 
 
 def test_every_row_is_compared_with_the_first(rows):
