@@ -25,6 +25,7 @@ _NO_CAP = {
   "seconds": math.inf,
 }
 UNITS = tuple(_NO_CAP)
+_CAP = re.compile(r"\s*(\w+)=((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,10 +180,16 @@ def parse(text: str, prices: Prices = NO_CAPS.prices) -> Budget:
   if text.strip().isdecimal():
     return of(int(text))
   for part in text.split(","):
-    found = re.fullmatch(r"\s*(\w+)=([\d.]+(?:e-?\d+)?)\s*", part)
+    found = _CAP.fullmatch(part)
     unit = found[1] if found else ""
+    number = float(found[2]) if found else math.inf
     whole = unit in UNITS[:2]
-    if not found or unit not in UNITS or (whole and not found[2].isdigit()):
+    if (
+      not found
+      or unit not in UNITS
+      or (whole and not found[2].isdigit())
+      or number == math.inf
+    ):
       raise ValueError(
         f"Found {part!r} in the budget {text!r}; expected a number of "
         f"{', '.join(UNITS)}, as in searches=3,tokens=256."
@@ -191,7 +198,7 @@ def parse(text: str, prices: Prices = NO_CAPS.prices) -> Budget:
       raise ValueError(
         f"Found {unit} twice in the budget {text!r}; expected each unit once."
       )
-    caps[unit] = float(found[2])
+    caps[unit] = number
   return _made(caps, prices)
 
 

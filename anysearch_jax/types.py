@@ -147,6 +147,9 @@ class Trajectory:
     search_ends: index of the last token of each turn whose search was charged.
     caps: what else the episode could spend, see `charges.assigned`.
     seconds: how long it took, if its seconds were capped; 0 otherwise.
+    discarded_tokens: tokens of turns that a controller discarded. They are
+      charged, and are not in `token_ids`.
+    discarded_input: total length of the contexts of those turns.
   """
 
   address: Address
@@ -168,6 +171,13 @@ class Trajectory:
   search_ends: tuple[int, ...] = ()
   caps: budgets.Budget = budgets.NO_CAPS
   seconds: float = 0.0
+  discarded_tokens: int = 0
+  discarded_input: int = 0
+
+  @property
+  def written_tokens(self) -> int:
+    """The tokens that the model wrote, with those of discarded turns."""
+    return self.generated_tokens + self.discarded_tokens
 
   @property
   def generated_tokens(self) -> int:

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from launch import policies, retrievers
 
@@ -30,6 +30,14 @@ class Prepared(NamedTuple):
   chosen: policies.Chosen
   source: world_source.WorldSource | None
   examples: list[types.Question]
+
+
+def prices(config: config_lib.ExperimentConfig) -> budgets.Prices:
+  """Returns the prices of a configuration, with those of its tools."""
+  from anysearch_jax.methods import systems  # Imports JAX.
+
+  env = systems.of_episode(config.episode)
+  return env.prices(config.evaluation.prices)
 
 
 def prepare(

@@ -80,16 +80,7 @@ def branch() -> str:
 
   f = flags.FLAGS
   evaluation, folder = pathlib.Path(f.evaluation), pathlib.Path(f.output)
-  if not (evaluation / harness.EPISODES).is_file():
-    raise ValueError(
-      f"{evaluation}: no {harness.EPISODES}; expected the folder of a finished "
-      "evaluation."
-    )
-  config = values.from_dict(
-    config_lib.ExperimentConfig,
-    values.renamed(json_files.read(evaluation / "config.json")),
-  )
-  played = json_files.read(evaluation / "provenance.json")
+  config, played = _evaluated(evaluation)
   config, chosen = policies.read_flags(
     config, policies.identified(played["policy"])
   )
@@ -103,11 +94,12 @@ def branch() -> str:
       )
   # Evaluations of earlier versions did not record their texts.
   texts = parts.prompts(config.episode)
-  if texts and texts["sha256"] != (played.get("prompts") or texts)["sha256"]:
+  if texts and _hashes(texts) != _hashes(played.get("prompts") or texts):
     raise ValueError(
       f"{evaluation}: found other texts of episode.prompts="
       f"{config.episode.prompts} than its episodes were played with (another "
-      "sha256); expected episode.prompt_file to hold the same ones."
+      "sha256); expected episode.prompt_file and "
+      "budget_file to hold the same ones."
     )
   validation.validate(config, trains=False, samples=chosen.local)
   source = parts.source(config)
@@ -157,6 +149,38 @@ def branch() -> str:
   summary = branch_values.summary(journal.read(folder / branching.BRANCHES))
   json_files.write(folder / "summary.json", summary)
   return "\n".join(map(_line, summary, summary.values()))
+
+
+def _evaluated(
+  evaluation: pathlib.Path,
+) -> tuple[config_lib.ExperimentConfig, dict[str, Any]]:
+  """Returns the configuration and the provenance of an evaluation.
+
+  Raises:
+    ValueError: it is not finished, or a rule steered it.
+  """
+  from anysearch_jax.evaluation import harness
+
+  if not (evaluation / harness.EPISODES).is_file():
+    raise ValueError(
+      f"{evaluation}: no {harness.EPISODES}; expected the folder of a finished "
+      "evaluation."
+    )
+  config = values.from_dict(
+    config_lib.ExperimentConfig,
+    values.renamed(json_files.read(evaluation / "config.json")),
+  )
+  if config.episode.control:
+    raise ValueError(
+      f"{evaluation}: found an evaluation that {config.episode.control} "
+      "steered; expected one of the policy alone (episode.control empty)."
+    )
+  return config, json_files.read(evaluation / "provenance.json")
+
+
+def _hashes(texts: Mapping[str, Any]) -> tuple[Any, ...]:
+  """Returns the hashes of an environment's texts and of its caps' texts."""
+  return texts["sha256"], texts.get("budget", {}).get("sha256")
 
 
 def _line(kind: str, measured: Mapping[str, Any]) -> str:

@@ -32,7 +32,14 @@ from anysearch_jax import types
 from anysearch_jax.config import values as config_values
 from anysearch_jax.host import disk, json_files, run_lock
 from launch import flags as launch_flags
-from launch import jax_setup, parts, policies, progress, retrievers
+from launch import (
+  jax_setup,
+  parts,
+  policies,
+  progress,
+  retrieval_settings,
+  retrievers,
+)
 
 _FIRST_SEED = 42
 _SUMMARY = "summary.json"
@@ -79,7 +86,7 @@ def main(argv) -> None:
   folder = pathlib.Path(flags.FLAGS.output)
   try:
     validation.validate(config, trains=False, samples=chosen.local)
-    retrievers.validate(config.retrieval)
+    retrieval_settings.validate(config.retrieval)
     source = parts.source(config)
     e = config.evaluation
     questions = source.evaluation_questions(

@@ -101,18 +101,29 @@ def policy(folder: str) -> dict[str, object]:
 def prompts(episode: config_lib.EpisodeConfig) -> dict[str, object] | None:
   """Names an environment, the file of its texts and their hash.
 
-  None for an environment that a program registered without a file.
+  `budget` and `control` have the same of `episode.budget_file` and of
+  `episode.control`, if they are set. None for an
+  environment that a program registered without a file.
   """
+  from anysearch_jax.environment import units
   from anysearch_jax.methods import systems  # Imports JAX.
+  from anysearch_jax.rollout import control
 
   texts = systems.texts(episode)
   if texts is None:
     return None
-  return {
+  noted: dict[str, object] = {
     "environment": episode.prompts,
     "file": texts.file,
     "sha256": texts.sha256,
   }
+  if episode.budget_file:
+    env = systems.of_episode(episode)
+    stated = units.texts(env.units).sha256 if env.states_caps else units.SILENT
+    noted["budget"] = {"file": episode.budget_file, "sha256": stated}
+  if rule := control.of(episode):
+    noted["control"] = {"file": episode.control, "sha256": rule.sha256}
+  return noted
 
 
 def reward(function: str) -> dict[str, object] | None:

@@ -113,6 +113,7 @@ def main(argv: Sequence[str]) -> None:
           max_tokens=config.episode.max_generated,
           seconds=f.deadline,
           sampling=config.sampling,
+          prices=agents.prices(config),
         ),
         guard=guard,
         most=f.queue,

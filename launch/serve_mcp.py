@@ -88,6 +88,7 @@ def main(argv: Sequence[str]) -> None:
         passages=config.episode.top_k,
         seed=f.seed,
         deadline=f.deadline,
+        prices=agents.prices(config),
       )
       if wire is None:
         agent.result()

@@ -54,6 +54,7 @@ async def ask(
   searches = budgets.of(budget).searches
   seconds = min(deadline or math.inf, budgets.of(budget).seconds)
   documents: list[tuple[types.Passage, ...]] = []
+  played = address
   try:
     state, request = await driver.start(
       question, parts, budget=budget, scaffold=scaffold, address=address
@@ -63,6 +64,8 @@ async def ask(
       until = answering.time_limit(started, seconds, landed=state.landing)
       if isinstance(request, types.GenerateRequest):
         request = _drawn(request, sampling)
+        # A rule that replaces the turn asks for it in the same way.
+        state = dataclasses.replace(state, request=request)
       event = await _answered(
         request, state, parts, until=until, tell=tell, pieces=pieces
       )
@@ -71,14 +74,22 @@ async def ask(
       if event is None:
         state, request = episode.land(state)
         continue
-      state, request = await driver.step(state, event)
+      state, request = await driver.steered(
+        state,
+        event,
+        engine=parts.engine,
+        retriever=parts.retriever,
+        until=until,
+      )
+      played = state.address
       if isinstance(event, episode_state.Retrieved):
         # Passages that had no room were not shown.
         documents.append(state.observations[-1].passages)
         tell(events.Found(len(documents), documents[-1]))
         tell(events.Budget(state.used, searches))
   finally:
-    parts.engine.release(address)
+    for each in {address, played}:
+      parts.engine.release(each)
   trajectory = request.trajectory
   env = systems.of_episode(parts.config)
   answer = env.answer(trajectory.spans)
@@ -88,7 +99,7 @@ async def ask(
     reason="" if answer is not None else _reason(trajectory),
     searches=trajectory.searches,
     documents=tuple(documents),
-    tokens=trajectory.generated_tokens,
+    tokens=trajectory.written_tokens,
     seconds=loop.time() - started,
     trajectory=trajectory,
   )

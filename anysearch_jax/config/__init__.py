@@ -37,6 +37,8 @@ from anysearch_jax.config.methods import (
 from anysearch_jax.config.rollout import (
   EngineConfig,
   EpisodeConfig,
+  McpConfig,
+  PagesConfig,
   RetrievalConfig,
   SamplingConfig,
   SearchConfig,
@@ -69,6 +71,8 @@ __all__ = [
   "SearchR1Config",
   "SglangConfig",
   "StepSearchConfig",
+  "McpConfig",
+  "PagesConfig",
   "TextModelConfig",
   "WarmStartConfig",
   "WatchConfig",

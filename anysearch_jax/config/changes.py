@@ -85,7 +85,7 @@ _TABLE: dict[str, dict[Kind, str]] = {
     _I: "prompts",
     _L: "top_k max_generated max_context answered_bad_turns answer_room",
     # The texts are compared by hash, see provenance.json.
-    _P: "prompt_file turn_deadline search_deadline",
+    _P: "prompt_file budget_file control turn_deadline search_deadline",
   },
   "sampling": {_L: "temperature top_p top_k"},
   "engine": {
@@ -95,9 +95,14 @@ _TABLE: dict[str, dict[Kind, str]] = {
   "sglang": {_P: "urls deadline retries wait weights api_key_variable"},
   "retrieval": {
     _L: "simulated refined",
-    _P: "kind index encoder url web engine milvus collection ranking price "
-    "key_variable log log_mode",
+    _P: "kind index encoder url web engine milvus collection postgres table "
+    "ef_search ranking filter pipeline price key_variable log log_mode",
   },
+  "retrieval.pages": {
+    _L: "first words opened_words",
+    _P: "deadline largest agent allow_private",
+  },
+  "retrieval.mcp": {_P: "command variables tool query k arguments deadline"},
   "retrieval.model": {
     _L: "name temperature top_p max_tokens",
     _P: "key_variable concurrency deadline",

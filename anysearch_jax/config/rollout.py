@@ -13,6 +13,11 @@ class EpisodeConfig:
     system's.
   prompt_file: file with the texts of that environment, see docs/prompts.md; "":
     the shipped texts.
+  budget_file: file with the sentences that state caps besides searches, see
+    docs/prompts.md; "": the shipped ones; `silent`: caps hold and are not
+    stated.
+  control: file of a rule that steers searching, see launch.fit_control; "": the
+    policy decides alone.
   top_k: passages that a search asks for.
   max_generated: limit on the tokens that the model writes in all turns.
   max_context: limit on all tokens of the episode.
@@ -27,6 +32,8 @@ class EpisodeConfig:
 
   prompts: str = "paper"
   prompt_file: str = ""
+  budget_file: str = ""
+  control: str = ""
   top_k: int = 3
   max_generated: int = 4096
   max_context: int = 32768
@@ -152,22 +159,79 @@ class TextModelConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class PagesConfig:
+  """Pages of the web: of search results, and of the tool `fetch`.
+
+  first: how many results of a web search show their page instead of the
+    snippet; 0: none.
+  words: the most words of such a page.
+  opened_words: the most words of a page that `fetch` opens.
+  deadline: seconds for a page; of a search, for all of its pages.
+  largest: bytes of a page that are read.
+  agent: the User-Agent, by which robots.txt addresses the fetcher.
+  allow_private: networks that pages may be fetched from although they are not
+    public, such as `10.0.0.0/8`.
+  """
+
+  first: int = 0
+  words: int = 500
+  opened_words: int = 2000
+  deadline: float = 15.0
+  largest: int = 2_000_000
+  agent: str = "anysearch_jax"
+  allow_private: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class McpConfig:
+  """A search tool of a Model Context Protocol server, for kind `mcp`.
+
+  command: program and arguments of a server that is started and talked to over
+    its input and output; empty: the server is at `retrieval.url`.
+  variables: environment variables that the command gets besides PATH and HOME.
+  tool: name of the tool; "": the only one, or `search`.
+  query, k: names of its arguments for the query and the number of results; "":
+    detected.
+  arguments: further arguments of every call, as a JSON object; "": none.
+  deadline: seconds of a call, with its retries.
+  """
+
+  command: tuple[str, ...] = ()
+  variables: tuple[str, ...] = ()
+  tool: str = ""
+  query: str = ""
+  k: str = ""
+  arguments: str = ""
+  deadline: float = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
 class RetrievalConfig:
   """The retriever that answers the searches.
 
   kind: `lexical`, BM25 over the passages that the questions come with; `index`,
     a folder of launch.build_index; `http`, a server of Search-R1's protocol;
-    `web`, a search engine; `milvus`, a collection of launch.build_milvus.
+    `web`, a search engine; `milvus`, a collection of launch.build_milvus;
+    `postgres`, a table of launch.build_postgres; `mcp`, a tool of a Model
+    Context Protocol server; `pipeline`, several of these and a reranker.
   index: folder of the index.
-  encoder: folder of the index's encoder, if it has moved; of the collection's.
+  encoder: folder of the index's encoder, if it has moved; of the encoder of a
+    collection or table.
   url: address of the server (also of SearXNG); of several, commas divide shards
     and `|` replicas.
-  web: `serper`, `google`, `brave`, `tavily` or `searxng`.
+  web: `serper`, `serpapi`, `google`, `brave`, `tavily` or `searxng`.
   engine: id of the Google engine.
   milvus: address of a Milvus server, or a file of Milvus Lite.
   collection: name of the collection; "": `passages`.
-  ranking: `bm25` (also ""), `dense` or `hybrid`, of Milvus.
-  price: US dollars per search on the web.
+  postgres: address of a PostgreSQL database without a password, such as
+    `postgresql://user@host/database`.
+  table: name of its table; "": `passages`.
+  ef_search: candidates of a search of a graph (`hnsw`) there; 0: 40.
+  ranking: `bm25` (also ""), `dense` or `hybrid`, of Milvus and PostgreSQL.
+  pipeline: TOML file of the stages of a pipeline, see docs/retrieval.md.
+  filter: which passages Milvus or PostgreSQL may find, as JSON: for each field
+    a value or a list of them, such as `{"source": ["wiki", "news"]}`; "": all.
+  price: US dollars per search on the web, or call of an MCP tool.
   key_variable: environment variable with the token or key.
   log: file of recorded answers; "": off.
   log_mode: `record`, `replay` (asks the retriever only for what is missing) or
@@ -179,6 +243,8 @@ class RetrievalConfig:
   refined: language model that extracts what helps from the passages that were
     found (Search-o1), by the same names.
   model: settings of the calls to either language model.
+  pages: of the web, with kind `web`.
+  mcp: the tool, with kind `mcp`.
   """
 
   kind: str = "lexical"
@@ -189,7 +255,12 @@ class RetrievalConfig:
   engine: str = ""
   milvus: str = ""
   collection: str = ""
+  postgres: str = ""
+  table: str = ""
+  ef_search: int = 0
   ranking: str = ""
+  pipeline: str = ""
+  filter: str = ""
   price: float = 0.0
   key_variable: str = ""
   log: str = ""
@@ -197,3 +268,5 @@ class RetrievalConfig:
   simulated: str = ""
   refined: str = ""
   model: TextModelConfig = TextModelConfig()
+  pages: PagesConfig = PagesConfig()
+  mcp: McpConfig = McpConfig()

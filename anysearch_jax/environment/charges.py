@@ -24,7 +24,7 @@ def input_tokens(t: types.Trajectory) -> int:
   """
   model = t.authors == types.Author.MODEL
   starts = model & ~np.concatenate([[False], model[:-1]])
-  return int(np.sum(np.flatnonzero(starts)))
+  return int(np.sum(np.flatnonzero(starts))) + t.discarded_input
 
 
 def dollars(t: types.Trajectory, prices: budgets.Prices | None = None) -> float:
@@ -34,7 +34,7 @@ def dollars(t: types.Trajectory, prices: budgets.Prices | None = None) -> float:
   return prices.of_calls(
     tools or [protocol.SEARCH] * t.searches,
     input_tokens=input_tokens(t),
-    output_tokens=t.generated_tokens,
+    output_tokens=t.written_tokens,
   )
 
 
@@ -56,7 +56,7 @@ def tables(
   spent = {unit: np.zeros(shape, np.float32) for unit in units}
   caps = {unit: np.full(shape[0], np.inf, np.float32) for unit in units}
   for place, t in trajectories.items():
-    spent["tokens"][place] = t.generated_tokens
+    spent["tokens"][place] = t.written_tokens
     spent["dollars"][place] = dollars(t) if t.caps.prices else 0
     spent["seconds"][place] = t.seconds
     for unit, cap in t.caps.caps:

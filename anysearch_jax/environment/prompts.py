@@ -2,8 +2,8 @@
 
 Their texts are `methods/texts/paper.toml` and `world.toml`. `{B}` and
 `{Question}` are placeholders for the budget and the question. `paper_fetch` is
-the paper's environment with a second tool, which opens a page by its title; its
-texts are our own words.
+the paper's environment with a second tool, which opens a page; its texts are
+our own words.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def render(
     template: `scaffold` or `plain` of a `spec.Environment`.
     budget: searches assigned to the episode, >= 0.
     question: the question, already neutralised.
-    caps: what else the episode may spend.
+    caps: what else the episode may spend, if that is stated.
     texts: `units` of that environment.
 
   Returns:

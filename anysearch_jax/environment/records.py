@@ -31,7 +31,8 @@ def trajectory(t: types.Trajectory) -> dict[str, Any]:
   `retrieved_tokens` counts the tokens of the environment: observations, error
   lines and, with the scaffold, budget blocks. `total_tokens` is generated plus
   retrieved tokens, as the paper counts; it does not include the prompt. `caps`
-  are those of a budget of more than searches.
+  are those of a budget of more than searches. `discarded_tokens`, if there are
+  any, are a part of the generated ones, of turns that are not in `spans`.
   """
   environment = int(np.sum(t.authors == types.Author.ENVIRONMENT))
   return {
@@ -46,9 +47,10 @@ def trajectory(t: types.Trajectory) -> dict[str, Any]:
     "outcome": t.outcome.value,
     "reason": t.reason,
     "failed": t.failed,
-    "generated_tokens": t.generated_tokens,
+    "generated_tokens": t.written_tokens,
     "retrieved_tokens": environment,
-    "total_tokens": t.generated_tokens + environment,
+    "total_tokens": t.written_tokens + environment,
+    **({"discarded_tokens": t.discarded_tokens} if t.discarded_tokens else {}),
     **({"caps": t.caps.record()} if t.caps.units else {}),
     **({"seconds": round(t.seconds, 3)} if t.seconds else {}),
   }

@@ -64,8 +64,9 @@ class Environment:
     ends_itself: a turn without an action ends the episode as invalid, unless a
       token limit ended the turn.
     verification: None if the policy does not verify its answers.
-    units: name of the shipped texts that state a budget in units besides
-      searches, see `units`.
+    units: file of the texts that state a budget in units besides searches: the
+      name of a shipped one or a path, see `units`.
+    states_caps: whether those units are stated at all.
   """
 
   scaffold: str
@@ -85,6 +86,7 @@ class Environment:
   ends_itself: bool = False
   verification: Verification | None = None
   units: str = "budget.toml"
+  states_caps: bool = True
 
   def __post_init__(self):
     """Raises ValueError if a tool's call would not end its turn."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -30,6 +31,10 @@ def page_name(title: str) -> str:
   return " ".join(title.split()).strip(' "').lower()
 
 
+def _as_written(argument: str, shown: Sequence[types.Observation]) -> str:
+  return argument
+
+
 @dataclasses.dataclass(frozen=True)
 class Tool:
   """A tool.
@@ -44,6 +49,8 @@ class Tool:
     price: of 1,000 calls in US dollars; None: the price of searches.
     markers: marks of the tool that are no tag of `protocol.TAGS`. They are
       neutralised in questions and passages.
+    target: returns what the retriever is asked for, from the argument and what
+      earlier calls showed.
   """
 
   name: str
@@ -55,6 +62,39 @@ class Tool:
   results: int | None = None
   price: float | None = None
   markers: tuple[str, ...] = ()
+  target: Callable[[str, Sequence[types.Observation]], str] = _as_written
+
+
+_NUMBERED = re.compile(
+  r"(?:doc(?:ument)?|result)?\s*[#\[(]?(\d{1,3})[\])]?", re.I
+)
+_ADDRESS = re.compile(r"https?://", re.I)
+
+
+def page_shown(argument: str, shown: Sequence[types.Observation]) -> str:
+  """Returns what opens the page that a call names.
+
+  Args:
+    argument: the title of a passage that was shown, or its number among those
+      of the last search ("2", "Doc 2"), or anything else.
+    shown: the observations so far.
+
+  Returns:
+    Of a passage that was shown, its id if that is an address of the web, or its
+    title; otherwise the argument.
+  """
+  searches = [each for each in reversed(shown) if each.tool == protocol.SEARCH]
+  name = page_name(argument)
+  for passage in (p for each in searches for p in each.passages):
+    if name and page_name(passage.title) == name:
+      return passage.id if _ADDRESS.match(passage.id) else argument
+  number = _NUMBERED.fullmatch(argument.strip())
+  if number and searches:
+    place = int(number[1])
+    if 1 <= place <= len(searches[0].passages):
+      passage = searches[0].passages[place - 1]
+      return passage.id if _ADDRESS.match(passage.id) else passage.title
+  return argument
 
 
 def page(passages: Sequence[types.Passage], unwanted: Sequence[str]) -> str:
@@ -105,6 +145,7 @@ FETCH = Tool(
   observation=page,
   results=10,
   markers=("<fetch>", "</fetch>", "<page>", "</page>"),
+  target=page_shown,
 )
 
 

@@ -1,16 +1,19 @@
 """States a budget in units besides searches, in the words of an environment.
 
-The texts are `methods/texts/budget.toml` and `budget_world.toml`. A budget of
-searches alone adds nothing to any text.
+The texts are `methods/texts/budget.toml` and `budget_world.toml`, or a file of
+the user's (`episode.budget_file`). A budget of searches alone adds nothing to
+any text.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import pathlib
 from collections.abc import Mapping
 
 from anysearch_jax import budgets
-from anysearch_jax.environment import wording
+from anysearch_jax.environment import spec, wording
 
 _ASSIGNED = wording.Slots(may=("N", "coarse"))
 _LEFT = wording.Slots(may=("N", "R", "U", "coarse"))
@@ -25,13 +28,15 @@ _SLOTS = {
 _COARSE = {"tokens": 0.1, "dollars": 100.0, "seconds": 0.1}
 _LARGEST = 20
 _BLOCK_END = "</budget>"
+# The value of `episode.budget_file` for caps that no text states.
+SILENT = "silent"
 
 
 def assigned(file: str, caps: budgets.Budget) -> str:
   """Returns what a prompt says first of the caps besides that on searches.
 
   Args:
-    file: name of the shipped texts, `spec.Environment.units`.
+    file: of the texts, `spec.Environment.units`.
     caps: the budget.
 
   Returns:
@@ -66,7 +71,7 @@ def left(
     The line with the texts at the end of its budget block, or after it if it
     has none; the line itself without such a cap, or if it is empty.
   """
-  texts = "".join(
+  stated = "".join(
     wording.fill(
       _texts(file)[f"{unit}_left"],
       N=_number(cap),
@@ -77,15 +82,46 @@ def left(
     for unit, cap in caps.caps
     if unit in _STATED
   )
-  if not texts or not line:
+  if not stated or not line:
     return line
   before, end, after = line.partition(_BLOCK_END)
-  return f"{before}{texts}{end}{after}" if end else f"{line}{texts.strip()}\n"
+  return f"{before}{stated}{end}{after}" if end else f"{line}{stated.strip()}\n"
 
 
 @functools.cache
+def replaced(env: spec.Environment, file: str) -> spec.Environment:
+  """Returns an environment that states caps as `episode.budget_file` says.
+
+  Raises:
+    ValueError: the file cannot be read, lacks a text, or has an unknown one or
+      an unknown placeholder.
+  """
+  if file == SILENT:
+    return dataclasses.replace(env, states_caps=False)
+  path = str(pathlib.Path(file).absolute())
+  try:
+    texts(path)
+  except ValueError as error:
+    raise ValueError(f"config.episode.budget_file: {error}") from error
+  return dataclasses.replace(env, units=path)
+
+
+@functools.cache
+def texts(file: str) -> wording.Texts:
+  """Returns the texts of a file; a process reads it once.
+
+  Args:
+    file: name of a shipped file, or a path.
+
+  Raises:
+    ValueError: as `replaced`.
+  """
+  values = wording.read(wording.SHIPPED / file, _SLOTS, shipped="budget.toml")
+  return wording.Texts(values, file, wording.digest(values))
+
+
 def _texts(file: str) -> Mapping[str, str]:
-  return wording.read(wording.SHIPPED / file, _SLOTS)
+  return texts(file).values
 
 
 def _number(value: float) -> str:

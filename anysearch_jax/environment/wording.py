@@ -92,10 +92,13 @@ class Wording:
 def _texts(wording: Wording, file: str) -> Texts:
   path = pathlib.Path(file) if file else SHIPPED / wording.shipped
   values = read(path, wording.slots, shipped=wording.shipped)
+  return Texts(values, file or wording.shipped, digest(values))
+
+
+def digest(values: Mapping[str, str]) -> str:
+  """Returns the SHA-256 of names and texts, in hex."""
   canonical = json.dumps(values, sort_keys=True).encode()
-  return Texts(
-    values, file or wording.shipped, hashlib.sha256(canonical).hexdigest()
-  )
+  return hashlib.sha256(canonical).hexdigest()
 
 
 @functools.cache

@@ -47,6 +47,7 @@ from anysearch_jax.evaluation import (
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import (
   answering,
+  control,
   driver,
   episode,
   episode_state,
@@ -171,11 +172,17 @@ def _ends(
 
 
 class _Played(NamedTuple):
-  """An end: the number of tries, and how it ended; None if not sampled."""
+  """An end: the number of tries, and how it ended; None if not sampled.
+
+  seen: what a rule sees of the stored turn; None if it had no room.
+  discarded: tokens of the tries that did not ask.
+  """
 
   tries: int
+  seen: control.Seen | None
   granted: types.Trajectory | None = None
   refused: types.Trajectory | None = None
+  discarded: int = 0
 
 
 async def _play(
@@ -205,15 +212,20 @@ async def _play(
     finally:
       player.engine.release(at.address)
 
+  at, request = episode.resume_turn(dataclasses.replace(state, address=address))
+  turn = branch_points.stored_turn(stored, point, codec=player.codec)
+  seen = None
+  if isinstance(request, types.GenerateRequest):
+    seen = control.seen(episode.step(at, turn)[0])
   if point.kind == "stop":
-    at, _ = episode.resume_turn(dataclasses.replace(state, address=address))
-    turn = branch_points.stored_turn(stored, point, codec=player.codec)
-    return _Played(1, refused=await to_the_end(*refuse(at, turn)))
+    refused = await to_the_end(*episode.refuse(at, turn))
+    return _Played(1, seen, refused=refused)
+  discarded = 0
   for attempt in range(plan.tries):
     here = address._replace(attempt=attempt)
     at, request = episode.resume_turn(dataclasses.replace(state, address=here))
     if not isinstance(request, types.GenerateRequest):
-      return _Played(attempt + 1)
+      return _Played(attempt + 1, seen, discarded=discarded)
     try:
       event = await answering.answer(
         request, engine=player.engine, retriever=retriever, config=config
@@ -222,32 +234,16 @@ async def _play(
       player.engine.release(here)
       raise
     after, request = episode.step(at, event)
-    failed = isinstance(event, episode_state.Failure)
-    if failed or isinstance(request, types.SearchRequest):
+    if not isinstance(event, types.Generation):
       granted = await to_the_end(after, request)
-      if not isinstance(event, types.Generation):
-        return _Played(attempt + 1, granted)
-      refused = await to_the_end(*refuse(at, event))
-      return _Played(attempt + 1, granted, refused)
+      return _Played(attempt + 1, seen, granted, discarded=discarded)
+    if isinstance(request, types.SearchRequest):
+      granted = await to_the_end(after, request)
+      refused = await to_the_end(*episode.refuse(at, event))
+      return _Played(attempt + 1, seen, granted, refused, discarded)
+    discarded += len(event.token_ids)
     player.engine.release(here)
-  return _Played(plan.tries)
-
-
-def refuse(
-  asking: episode_state.Episode, turn: types.Generation
-) -> tuple[episode_state.Episode, episode_state.Request]:
-  """Answers a turn that searches as if its budget were used up.
-
-  Args:
-    asking: the episode that waits for the turn.
-    turn: the turn, which searches.
-
-  Returns:
-    As `episode.step`. Where turns are the budget, the next turn must answer.
-  """
-  if asking.environment.turns_are_budget:
-    return episode.land(episode.step(asking, turn)[0])
-  return episode.step(dataclasses.replace(asking, budget=asking.used), turn)
+  return _Played(plan.tries, seen, discarded=discarded)
 
 
 def _row(
@@ -261,6 +257,7 @@ def _row(
       "em": env.judge(trajectory).em,
       "answer": env.judge(trajectory).answer,
       "searches": trajectory.searches,
+      "tokens": trajectory.written_tokens,
       "outcome": trajectory.outcome.value,
       "spans": [
         {"author": span.author.name.lower(), "text": span.text}
@@ -286,6 +283,9 @@ def _row(
     "tries": played.tries,
     "reached": bool(sampled),
     **{f"stored_{name}": stored[name] for name in ("em", "answer", "searches")},
+    "stored_tokens": stored["generated_tokens"],
+    "seen": None if played.seen is None else played.seen._asdict(),
+    "discarded": played.discarded,
     "granted_em": granted,
     "refused_em": refused,
     "worth": None if granted is None or refused is None else granted - refused,

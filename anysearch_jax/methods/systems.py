@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.environment import spec, wording
+from anysearch_jax.environment import spec, units, wording
 from anysearch_jax.methods import (
   anysearch,
   autorefine,
@@ -140,8 +140,14 @@ def environment(name: str, prompt_file: str = "") -> spec.Environment:
 
 
 def of_episode(config: config_lib.EpisodeConfig) -> spec.Environment:
-  """Returns the environment of a configuration; raises as `environment`."""
-  return environment(config.prompts, config.prompt_file)
+  """Returns the environment of a configuration.
+
+  Raises:
+    ValueError: as `environment`, or as `units.replaced`.
+  """
+  env = environment(config.prompts, config.prompt_file)
+  file = config.budget_file
+  return units.replaced(env, file) if file else env
 
 
 def texts(config: config_lib.EpisodeConfig) -> wording.Texts | None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax.rollout import answering, episode, episode_state
+from anysearch_jax.rollout import answering, episode, episode_state, steering
 from anysearch_jax.rollout import inflight as inflight_lib
 
 # Tokenizing more characters than this blocks the event loop for milliseconds.
@@ -114,30 +114,38 @@ async def play(
 ) -> types.Trajectory:
   """Plays an episode from its current state to its end.
 
+  A rule of `episode.control` steers it, see `steering`.
+
   Args:
     state, request: as returned by `episode.start` or `episode.step`.
     engine, retriever, inflight: as in `run_episode`; the caller releases the
       episode.
   """
   clock = asyncio.get_running_loop().time
-  started, seconds = clock(), state.caps.seconds
-  while not isinstance(request, episode_state.Done):
-    until = answering.time_limit(started, seconds, landed=state.landing)
-    with inflight.waiting(request):
-      event = await answering.in_time(
-        request,
-        engine=engine,
-        retriever=retriever,
-        config=state.config,
-        until=until,
-      )
-    if until is not None:
-      state = dataclasses.replace(state, elapsed=clock() - started)
-    if event is None:
-      state, request = episode.land(state)
-    else:
-      state, request = await step(state, event)
-  return request.trajectory
+  started, seconds, first = clock(), state.caps.seconds, state.address
+  try:
+    while not isinstance(request, episode_state.Done):
+      until = answering.time_limit(started, seconds, landed=state.landing)
+      with inflight.waiting(request):
+        event = await answering.in_time(
+          request,
+          engine=engine,
+          retriever=retriever,
+          config=state.config,
+          until=until,
+        )
+      if until is not None:
+        state = dataclasses.replace(state, elapsed=clock() - started)
+      if event is None:
+        state, request = episode.land(state)
+      else:
+        state, request = await steered(
+          state, event, engine=engine, retriever=retriever, until=until
+        )
+    return request.trajectory
+  finally:
+    if state.address != first:  # A rule replaced an answer.
+      engine.release(state.address)
 
 
 async def start(
@@ -174,6 +182,23 @@ async def step(
     if sum(len(p.title) + len(p.text) for p in event.passages) > _LONG:
       return await asyncio.to_thread(episode.step, state, event)
   return episode.step(state, event)
+
+
+async def steered(
+  state: episode_state.Episode,
+  event: episode_state.Event,
+  *,
+  engine: types.Engine,
+  retriever: types.Retriever,
+  until: float | None,
+) -> tuple[episode_state.Episode, episode_state.Request]:
+  """Calls `step`, and lets the rule of `episode.control` replace the turn."""
+  after, request = await step(state, event)
+  if not state.config.control or not isinstance(event, types.Generation):
+    return after, request
+  return await steering.steer(
+    state, event, after, engine=engine, retriever=retriever, until=until
+  )
 
 
 async def run_groups(

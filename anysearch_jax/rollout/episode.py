@@ -53,7 +53,7 @@ def prompt(
   content = prompts.render(
     env.scaffold if scaffold else env.plain,
     budget=caps.searches,
-    caps=caps,
+    caps=caps if env.states_caps else budgets.NO_CAPS,
     texts=env.units,
     question=protocol.neutralise(question.text, _unwanted(env, codec)),
   )
@@ -189,6 +189,60 @@ def land(
   return _next_turn(landing, _written(landing, line))
 
 
+def refuse(
+  asking: episode_state.Episode, turn: types.Generation
+) -> tuple[episode_state.Episode, episode_state.Request]:
+  """Answers a turn that searches as if its budget were used up.
+
+  Args:
+    asking: the episode that waits for the turn.
+    turn: the turn, which searches.
+
+  Returns:
+    As `step`. Where turns are the budget, the next turn must answer.
+  """
+  if asking.environment.turns_are_budget:
+    return land(step(asking, turn)[0])
+  return step(dataclasses.replace(asking, stopped=True), turn)
+
+
+def again(
+  waiting: episode_state.Episode, turn: types.Generation
+) -> tuple[episode_state.Episode, types.GenerateRequest] | None:
+  """Asks for a turn once more; `turn` is discarded and remains charged.
+
+  Args:
+    waiting: the episode that waits for the turn.
+    turn: what was sampled.
+
+  Returns:
+    The episode with an address of its own, because its random numbers differ,
+    and the request. None if no token is left for it.
+
+  Raises:
+    ValueError: the episode does not wait for a turn.
+  """
+  asked = waiting.request
+  if not isinstance(asked, types.GenerateRequest):
+    raise ValueError(
+      f"Found the episode at {waiting.address} waiting on a "
+      f"{type(asked).__name__}; expected one that waits for a turn."
+    )
+  # Groups are sampled as attempts 0 and 1.
+  address = waiting.address._replace(attempt=waiting.address.attempt + 2)
+  redo = dataclasses.replace(
+    waiting,
+    address=address,
+    discarded=waiting.discarded + len(turn.token_ids),
+    reread=waiting.reread + len(asked.token_ids),
+  )
+  most = min(asked.max_tokens, room.turn(redo))
+  if most <= 0:
+    return None
+  request = dataclasses.replace(asked, address=address, max_tokens=most)
+  return dataclasses.replace(redo, request=request), request
+
+
 def _after_turn(
   episode: episode_state.Episode, generation: types.Generation, most: int
 ) -> tuple[episode_state.Episode, episode_state.Request]:
@@ -220,12 +274,13 @@ def _after_turn(
       return _finish(episode, types.Outcome.TRUNCATED, _NO_ANSWER)
     case protocol.Action(protocol.ActionKind.SEARCH, query, tool) if query:
       if not room.call(episode, tool):
-        episode = dataclasses.replace(episode, violation=True)
+        beyond = episode.violation or not episode.stopped
+        episode = dataclasses.replace(episode, violation=beyond)
         line = env.over_budget
       elif env.repeated and query in episode.queries:
         line = env.repeated
       else:
-        return _wait(episode, _search(episode, query, env.tool(tool)))
+        return _wait(episode, _call(episode, query, env.tool(tool)))
     case _ if env.ends_itself and generation.finish is not types.Finish.LENGTH:
       return _finish(episode, types.Outcome.INVALID)
     case _:
@@ -247,12 +302,12 @@ def _after_turn(
   return _next_turn(episode, _written(episode, line))
 
 
-def _search(
-  episode: episode_state.Episode, query: str, tool: tools.Tool
+def _call(
+  episode: episode_state.Episode, argument: str, tool: tools.Tool
 ) -> types.SearchRequest:
   said = (c.text for c in episode.chunks if c.author != types.Author.PROMPT)
   return types.SearchRequest(
-    query,
+    tool.target(argument, episode.observations),
     episode.config.top_k if tool.results is None else tool.results,
     episode.question.corpus,
     tool=tool.name,
@@ -394,5 +449,7 @@ def _finish(
     search_ends=episode.search_ends,
     caps=episode.caps,
     seconds=episode.elapsed,
+    discarded_tokens=episode.discarded,
+    discarded_input=episode.reread,
   )
   return _wait(episode, episode_state.Done(trajectory))

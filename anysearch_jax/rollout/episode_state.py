@@ -90,6 +90,9 @@ class Episode:
     landing: whether the next turn is the last one, for the answer alone.
     caps: what else the episode may spend, without a cap on searches.
     elapsed: seconds since it began; the driver sets it if they are capped.
+    stopped: whether further searches are refused as if the budget were used up.
+    discarded: number of tokens of turns that were sampled and discarded.
+    reread: total length of the contexts of those turns.
     request: the request that the episode waits for; None only inside `start`.
   """
 
@@ -109,6 +112,9 @@ class Episode:
   landing: bool = False
   caps: budgets.Budget = budgets.NO_CAPS
   elapsed: float = 0.0
+  stopped: bool = False
+  discarded: int = 0
+  reread: int = 0
   request: Request | None = None
 
   @property
@@ -125,7 +131,12 @@ class Episode:
   def left(self) -> int:
     """Number of searches that the budget still allows."""
     lost = self.bad_turns if self.environment.turns_are_budget else 0
-    return self.budget - self.used - lost
+    return self.allowed - self.used - lost
+
+  @property
+  def allowed(self) -> int:
+    """The budget, or what is used of it if no more may be used."""
+    return self.used if self.stopped else self.budget
 
   @property
   def turns(self) -> int:
@@ -147,6 +158,11 @@ class Episode:
     )
 
   @property
+  def written(self) -> int:
+    """Number of tokens that the model wrote, with those of discarded turns."""
+    return self.generated + self.discarded
+
+  @property
   def read(self) -> int:
     """Total length of the contexts of all turns, as an API bills input."""
     total = length = 0
@@ -154,7 +170,7 @@ class Episode:
       if chunk.author is types.Author.MODEL:
         total += length
       length += len(chunk.token_ids)
-    return total
+    return total + self.reread
 
   @property
   def tools(self) -> list[str]:
@@ -167,18 +183,18 @@ class Episode:
     return self.caps.prices.of_calls(
       self.tools,
       input_tokens=self.read,
-      output_tokens=self.generated,
+      output_tokens=self.written,
     )
 
   @property
   def budget_line(self) -> str:
     """The text before the next turn while the scaffold is on."""
     env = self.environment
-    line = env.before_turn(self.budget, self.used)
-    if not self.caps.units:
+    line = env.before_turn(self.allowed, self.used)
+    if not self.caps.units or not env.states_caps:
       return line
     used = {
-      "tokens": self.generated,
+      "tokens": self.written,
       "dollars": self.dollars,
       "seconds": self.elapsed,
     }

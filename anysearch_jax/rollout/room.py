@@ -57,7 +57,8 @@ def before_landing(episode: episode_state.Episode) -> int | None:
   if kept:
     limits.append(_configured(episode) - kept)
   if not episode.landing:
-    if caps.tokens < budgets.UNCAPPED:
+    # A controller keeps room by refusing searches.
+    if caps.tokens < budgets.UNCAPPED and not episode.config.control:
       limits.append(_capped(episode) - _answer(episode, caps.tokens))
     if caps.dollars < math.inf:
       limits.append(_affordable(episode, lands=True))
@@ -86,7 +87,7 @@ def reserve(episode: episode_state.Episode) -> int:
 def limit(episode: episode_state.Episode) -> str:
   """Returns the limit that leaves no room for a token, "" if there is room."""
   config, caps = episode.config, episode.caps
-  if episode.generated >= config.max_generated:
+  if episode.written >= config.max_generated:
     return (
       f"The model wrote all of its {config.max_generated} tokens "
       "(max_generated)."
@@ -108,13 +109,13 @@ def limit(episode: episode_state.Episode) -> str:
 
 def _configured(episode: episode_state.Episode) -> int:
   return min(
-    episode.config.max_generated - episode.generated,
+    episode.config.max_generated - episode.written,
     episode.config.max_context - episode.tokens,
   )
 
 
 def _capped(episode: episode_state.Episode) -> int:
-  return episode.caps.tokens - episode.generated
+  return episode.caps.tokens - episode.written
 
 
 def _affordable(episode: episode_state.Episode, *, lands: bool = False) -> int:
@@ -187,5 +188,5 @@ def _cost(
   return episode.caps.prices.of_calls(
     [*episode.tools, *calls],
     input_tokens=episode.read + read,
-    output_tokens=episode.generated + written,
+    output_tokens=episode.written + written,
   )

@@ -72,8 +72,10 @@ class BatchingRetriever:
     counters: `searches` (requested), `cache_hits` and `deduplicated` (searches
       that needed no query; the latter waited for another episode's answer),
       `batches` and `batched_queries` (sent), `failures` (of sent queries),
-      `call_seconds` (summed over batches), and `cut_passages` (longer than
-      `config` allows).
+      `call_seconds` (summed over batches), `left_out` (queries that a pipeline
+      answered without an optional stage), and `cut_passages` (longer than
+      `config` allows). After `source/` are those of the retriever, such as the
+      `cost` of a search engine.
   """
 
   def __init__(
@@ -112,6 +114,8 @@ class BatchingRetriever:
     ] = weakref.WeakKeyDictionary()
     self.identity = identity
     self.counters: Counter[str] = Counter()
+    # What the retriever had counted when it was last asked.
+    self._counted: Counter[str] = Counter(types.counters(retriever))
 
   def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
     """Passes the policy's engine to a retriever that generates with it."""
@@ -212,10 +216,22 @@ class BatchingRetriever:
     # Bugs are caught too: `search` raises them in the episodes that wait.
     except Exception as error:
       found = [error] * len(requests)
+    self._count_source()
     self.counters["call_seconds"] += (  # type: ignore[assignment]  # A float.
       time.perf_counter() - started
     )
     return [self._kept(*pair) for pair in zip(queries, found, strict=True)]
+
+  def _count_source(self) -> None:
+    """Adds what the retriever has counted since the last call."""
+    now = Counter(types.counters(self._retriever))
+    for name, value in now.items():
+      more = value - self._counted[name]
+      self.counters[f"source/{name}"] += more
+      if name.rpartition("/")[2] == "left_out":
+        # Of a pipeline: queries that went on without an optional stage.
+        self.counters["left_out"] += more
+    self._counted = now
 
   def _kept(
     self, query: _Query, found: Sequence[types.Passage] | Exception
@@ -269,7 +285,8 @@ def metrics(counters: Mapping[str, float]) -> dict[str, float]:
 
   Returns:
     `search/...`: the counts; `hit_rate`, the share of searches that the cache
-    answered; queries and seconds per batch. A ratio with denominator 0 is 0.
+    answered; queries and seconds per batch; after `source/`, what the retriever
+    counted. A ratio with denominator 0 is 0.
   """
   count = Counter(counters)
 
@@ -285,8 +302,14 @@ def metrics(counters: Mapping[str, float]) -> dict[str, float]:
         "deduplicated",
         "batches",
         "failures",
+        "left_out",
         "cut_passages",
       )
+    },
+    **{
+      f"search/{name}": float(value)
+      for name, value in count.items()
+      if name.startswith("source/")
     },
     "search/hit_rate": ratio(count["cache_hits"], "searches"),
     "search/queries_a_batch": ratio(count["batched_queries"], "batches"),

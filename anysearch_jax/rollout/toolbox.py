@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,17 @@ class Toolbox:
           "alone. Leave retrieval.simulated and retrieval.refined empty."
         )
     self._tools = dict(tools)
+
+  @property
+  def counters(self) -> Counter[str]:
+    """The counters of each tool's retriever, after its name."""
+    return Counter(
+      {
+        f"{tool}/{name}": value
+        for tool, retriever in self._tools.items()
+        for name, value in types.counters(retriever).items()
+      }
+    )
 
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
     """Returns the identities of the tools' retrievers, with a hash of all."""

@@ -98,7 +98,7 @@ class Answers:
       asyncio.ensure_future(
         self._agent.ask_async(
           asked.question,
-          budget=asked.budget,
+          budget=asked.assigned,
           seed=asked.seed + index,
           deadline=asked.deadline,
           max_tokens=asked.max_tokens,

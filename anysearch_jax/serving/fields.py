@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from anysearch_jax import budgets
 from anysearch_jax import config as config_lib
 from anysearch_jax.serving import errors
 
@@ -36,6 +37,7 @@ class Served:
     seconds: the longest deadline, and that of a request that does not say.
     sampling: of a request that does not say.
     choices: the most answers to one request.
+    prices: by which a budget of dollars is charged.
   """
 
   model: str
@@ -45,6 +47,7 @@ class Served:
   seconds: float = 120.0
   sampling: config_lib.SamplingConfig = config_lib.SamplingConfig()
   choices: int = 8
+  prices: budgets.Prices = budgets.NO_CAPS.prices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Asked:
 
   question: the text that the policy gets, earlier turns included.
   model: as the request names it.
+  budget: searches of an answer.
+  caps: what else an answer may spend.
   sampling: how tokens are drawn; None: as the service does.
   stop: the answer is cut before the first of these texts.
   choices: number of answers; answer `i` has the seed `seed + i`.
@@ -68,6 +73,14 @@ class Asked:
   sampling: config_lib.SamplingConfig | None = None
   stop: tuple[str, ...] = ()
   choices: int = 1
+  caps: budgets.Budget = budgets.NO_CAPS
+
+  @property
+  def assigned(self) -> budgets.Assigned:
+    """The whole budget of an answer; a number if it is one of searches."""
+    if not self.caps.units:
+      return self.budget
+    return dataclasses.replace(self.caps, searches=self.budget)
 
 
 class Body:
@@ -171,17 +184,19 @@ def asked(
     if (n := body.number(name, least=1, most=2**31)) is not None
   ]
   n = (body.number("n", least=1, most=served.choices) or 1) if choices else 1
+  caps = _caps(body, served)
   result = Asked(
     question=question,
     model=model,
-    budget=_budget(body, served, named),
-    max_tokens=min([served.max_tokens, *limits]),
+    budget=_budget(body, served, named, caps),
+    max_tokens=min([served.max_tokens, caps.tokens, *limits]),
     seed=_or(body.number("seed", least=0, most=2**32 - 1 - n), 42),
     deadline=_deadline(body, served),
     stream=stream,
     sampling=_sampling(body, served),
     stop=_stop(body),
     choices=n,
+    caps=caps.beyond_searches,
   )
   body.end()
   return result
@@ -237,9 +252,34 @@ def _model(body: Body, served: Served) -> tuple[str, int | None]:
   return str(model), int(budget)
 
 
-def _budget(body: Body, served: Served, named: int | None) -> int:
+def _caps(body: Body, served: Served) -> budgets.Budget:
+  """Returns the budget of the field `budget`, such as searches=3,tokens=256."""
+  found = body.take("budget")
+  if found is None:
+    return budgets.NO_CAPS
+  if not isinstance(found, str):
+    raise errors.refuse("budget", found, "a text such as searches=3,tokens=256")
+  try:
+    caps = budgets.parse(found, served.prices)
+  except ValueError as error:
+    raise errors.RequestError(
+      400, f"budget: {error}", param="budget"
+    ) from error
+  if caps.dollars < math.inf and not served.prices:
+    raise errors.refuse(
+      "budget", found, "other units than dollars; this service has no prices"
+    )
+  return caps
+
+
+def _budget(
+  body: Body, served: Served, named: int | None, caps: budgets.Budget
+) -> int:
   """Returns the searches that a request allows."""
-  given = {"model": named}
+  given = {
+    "model": named,
+    "budget": caps.searches if "searches" in caps.units else None,
+  }
   for name in ("max_tool_calls", "search_budget"):
     given[name] = body.number(name, least=0, most=2**31)
   found = {name: n for name, n in given.items() if n is not None}

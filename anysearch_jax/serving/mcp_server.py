@@ -12,6 +12,7 @@ import asyncio
 import collections
 import concurrent.futures
 import contextlib
+import dataclasses
 import json
 import secrets
 import time
@@ -23,7 +24,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ResourceNotFoundError, ToolError
 from mcp_types import ToolAnnotations
 
-from anysearch_jax import types
+from anysearch_jax import budgets, types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import background, events, limits
 from anysearch_jax.environment import records
@@ -94,6 +95,7 @@ class Service:
     seed: of the random numbers of every question.
     deadline: seconds in which an answer is due; None: no deadline.
     kept: number of trajectories that can be read; older ones are dropped.
+    prices: by which a budget of dollars is charged.
 
   Attributes:
     server: speaks the protocol over any transport.
@@ -110,8 +112,10 @@ class Service:
     seed: int = 42,
     deadline: float | None = None,
     kept: int = 256,
+    prices: budgets.Prices = budgets.NO_CAPS.prices,
   ):
     self._agent = agent
+    self._prices = prices
     self._max_budget = max_budget
     self._passages = passages
     self._seed, self._deadline = seed, deadline
@@ -130,7 +134,8 @@ class Service:
       title="Answer a question by searching",
       description="Answers a question: a policy reasons and searches, at most "
       f"`budget` times (0 to {max_budget}). A larger budget finds more and "
-      "takes longer. Each search is reported as progress.",
+      "takes longer. Tokens, dollars and seconds can be capped too, as in "
+      "searches=3,tokens=256,seconds=20. Each search is reported as progress.",
       annotations=_READS_ONLY,
     )
     self.server.add_tool(
@@ -161,26 +166,29 @@ class Service:
     question: Annotated[
       str, pydantic.Field(description="One question, complete in itself.")
     ],
-    budget: Annotated[int, pydantic.Field(description="Searches allowed.")],
+    budget: Annotated[
+      int | str,
+      pydantic.Field(
+        description="Searches allowed, or such as searches=3,tokens=256."
+      ),
+    ],
     context: Context,
   ) -> Answered:
-    if not 0 <= budget <= self._max_budget:
-      raise ToolError(
-        f"budget: found {budget}, expected 0 to {self._max_budget}."
-      )
+    allowed = self._allowed(budget)
+    searches = budgets.of(allowed).searches
     with self._call():
       agent = await self._loaded()
       # Cancelling the request cancels this coroutine; leaving the stream then
       # cancels the episode, which frees its pages.
       async with contextlib.aclosing(
         agent.stream_async(
-          question, budget=budget, seed=self._seed, deadline=self._deadline
+          question, budget=allowed, seed=self._seed, deadline=self._deadline
         )
       ) as told:
         async for event in told:
           if isinstance(event, events.Searching):
             await context.report_progress(
-              event.number, budget, f"search {event.number}: {event.query}"
+              event.number, searches, f"search {event.number}: {event.query}"
             )
           elif isinstance(event, events.Answer):
             return _answered(event.reply, self._trajectories.keep(event.reply))
@@ -205,6 +213,22 @@ class Service:
 
   async def trajectory(self, name: str) -> str:
     return self._trajectories.read(name)
+
+  def _allowed(self, budget: int | str) -> budgets.Assigned:
+    """Returns the budget of a call; without searches, the largest number."""
+    most = self._max_budget
+    assigned: budgets.Assigned = budget if isinstance(budget, int) else 0
+    if isinstance(budget, str):
+      try:
+        assigned = budgets.parse(budget, self._prices)
+      except ValueError as error:
+        raise ToolError(f"budget: {error}") from error
+      if "searches" not in assigned.units:
+        assigned = dataclasses.replace(assigned, searches=most)
+    searches = assigned if isinstance(assigned, int) else assigned.searches
+    if not 0 <= searches <= most:
+      raise ToolError(f"budget: found {searches}, expected 0 to {most}.")
+    return assigned
 
   async def _loaded(self) -> agent_lib.Agent:
     # Cancelling a call must not cancel the loading.

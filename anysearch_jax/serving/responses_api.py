@@ -304,6 +304,7 @@ def told(reply: events.Reply) -> dict[str, Any]:
   """Returns what OpenAI's APIs have no field for."""
   return {
     "budget": reply.trajectory.budget,
+    **({"caps": dict(caps)} if (caps := reply.trajectory.caps.caps) else {}),
     "searches": reply.searches,
     "outcome": str(reply.outcome),
     "reason": reply.reason,

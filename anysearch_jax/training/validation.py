@@ -19,7 +19,7 @@ from anysearch_jax.methods import method as method_lib
 from anysearch_jax.methods import otc, systems
 from anysearch_jax.policy import decoder, lora
 from anysearch_jax.policy.attention import paged_attention, self_attention
-from anysearch_jax.rollout import episode, trainable_engine
+from anysearch_jax.rollout import control, episode, trainable_engine
 from anysearch_jax.rollout.jax_engine import kv_memory, sampling
 from anysearch_jax.training import (
   batching,
@@ -54,6 +54,13 @@ def validate(
   _name(config.name)
   _one_of("compute_dtype", config.compute_dtype, ("float32", "bfloat16"))
   systems.of_episode(config.episode)
+  rule = control.of(config.episode)
+  if trains and rule is not None:
+    raise ValueError(
+      f"config.episode.control: found {config.episode.control!r} in a "
+      "training; expected none, because a rule steers a policy that is trained "
+      "already. Evaluate with it."
+    )
   _mesh(config.mesh)
   _evaluation(config.evaluation)
   if samples:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import hypothesis
 import hypothesis.strategies as st
 import pytest
+import scripted
 
-from anysearch_jax import budgets
-from anysearch_jax.environment import prompts, protocol, scoring, units
+from anysearch_jax import budgets, types
+from anysearch_jax import config as config_lib
+from anysearch_jax.environment import (
+  prompts,
+  protocol,
+  scoring,
+  units,
+  wording,
+)
 from anysearch_jax.methods import systems
+from anysearch_jax.rollout import episode, episode_state
 from anysearch_jax.types import Author, Span
 from anysearch_jax.world import world, world_tokenizer
 
@@ -38,6 +48,8 @@ def test_text_names_units():
   assert found == budgets.Budget(searches=3, tokens=256)
   assert str(found) == "searches=3,tokens=256"
   assert str(budgets.parse("tokens=1234567")) == "tokens=1234567"
+  long = budgets.Budget(seconds=1e16)
+  assert budgets.parse(str(long)) == long
   dear = budgets.parse("dollars=2e-3,seconds=1.5", PRICES)
   assert (dear.dollars, dear.seconds, dear.prices) == (0.002, 1.5, PRICES)
 
@@ -59,6 +71,9 @@ def test_record_gives_the_budget_back(budget):
     ("tokens=0", "expected 1 or more"),
     ("seconds=0", "above 0"),
     ("tokens=9999999999", "9999999999 tokens"),
+    ("dollars=1.2.3", "dollars=1.2.3"),
+    ("searches=" + 400 * "9", "expected a number of searches"),
+    ("seconds=1e999", "seconds=1e999"),
   ],
 )
 def test_bad_text_is_refused_with_what_was_expected(text, word):
@@ -117,6 +132,66 @@ def test_world_states_units_in_its_own_words():
     assert line == protocol.budget_line(3, 1)
     for each in (text, line, units.searches(env.units, budgets.UNCAPPED)):
       assert unknown not in tokenizer.encode(each)
+
+
+def test_budget_file_replaces_the_sentences(tmp_path):
+  caps = budgets.parse("tokens=256,seconds=30")
+  path = tmp_path / "mine.toml"
+  values = {
+    **units.texts("budget.toml").values,
+    "tokens": "{N} tokens, not more. ",
+    "tokens_left": "; {R} tokens",
+  }
+  path.write_text(wording.written(values))
+  for file, start, block in (
+    ("", "You may write at most 256", "tokens remaining=200"),
+    (str(path), "256 tokens, not more. You have 30", "; 200 tokens ; seconds"),
+    (units.SILENT, "Answer", "total=3</budget>"),
+  ):
+    config = config_lib.EpisodeConfig(budget_file=file)
+    env = systems.of_episode(config)
+    text, _ = episode.prompt(
+      types.Question("q", "Q?", ()),
+      budget=dataclasses.replace(caps, searches=3),
+      scaffold=False,
+      config=config,
+      codec=scripted.CODEC,
+    )
+    assert start in text and (file != units.SILENT or "256" not in text)
+    state = episode_state.Episode(
+      types.Address(0, 0, 0),
+      types.Question("q", "Q?", ()),
+      3,
+      True,
+      config,
+      scripted.CODEC,
+      chunks=(
+        episode_state.Chunk(
+          types.Author.MODEL, (1,) * 56, (0.0,) * 56, (0,) * 56, ""
+        ),
+      ),
+      caps=caps,
+    )
+    assert block in state.budget_line
+    assert env is systems.of_episode(config)
+
+
+@pytest.mark.parametrize(
+  ("text", "expected"),
+  [
+    (None, "found no file"),
+    ('tokens = "{X}"', "found no text dollars"),
+  ],
+)
+def test_bad_budget_file_is_refused(tmp_path, text, expected):
+  path = tmp_path / "mine.toml"
+  if text is not None:
+    path.write_text(text)
+  config = config_lib.EpisodeConfig(budget_file=str(path))
+  with pytest.raises(ValueError) as error:
+    systems.of_episode(config)
+  assert expected in str(error.value)
+  assert "config.episode.budget_file" in str(error.value)
 
 
 def test_format_needs_the_right_searches_before_other_units():

@@ -21,7 +21,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.generative_retrieval import text_model
 from anysearch_jax.host.http import redaction
-from launch import retrievers
+from launch import retrieval_settings
 from retrieval.clients import client, web
 
 KEY = "sk-Proj/9fQ+aZ_71&vB%2dTqLm8xW4eRy"
@@ -243,7 +243,9 @@ def test_no_sglang_error_contains_a_part_of_the_key(monkeypatch):
 def test_a_key_in_the_configuration_is_refused_and_not_shown(values):
   model = config_lib.TextModelConfig(**values.pop("model", {}))
   with pytest.raises(ValueError, match="retrieval") as caught:
-    retrievers.validate(config_lib.RetrievalConfig(model=model, **values))
+    retrieval_settings.validate(
+      config_lib.RetrievalConfig(model=model, **values)
+    )
   assert not leaks(str(caught.value), KEY)
 
 

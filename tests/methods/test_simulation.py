@@ -18,7 +18,7 @@ from anysearch_jax.methods import systems, zerosearch
 from anysearch_jax.rollout import driver, searching
 from anysearch_jax.world import expert_policy, world_retrieval
 from anysearch_jax.world import world as world_lib
-from launch import policies, retrievers, world_source
+from launch import policies, retrieval_settings, retrievers, world_source
 from retrieval import lexical
 
 WORLD = world_lib.World()
@@ -354,7 +354,7 @@ def test_provenance_records_the_simulator():
 )
 def test_inconsistent_settings_are_rejected(values, sentence):
   with pytest.raises(ValueError, match=sentence):
-    retrievers.validate(config_lib.RetrievalConfig(**values))
+    retrieval_settings.validate(config_lib.RetrievalConfig(**values))
 
 
 def test_world_simulator_needs_the_world():

@@ -262,6 +262,7 @@ def test_metrics_are_counts_and_shares():
     "search/deduplicated": 1,
     "search/batches": 1,
     "search/failures": 0,
+    "search/left_out": 0,
     "search/cut_passages": 0,
     "search/hit_rate": 0.4,
     "search/queries_a_batch": 2,

@@ -114,6 +114,80 @@ def test_a_configuration_with_fetch_gets_a_retriever_of_pages():
   assert again.identity()["sha256"] != identity["sha256"]
 
 
+SHOWN = (
+  types.Observation("search", "a", 0, (OTHER, PAGE[0])),
+  types.Observation("fetch", "Emma", 1, PAGE),
+  types.Observation(
+    "search",
+    "b",
+    2,
+    (
+      types.Passage("https://a.example/x?y=1", '"A Page"', "t"),
+      types.Passage("w/2", '"Emma"', "t"),
+      types.Passage("http://7.example/", '"7"', "t"),
+    ),
+  ),
+)
+
+
+@pytest.mark.parametrize(
+  ("argument", "expected"),
+  [
+    ("1", "https://a.example/x?y=1"),
+    (" Doc 1 ", "https://a.example/x?y=1"),
+    ("[1]", "https://a.example/x?y=1"),
+    ("#2", '"Emma"'),  # All passages of a page have its title.
+    ("result 3", "http://7.example/"),
+    ("a  page", "https://a.example/x?y=1"),
+    ("Emma", "Emma"),
+    ("7", "http://7.example/"),  # A title, before a number.
+    ("0", "0"),
+    ("4", "4"),
+    ("Doc", "Doc"),
+    ("1984", "1984"),
+    ("https://b.example/", "https://b.example/"),
+  ],
+)
+def test_a_page_is_named_by_a_number_or_a_title_of_the_last_search(
+  argument, expected
+):
+  assert tools.FETCH.target(argument, SHOWN) == expected
+  assert tools.FETCH.target(argument, ()) == argument
+  assert tools.SEARCH.target(argument, SHOWN) == argument
+
+
+def test_an_episode_opens_the_page_of_a_numbered_result():
+  address = "https://a.example/x"
+  found = scripted.Retriever(
+    {"who": (OTHER, types.Passage(address, '"A"', "snippet"))}
+  )
+  opened = scripted.Retriever(
+    {address: (types.Passage(address, '"A"', "all"),)}
+  )
+  turns = (
+    scripted.search("who"),
+    "<think>open</think><fetch>2</fetch>",
+    scripted.answer("x"),
+  )
+  played = asyncio.run(
+    driver.run_episode(
+      types.Question("q", "?", ("x",)),
+      driver.EpisodeParts(
+        engine=scripted.Engine(turns),
+        retriever=toolbox.Toolbox({"search": found, "fetch": opened}),
+        config=config_lib.EpisodeConfig(prompts="paper_fetch"),
+        codec=scripted.CODEC,
+      ),
+      budget=3,
+      scaffold=False,
+      address=types.Address(0, 0, 0),
+    )
+  )
+  assert [r.query for r in opened.requests] == [address]
+  assert played.queries == ("who", address)
+  assert '<page>"A"\nall</page>' in played.spans[3].text
+
+
 def test_records_tell_the_tool_of_each_call():
   found = scripted.Retriever({"who": (OTHER,), "Emma": PAGE})
   box = toolbox.Toolbox(

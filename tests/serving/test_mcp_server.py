@@ -15,8 +15,8 @@ import scripted
 import uvicorn
 from scripted import CODEC, answer, search
 
+from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.serving import mcp_server
 
@@ -101,6 +101,21 @@ def test_no_question_makes_more_searches_than_its_budget():
   assert len(retriever.requests) == found["searches"] == 2
 
 
+def test_budget_of_several_units_holds():
+  found = ask(budget="searches=1,tokens=400", told=(told := []))
+  assert found.structured_content["searches"] == 1
+  assert found.structured_content["tokens"] <= 400
+  assert told == [(1, 1, "search 1: emma")]
+  # Without searches in it, the service's largest number holds.
+  result = ask(budget="tokens=500", max_budget=1)
+  assert result.structured_content["searches"] == 1
+  result = ask(budget="dollars=0.01")
+  assert result.is_error and "has a price" in result.content[0].text
+  priced = budgets.Prices(search=6.0)
+  result = ask(budget="dollars=0.01", prices=priced)
+  assert result.structured_content["searches"] == 1
+
+
 def test_unavailable_retriever_is_a_failed_outcome_with_its_reason():
   broken = scripted.Retriever(error=types.RetrievalError("It is down."))
   found = ask(retriever=broken).structured_content
@@ -114,6 +129,7 @@ def test_unavailable_retriever_is_a_failed_outcome_with_its_reason():
     ("Who?", -1, "budget: found -1, expected 0 to 4."),
     (" ", 1, "question: found no text"),
     ("Who?", "many", "budget"),
+    ("Who?", "searches=5", "budget: found 5, expected 0 to 4."),
   ],
 )
 def test_refused_arguments_are_an_error_result(question, budget, expected):

@@ -8,12 +8,10 @@ contain the key.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import math
 import os
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -22,6 +20,7 @@ from typing import Any, TypeVar
 import httpx2
 
 from anysearch_jax import types
+from anysearch_jax.host import own_loop
 from anysearch_jax.host.http import breaker as breaker_lib
 from anysearch_jax.host.http import errors, redaction, wire
 
@@ -31,7 +30,6 @@ T = TypeVar("T")
 BUSY = (408, 425, 429, 502, 503, 504)
 _CONNECT_SECONDS = 10.0
 _LONGEST_PAUSE = 5.0
-_CLOSE_SECONDS = 5.0
 _LONGEST_MET = 300
 
 
@@ -140,39 +138,22 @@ class Caller:
     )
     # Counts of events, and the seconds, which are a fraction.
     self.counters: Counter[str] = Counter()
-    self._closed = False
-    self._loop = asyncio.new_event_loop()
-    self._thread = threading.Thread(target=self._serve, daemon=True)
-    self._thread.start()
+    self._loop = own_loop.OwnLoop(self._client.aclose)
 
   async def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
     """Awaits a coroutine of this caller from any event loop.
 
     Cancelling the wait cancels the coroutine.
     """
-    future = self._submit(coroutine)
-    try:
-      return await asyncio.wrap_future(future)
-    except asyncio.CancelledError:
-      task = asyncio.current_task()
-      if task is not None and task.cancelling():
-        raise
-      raise types.RetrievalError("The retriever was closed.") from None
+    return await self._loop.wait(coroutine)
 
   def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine of this caller from outside of any event loop."""
-    return self._submit(coroutine).result()
+    return self._loop.run(coroutine)
 
   def close(self) -> None:
     """Cancels the calls in progress and ends the thread."""
-    if not self._closed:
-      self._closed = True
-      ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
-      # The thread is a daemon, so one that hangs can be abandoned.
-      with contextlib.suppress(TimeoutError):
-        ending.result(3 * _CLOSE_SECONDS)
-      self._loop.call_soon_threadsafe(self._loop.stop)
-      self._thread.join(_CLOSE_SECONDS)
+    self._loop.close()
 
   def until(self) -> float:
     """Returns the deadline of a search that begins now, as event-loop time.
@@ -296,26 +277,6 @@ class Caller:
             "expected passages only."
           )
       return response.status_code, response.headers, b"".join(parts)
-
-  def _submit(self, coroutine: Coroutine[Any, Any, T]):
-    if self._closed:
-      coroutine.close()
-      raise types.RetrievalError("The retriever was closed.")
-    return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-  async def _end(self) -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-      task.cancel()
-    if others:
-      await asyncio.wait(others, timeout=_CLOSE_SECONDS)
-    with contextlib.suppress(TimeoutError):
-      async with asyncio.timeout(_CLOSE_SECONDS):
-        await self._client.aclose()
-
-  def _serve(self) -> None:
-    self._loop.run_forever()
-    self._loop.close()
 
 
 def secret_in(variable: str, what: str) -> str:

@@ -1,0 +1,272 @@
+"""Episodes that a rule steers: what is replaced, and what it is charged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import scripted
+
+from anysearch_jax import budgets, types
+from anysearch_jax import config as config_lib
+from anysearch_jax.agent import agent as agent_lib
+from anysearch_jax.environment import charges, records
+from anysearch_jax.rollout import control, driver, episode
+
+HITS = {"look": [types.Passage("p", "T", "x")]}
+LIMITS = {"max_generated": 2000, "max_context": 9000}
+REFUSED = "No search is left"
+NEVER, ALWAYS = -1.0, 1.0
+
+
+def written(folder, ask=None, answer=None, tries=2):
+  """Writes a rule with these scores, whatever it sees; returns its file."""
+
+  def constant(bias):
+    if bias is None:
+      return None
+    return dict.fromkeys(("mean", "weights"), [0.0] * 5) | {
+      "scale": [1.0] * 5,
+      "bias": bias,
+    }
+
+  path = folder / f"{ask}-{answer}-{tries}.json"
+  path.write_text(
+    json.dumps(
+      {
+        "kind": "stopping",
+        "features": list(control.FEATURES),
+        "tries": tries,
+        "ask": constant(ask),
+        "answer": constant(answer),
+      }
+    )
+  )
+  return str(path)
+
+
+def play(script, rule="", budget=2, **limits):
+  """Plays an episode; `script` is of an engine, or is the engine."""
+  is_engine = isinstance(script, scripted.Engine)
+  engine = script if is_engine else scripted.Engine(script)
+  parts = driver.EpisodeParts(
+    engine,
+    scripted.Retriever(HITS),
+    config_lib.EpisodeConfig(control=rule, **LIMITS | limits),
+    scripted.CODEC,
+  )
+  trajectory = asyncio.run(
+    driver.run_episode(
+      types.Question("q", "Q?", ("x",)),
+      parts,
+      budget=budget,
+      scaffold=False,
+      address=types.Address(0, 0, 0),
+    )
+  )
+  # The engine forgets every address that it was asked for.
+  assert {r.address for r in engine.requests} <= set(engine.released)
+  return trajectory, engine
+
+
+def context(request):
+  return scripted.CODEC.decode(request.token_ids)
+
+
+def asks_until_refused(request):
+  refused = REFUSED in context(request)
+  return scripted.answer("x") if refused else scripted.search("look")
+
+
+def test_refused_search_is_answered_as_if_the_budget_were_used_up(tmp_path):
+  found, engine = play(asks_until_refused, written(tmp_path, ask=NEVER))
+  assert (found.searches, found.outcome) == (0, types.Outcome.ANSWERED)
+  assert found.budget == 2 and not found.violation
+  assert found.discarded_tokens == 0
+  alone, _ = play(asks_until_refused, budget=0)
+  assert [span.text for span in found.spans] == [s.text for s in alone.spans]
+  # And it stays refused.
+  stubborn, _ = play(
+    lambda _: scripted.search("look"), written(tmp_path, ask=NEVER)
+  )
+  assert (stubborn.searches, stubborn.outcome) == (0, types.Outcome.INVALID)
+
+
+def hesitant(request):
+  """Searches at its third attempt, once."""
+  searched = "<information>Doc" in context(request)
+  if request.address.attempt == 4 and not searched:
+    return scripted.search("look")
+  return scripted.answer("x" if searched else "y")
+
+
+def test_replaced_answer_is_charged(tmp_path):
+  found, engine = play(hesitant, written(tmp_path, answer=ALWAYS), budget=1)
+  assert found.searches == 1 and len(engine.requests) == 4
+  tries = [engine.requests[i].token_ids for i in range(3)]
+  assert tries[0] == tries[1] == tries[2]
+  answer = len(scripted.answer("y"))
+  assert found.discarded_tokens == 2 * answer
+  assert found.discarded_input == 2 * len(tries[0])
+  assert found.written_tokens == found.generated_tokens + 2 * answer
+  row = records.trajectory(found)
+  assert row["generated_tokens"] == found.written_tokens
+  assert row["discarded_tokens"] == 2 * answer
+  assert charges.input_tokens(found) == sum(
+    len(request.token_ids) for request in engine.requests
+  )
+  prices = budgets.Prices(output=1e6)
+  assert charges.dollars(found, prices) == found.written_tokens
+
+
+def test_answer_that_never_asks_is_kept(tmp_path):
+  def sure(request):
+    return scripted.answer("xyz"[request.address.attempt // 2])
+
+  found, engine = play(sure, written(tmp_path, answer=ALWAYS))
+  assert len(engine.requests) == 3
+  assert found.spans[-1].text == scripted.answer("x")
+  assert found.discarded_tokens == 2 * len(scripted.answer("x"))
+  # Without a search left there is nothing to gain.
+  found, engine = play(sure, written(tmp_path, answer=ALWAYS), budget=0)
+  assert len(engine.requests) == 1
+
+
+def test_tries_take_seconds_of_the_budget(tmp_path):
+  class Slow(scripted.Engine):
+    async def generate(self, request):
+      await asyncio.sleep(0.05)
+      return await super().generate(request)
+
+  engine = Slow(lambda _: scripted.answer("x"))
+  rule = written(tmp_path, answer=ALWAYS, tries=3)
+  found, _ = play(engine, rule, budgets.Budget(searches=2, seconds=60))
+  assert len(engine.requests) == 4
+  assert found.seconds >= 4 * 0.05
+  assert play(engine, rule)[0].seconds == 0  # They are not capped.
+
+
+def test_engine_that_fails_meanwhile_leaves_the_answer(tmp_path):
+  def failing(request):
+    if request.address.attempt:
+      raise types.EngineError("down")
+    return scripted.answer("x")
+
+  found, _ = play(failing, written(tmp_path, answer=ALWAYS))
+  assert found.outcome is types.Outcome.ANSWERED
+  assert found.discarded_tokens == 0
+
+
+def test_cancelled_episode_is_forgotten(tmp_path):
+  released = []
+
+  class Hanging(scripted.Engine):
+    async def generate(self, request):
+      if request.address.attempt:
+        await asyncio.sleep(60)
+      return await super().generate(request)
+
+    def release(self, address):
+      released.append(address)
+
+  engine = Hanging([scripted.answer("x")])
+  config = config_lib.EpisodeConfig(
+    control=written(tmp_path, answer=ALWAYS), **LIMITS
+  )
+  parts = driver.EpisodeParts(
+    engine, scripted.Retriever(), config, scripted.CODEC
+  )
+  address = types.Address(0, 0, 0)
+
+  async def cancelled():
+    await asyncio.wait_for(
+      driver.run_episode(
+        types.Question("q", "Q?", ()),
+        parts,
+        budget=1,
+        scaffold=False,
+        address=address,
+      ),
+      0.2,
+    )
+
+  with pytest.raises(TimeoutError):
+    asyncio.run(cancelled())
+  assert {address, address._replace(attempt=2)} <= set(released)
+
+
+def test_agent_is_steered_too(tmp_path):
+  config = config_lib.EpisodeConfig(
+    control=written(tmp_path, answer=ALWAYS), **LIMITS
+  )
+  engine = scripted.Engine(hesitant)
+  with agent_lib.Agent(
+    engine, scripted.CODEC, scripted.Retriever(HITS), config=config, slots=2
+  ) as agent:
+    cool = config_lib.SamplingConfig(temperature=0.25)
+    reply = agent.ask("Who?", budget=1, sampling=cool)
+  assert [r.temperature for r in engine.requests] == 4 * [0.25]
+  assert (reply.answer, reply.searches) == ("x", 1)
+  assert reply.tokens == reply.trajectory.written_tokens
+  assert reply.trajectory.discarded_tokens == 2 * len(scripted.answer("y"))
+  assert {r.address for r in engine.requests} <= set(engine.released)
+
+
+def test_rule_that_accepts_changes_nothing(tmp_path):
+  rule = written(tmp_path, ask=ALWAYS, answer=NEVER)
+  for script in (asks_until_refused, hesitant):
+    alone, _ = play(script)
+    steered, _ = play(script, rule)
+    assert records.trajectory(steered) == records.trajectory(alone)
+    assert steered.token_ids.tolist() == alone.token_ids.tolist()
+
+
+@hypothesis.given(
+  tokens=st.integers(1, 400),
+  searches=st.integers(0, 3),
+  tries=st.integers(0, 4),
+)
+@hypothesis.settings(
+  max_examples=60,
+  deadline=None,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+def test_caps_hold_with_what_is_discarded(tmp_path, tokens, searches, tries):
+  rule = written(tmp_path, answer=ALWAYS, tries=tries)
+  budget = budgets.Budget(searches=searches, tokens=tokens)
+  found, engine = play(hesitant, rule, budget)
+  sampled = 0
+  for request in engine.requests:
+    sampled += len(scripted.turn(request, hesitant(request)).token_ids)
+  assert found.written_tokens == sampled <= tokens
+  assert found.searches <= searches
+
+
+def test_rule_keeps_no_room_besides(tmp_path):
+  # An answer that takes the whole cap is not cut for the sake of a landing.
+  answer = scripted.answer("x" * 60)
+  budget = budgets.Budget(searches=1, tokens=len(answer))
+  found, _ = play(
+    lambda _: answer, written(tmp_path, ask=ALWAYS), budget, answer_room=40
+  )
+  assert found.outcome is types.Outcome.ANSWERED
+  cut, _ = play(lambda _: answer, "", budget, answer_room=40)
+  assert cut.outcome is not types.Outcome.ANSWERED
+
+
+def test_turn_is_asked_again_only_while_one_is_waited_for():
+  state, _ = episode.start(
+    types.Question("q", "Q?", ()),
+    budget=1,
+    scaffold=False,
+    address=types.Address(0, 0, 0),
+    config=config_lib.EpisodeConfig(**LIMITS),
+    codec=scripted.CODEC,
+  )
+  turn = scripted.turn(state.request, scripted.answer("x"))
+  after, _ = episode.step(state, turn)
+  with pytest.raises(ValueError, match="expected one that waits for a turn"):
+    episode.again(after, turn)
