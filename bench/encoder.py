@@ -94,9 +94,10 @@ def main() -> dict[str, dict[str, object]]:
   texts = random_encoders.texts(f.passages)
   apart = np.abs(ours.passages(texts) - theirs.vectors(texts)).max()
   theirs.rows = _fastest_rows(theirs, texts[:_TRIAL_TEXTS])
+  said = ours.identity()
   print(
-    f"{f.case}: {ours.architecture.layers} layers of "
-    f"{ours.architecture.d_model}; {torch.get_num_threads()} threads; torch "
+    f"{f.case}: {said['layers']} layers of {said['d_model']}; "
+    f"{torch.get_num_threads()} threads; torch "
     f"in batches of {theirs.rows}; vectors apart by {apart:.1e} at most"
   )
   compare = functools.partial(

@@ -73,7 +73,10 @@ def relinked(text: str) -> str:
 
 def rooms() -> dict[str, list[str]]:
   """The modules of each room by their dotted names, and those of retrieval."""
-  found = {"types": ["anysearch_jax.types"]}
+  found = {
+    path.stem: [f"anysearch_jax.{path.stem}"]
+    for path in sorted(LIBRARY.glob("[!_]*.py"))
+  }
   folders = sorted(p for p in LIBRARY.iterdir() if (p / "__init__.py").exists())
   for folder in [*folders, ROOT / "retrieval"]:
     paths = [path.relative_to(ROOT) for path in sorted(folder.rglob("*.py"))]

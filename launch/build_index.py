@@ -21,6 +21,7 @@ from __future__ import annotations
 import pathlib
 import sys
 import time
+from typing import Any
 
 from absl import app, flags
 
@@ -39,6 +40,23 @@ def define_flags() -> None:
     "See the module.",
   )
   flags.DEFINE_string("encoder", None, "Hugging Face folder of the encoder.")
+  flags.DEFINE_enum(
+    "pooling",
+    None,
+    ["mean", "cls", "lasttoken"],
+    "Of the encoder; here and below: if its folder does not say it rightly.",
+  )
+  flags.DEFINE_string("query_prefix", None, "Text before each query.")
+  flags.DEFINE_string("passage_prefix", None, "Text before each passage.")
+  flags.DEFINE_integer(
+    "max_tokens", None, "The most tokens that the encoder reads of a text.", 1
+  )
+  flags.DEFINE_enum(
+    "encoder_dtype",
+    None,
+    ["float32", "bfloat16"],
+    "Of the encoder's weights: bfloat16 on accelerators, float32 on CPUs.",
+  )
   flags.DEFINE_string(
     "dtype", "float32", "Of jax_flat: float32, bfloat16 or int8."
   )
@@ -106,13 +124,7 @@ def main(argv) -> None:
   try:
     corpus = pathlib.Path(f.corpus)
     size = corpus.stat().st_size if corpus.is_file() else 0
-    encoder = None
-    if f.encoder:
-      from retrieval.encoder import encoder as encoder_lib
-
-      encoder = encoder_lib.Encoder.load(
-        f.encoder, devices=platforms.accelerators()
-      )
+    encoder = _encoder(f)
     finished = building.build(
       f.corpus,
       f.output,
@@ -141,6 +153,31 @@ def main(argv) -> None:
       f"searched with {how['parameter']}={how['value']}, which finds "
       f"{how['recall']:.2f} of the first 10 hits of the whole file"
     )
+
+
+def _encoder(f: flags.FlagValues) -> Any:
+  """Returns the encoder that the flags describe, or None without one.
+
+  Raises:
+    ValueError: it cannot be loaded, or a setting is without an encoder.
+  """
+  settings = {
+    name: f[name].value
+    for name in ("pooling", "query_prefix", "passage_prefix", "max_tokens")
+  } | {"dtype": f.encoder_dtype}
+  if not f.encoder:
+    found = [name for name, value in settings.items() if value is not None]
+    if found:
+      raise ValueError(
+        f"found {found[0]} without an encoder, expected --encoder=FOLDER."
+      )
+    return None
+  from anysearch_jax.host import platforms
+  from retrieval.encoder import encoder as encoder_lib
+
+  return encoder_lib.Encoder.load(
+    f.encoder, devices=platforms.accelerators(), **settings
+  )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ or a cluster. The collection has an index of words (BM25), and with --encoder
 also one of vectors. --output is a folder for the line offsets of the corpus.
 
 If the command is stopped, running it again resumes. A run searches the
-collection with --config.retrieval.kind=milvus; see docs/retrieval.md.
+collection with --config.retrieval.kind=milvus; see docs/databases.md.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def define_flags() -> None:
   flags.DEFINE_string("collection", "passages", "Name of the collection.")
   flags.DEFINE_string("encoder", None, "Hugging Face folder of the encoder.")
   flags.DEFINE_string("language", "english", "As of launch.build_index.")
+  flags.DEFINE_list("fields", [], "Other fields of the rows, for filters.")
   flags.DEFINE_float("k1", 0.9, "BM25's saturation.", 0)
   flags.DEFINE_float("b", 0.4, "BM25's length normalisation.", 0, 1)
   flags.DEFINE_string(
@@ -55,11 +56,11 @@ def main(argv) -> None:
   jax_setup.configure(threads=f.threads, cache=f.cache, devices=f.devices)
   from anysearch_jax.host import platforms
   from anysearch_jax.host.http import calls
-  from launch import retrievers
+  from launch import databases
   from retrieval import passages
 
   try:
-    milvus = retrievers.milvus_client()
+    milvus = databases.milvus_client()
     token = ""
     if f.token_variable:
       token = calls.secret_in(f.token_variable, "the token of Milvus")
@@ -84,6 +85,7 @@ def main(argv) -> None:
       b=f.b,
       language=f.language,
       vectors=f.vectors,
+      fields=f.fields,
       on_rows=lambda done, of: line.tick(done),
     )
     print(f"{f.milvus}: collection {f.collection} of {len(corpus)} passages")

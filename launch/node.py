@@ -7,8 +7,8 @@ r"""Trains on one node: a retriever, SGLang servers on some GPUs, the trainer.
 `mesh.trainer` and `mesh.rollout` name the GPUs. SGLang servers are started if
 `engine.kind` is `sglang`, or if `mesh.rollout` has GPUs that are not in
 `mesh.trainer`, unless `--config.engine.kind=jax` is given. An index
-(`retrieval.kind=index`) is served by a separate process on the CPU. Otherwise
-the trainer is the only process. Each process logs to `<name>.log` in
+or a pipeline (`retrieval.kind`) is served by a separate process on the CPU.
+Otherwise the trainer is the only process. Each process logs to `<name>.log` in
 `--log_dir`, by default `<output>/logs`.
 
 Ctrl-C, another signal or a failing process stops the trainer first; it prints
@@ -156,22 +156,23 @@ def _retriever(
   config: config_lib.ExperimentConfig, trainer: Sequence[str], port: int
 ) -> tuple[list[supervisor.Part], list[str]]:
   """Returns the retriever's part, if needed, and the trainer's command."""
-  if config.retrieval.kind != "index":
+  c = config.retrieval
+  if c.kind not in ("index", "pipeline"):
     return [], list(trainer)
   url = f"http://127.0.0.1:{port}"
   command = [
     *(sys.executable, "-m", "launch.serve_retriever"),
-    *(f"--index={config.retrieval.index}", f"--port={port}"),
+    *(f"--{c.kind}={c.index or c.pipeline}", f"--port={port}"),
   ]
-  if config.retrieval.encoder:
-    command.append(f"--encoder={config.retrieval.encoder}")
+  if c.encoder:
+    command.append(f"--encoder={c.encoder}")
   part = supervisor.Part(
     "retriever",
     tuple(command),
     {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"},
     health=f"{url}/health",
   )
-  asks = {"kind": "http", "url": url, "index": "", "encoder": ""}
+  asks = {"kind": "http", "url": url, c.kind: "", "encoder": ""}
   return [part], [
     *trainer,
     *(f"--config.retrieval.{name}={value}" for name, value in asks.items()),

@@ -28,6 +28,7 @@ from launch import (
   footprint,
   machine_checks,
   parts,
+  pipelines,
   retrievers,
 )
 from retrieval.recording import answer_log
@@ -255,11 +256,35 @@ def retriever(
     ),
   )
   made = retrievers.make(live, lexical)
-  if c.kind == "web" and not ask_web:
-    yield checks.ok(f"{c.web}: its key is there; not asked (see --ask_web)")
+  each_one = [c]
+  if c.kind == "pipeline":
+    each_one = pipelines.configs(c.pipeline)
+    yield from _in_time(c.pipeline, config.episode)
+  # What costs money is asked on demand.
+  web = any(
+    each.kind == "web" or (each.kind == "mcp" and each.price > 0)
+    for each in each_one
+  )
+  if web and not ask_web:
+    named = c.web or c.pipeline or f"MCP tool {c.mcp.tool}".rstrip()
+    yield checks.ok(f"{named}: its key is there; not asked (see --ask_web)")
     return
-  asked = questions[:1] if c.kind == "web" else questions
+  asked = questions[:1] if web else questions
   yield from _asked(made, asked, config.episode)
+
+
+def _in_time(
+  path: str, episode: config_lib.EpisodeConfig
+) -> Iterator[checks.Finding]:
+  """Warns if a search may end before a pipeline leaves out a late stage."""
+  longest = pipelines.longest(path)
+  if longest > episode.search_deadline:
+    yield checks.warning(
+      f"the deadlines of {path}'s stages take up to {longest:g} seconds, a "
+      f"search {episode.search_deadline:g}, so a late stage fails the search "
+      "before it is left out",
+      "lower the deadlines of stages, or raise episode.search_deadline.",
+    )
 
 
 def servers(config: config_lib.ExperimentConfig) -> Iterator[checks.Finding]:

@@ -146,7 +146,7 @@ def _sources(
       config_changes.Change(path, kind, old.get(path), new.get(path))
       for path in old | new
       if old.get(path) != new.get(path)
-      and not path.endswith((".folder", "prompts.file", "reward.function"))
+      and not path.endswith((".folder", ".file", "reward.function"))
     ]
   return found
 

@@ -2,6 +2,8 @@ r"""Serves an index over HTTP, for this project's client and for other clients.
 
     python -m launch.serve_retriever --index=indexes/e5 --port=8000
 
+--pipeline=FILE serves the stages of a pipeline instead (docs/retrieval.md).
+
 Supports the protocol of Search-R1's server, its variant by AnySearch's authors,
 and the protocols of ZeroSearch and ReSearch; `retrieval/service/service.py`
 lists routes and errors. The server is ready when GET /health answers 200.
@@ -20,6 +22,7 @@ without waiting.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -28,6 +31,7 @@ from typing import Any
 
 from absl import app, flags
 
+from anysearch_jax import types
 from anysearch_jax.host.http import redaction
 from launch import flags as launch_flags
 from launch import http_server, jax_setup
@@ -87,7 +91,8 @@ def serve(
 def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
   default = limits_lib.Limits()
-  flags.DEFINE_string("index", None, "Folder of the index.", required=True)
+  flags.DEFINE_string("index", None, "Folder of the index.")
+  flags.DEFINE_string("pipeline", None, "Or a TOML file of stages.")
   flags.DEFINE_string(
     "encoder", None, "The index's encoder, if it is not where it was."
   )
@@ -165,21 +170,12 @@ def main(argv) -> None:
   except ValueError as error:
     raise app.UsageError(f"--{error}") from error
   jax_setup.configure(threads=f.threads, cache=f.cache, devices=f.devices)
-  from anysearch_jax.host import platforms
-  from retrieval.index import opening, parts
-
   try:
-    index = opening.open_index(
-      f.index,
-      encoder=f.encoder,
-      devices=platforms.accelerators(),
-      verify=f.verify,
-      part=parts.parse(f.shard) if f.shard is not None else None,
-    )
-  except ValueError as error:
+    index = _opened()
+    # A first search loads and compiles, so the first client need not wait.
+    index.search(["ready"], limits.topk)
+  except (ValueError, types.RetrievalError) as error:
     sys.exit(f"launch.serve_retriever: {error}")
-  # A first search loads and compiles, so that the first client need not wait.
-  index.search(["ready"], limits.topk)
   if not token and not http_server.is_loopback(f.host):
     print(
       f"warning: --host={f.host} without --token_variable: whoever reaches "
@@ -203,6 +199,50 @@ def main(argv) -> None:
       f"launch.serve_retriever: cannot listen at {f.host}:{f.port} ({error}); "
       "name another --port or --host."
     )
+
+
+def _opened() -> Any:
+  """Returns the index or the pipeline that the flags name.
+
+  Raises:
+    ValueError: it cannot be opened, or a flag is for the other one.
+  """
+  f = flags.FLAGS
+  from anysearch_jax.host import platforms
+
+  if bool(f.index) == bool(f.pipeline):
+    raise ValueError("expected either --index=FOLDER or --pipeline=FILE.")
+  if f.pipeline:
+    for name in ("encoder", "shard", "verify"):
+      if f[name].value:
+        raise ValueError(f"--{name}: found with --pipeline, expected --index.")
+    from launch import pipelines, retrievers
+    from retrieval.pipeline import searching
+
+    if (longest := pipelines.longest(f.pipeline)) > f.deadline:
+      print(
+        f"warning: --deadline={f.deadline:g}: the stages of {f.pipeline} take "
+        f"up to {longest:g} seconds, so a late stage fails a request before it "
+        "is left out.",
+        file=sys.stderr,
+      )
+    devices = platforms.accelerators()
+    return searching.PipelineSearch(
+      pipelines.make(
+        f.pipeline,
+        functools.partial(retrievers.open_one, devices=devices),
+        devices=devices,
+      )
+    )
+  from retrieval.index import opening, parts
+
+  return opening.open_index(
+    f.index,
+    encoder=f.encoder,
+    devices=platforms.accelerators(),
+    verify=f.verify,
+    part=parts.parse(f.shard) if f.shard is not None else None,
+  )
 
 
 def _token(variable: str | None) -> str:

@@ -44,6 +44,7 @@ from launch import (
   parts,
   policies,
   progress,
+  retrieval_settings,
   retrievers,
   run_history,
   stopping,
@@ -284,7 +285,7 @@ def _begin(
   from anysearch_jax.training import placement, validation
   from launch import accelerator
 
-  retrievers.validate(config.retrieval)
+  retrieval_settings.validate(config.retrieval)
   a, codec = policies.describe(config)
   accelerator.check(a, allow=allow_cpu)
   placement.check(
@@ -329,7 +330,7 @@ def dry_run(config: config_lib.ExperimentConfig, target: str | None) -> None:
 
   try:
     validation.validate(config)
-    retrievers.validate(config.retrieval)
+    retrieval_settings.validate(config.retrieval)
     print(describe(config))
     if target is None:
       return

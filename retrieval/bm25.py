@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 
 import bm25s
@@ -16,6 +17,18 @@ logging.getLogger("bm25s").setLevel(logging.WARNING)
 def words(text: str) -> list[str]:
   """Returns the runs of letters, digits and underscores, in lower case."""
   return _WORD.findall(text.lower())
+
+
+def check(k1: float, b: float) -> None:
+  """Refuses parameters with which BM25 does not rank.
+
+  Raises:
+    ValueError: `k1` is not a number of at least 0, or `b` not one of 0 to 1.
+  """
+  if not 0 <= k1 < math.inf:
+    raise ValueError(f"k1: found {k1}, expected a number of at least 0.")
+  if not 0 <= b <= 1:
+    raise ValueError(f"b: found {b}, expected a number from 0 to 1.")
 
 
 def rank(

@@ -25,7 +25,7 @@ import os
 import pathlib
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,17 @@ class Corpus:
       raise IndexError(f"Found row {row}, expected one in [0, {len(self)}).")
     start, end = self._offsets[row : row + 2].tolist()
     return _parse(self._map[start:end])
+
+  def fields(self, row: int, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the values that a row has of other fields than the passage's.
+
+    Args:
+      row: in [0, len).
+      names: the fields; a row may lack some of them.
+    """
+    start, end = self._offsets[row : row + 2].tolist()
+    values = json.loads(self._map[start:end])
+    return {name: values[name] for name in names if name in values}
 
   def contents(self, start: int, stop: int) -> Iterator[str]:
     """Yields the contents of rows `start` to `stop` (exclusive), in order."""

@@ -21,7 +21,8 @@ import pymilvus
 
 from anysearch_jax import types
 from anysearch_jax.host.http import redaction
-from retrieval import analysis, passages
+from retrieval import analysis, bm25, passages
+from retrieval import filters as filters_lib
 from retrieval.clients import requests as requests_lib
 from retrieval.index import search as search_lib
 
@@ -71,6 +72,7 @@ def build(
   b: float = 0.4,
   language: str = analysis.DEFAULT,
   vectors: str = "FLAT",
+  fields: Sequence[str] = (),
   on_rows: Callable[[int, int], None] = lambda done, of: None,
 ) -> dict[str, Any]:
   """Inserts a corpus into a collection, or resumes inserting it.
@@ -83,6 +85,7 @@ def build(
     k1, b: saturation and length normalisation of BM25.
     language: language of the passages, one of `analysis.LANGUAGES`.
     vectors: Milvus's index of vectors: `FLAT` is exact.
+    fields: other fields of the corpus's rows, for filters.
     on_rows: called with the rows inserted so far and all rows.
 
   Returns:
@@ -96,6 +99,8 @@ def build(
     raise ValueError(
       f"collection: found {collection!r}, expected letters, digits and _."
     )
+  bm25.check(k1, b)
+  filters_lib.check_fields(corpus, fields)
   analyze = analysis.shared(language)
   identity = {
     "corpus": {"sha256": corpus.sha256, "passages": len(corpus)},
@@ -106,6 +111,8 @@ def build(
   if encoder is not None:
     made = {k: v for k, v in encoder.identity().items() if k != "folder"}
     identity |= {"encoder": {"dim": encoder.dim} | made, "vectors": vectors}
+  if fields:
+    identity |= {"fields": sorted(fields)}
   if client.has_collection(collection):
     found = described(client, collection)
     if found != identity:
@@ -134,6 +141,8 @@ def build(
           f"at most {_LONGEST}."
         )
       data.append({"row": row} | values)
+      if fields:
+        data[-1]["fields"] = filters_lib.of_row(corpus, row, fields)
     if encoder is not None:
       encoded = encoder.passages([p.contents for p in some])
       for each, vector in zip(data, encoded, strict=True):
@@ -196,6 +205,8 @@ def _create(
       output_field_names=["words"],
     )
   )
+  if "fields" in identity:
+    schema.add_field("fields", kinds.JSON)
   indexes = client.prepare_index_params()
   indexes.add_index(
     "words",
@@ -222,6 +233,7 @@ class MilvusRetriever:
       by reciprocal rank.
     encoder: the encoder that built the collection; None for `bm25`.
     corpus: name of the corpus; a request must name this corpus or none.
+    filters: values that fields of the passages may have, see `filters.parse`.
     token: removed from error messages.
     timeout: seconds that a search may take.
 
@@ -240,6 +252,7 @@ class MilvusRetriever:
     ranking: str = "bm25",
     encoder: search_lib.Encoder | None = None,
     corpus: str = "",
+    filters: filters_lib.Filters | None = None,
     token: str = "",
     timeout: float = 30.0,
   ):
@@ -251,6 +264,8 @@ class MilvusRetriever:
     self._ranking, self._encoder = ranking, encoder
     self._corpus, self._token, self._timeout = corpus, token, timeout
     self._built = described(client, collection)
+    self._filters = filters or {}
+    filters_lib.check(self._filters, self._built, f"collection {collection}")
     self._analyze = analysis.shared(self._built["language"])
     found, expected = (
       rows(client, collection),
@@ -318,6 +333,8 @@ class MilvusRetriever:
   def identity(self) -> dict[str, Any]:
     """Returns JSON values that identify the answers."""
     values = {"kind": "milvus", "ranking": self._ranking} | self._built
+    if self._filters:
+      values |= {"filter": {k: list(v) for k, v in self._filters.items()}}
     canonical = json.dumps(values, sort_keys=True).encode()
     return values | {"sha256": hashlib.sha256(canonical).hexdigest()}
 
@@ -339,12 +356,15 @@ class MilvusRetriever:
     vectors = None
     if self._encoder is not None and self._ranking != "bm25":
       vectors = self._encoder.queries(texts).tolist()
+    condition = _condition(self._filters)
     options = {"output_fields": _FIELDS, "timeout": self._timeout}
     if self._ranking == "hybrid":
       found = self._client.hybrid_search(
         self._collection,
         [
-          pymilvus.AnnSearchRequest(data, field, {}, limit=k + _DEPTH)
+          pymilvus.AnnSearchRequest(
+            data, field, {}, limit=k + _DEPTH, expr=condition or None
+          )
           for data, field in ((terms, "words"), (vectors, "dense"))
         ],
         pymilvus.RRFRanker(_CONSTANT),
@@ -356,6 +376,7 @@ class MilvusRetriever:
         self._collection,
         data=terms if vectors is None else vectors,
         anns_field="words" if vectors is None else "dense",
+        filter=condition,
         limit=k,
         **options,
       )
@@ -368,7 +389,23 @@ class MilvusRetriever:
     return types.Passage(values["id"], values["title"], values["text"], score)
 
 
+def _condition(filters: filters_lib.Filters) -> str:
+  """Returns filters in Milvus's language; Milvus Lite has no `in` for JSON."""
+  either = (
+    " or ".join(
+      f"fields[{_quoted(field)}] == {_quoted(value)}" for value in allowed
+    )
+    for field, allowed in filters.items()
+  )
+  return " and ".join(f"({each})" for each in either)
+
+
 def _said(error: Exception, token: str = "") -> str:
   """Returns an error's words in one line, without the token."""
   text = getattr(error, "message", "") or str(error) or type(error).__name__
   return redaction.Redactor(token).quote(" ".join(str(text).split()), 300)
+
+
+def _quoted(text: str) -> str:
+  """Returns a literal; Milvus Lite reads no escapes of other characters."""
+  return json.dumps(text, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Live web search as a retriever: Serper, Google, Brave, Tavily, SearXNG.
+"""Live web search: Serper, SerpAPI, Google, Brave, Tavily, SearXNG.
 
 Passages are the titles and snippets that the service returns. No page is
 fetched and no redirect is followed, so search results cannot decide where a
@@ -11,6 +11,7 @@ import asyncio
 import html
 import re
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -45,11 +46,11 @@ class WebRetriever:
   returns nothing and costs nothing.
 
   Args:
-    kind: "serper", "google", "brave", "tavily" or "searxng".
+    kind: "serper", "serpapi", "google", "brave", "tavily" or "searxng".
     price: cost of one call; `counters["cost"]` is the sum.
     key_variable: the environment variable with the key; "" is the default:
-      SERPER_API_KEY, GOOGLE_API_KEY, BRAVE_API_KEY or TAVILY_API_KEY. SearXNG
-      has none.
+      SERPER_API_KEY, SERPAPI_API_KEY, GOOGLE_API_KEY, BRAVE_API_KEY or
+      TAVILY_API_KEY. SearXNG has none.
     address: address of a SearXNG server.
     engine: Google's search engine id (`cx`).
     corpus: name of the web as a corpus; a request must name it or none.
@@ -110,7 +111,10 @@ class WebRetriever:
     headers, key = {"Accept": "application/json"}, ""
     if self._variable:
       key = calls.secret_in(self._variable, f"the key for {kind}")
-      headers[self._service.header] = self._service.before + key
+      if self._service.parameter:
+        transport = _KeyInUrl(self._service, key, transport)
+      else:
+        headers[self._service.header] = self._service.before + key
     self._caller = calls.Caller(
       patience,
       headers=headers,
@@ -206,6 +210,41 @@ class WebRetriever:
       raise AccountError(f"{error} {advice}") from None
 
 
+class _KeyInUrl(httpx2.AsyncBaseTransport):
+  """Adds the key to the url of each request, beneath the client's log."""
+
+  def __init__(
+    self,
+    service: web_services.Service,
+    key: str,
+    transport: httpx2.AsyncBaseTransport | None,
+  ):
+    self._added = {service.parameter: key}
+    if transport is None:
+      # A client with its own transport ignores the environment's proxies.
+      url = httpx2.URL(service.url)
+      proxy = None
+      if not urllib.request.proxy_bypass(url.host):
+        proxy = urllib.request.getproxies().get(url.scheme)
+      transport = httpx2.AsyncHTTPTransport(proxy=proxy)
+    self._transport = transport
+
+  async def handle_async_request(
+    self, request: httpx2.Request
+  ) -> httpx2.Response:
+    keyed = httpx2.Request(
+      request.method,
+      request.url.copy_merge_params(self._added),
+      headers=request.headers,
+      stream=request.stream,
+      extensions=request.extensions,
+    )
+    return await self._transport.handle_async_request(keyed)
+
+  async def aclose(self) -> None:
+    await self._transport.aclose()
+
+
 def _is_of_account(error: calls.StatusError) -> bool:
   """Returns whether the key is at fault, by status or (Brave, Serper) text.
 
@@ -234,13 +273,14 @@ def _results(
     found = found.get(key) if isinstance(found, dict) else None
   if found is None and isinstance(reply, dict) and service.is_reply(reply):
     return []
+  why = service.failed(reply) if isinstance(reply, dict) and not found else ""
+  if why:
+    raise errors.AnswerError(f"{url}: {redact.quote(why, 200)}")
   if not isinstance(found, list):
     raise errors.AnswerError(
       f"{url}: found {redact.quote(repr(reply), 80)}, expected a list at "
       f"{'.'.join(service.results)}."
     )
-  if not found and (why := service.failed(reply)):
-    raise errors.AnswerError(f"{url}: {redact.quote(why, 200)}")
   return found
 
 

@@ -20,13 +20,15 @@ class Service:
     variable: default environment variable of the key; "": there is no key.
     header: header that carries the key; a url would be logged.
     before: what precedes the key in the header.
+    parameter: parameter of the url that carries the key, for a service that
+      reads no header; it is added beneath the client, which logs urls.
     most: the most passages of one call.
     method: HTTP method.
     request: maps query, k and search engine to arguments of httpx2's `request`.
     results: path to the list of results in a reply.
     link, snippet: keys of a result.
     is_reply: whether an object without that list means "nothing found".
-    failed: returns why an empty list of results is a failure; "": it is none.
+    failed: returns why a reply without results is a failure; "": it is none.
     advice: what to check if the service refuses the account.
     words, characters: the most words and characters of a query.
   """
@@ -42,6 +44,7 @@ class Service:
   snippet: str
   is_reply: Callable[[Json], bool]
   before: str = ""
+  parameter: str = ""
   failed: Callable[[Json], str] = lambda reply: ""
   advice: str = "Check the key in {variable}, its quota and its rate limit."
   words: int = 1024
@@ -119,6 +122,20 @@ SERVICES = {
     is_reply=lambda reply: False,
     characters=400,
   ),
+  "serpapi": Service(
+    url="https://serpapi.com/search.json",
+    variable="SERPAPI_API_KEY",
+    header="",
+    parameter="api_key",
+    most=10,  # Of a page of Google's results; `num` has no effect any more.
+    method="GET",
+    request=lambda query, k, _: {"params": {"engine": "google", "q": query}},
+    results=("organic_results",),
+    link="link",
+    snippet="snippet",
+    is_reply=lambda reply: _status(reply) == "Success",
+    failed=lambda reply: _serpapi_error(reply),
+  ),
   "searxng": Service(
     url="",
     variable="",
@@ -145,3 +162,18 @@ def _unresponsive(reply: Json) -> str:
   if not isinstance(engines, list) or not engines:
     return ""
   return f"found no result, and engines that did not answer: {engines!r}."
+
+
+def _status(reply: Json) -> str:
+  """Returns SerpAPI's status of a search: Success, Processing or Error."""
+  metadata = reply.get("search_metadata")
+  status = metadata.get("status") if isinstance(metadata, dict) else None
+  return status if isinstance(status, str) else ""
+
+
+def _serpapi_error(reply: Json) -> str:
+  """Returns SerpAPI's error; a search that found nothing has one too."""
+  error = reply.get("error")
+  if _status(reply) == "Success" or not isinstance(error, str):
+    return ""
+  return error

@@ -1,1 +1,1 @@
-"""Text encoders (BERT, E5, BGE, MiniLM) in JAX."""
+"""Text encoders (E5, BGE, MiniLM, Qwen3-Embedding) and rerankers in JAX."""

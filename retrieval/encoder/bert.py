@@ -1,7 +1,8 @@
 """BERT encoders: reading config.json and weights, and the forward pass.
 
 The model is post-norm with absolute positions (https://arxiv.org/abs/1810.04805),
-written in Flax over a plain nested dict.
+written in Flax over a plain nested dict. RoBERTa and XLM-RoBERTa are the same
+model whose first token has the position after the padding token's id.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -22,10 +23,13 @@ from anysearch_jax.policy import parameters as weights
 Params = dict[str, Any]
 
 _LAYERS = "layers"
-# Models with training heads store the encoder under this prefix.
-_PREFIX = "bert."
+# Models with heads store the encoder under one of these prefixes.
+_PREFIXES = ("bert.", "roberta.")
 # Not needed for retrieval: buffers that follow from the config, and the pooler.
-_IGNORED = r"(bert\.)?(embeddings\.(position|token_type)_ids|pooler\.dense\..*)"
+_IGNORED = (
+  r"(bert\.|roberta\.)?"
+  r"(embeddings\.(position|token_type)_ids|pooler\.dense\..*)"
+)
 _SIZES = {
   "vocab_size": "vocab_size",
   "hidden_size": "d_model",
@@ -35,6 +39,7 @@ _SIZES = {
   "max_position_embeddings": "positions",
   "type_vocab_size": "token_types",
 }
+_ROBERTA = ("roberta", "xlm-roberta")
 # The defaults of transformers for values that a config.json omits.
 _DEFAULTS = {
   "max_position_embeddings": 512,
@@ -53,6 +58,8 @@ _ONLY = {
 _HARMLESS = (
   "attention_probs_dropout_prob",
   "directionality",
+  "sbert_ce_default_activation_function",
+  "sentence_transformers",
   "hidden_dropout_prob",
   "pooler_fc_size",
   "pooler_num_attention_heads",
@@ -65,7 +72,11 @@ _HARMLESS = (
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-  """Sizes of a BERT encoder. Texts have at most `positions` tokens."""
+  """Sizes of a BERT encoder.
+
+  A text has at most `positions` - `first_position` tokens; `first_position` is
+  the row of the first token's position, 0 except in RoBERTa.
+  """
 
   vocab_size: int
   d_model: int
@@ -75,10 +86,23 @@ class Architecture:
   positions: int
   token_types: int
   norm_eps: float
+  first_position: int = 0
 
   @property
   def head_dim(self) -> int:
     return self.d_model // self.heads
+
+  @property
+  def max_tokens(self) -> int:
+    """The most tokens of a text."""
+    return self.positions - self.first_position
+
+  def identity(self) -> dict[str, Any]:
+    """Returns the fields; identities from before RoBERTa had no offset."""
+    fields = dataclasses.asdict(self)
+    if not self.first_position:
+      del fields["first_position"]
+    return fields
 
 
 def from_hf(hf: Mapping[str, Any]) -> Architecture:
@@ -88,10 +112,11 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     ValueError: the model or an option is not supported, or a setting is missing
       or invalid; the message names it.
   """
-  if hf.get("model_type") != "bert":
+  kind = hf.get("model_type")
+  if kind != "bert" and kind not in _ROBERTA:
     raise ValueError(
-      f"config.json: model_type {hf.get('model_type')!r} is not supported; "
-      "expected 'bert'."
+      f"config.json: model_type {kind!r} is not supported; expected 'bert', "
+      f"{' or '.join(map(repr, _ROBERTA))}."
     )
   hf_config.check(
     hf,
@@ -111,8 +136,16 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     raise ValueError(
       f"config.json: layer_norm_eps is {eps!r}, expected a positive number."
     )
+  padding = hf.get("pad_token_id", 1)
+  if kind in _ROBERTA and (type(padding) is not int or padding < 0):
+    raise ValueError(
+      f"config.json: pad_token_id is {padding!r}, expected a token's id, after "
+      "which positions are counted."
+    )
   a = Architecture(
-    **{ours: hf[key] for key, ours in _SIZES.items()}, norm_eps=eps
+    **{ours: hf[key] for key, ours in _SIZES.items()},
+    norm_eps=eps,
+    first_position=padding + 1 if kind in _ROBERTA else 0,
   )
   if a.d_model % a.heads:
     raise ValueError(
@@ -194,15 +227,25 @@ def load(
   *,
   sharding: jax.sharding.Sharding,
   dtype: Any,
+  head: Sequence[weights.Weight] = (),
 ) -> Params:
   """Reads a folder's safetensors; `sharding` should replicate them.
+
+  Args:
+    folder: contains the safetensors.
+    a: the architecture.
+    sharding: of every weight.
+    dtype: of every weight.
+    head: rows of further weights, which are not stacked.
 
   Raises:
     ValueError: a tensor is missing, unknown or misshaped; the message names it.
   """
   found = tensor_files.headers(folder)
-  prefix = _PREFIX if any(name.startswith(_PREFIX) for name in found) else ""
-  table = rows(a, prefix)
+  prefix = next(
+    (p for p in _PREFIXES if any(name.startswith(p) for name in found)), ""
+  )
+  table = rows(a, prefix) + list(head)
   params = tensor_files.load(
     folder,
     table,
@@ -267,7 +310,9 @@ class Bert(nn.Module):
   a: Architecture
 
   @nn.compact
-  def __call__(self, ids: jax.Array, lengths: jax.Array) -> jax.Array:
+  def __call__(
+    self, ids: jax.Array, lengths: jax.Array, first: jax.Array | None = None
+  ) -> jax.Array:
     a, (b, t) = self.a, ids.shape
     w = {
       row.path[0]: self.param(
@@ -276,7 +321,11 @@ class Bert(nn.Module):
       for row in rows(a)
       if not row.stacked
     }
-    x = w["words"][ids] + w["token_types"][0] + w["positions"][:t]
+    types = w["token_types"][0]
+    if first is not None and a.token_types > 1:
+      types = w["token_types"][(jnp.arange(t) >= first[:, None]).astype(int)]
+    at = a.first_position
+    x = w["words"][ids] + types + w["positions"][at : at + t]
     x = _layer_norm(x.reshape(b * t, -1).T, w["norm"], w["norm_bias"], a)
     visible = jnp.arange(t) < lengths[:, None]
     for i in range(a.layers):
@@ -285,20 +334,26 @@ class Bert(nn.Module):
 
 
 def forward(
-  params: Params, a: Architecture, ids: jax.Array, lengths: jax.Array
+  params: Params,
+  a: Architecture,
+  ids: jax.Array,
+  lengths: jax.Array,
+  first: jax.Array | None = None,
 ) -> jax.Array:
   """Returns the final hidden states of texts.
 
   Args:
     params: the result of `load`; the computation is in their dtype.
     a: the architecture.
-    ids: int `[B, T]`, T <= `a.positions`; all tokens have token type 0.
+    ids: int `[B, T]`, T <= `a.max_tokens`.
     lengths: int `[B]`, number of tokens of each text; the rest is padding.
+    first: int `[B]`, number of tokens of token type 0; the others have type 1,
+      if the model has one. None: all tokens have type 0.
 
   Returns:
     `[B, T, D]`; values at padding are undefined.
   """
-  hidden = Bert(a).apply({"params": params}, ids, lengths)
+  hidden = Bert(a).apply({"params": params}, ids, lengths, first)
   return hidden
 
 
@@ -337,25 +392,3 @@ def _layer_norm(
   x32 -= x32.mean(0)
   x32 *= jax.lax.rsqrt(jnp.square(x32).mean(0) + a.norm_eps)
   return (x32 * scale[:, None] + bias[:, None]).astype(x.dtype)
-
-
-def pool(hidden: jax.Array, lengths: jax.Array, pooling: str) -> jax.Array:
-  """Returns the unit vectors of texts.
-
-  Args:
-    hidden: `[B, T, D]`, the result of `forward`.
-    lengths: int `[B]`; 0 marks a row of padding.
-    pooling: `mean` over a text's tokens, or `cls`, its first token.
-
-  Returns:
-    float32 `[B, D]`.
-  """
-  hidden = hidden.astype(jnp.float32)
-  if pooling == "cls":
-    x = hidden[:, 0]
-  else:
-    visible = jnp.arange(hidden.shape[1]) < lengths[:, None]
-    x = jnp.where(visible[..., None], hidden, 0).sum(1)
-    x /= jnp.maximum(lengths, 1)[:, None]
-  norm = jnp.sqrt(jnp.square(x).sum(-1, keepdims=True))
-  return x / jnp.maximum(norm, 1e-12)

@@ -1,8 +1,11 @@
 """Settings of an encoder: from arguments, its folder, or E5's conventions.
 
 Arguments take precedence over the folder. A folder in the layout of
-sentence-transformers says how to pool, and may have prompts. Otherwise pooling
-is by mean, and the prefixes are E5's if the model's name is E5's, or empty.
+sentence-transformers says how to pool and how long a text may be, and may have
+prompts. Otherwise pooling is the usual one of the model (by mean for BERT, the
+last token for a decoder), a text has up to 256 tokens, and the prefixes are
+E5's if the model's name is E5's, an instruction for E5-instruct and
+Qwen3-Embedding, or empty.
 """
 
 from __future__ import annotations
@@ -13,10 +16,17 @@ import pathlib
 import re
 from typing import Any
 
-POOLINGS = ("mean", "cls")
+POOLINGS = ("mean", "cls", "lasttoken")
 _E5 = {"query_prefix": "query: ", "passage_prefix": "passage: "}
 # "e5" as a word: `e5-small-v2`, `intfloat_e5-base`, not `base5` or `e512`.
 _E5_NAME = re.compile(r"(?<![a-z0-9])e5(?![a-z0-9])", re.IGNORECASE)
+# Models that were trained with a task before each query, and its usual text.
+_INSTRUCTED = re.compile(r"e5.*instruct|qwen3-embedding", re.IGNORECASE)
+_TASK = (
+  "Instruct: Given a web search query, retrieve relevant passages that answer "
+  "the query\nQuery:"
+)
+_MAX_TOKENS = 256
 _INTFLOAT = re.compile(r"e5-(small|base|large)(-v2)?")
 # The names under which sentence-transformers looks for the prompts.
 _PROMPTS = {
@@ -24,7 +34,11 @@ _PROMPTS = {
   "passage_prefix": ("document", "passage", "corpus"),
 }
 _MODULES = ("Transformer", "Pooling", "Normalize")
-_CLS, _MEAN = "pooling_mode_cls_token", "pooling_mode_mean_tokens"
+_MODES = {
+  "pooling_mode_mean_tokens": "mean",
+  "pooling_mode_cls_token": "cls",
+  "pooling_mode_lasttoken": "lasttoken",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,37 +78,70 @@ def settle(
   pooling: str | None,
   query_prefix: str | None,
   passage_prefix: str | None,
-  max_tokens: int,
+  max_tokens: int | None,
+  usual: str = "mean",
+  most: int | None = None,
 ) -> EncoderSettings:
   """Returns the settings of a folder; None stands for the module's defaults.
+
+  Args:
+    folder: folder of the encoder.
+    pooling, query_prefix, passage_prefix, max_tokens: see `EncoderSettings`.
+    usual: the pooling of a folder that names none.
+    most: the most tokens that the model can read; None: any number.
 
   Raises:
     ValueError: a setting is not supported; the message names it.
   """
   path = folder / "sentence_bert_config.json"
-  if path.is_file() and read(path, dict).get("do_lower_case"):
+  said = read(path, dict) if path.is_file() else {}
+  if said.get("do_lower_case"):
     raise ValueError(
       f"{path}: do_lower_case is not supported; the tokenizer itself must "
       "lowercase. If it does, set do_lower_case to false."
     )
   if query_prefix is None or passage_prefix is None:
-    said = _prompts(folder) or (_E5 if _is_e5(folder) else {})
+    prompts = _prompts(folder) or _named(folder)
     if query_prefix is None:
-      query_prefix = said.get("query_prefix", "")
+      query_prefix = prompts.get("query_prefix", "")
     if passage_prefix is None:
-      passage_prefix = said.get("passage_prefix", "")
+      passage_prefix = prompts.get("passage_prefix", "")
+  if max_tokens is None:
+    max_tokens = _length(said.get("max_seq_length"), most)
+  elif most is not None and max_tokens > most:
+    raise ValueError(
+      f"max_tokens: found {max_tokens}, but {folder} has only {most} "
+      "positions; expected at most that many."
+    )
   return EncoderSettings(
-    pooling=_pooling(folder) if pooling is None else pooling,
+    pooling=_pooling(folder, usual) if pooling is None else pooling,
     query_prefix=query_prefix,
     passage_prefix=passage_prefix,
     max_tokens=max_tokens,
   )
 
 
-def _pooling(folder: pathlib.Path) -> str:
+def _length(said: Any, most: int | None) -> int:
+  """Returns the most tokens of a text: what the folder says, or a default."""
+  length = said if type(said) is int and said > 0 else _MAX_TOKENS
+  return length if most is None else min(length, most)
+
+
+def _named(folder: pathlib.Path) -> dict[str, str]:
+  """Returns the prefixes that models of this name are trained with."""
+  config = read(folder.resolve() / "config.json", dict)
+  made_from = pathlib.PurePath(str(config.get("_name_or_path", "")))
+  names = (model_name(folder), made_from.name)
+  if any(map(_INSTRUCTED.search, names)):
+    space = " " if any(map(is_e5_name, names)) else ""
+    return {"query_prefix": _TASK + space}
+  return _E5 if any(map(is_e5_name, names)) else {}
+
+
+def _pooling(folder: pathlib.Path, usual: str) -> str:
   path = folder / "modules.json"
   if not path.is_file():
-    return "mean"
+    return usual
   modules = {}
   for module in read(path, list):
     kind = str(module.get("type") if isinstance(module, dict) else module)
@@ -107,7 +154,7 @@ def _pooling(folder: pathlib.Path) -> str:
       )
     modules[kind] = module.get("path")
   if "Pooling" not in modules:
-    return "mean"
+    return usual
   at = folder / str(modules["Pooling"])
   if not at.resolve().is_relative_to(folder.resolve()):
     raise ValueError(
@@ -121,12 +168,13 @@ def _pooling(folder: pathlib.Path) -> str:
   modes = [
     key for key, on in config.items() if key.startswith("pooling_mode") and on
   ]
-  if modes not in ([_CLS], [_MEAN]) or not config.get("include_prompt", True):
+  known = len(modes) == 1 and modes[0] in _MODES
+  if not known or not config.get("include_prompt", True):
     raise ValueError(
       f"{path}: pooling by {', '.join(modes) or 'nothing'} is not supported; "
-      f"expected {_MEAN} or {_CLS}, prompts included."
+      f"expected one of {', '.join(_MODES)}, prompts included."
     )
-  return "cls" if modes == [_CLS] else "mean"
+  return _MODES[modes[0]]
 
 
 def _prompts(folder: pathlib.Path) -> dict[str, str]:
@@ -166,13 +214,6 @@ def model_name(folder: pathlib.Path) -> str:
 def is_e5_name(name: str) -> bool:
   """Returns whether a model's name contains the word "e5"."""
   return _E5_NAME.search(name) is not None
-
-
-def _is_e5(folder: pathlib.Path) -> bool:
-  """Returns whether the folder's name or its config.json names an E5 model."""
-  config = read(folder.resolve() / "config.json", dict)
-  made_from = pathlib.PurePath(str(config.get("_name_or_path", "")))
-  return is_e5_name(model_name(folder)) or is_e5_name(made_from.name)
 
 
 def read(path: pathlib.Path, kind: type) -> Any:

@@ -25,7 +25,12 @@ class EncoderTokenizer:
   """
 
   def __init__(
-    self, folder: str | pathlib.Path, *, vocab_size: int, max_tokens: int
+    self,
+    folder: str | pathlib.Path,
+    *,
+    vocab_size: int,
+    max_tokens: int,
+    end: int | None = None,
   ):
     """Reads a folder's `tokenizer.json`.
 
@@ -33,6 +38,8 @@ class EncoderTokenizer:
       folder: folder of a model.
       vocab_size: rows of the model's embedding; all ids must be below.
       max_tokens: the most ids of a text, including special tokens.
+      end: id that ends every text if the tokenizer adds no special token; None:
+        a tokenizer that adds none is refused.
 
     Raises:
       ValueError: the tokenizer is missing or does not fit the model.
@@ -57,6 +64,9 @@ class EncoderTokenizer:
         f"{vocab_size} rows; they belong to different models."
       )
     special = tokenizer.num_special_tokens_to_add(is_pair=False)
+    self._end: list[int] = []
+    if special == 0 and end is not None and 0 <= end < vocab_size:
+      self._end, special = [end], 1
     if not 0 < special < max_tokens:
       raise ValueError(
         f"{folder}: the tokenizer adds {special} special tokens to a text; "
@@ -64,7 +74,7 @@ class EncoderTokenizer:
       )
     # Overrides the padding and truncation that the file may configure.
     tokenizer.no_padding()
-    tokenizer.enable_truncation(max_tokens)
+    tokenizer.enable_truncation(max_tokens - len(self._end))
     self.max_tokens = max_tokens
     self.sha256 = hashlib.sha256(content).hexdigest()
     self._tokenizer = tokenizer
@@ -77,11 +87,34 @@ class EncoderTokenizer:
     out = []
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
       some = [
-        prefix + _SURROGATES.sub("\ufffd", text)
-        for text in texts[start : start + _TEXTS_AT_ONCE]
+        prefix + _clean(text) for text in texts[start : start + _TEXTS_AT_ONCE]
       ]
       out += [
-        np.asarray(encoding.ids, np.int32)
+        np.asarray(encoding.ids + self._end, np.int32)
         for encoding in self._tokenizer.encode_batch_fast(some)
       ]
     return out
+
+  def pairs(
+    self, pairs: Sequence[tuple[str, str]]
+  ) -> tuple[list[np.ndarray], list[int]]:
+    """Returns the int32 ids of each pair, and how many are of the first text.
+
+    Of a pair that is too long the longer text is cut. The special tokens before
+    the second text count as the first one's.
+    """
+    ids: list[np.ndarray] = []
+    first: list[int] = []
+    for start in range(0, len(pairs), _TEXTS_AT_ONCE):
+      some = [
+        (_clean(one), _clean(other))
+        for one, other in pairs[start : start + _TEXTS_AT_ONCE]
+      ]
+      for encoding in self._tokenizer.encode_batch_fast(some):
+        ids.append(np.asarray(encoding.ids, np.int32))
+        first.append(encoding.type_ids.count(0))
+    return ids, first
+
+
+def _clean(text: str) -> str:
+  return _SURROGATES.sub("\ufffd", text)

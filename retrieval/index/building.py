@@ -186,8 +186,9 @@ def _validate(
       f"dtype: found {settings.dtype!r} for faiss_flat, expected float32."
     )
   if settings.kind == "bm25":
-    from retrieval import analysis  # Its library computes with JAX.
+    from retrieval import analysis, bm25  # Their library computes with JAX.
 
+    bm25.check(settings.k1, settings.b)
     analysis.shared(settings.language)
   if settings.shard < 1 or not 0 <= process < processes:
     raise ValueError(

@@ -12,6 +12,7 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from anysearch_jax import types
 from retrieval.index import search
 
 
@@ -65,7 +66,13 @@ def measure(
     raise ValueError(
       "Found no question with gold passages, expected at least one."
     )
-  answers = searching.search([each.question for each in asked], k)
+  return of(searching.search([each.question for each in asked], k), asked)
+
+
+def of(
+  answers: Sequence[Sequence[types.Passage]], asked: Sequence[Asked]
+) -> Recall:
+  """Returns the recall of the passages found for each question."""
   found = [frozenset(p.id for p in answer) for answer in answers]
   return Recall(
     len(asked),

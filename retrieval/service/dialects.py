@@ -10,9 +10,10 @@
                         and with "return_score": true [[[DOC]], their scores]
                         (ReSearch, ReCall)
 
-DOC is the result of `document`. Other keys of a request are ignored. Numbers
-and booleans may be text ("3", "true"), because those services parse requests
-with pydantic.
+DOC is the result of `document`. Other keys of a request are ignored, except
+filters, which are refused: their client would believe that it got what it asked
+for. Numbers and booleans may be text ("3", "true"), because those services
+parse requests with pydantic.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ import pydantic
 from anysearch_jax import types
 
 Found = Sequence[Sequence[types.Passage]]
+# Keys under which clients of other search services ask for a part of a corpus.
+_FILTERS = ("filter", "filters", "where")
 _COUNT = pydantic.TypeAdapter(int | None)
 _FLAG = pydantic.TypeAdapter(bool | None)
 # Lone surrogates: valid in JSON, but not in UTF-8 or for most encoders.
@@ -117,7 +120,7 @@ def load(body: bytes) -> Mapping[str, Any]:
   """Parses the JSON object in a request's body.
 
   Raises:
-    RequestError: the body is not a JSON object.
+    RequestError: the body is not a JSON object, or has a filter.
   """
   try:
     value = orjson.loads(body)
@@ -132,6 +135,13 @@ def load(body: bytes) -> Mapping[str, Any]:
       ) from error
   if not isinstance(value, dict):
     raise RequestError(f"Found {_kind(value)}, expected a JSON object.")
+  for key in _FILTERS:
+    if value.get(key):
+      raise RequestError(
+        f"{key}: found {_kind(value[key])}, expected none; this service "
+        "searches the whole corpus. A run filters by retrieval.filter, with a "
+        "table of PostgreSQL or a collection of Milvus."
+      )
   return value
 
 

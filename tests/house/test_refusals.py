@@ -90,7 +90,7 @@ def refused(command, folder, flags, *more):
     ("lora.rank=97", "lora.rank: found 97, expected at most the policy's wid"),
     # What does not go together.
     ("retrieval.encoder=x", "found 'x' with retrieval.kind 'lexical'; expect"),
-    ("retrieval.price=1", "expected it with kind web only."),
+    ("retrieval.price=1", "expected it with kind web or mcp only."),
     ("retrieval.log_mode=strict", "found 'strict' without retrieval.log; exp"),
     ("data.path=qa", "data.path: found 'qa' with data.source 'world', which"),
     ("retrieval.kind=index retrieval.index=x", f"found 'index' {WORLD}"),

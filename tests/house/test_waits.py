@@ -15,7 +15,7 @@ import pytest
 import retrieval_cases
 import source_tree
 
-from anysearch_jax.host.http import calls
+from anysearch_jax.host import own_loop
 from anysearch_jax.rollout.sglang import server as sglang_server
 from retrieval.clients import client
 from retrieval.index import building
@@ -79,6 +79,7 @@ _ENDED = {
   ),
   ("serving/answers.py", "await asyncio.gather"): "questions have deadlines",
   ("serving/answers.py", "await asking"): "asked only when done",
+  ("postgres/retriever.py", "await asyncio.gather"): "Server.run has deadlines",
   (
     "serving/mcp_server.py",
     "await asyncio.shield",
@@ -148,9 +149,21 @@ _ENDED = {
   ("training/sampler.py", "await playing"): "turns and searches have deadlines",
   ("retrieval/service/batching.py", "done.result()"): "called when done",
   ("host/http/calls.py", "httpx2.Timeout"): "`timeout_at` around all tries",
-  ("host/http/calls.py", "await asyncio.wrap_future"): "`Caller.ask` has one",
-  ("host/http/calls.py", "self._submit(coroutine).result()"): (
-    "`Caller.ask` has one"
+  ("host/own_loop.py", "await asyncio.wrap_future"): "clients have deadlines",
+  ("host/own_loop.py", "self._submit(coroutine).result()"): (
+    "clients have deadlines"
+  ),
+  ("retrieval/web_pages/pages.py", "await asyncio.gather"): (
+    "each page has a deadline"
+  ),
+  ("retrieval/mcp_tools/tool.py", "await asyncio.gather"): (
+    "each call has a deadline"
+  ),
+  ("retrieval/mcp_tools/tool.py", "await asyncio.shield"): (
+    "the server has `start` seconds"
+  ),
+  ("retrieval/mcp_tools/tool.py", "self._ready.exception()"): (
+    "called when done"
   ),
   (
     "retrieval/clients/client.py",
@@ -158,6 +171,15 @@ _ENDED = {
   ): "`Caller.ask` has one",
   ("retrieval/service/service.py", "found.result()"): "asked only when done",
   ("retrieval/clients/web.py", "await asyncio.gather"): "`Caller.ask` has one",
+  ("retrieval/pipeline/served.py", "await asyncio.gather"): (
+    "`Caller.ask` has one"
+  ),
+  ("retrieval/pipeline/pipeline.py", "await asyncio.gather"): (
+    "each stage has a deadline"
+  ),
+  ("retrieval/pipeline/searching.py", "asyncio.run_coroutine_threadsafe"): (
+    "each stage has a deadline"
+  ),
   ("retrieval/clients/sharded.py", "await asyncio.gather"): (
     "`Caller.ask` has one"
   ),
@@ -348,7 +370,7 @@ def hangs():
 
 def test_a_client_that_does_not_close_is_left_behind(monkeypatch, hangs):
   hang, ended = hangs
-  monkeypatch.setattr(calls, "_CLOSE_SECONDS", 0.1)
+  monkeypatch.setattr(own_loop, "_CLOSE_SECONDS", 0.1)
   monkeypatch.setattr(httpx2.AsyncClient, "aclose", hang)
   retriever = client.HttpRetriever("http://127.0.0.1:9")
   retriever.close()

@@ -164,7 +164,10 @@ def test_a_slow_retriever_is_a_warning():
   assert "episode.search_deadline, now 0.03" in finding.todo
 
 
-def test_web_is_asked_only_with_ask_web(questions, monkeypatch):
+@pytest.mark.parametrize("staged", [False, True])
+def test_web_is_asked_only_with_ask_web(
+  questions, tmp_path, monkeypatch, staged
+):
   monkeypatch.setenv("BRAVE_API_KEY", "k")
   sent = []
 
@@ -174,6 +177,11 @@ def test_web_is_asked_only_with_ask_web(questions, monkeypatch):
 
   monkeypatch.setattr(httpx2.AsyncHTTPTransport, "handle_async_request", refuse)
   web = {"kind": "web", "web": "brave", "price": 0.005}
+  if staged:
+    (tmp_path / "p.toml").write_text(
+      '[[stage]]\nretrieve = {kind = "web", web = "brave", price = 0.005}'
+    )
+    web = {"kind": "pipeline", "pipeline": str(tmp_path / "p.toml")}
   config = doctored.with_(questions, retrieval=web)
   (finding,) = run_checks.retriever(config, ask_web=False)
   assert finding.level == checks.OK
@@ -181,6 +189,20 @@ def test_web_is_asked_only_with_ask_web(questions, monkeypatch):
   (finding,) = run_checks.retriever(config, ask_web=True)
   assert finding.level == checks.PROBLEM
   assert 1 <= len(sent) <= 4  # One search and its tries.
+
+
+def test_stages_with_more_time_than_a_search_are_a_warning(tmp_path):
+  path = tmp_path / "p.toml"
+  retrieve = '[[stage]]\nretrieve = {kind = "http", url = "http://a"}\n'
+  rerank = '[[stage]]\nrerank = {url = "http://b"}\ndeadline = '
+  episode = dataclasses.replace(doctored.CONFIG.episode, search_deadline=60.0)
+  # Retrievers are asked at the same time, for 30 seconds.
+  path.write_text(retrieve + retrieve + rerank + "30")
+  assert not [*run_checks._in_time(str(path), episode)]
+  path.write_text(retrieve + retrieve + rerank + "31")
+  (finding,) = run_checks._in_time(str(path), episode)
+  assert finding.level == checks.WARNING
+  assert "take up to 61 seconds, a search 60" in finding.found
 
 
 def test_questions_whose_passages_no_server_has_are_a_problem():

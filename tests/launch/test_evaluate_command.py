@@ -295,6 +295,11 @@ def test_the_command_of_branches_takes_the_policy_of_the_evaluation(tmp_path):
   code, _, error = command("launch.branch", *branches, "--scripted=expert")
   assert code != 0
   assert "expert is not the policy that played" in error
+  config = json.loads((out / "config.json").read_text())
+  config["episode"]["control"] = "rule.json"
+  (out / "config.json").write_text(json.dumps(config))
+  code, _, error = command("launch.branch", *branches)
+  assert code != 0 and "that rule.json steered" in error
 
 
 def test_two_policies_are_refused_by_their_flags(tmp_path):

@@ -8,8 +8,9 @@ import json
 import pytest
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.environment import wording
+from anysearch_jax.environment import units, wording
 from anysearch_jax.methods import systems
+from anysearch_jax.rollout import control
 from launch import parts, retrievers
 
 CONFIG = config_lib.ExperimentConfig(policy="configs/graded_world_policy")
@@ -66,6 +67,37 @@ def test_texts_are_known_by_their_hash(source, tmp_path):
     assert noted(str(path))["file"] == str(path)
     same = noted(str(path))["sha256"] == shipped.sha256
     assert same is (name == "copy")
+
+
+def test_budget_texts_are_known_by_their_hash(source, tmp_path):
+  def noted(file):
+    episode = config_lib.EpisodeConfig(prompts="world", budget_file=str(file))
+    config = dataclasses.replace(CONFIG, episode=episode)
+    found = parts.provenance(config, source.retriever, [])["prompts"]
+    return found.get("budget")
+
+  assert noted("") is None
+  assert noted("silent") == {"file": "silent", "sha256": "silent"}
+  shipped = units.texts("budget_world.toml")
+  for name, values in (
+    ("copy", shipped.values),
+    ("mine", {**shipped.values, "tokens": "total= {N} ; "}),
+  ):
+    path = tmp_path / f"{name}.toml"
+    path.write_text(wording.written(values))
+    assert noted(path)["file"] == str(path)
+    assert (noted(path)["sha256"] == shipped.sha256) is (name == "copy")
+
+
+def test_rule_is_known_by_its_hash(source, tmp_path):
+  path = tmp_path / "rule.json"
+  values = {"kind": "stopping", "features": control.FEATURES, "tries": 0}
+  path.write_text(json.dumps(values))
+  episode = config_lib.EpisodeConfig(prompts="world", control=str(path))
+  config = dataclasses.replace(CONFIG, episode=episode)
+  noted = parts.provenance(config, source.retriever, [])["prompts"]
+  sha256 = control.load(str(path)).sha256
+  assert noted["control"] == {"file": str(path), "sha256": sha256}
 
 
 def test_worlds_of_equal_seeds_record_different_searches(tmp_path):

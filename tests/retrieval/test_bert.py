@@ -12,6 +12,7 @@ import safetensors.numpy
 
 from bench import random_encoders
 from retrieval.encoder import bert
+from retrieval.encoder import pooling as pooling_lib
 
 # Heads as the real ones have them, fewer layers.
 CASES = {
@@ -132,14 +133,15 @@ def test_rows_over_eight_devices_are_those_of_one(tiny):
   )
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
 def test_pooled_vectors_are_unit_vectors_of_the_tokens_that_count(pooling):
   rng = np.random.default_rng(2)
   hidden = rng.normal(size=(3, 5, 8)).astype(np.float32)
   lengths = np.array([5, 1, 3])
-  found = bert.pool(hidden, lengths, pooling)
+  found = pooling_lib.pool(hidden, lengths, pooling)
   for row, length in enumerate(lengths):
-    tokens = hidden[row, : length if pooling == "mean" else 1]
+    start = length - 1 if pooling == "lasttoken" else 0
+    tokens = hidden[row, start : 1 if pooling == "cls" else length]
     mean = np.sum(tokens.astype(np.float64), 0)
     np.testing.assert_allclose(
       found[row], mean / np.linalg.norm(mean), atol=1e-6
@@ -148,7 +150,8 @@ def test_pooled_vectors_are_unit_vectors_of_the_tokens_that_count(pooling):
 
 def test_empty_text_has_finite_numbers():
   hidden = np.zeros((1, 4, 8), np.float32)
-  np.testing.assert_array_equal(bert.pool(hidden, np.zeros(1, int), "mean"), 0)
+  found = pooling_lib.pool(hidden, np.zeros(1, int), "mean")
+  np.testing.assert_array_equal(found, 0)
 
 
 def test_a_configuration_gives_its_sizes():
@@ -179,8 +182,12 @@ def test_a_configuration_gives_its_sizes():
 @pytest.mark.parametrize(
   ("change", "sentence"),
   [
-    ({"model_type": "roberta"}, "model_type 'roberta' is not supported"),
+    ({"model_type": "deberta"}, "model_type 'deberta' is not supported"),
     ({"model_type": None}, "model_type None is not supported; expected 'bert'"),
+    (
+      {"model_type": "roberta", "pad_token_id": None},
+      "pad_token_id is None, expected a token's id",
+    ),
     ({"hidden_act": "gelu_new"}, "hidden_act 'gelu_new' is not supported"),
     (
       {"position_embedding_type": "relative_key"},

@@ -120,6 +120,8 @@ def test_folder_resumes_only_with_the_same_settings(
     ("faiss_flat", {"dtype": "int8"}, "expected float32"),
     ("jax_flat", {"dtype": "float64"}, "expected one of float32, bfloat16"),
     ("jax_flat", {"faiss_file": "x"}, "for that one only"),
+    ("bm25", {"k1": float("nan")}, "k1: found nan, expected a number"),
+    ("bm25", {"b": -0.1}, "b: found -0.1, expected a number from 0 to 1"),
   ],
 )
 def test_invalid_settings_are_refused(tmp_path, kind, values, message):

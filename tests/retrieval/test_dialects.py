@@ -140,6 +140,18 @@ def test_unknown_keys_are_ignored_and_null_is_absent():
   assert asked.respond([]) == {"result": []}
 
 
+@pytest.mark.parametrize("key", ["filter", "filters", "where"])
+def test_a_filter_is_refused_and_not_ignored(key):
+  body = {"queries": ["a"], key: {"year": 2018}}
+  with pytest.raises(
+    dialects.RequestError, match=f"^{key}: found an object, .*whole corpus"
+  ):
+    dialects.load(json.dumps(body).encode())
+  for nothing in (None, {}, [], ""):
+    body[key] = nothing
+    assert dialects.load(json.dumps(body).encode()) == body
+
+
 def test_queries_decide_where_a_request_has_both_keys():
   asked = dialects.read_retrieve({"queries": ["a"], "query": "b", "top_k": 9})
   assert (asked.queries, asked.k) == (["a"], None)

@@ -278,14 +278,17 @@ def test_numbers_that_are_not_finite_are_refused(own):
   tensors["encoder.layer.0.output.dense.bias"][3] = np.nan
   safetensors.numpy.save_file(tensors, own / "model.safetensors")
   encoder = encoder_lib.Encoder.load(own)
-  with pytest.raises(ValueError, match="vectors that are not finite"):
+  with pytest.raises(ValueError, match="numbers that are not finite"):
     encoder.queries(["bada"])
 
 
 @pytest.mark.parametrize(
   ("options", "sentence"),
   [
-    ({"pooling": "max"}, "pooling: found 'max', expected one of mean, cls"),
+    (
+      {"pooling": "max"},
+      "pooling: found 'max', expected one of mean, cls",
+    ),
     ({"max_tokens": 513}, "max_tokens: found 513, but .* only 512 positions"),
     ({"max_tokens": 0}, "max_tokens: found 0, expected 1 or more"),
     ({"max_tokens": 2}, "adds 2 special tokens .* fewer than max_tokens, 2"),

@@ -142,7 +142,7 @@ def test_empty_prompts_do_not_hide_that_a_model_is_e5(own):
       {"pooling_mode": "mean", "include_prompt": False},
       "expected .*, prompts included",
     ),
-    ({"pooling_mode": "lasttoken"}, "pooling: found 'lasttoken', expected one"),
+    ({"pooling_mode": "max"}, "pooling: found 'max', expected one"),
     ([], "found list, expected dict"),
   ],
 )

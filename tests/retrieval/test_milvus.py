@@ -197,5 +197,5 @@ def test_the_command_builds_what_a_run_searches(tmp_path, corpus):
   assert answer[0].id == "7"
   assert found.identity()["identity"]["ranking"] == "bm25"
   dense = dataclasses.replace(c, ranking="dense")
-  with pytest.raises(ValueError, match="a collection with no vectors"):
+  with pytest.raises(ValueError, match="of no vectors"):
     retrievers.make(config.ExperimentConfig(retrieval=dense), None)

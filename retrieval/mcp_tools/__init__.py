@@ -1,0 +1,1 @@
+"""Tools of Model Context Protocol servers as retrievers."""

@@ -1,0 +1,1 @@
+"""A retriever in stages: retrieve, fuse, rerank, cut."""

@@ -1,0 +1,1 @@
+"""PostgreSQL as a retriever: passages in a table."""

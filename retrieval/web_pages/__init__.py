@@ -1,0 +1,1 @@
+"""Fetches pages of the web: checked, bounded, and reduced to their text."""

@@ -1,0 +1,248 @@
+"""Fetches pages within limits: of addresses, redirects, bytes and seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import httpx2
+
+from retrieval.web_pages import addresses, bodies, robots
+
+T = TypeVar("T")
+
+KINDS = ("text/html", "application/xhtml+xml", "text/plain")
+_CONNECT_SECONDS = 5.0
+# Addresses of a host that are tried.
+_TRIED = 3
+_LONGEST_URL = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """Limits on fetching a page.
+
+  deadline: seconds for all of it: robots.txt, redirects, body and text.
+  redirects: the most redirects that are followed.
+  largest: bytes of a page that are read, after decompression; of a larger page
+    the beginning is taken.
+  agent: the User-Agent, and the name that robots.txt knows the fetcher by.
+  allowed: networks that pages may be fetched from although they are not public,
+    such as `10.0.0.0/8`.
+  """
+
+  deadline: float = 15.0
+  redirects: int = 5
+  largest: int = 2_000_000
+  agent: str = "anysearch_jax"
+  allowed: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Fetched:
+  """A page as it came.
+
+  url: where it was, after redirects.
+  kind: its content type, one of `KINDS`.
+  charset: as the server names it; "": not at all.
+  is_whole: whether all of it is in `data`.
+  """
+
+  url: str
+  kind: str
+  charset: str
+  data: bytes
+  is_whole: bool
+
+
+class Fetcher:
+  """Fetches pages; usable from any event loop and thread.
+
+  Every request, also one for a robots.txt or after a redirect, goes to an
+  address that `addresses.checked` checked. Cookies, proxies and passwords of
+  the environment are not used.
+
+  Args:
+    limits: see `Limits`.
+    resolve, transport, clock: for tests.
+  """
+
+  def __init__(
+    self,
+    limits: Limits,
+    *,
+    resolve: addresses.Resolve = addresses.resolve,
+    transport: httpx2.AsyncBaseTransport | None = None,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    self._limits, self._resolve = limits, resolve
+    self._allowed = addresses.networks(limits.allowed)
+    self._transport = transport
+    # Reading the certificates takes 20 ms of a core.
+    self._certificates = ssl.create_default_context()
+    self._robots = robots.Robots(limits.agent, self._robots_file, clock=clock)
+
+  async def fetch(self, address: str) -> Fetched:
+    """Returns a page that robots.txt allows; the caller limits the time.
+
+    Raises:
+      PageError: the page is refused or does not exist.
+      RetrievalError: this machine cannot look up names now.
+    """
+    if len(address) > _LONGEST_URL:
+      raise addresses.PageError(
+        f"The address has {len(address)} characters, expected at most "
+        f"{_LONGEST_URL}.",
+        "address",
+      )
+    url, response = await self._follow(
+      addresses.parse(address), self._limits.largest, check=self._robots.check
+    )
+    if response.status != 200:
+      raise addresses.PageError(
+        f"{url} answers with HTTP {response.status}.", "status"
+      )
+    kind, charset = _content_type(response.content_type)
+    if kind not in KINDS:
+      raise addresses.PageError(
+        f"{url} is of the type {kind or 'nothing'!r}; only pages of text "
+        "(HTML or plain) are read.",
+        "type",
+      )
+    return Fetched(str(url), kind, charset, response.data, response.is_whole)
+
+  async def _robots_file(self, url: httpx2.URL) -> tuple[int, bytes]:
+    _, response = await self._follow(url, robots.LARGEST, kinds=())
+    return response.status, response.data
+
+  async def _follow(
+    self,
+    url: httpx2.URL,
+    largest: int,
+    *,
+    check: Callable[[httpx2.URL], Awaitable[None]] | None = None,
+    kinds: Sequence[str] = KINDS,
+  ) -> tuple[httpx2.URL, _Response]:
+    """Returns the last of a chain of redirects, each of them checked.
+
+    Args:
+      url: where the chain begins.
+      largest: the most bytes of a body.
+      check: called with each url before it is asked for.
+      kinds: content types whose bodies are read; empty: all.
+    """
+    for _ in range(self._limits.redirects + 1):
+      # The address first: a refused host is not asked for its robots.txt.
+      hosts = await addresses.checked(url, self._allowed, self._resolve)
+      if check is not None:
+        await check(url)
+      response = await self._get(url, hosts, largest, kinds)
+      if not response.location:
+        return url, response
+      try:
+        target = url.join(response.location)
+      except httpx2.InvalidURL:
+        raise addresses.PageError(
+          f"{url} leads to an invalid address.", "redirects"
+        ) from None
+      url = addresses.parse(str(target))
+    raise addresses.PageError(
+      f"{url}: found more than {self._limits.redirects} redirects.", "redirects"
+    )
+
+  async def _get(
+    self,
+    url: httpx2.URL,
+    hosts: Sequence[str],
+    largest: int,
+    kinds: Sequence[str],
+  ) -> _Response:
+    """Asks the first address that can be connected to."""
+    met: Exception | None = None
+    for host in hosts[:_TRIED]:
+      try:
+        return await self._ask(url, host, largest, kinds)
+      except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+        met = error
+      except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        met = error
+        break
+    raise addresses.PageError(
+      f"{url}: the connection failed ({type(met).__name__}).", "connection"
+    )
+
+  async def _ask(
+    self, url: httpx2.URL, host: str, largest: int, kinds: Sequence[str]
+  ) -> _Response:
+    """Sends one request to one address; certificates are of the url's host."""
+    name = url.raw_host.decode("ascii")
+    async with httpx2.AsyncClient(
+      transport=self._transport,
+      verify=self._certificates,
+      trust_env=False,
+      follow_redirects=False,
+      timeout=httpx2.Timeout(self._limits.deadline, connect=_CONNECT_SECONDS),
+    ) as client:
+      request = client.build_request(
+        "GET",
+        url.copy_with(host=host),
+        headers={
+          "Host": url.netloc.decode("ascii"),
+          "User-Agent": self._limits.agent,
+          "Accept": "text/html, application/xhtml+xml, text/plain;q=0.9",
+          "Accept-Encoding": bodies.ENCODINGS,
+        },
+        extensions={"sni_hostname": name},
+      )
+      response = await client.send(request, stream=True)
+      try:
+        return await _read(response, largest, kinds)
+      finally:
+        await response.aclose()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Response:
+  status: int
+  location: str
+  content_type: str
+  data: bytes
+  is_whole: bool
+
+
+async def _read(
+  response: httpx2.Response, largest: int, kinds: Sequence[str]
+) -> _Response:
+  """Reads a response; the body only of a page that will be used."""
+  headers, status = response.headers, response.status_code
+  location = headers.get("location", "") if 300 <= status < 400 else ""
+  content_type = headers.get("content-type", "")
+  data, more = b"", False
+  if status == 200 and (not kinds or _content_type(content_type)[0] in kinds):
+    data, more = await bodies.read(response, largest)
+  return _Response(status, location, content_type, data, not more)
+
+
+def _content_type(value: str) -> tuple[str, str]:
+  """Returns type and charset of a Content-Type, in lower case."""
+  kind, *parameters = value.lower().split(";")
+  for each in parameters:
+    name, _, charset = each.partition("=")
+    if name.strip() == "charset":
+      return kind.strip(), charset.strip(" \"'")
+  return kind.strip(), ""
+
+
+async def until(when: float, url: str, work: Awaitable[T]) -> T:
+  """Awaits a fetch; raises PageError at a time of the event loop."""
+  try:
+    async with asyncio.timeout_at(when):
+      return await work
+  except TimeoutError:
+    raise addresses.PageError(
+      f"{url[:200]}: not read in the time that it had.", "late"
+    ) from None

@@ -1,0 +1,394 @@
+"""Fetching pages over real connections, from friendly and hostile sites."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gzip
+import re
+import resource
+import time
+import zlib
+
+import pytest
+import web_site
+
+pages_lib = pytest.importorskip(
+  "retrieval.web_pages.pages", reason="needs requirements-web.txt"
+)
+from anysearch_jax import types  # noqa: E402
+from retrieval.web_pages import addresses, fetching  # noqa: E402
+
+LIMITS = fetching.Limits(deadline=5.0, allowed=(f"{web_site.HOST}/32",))
+SHORT = dataclasses.replace(LIMITS, deadline=0.5)
+
+
+@pytest.fixture
+def site():
+  with web_site.Site() as made:
+    made.pages["/a"] = web_site.reply(200, web_site.ARTICLE.encode())
+    yield made
+
+
+def read(url, limits=LIMITS, words=500, **settings):
+  """Returns a page as a passage, or its error."""
+  reader = pages_lib.PageReader(
+    limits, words=words, fetcher=fetching.Fetcher(limits, **settings)
+  )
+  try:
+    return asyncio.run(reader.read(url))
+  except addresses.PageError as error:
+    assert reader.counters[f"failed_{error.why}"] == 1
+    return error
+  finally:
+    reader.close()
+
+
+def failed(url, why, sentence, limits=LIMITS, **settings):
+  error = read(url, limits, **settings)
+  assert isinstance(error, addresses.PageError), error
+  assert error.why == why and sentence in str(error), error
+
+
+def test_the_main_text_of_a_page_is_read(site):
+  page = read(f"{site.origin}/a#part")
+  assert page.id == f"{site.origin}/a"
+  assert page.title == '"Veldmark & its light"'
+  assert page.text.startswith("Veldmark\nPart 0. The Veldmark lighthouse")
+  assert page.text.count("41 metres") == 4
+  assert "Home" not in page.text and "var menu" not in page.text
+  assert site.asked == ["/robots.txt", "/a"]
+  for head in site.heads:
+    assert head["User-Agent"] == "anysearch_jax"
+    assert head["Host"] == f"{web_site.HOST}:{site.port}"
+    assert "Cookie" not in head and "Authorization" not in head
+
+
+def test_words_are_limited(site):
+  page = read(f"{site.origin}/a", words=6)
+  assert page.text == "Veldmark\nPart 0. The Veldmark lighthouse ..."
+
+
+def test_plain_text_is_a_page_too(site):
+  site.pages["/t"] = web_site.reply(200, b"a  b\r\n\r\n c\0", "text/plain")
+  assert read(f"{site.origin}/t").text == "a b\nc"
+
+
+@pytest.mark.parametrize(
+  ("kind", "data", "expected"),
+  [
+    ("text/plain; charset=utf-8", "Zürich".encode(), "Zürich"),
+    ("text/plain; charset=ISO-8859-1", "Zürich".encode("latin-1"), "Zürich"),
+    ("text/plain; charset=Shift_JIS", "東京".encode("shift_jis"), "東京"),
+    ("text/plain", "Zürich".encode("utf-16"), "Zürich"),
+    ("text/plain", "Zürich".encode("windows-1252"), "Zürich"),
+    ("text/plain; charset=nonsense", "Zürich".encode(), "Zürich"),
+    ("text/plain; charset=zlib_codec", b"plain", "plain"),
+    ("text/plain; charset=unicode_escape", rb"a\x41", r"a\\x41"),
+    ("text/plain; charset=utf-8", b"a\xff\xfeb", "a\ufffd\ufffdb"),
+    (
+      "text/html",
+      b"<meta charset=koi8-r><title>x</title><p>" + "Москва".encode("koi8-r"),
+      "Москва",
+    ),
+  ],
+)
+def test_charsets_are_read_and_broken_ones_do_no_harm(
+  site, kind, data, expected
+):
+  site.pages["/c"] = web_site.reply(200, data, kind)
+  assert re.fullmatch(expected, read(f"{site.origin}/c").text)
+
+
+def test_redirects_are_followed_to_the_address_that_is_told(site):
+  site.pages["/1"] = web_site.redirect("2?x=1")
+  site.pages["/2?x=1"] = web_site.redirect(f"{site.origin}/a", 308)
+  assert read(f"{site.origin}/1").id == f"{site.origin}/a"
+  # One site, so its robots.txt is read once.
+  assert site.asked == ["/robots.txt", "/1", "/2?x=1", "/a"]
+
+
+def test_a_loop_of_redirects_ends(site):
+  site.pages["/x"] = web_site.redirect("/y")
+  site.pages["/y"] = web_site.redirect("/x")
+  failed(f"{site.origin}/x", "redirects", "more than 5 redirects")
+  assert len(site.asked) == 7
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::ffff:127.0.0.1]", "0x7f.1"])
+def test_a_redirect_into_this_machine_is_refused(site, host):
+  with web_site.Site("127.0.0.1") as inside:
+    inside.pages["/secret"] = web_site.reply(200, b"secret")
+    target = f"http://{host}:{inside.port}/secret"
+    site.pages["/x"] = web_site.redirect(target)
+    failed(f"{site.origin}/x", "address", "not public")
+    failed(target, "address", "not public")
+    assert inside.asked == []
+
+
+@pytest.mark.parametrize(
+  ("target", "why"),
+  [
+    ("http://169.254.169.254/latest/meta-data/", "address"),
+    ("file:///etc/passwd", "address"),
+    ("http://[::1", "redirects"),
+    ("http://a:b@127.0.0.2/", "address"),
+  ],
+)
+def test_a_redirect_to_no_page_is_refused(site, target, why):
+  site.pages["/x"] = web_site.redirect(target)
+  failed(f"{site.origin}/x", why, "")
+
+
+def test_robots_txt_that_leads_into_this_machine_closes_the_site(site):
+  with web_site.Site("127.0.0.1") as inside:
+    inside.pages["/robots.txt"] = web_site.reply(200, b"")
+    site.pages["/robots.txt"] = web_site.redirect(f"{inside.origin}/robots.txt")
+    failed(f"{site.origin}/a", "robots", "robots.txt cannot be read")
+    assert inside.asked == []
+
+
+def test_a_name_is_resolved_once_and_its_checked_address_is_asked(site):
+  """A second look-up would give the address of this machine (rebinding)."""
+  answers = [web_site.HOST, web_site.HOST]
+  asked = []
+
+  async def resolve(host, port):
+    asked.append(host)
+    return [answers.pop(0) if answers else "127.0.0.1"]
+
+  url = f"http://rebound.test:{site.port}"
+  page = read(f"{url}/a", resolve=resolve)
+  assert page.id == f"{url}/a"
+  assert {head["Host"] for head in site.heads} == {f"rebound.test:{site.port}"}
+  # For the page, and for its robots.txt; never for a connection.
+  assert asked == ["rebound.test"] * 2
+  answers += [web_site.HOST]
+  failed(f"{url}/a", "robots", "cannot be read", resolve=resolve)
+
+
+def test_another_address_of_a_host_is_tried(site):
+  async def resolve(host, port):
+    return ["127.0.0.3", web_site.HOST]  # Nothing listens at the first.
+
+  limits = dataclasses.replace(LIMITS, allowed=("127.0.0.2/31",))
+  url = f"http://two.test:{site.port}/a"
+  assert "41 metres" in read(url, limits, resolve=resolve).text
+
+
+@pytest.mark.parametrize(
+  "kind", ["application/pdf", "image/png", "application/json", "", "x" * 9999]
+)
+def test_other_types_are_refused_by_name(site, kind):
+  site.pages["/x"] = web_site.reply(200, b"%PDF", kind)
+  failed(f"{site.origin}/x", "type", "only pages of text")
+
+
+def test_statuses_are_told(site):
+  site.pages["/x"] = web_site.reply(500, web_site.ARTICLE.encode())
+  failed(f"{site.origin}/x", "status", "HTTP 500")
+  failed(f"{site.origin}/none", "status", "HTTP 404")
+
+
+@pytest.mark.parametrize(
+  ("encoding", "squeeze"),
+  [
+    ("gzip", gzip.compress),
+    ("deflate", zlib.compress),
+    ("deflate", lambda data: zlib.compress(data, wbits=-15)),
+    ("GZIP", gzip.compress),
+  ],
+)
+def test_compressed_pages_are_read(site, encoding, squeeze):
+  data = squeeze(web_site.ARTICLE.encode())
+  site.pages["/x"] = web_site.reply(200, data, content_encoding=encoding)
+  assert read(f"{site.origin}/x").text.count("41 metres") == 4
+
+
+def test_a_gzip_bomb_costs_no_memory(site):
+  squeeze = zlib.compressobj(9, wbits=31)
+  blocks = [
+    squeeze.compress(b"<p>" + b"a " * 500_000)
+    + squeeze.flush(zlib.Z_FULL_FLUSH)
+    for _ in range(2)
+  ]
+  data = blocks[0] + blocks[1] * 2000  # 2 GB when it is expanded.
+  assert len(data) < 4_000_000
+  site.pages["/x"] = web_site.reply(200, data, content_encoding="gzip")
+  before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  page = read(f"{site.origin}/x", words=3)
+  assert isinstance(page, types.Passage) and page.text == "a a a ..."
+  # Kilobytes; a part of it is the trees of 2 MB of HTML.
+  assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+
+
+@pytest.mark.parametrize("encoding", ["br", "gzip, gzip", "compress"])
+def test_unknown_encodings_are_refused(site, encoding):
+  site.pages["/x"] = web_site.reply(200, b"x", content_encoding=encoding)
+  failed(f"{site.origin}/x", "type", "expected gzip or deflate")
+
+
+def test_broken_compression_is_refused(site):
+  site.pages["/x"] = web_site.reply(200, b"no gzip", content_encoding="gzip")
+  failed(f"{site.origin}/x", "type", "compression is broken")
+
+
+def test_an_archive_is_not_unpacked_as_a_page(site):
+  """trafilatura would unpack it."""
+  data = gzip.compress(b"<html><p>inner text of an archive</p></html>")
+  site.pages["/x"] = web_site.reply(200, data, "text/html")
+  found = read(f"{site.origin}/x")
+  assert "inner text" not in getattr(found, "text", "")
+
+
+def test_of_an_endless_page_the_beginning_is_read(site):
+  piece = b"<p>word word</p>" * 1000
+  site.pages["/x"] = web_site.endless(piece, site)
+  limits = dataclasses.replace(LIMITS, largest=50_000)
+  assert read(f"{site.origin}/x", limits, words=2).text.startswith("word word")
+
+
+def test_slow_and_silent_pages_end_at_the_deadline(site):
+  site.pages["/drip"] = web_site.endless(b"a", site, pause=0.05)
+  site.pages["/silent"] = web_site.silent(site)
+  for path in ("/drip", "/silent"):
+    started = time.monotonic()
+    failed(f"{site.origin}{path}", "late", "not read in the time", SHORT)
+    assert time.monotonic() - started < 3
+
+
+def test_a_closed_port_and_a_broken_server_are_told(site):
+  failed("http://127.0.0.2:1026/", "robots", "cannot be read")
+  site.pages["/x"] = lambda handler: handler.wfile.write(b"no HTTP\r\n\r\n")
+  failed(f"{site.origin}/x", "connection", "RemoteProtocolError")
+
+
+@pytest.mark.parametrize(
+  ("rules", "why"),
+  [
+    (web_site.reply(200, b"User-agent: *\nDisallow: /a", "text/plain"), True),
+    (
+      web_site.reply(
+        200,
+        b"User-agent: anysearch_jax\nDisallow: /\n\nUser-agent: *\nAllow: /",
+        "application/octet-stream",
+      ),
+      True,
+    ),
+    (web_site.reply(200, b"\xef\xbb\xbfUser-agent: *\nDisallow: /a"), True),
+    (web_site.reply(500), True),
+    (web_site.reply(503), True),
+    (web_site.reply(429), True),
+    (web_site.redirect("/robots.txt"), False),
+    (web_site.reply(200, b"User-agent: *\nDisallow: /b", "text/plain"), False),
+    (web_site.reply(200, b"User-agent: *\nDisallow: /\nAllow: /a"), False),
+    (web_site.reply(200, b"\0\xff" * 999), False),
+    (web_site.reply(403), False),
+    (web_site.reply(404), False),
+  ],
+)
+def test_robots_txt_is_honoured(site, rules, why):
+  site.pages["/robots.txt"] = rules
+  if why:
+    failed(f"{site.origin}/a", "robots", "/robots.txt ")
+    assert "/a" not in site.asked
+  else:
+    assert isinstance(read(f"{site.origin}/a"), types.Passage)
+
+
+def test_pages_of_a_site_read_its_rules_once_together(site):
+  for i in range(6):
+    site.pages[f"/{i}"] = web_site.reply(200, web_site.ARTICLE.encode())
+  fetcher = fetching.Fetcher(LIMITS)
+
+  async def all_of_them():
+    fetches = [fetcher.fetch(f"{site.origin}/{i}") for i in range(6)]
+    return await asyncio.gather(*fetches)
+
+  for _ in range(2):  # An event loop each.
+    assert len(asyncio.run(all_of_them())) == 6
+  assert site.asked.count("/robots.txt") == 1
+
+
+def test_a_page_that_waits_for_rules_reads_them_if_another_gave_up(site):
+  site.pages["/robots.txt"] = web_site.silent(site)
+  fetcher = fetching.Fetcher(LIMITS)
+
+  async def both():
+    first = asyncio.create_task(fetcher.fetch(f"{site.origin}/a"))
+    second = asyncio.create_task(fetcher.fetch(f"{site.origin}/a"))
+    while not site.asked:
+      await asyncio.sleep(0.01)
+    site.pages["/robots.txt"] = web_site.reply(404)
+    first.cancel()
+    return (await asyncio.wait_for(second, 5)).data
+
+  assert asyncio.run(both()) == web_site.ARTICLE.encode()
+  assert site.asked == ["/robots.txt", "/robots.txt", "/a"]
+
+
+def test_a_silent_robots_txt_costs_the_page_its_deadline(site):
+  site.pages["/robots.txt"] = web_site.silent(site)
+  failed(f"{site.origin}/a", "late", "not read", SHORT)
+  assert "/a" not in site.asked
+
+
+def test_a_redirect_is_checked_by_the_rules_of_its_own_site(site):
+  with web_site.Site() as other:
+    other.pages["/robots.txt"] = web_site.reply(
+      200, b"User-agent: *\nDisallow:/"
+    )
+    other.pages["/b"] = web_site.reply(200, b"<p>text</p>")
+    site.pages["/x"] = web_site.redirect(f"{other.origin}/b")
+    failed(f"{site.origin}/x", "robots", f"{other.origin}/robots.txt")
+    assert other.asked == ["/robots.txt"]
+
+
+def test_rules_are_read_again_after_a_day_and_failures_after_a_minute(site):
+  now = [0.0]
+  fetcher = fetching.Fetcher(LIMITS, clock=lambda: now[0])
+
+  def fetch():
+    try:
+      return asyncio.run(fetcher.fetch(f"{site.origin}/a"))
+    except addresses.PageError as error:
+      return error.why
+
+  site.pages["/robots.txt"] = web_site.reply(500)
+  assert fetch() == "robots"
+  site.pages["/robots.txt"] = web_site.reply(404)
+  assert fetch() == "robots"
+  now[0] = 61.0
+  assert fetch() != "robots"
+  site.pages["/robots.txt"] = web_site.reply(500)
+  now[0] = 86_000.0
+  assert fetch() != "robots"
+  now[0] = 87_000.0
+  assert fetch() == "robots"
+
+
+@pytest.mark.parametrize(
+  "data",
+  [
+    b"",
+    b"<html></html>",
+    b"<html><script>x</script></html>",
+    b"\0" * 1000,
+    b"<" * 20_000,
+  ],
+)
+def test_a_page_without_text_is_told(site, data):
+  site.pages["/x"] = web_site.reply(200, data)
+  found = read(f"{site.origin}/x")
+  if isinstance(found, types.Passage):
+    assert data.startswith(b"<<") and found.text
+  else:
+    assert found.why == "text"
+
+
+def test_deeply_nested_html_ends(site):
+  data = b"<div>" * 50_000 + b"deep" + b"<table><tr><td>" * 20_000
+  site.pages["/x"] = web_site.reply(200, data)
+  started = time.process_time()
+  read(f"{site.origin}/x")
+  assert time.process_time() - started < 5

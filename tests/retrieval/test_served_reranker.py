@@ -1,0 +1,148 @@
+"""The client of reranking servers, against both formats over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx2
+import pytest
+
+from anysearch_jax import types
+from anysearch_jax.host.http import calls
+from retrieval.pipeline import served
+
+QUICK = calls.Patience(deadline=10.0, retries=1, pause=0.001, failures=1000)
+ASKED = [("q", ["aaa", "b", "cc"]), ("word", ["dddd"])]
+SCORES = [[3.0, 1.0, 2.0], [4.0]]
+
+
+class Server:
+  """Scores texts by length; answers best first, as real servers do."""
+
+  def __init__(self, answer, most=32):
+    self.answer, self.most, self.seen = answer, most, []
+
+  def __call__(self, request):
+    body = json.loads(request.content)
+    self.seen.append((str(request.url), request.headers, body))
+    texts = body.get("texts", body.get("documents"))
+    if len(texts) > self.most:
+      return httpx2.Response(413, json={"error": "batch too large"})
+    return self.answer(sorted(enumerate(texts), key=lambda x: -len(x[1])))
+
+
+def tei(ranked):
+  """Answers as text-embeddings-inference does."""
+  return httpx2.Response(
+    200, json=[{"index": i, "score": float(len(t))} for i, t in ranked]
+  )
+
+
+def jina(ranked):
+  """Answers as Jina, Cohere, vLLM and Infinity do."""
+  results = [{"index": i, "relevance_score": len(t)} for i, t in ranked]
+  return httpx2.Response(200, json={"results": results, "usage": {}})
+
+
+def reranker(server, **options):
+  return served.ServedReranker(
+    "http://ranker:8080/",
+    patience=QUICK,
+    transport=httpx2.MockTransport(server),
+    **options,
+  )
+
+
+def scores(made, asked=ASKED):
+  try:
+    return asyncio.run(made.scores(asked))
+  finally:
+    made.close()
+
+
+def test_text_embeddings_inference_is_asked_in_its_format():
+  server = Server(tei)
+  assert scores(reranker(server)) == SCORES
+  url, _, body = server.seen[0]
+  assert url == "http://ranker:8080/rerank"
+  assert body == {
+    "query": "q",
+    "texts": ["aaa", "b", "cc"],
+    "raw_scores": True,
+    "truncate": True,
+  }
+
+
+def test_servers_with_models_are_asked_in_theirs(monkeypatch):
+  monkeypatch.setenv("RANK_KEY", "secret")
+  server = Server(jina)
+  made = reranker(server, model="bge", key_variable="RANK_KEY")
+  assert scores(made) == SCORES
+  assert made.identity()["model"] == "bge"
+  _, headers, body = server.seen[0]
+  assert body["model"] == "bge" and body["documents"] == ["aaa", "b", "cc"]
+  assert headers["authorization"] == "Bearer secret"
+
+
+def test_many_passages_are_asked_in_parts():
+  texts = ["x" * n for n in range(1, 101)]
+  server = Server(tei)
+  (found,) = scores(reranker(server), [("q", texts)])
+  assert found == [float(n) for n in range(1, 101)]
+  assert sorted(len(body["texts"]) for _, _, body in server.seen) == [
+    4,
+    32,
+    32,
+    32,
+  ]
+
+
+@pytest.mark.parametrize(
+  ("reply", "sentence"),
+  [
+    ([{"index": 0, "score": 1.0}], "expected a list of 3 scores"),
+    ([{"index": i, "score": 1.0} for i in (0, 1, 1)], "of 3 scores"),
+    ([{"index": i, "score": 1.0} for i in (0, 1, 3)], "of 3 scores"),
+    ([{"index": i, "score": None} for i in range(3)], "a finite score"),
+    ([{"index": True, "score": 1.0}] * 3, "an index and a finite"),
+    ({"results": {}}, "of 3 scores"),
+    ({"error": "no model"}, "of 3 scores"),
+    ("text", "of 3 scores"),
+  ],
+)
+def test_a_malformed_answer_fails_its_query(reply, sentence):
+  made = reranker(lambda request: httpx2.Response(200, json=reply))
+  (error,) = scores(made, ASKED[:1])
+  assert isinstance(error, types.RetrievalError) and sentence in str(error)
+
+
+def test_a_query_that_is_refused_fails_alone():
+  def answer(request):
+    if json.loads(request.content)["query"] == "q":
+      return httpx2.Response(422, json={"error": "empty text"})
+    return tei([(0, "dddd")])
+
+  error, found = scores(reranker(answer))
+  assert isinstance(error, calls.RefusedError) and "empty text" in str(error)
+  assert found == [4.0]
+
+
+def test_a_busy_server_is_asked_again():
+  replies = [httpx2.Response(503, text="busy"), tei([(0, "dddd")])]
+  made = reranker(lambda request: replies.pop(0))
+  assert scores(made, ASKED[1:]) == [[4.0]]
+
+
+@pytest.mark.parametrize(
+  ("options", "sentence"),
+  [
+    ({"url": "ranker:8080"}, "url is invalid"),
+    ({"url": "http://a:b@ranker"}, "url is invalid"),
+    ({"url": "http://ranker", "batch": 0}, "batch: found 0"),
+    ({"url": "http://ranker", "key_variable": "NO_KEY"}, "NO_KEY is not set"),
+  ],
+)
+def test_invalid_settings_are_refused(options, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    served.ServedReranker(**options)
