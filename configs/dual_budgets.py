@@ -30,6 +30,13 @@ def get_config() -> config_lib.ExperimentConfig:
     curriculum=dataclasses.replace(
       config.curriculum, token_levels=TOKENS, phase1_steps=0
     ),
-    # An answer of the world takes 7 tokens, and its thought a few more.
-    episode=dataclasses.replace(config.episode, answer_room=16),
+    # An answer to what a search has found takes 8 tokens.
+    episode=dataclasses.replace(config.episode, answer_room=8),
+    warm_start=dataclasses.replace(
+      config.warm_start,
+      expert="frugal",
+      steps=200,
+      learning_rate=1e-3,
+      demonstrations=5000,
+    ),
   )

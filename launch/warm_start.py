@@ -24,6 +24,7 @@ from typing import Any
 
 from absl import app, flags
 
+from anysearch_jax import budgets
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import values
 from anysearch_jax.host import disk, run_lock
@@ -58,7 +59,7 @@ def main(argv) -> None:
   from anysearch_jax.policy import hf
   from anysearch_jax.training import validation
   from anysearch_jax.world import experts, warm_start
-  from launch import world_source
+  from launch import dev_questions, world_source
 
   w = config.warm_start
   folder = flags.FLAGS.output or config.policy
@@ -83,6 +84,8 @@ def main(argv) -> None:
       journal.claim(partial, _made_of(config))
       fitted = _fit(config, source, expert, policy, partial)
       lacks = _lacks(config, source, expert, fitted)
+      if expert.caps:
+        lacks += dev_questions.lacks_under_caps(config, source, fitted, policy)
       if lacks:
         folder += ".rejected"
       hf.save(folder, fitted, dtype=np.float16)
@@ -163,6 +166,7 @@ def _lacks(config: config_lib.ExperimentConfig, source, expert, policy):
   """Probes the policy, prints what it found, and returns what it lacks."""
   from anysearch_jax.world import demonstrations as demonstrations_lib
   from anysearch_jax.world import warm_start
+  from launch import dev_questions
 
   lacks = []
   for scaffold in (False, True) if expert.slopes else (False,):
@@ -195,7 +199,18 @@ def _lacks(config: config_lib.ExperimentConfig, source, expert, policy):
     ]
   if expert.scaffold_gain is not None:
     plain, scaffolded = (
-      _accuracy(config, source, policy, scaffold) for scaffold in (False, True)
+      dev_questions.accuracy(
+        config,
+        dev_questions.play(
+          config,
+          source,
+          policy,
+          budget=_BUDGET,
+          scaffold=scaffold,
+          count=_PLAYED,
+        ),
+      )
+      for scaffold in (False, True)
     )
     gain = scaffolded - plain
     print(
@@ -207,40 +222,6 @@ def _lacks(config: config_lib.ExperimentConfig, source, expert, policy):
         f"{expert.scaffold_gain}"
       )
   return lacks
-
-
-def _accuracy(
-  config: config_lib.ExperimentConfig, source, policy, scaffold: bool
-) -> float:
-  """Plays questions of the dev split and returns the share of right answers."""
-  import asyncio
-
-  from anysearch_jax.methods import systems
-  from anysearch_jax.rollout import driver, engines
-
-  engine = engines.make(policy, config, seed=config.seed)
-  try:
-    played = asyncio.run(
-      driver.run_groups(
-        [
-          driver.Assignment(i, question, _BUDGET, scaffold)
-          for i, question in enumerate(
-            source.evaluation_questions(each=_PLAYED, split="dev")
-          )
-        ],
-        driver.EpisodeParts(
-          engine, source.retriever, config.episode, policy.tokenizer
-        ),
-        group=1,
-        rollout=0,
-        max_concurrency=config.engine.slots,
-      )
-    )
-  finally:
-    engine.close()
-  judge = systems.of_episode(config.episode).judge
-  right = [judge(t).em for group in played.groups for t in group.trajectories]
-  return sum(right) / len(right)
 
 
 def _demonstrations(
@@ -265,13 +246,18 @@ def _demonstrations(
   for question in source.questions("train", count, config.seed):
     budget = int(rng.integers(0, expert.largest_budget + 1))
     scaffold = bool(rng.random() < 0.4)
+    assigned, careless = budgets.of(budget), False
+    if expert.caps and not scaffold and rng.random() < 0.6:
+      assigned = budgets.Budget(budget, int(rng.choice(expert.caps)))
+      careless = bool(rng.random() < expert.careless)
     trajectory, weights = demonstrations_lib.demonstrate(
       question,
       scaffolded if scaffold else plain,
-      budget=budget,
+      budget=assigned,
       scaffold=scaffold,
       rng=rng,
       decision_weight=config.warm_start.decision_weight,
+      careless=careless,
     )
     pool.append(warm_start.Demonstration(trajectory.token_ids, weights))
     line.tick(len(pool))

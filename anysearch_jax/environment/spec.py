@@ -145,9 +145,18 @@ class Environment:
     )
 
   def judge(self, trajectory: types.Trajectory) -> scoring.Verdict:
-    """Judges a trajectory that was played in this environment."""
+    """Judges a trajectory that was played in this environment.
+
+    Under caps besides searches, being asked for the answer costs no format by
+    itself: the environment's line is then as if it were not there. A turn that
+    was cut, or a search that was refused, still does.
+    """
+    spans = trajectory.spans
+    if trajectory.caps.units:
+      line = types.Span(types.Author.ENVIRONMENT, self.over_budget)
+      spans = tuple(span for span in spans if span != line)
     return scoring.judge(
-      trajectory.spans,
+      spans,
       golden_answers=trajectory.question.golden_answers,
       budget=trajectory.budget,
       searches=trajectory.searches,

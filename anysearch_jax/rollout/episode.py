@@ -186,6 +186,8 @@ def land(
     return _finish(episode, types.Outcome.TRUNCATED, _NO_ANSWER)
   landing = dataclasses.replace(episode, landing=True, verifying=False)
   line = landing.environment.over_budget
+  if landing.chunks[-1].text == line:  # A search has just been refused.
+    return _next_turn(landing)
   return _next_turn(landing, _written(landing, line))
 
 
@@ -357,19 +359,21 @@ def _next_turn(
 
   On truncation `chunks` are dropped, with the passages `shown` in them. So a
   trajectory never exceeds the context, and never ends with an observation that
-  the policy did not read. If `chunks` would take the room that is kept for the
-  answer, the episode lands without them.
+  the policy did not read. If only an answer has room, the episode lands,
+  without `chunks` if those would take what is kept for it.
   """
-  if episode.scaffold:
-    chunks = (*chunks, _written(episode, episode.budget_line))
-  asking = dataclasses.replace(episode, chunks=episode.chunks + chunks)
+  told = dataclasses.replace(episode, chunks=episode.chunks + chunks)
   if shown:
     *before, last = episode.observations
-    told = (*before, last._replace(passages=shown))
-    asking = dataclasses.replace(asking, observations=told)
+    seen = (*before, last._replace(passages=shown))
+    told = dataclasses.replace(told, observations=seen)
+  asking = told
+  if episode.scaffold:
+    line = _written(episode, episode.budget_line)
+    asking = dataclasses.replace(told, chunks=(*told.chunks, line))
+  if episode.chunks and room.is_spent(asking):
+    return land(told if room.reads(asking) else episode)
   most = room.before_landing(asking)
-  if most is not None and most <= 0 and episode.chunks:
-    return land(episode)
   if reason := room.limit(asking):
     return _finish(episode, types.Outcome.TRUNCATED, reason)
   ids = itertools.chain.from_iterable(c.token_ids for c in asking.chunks)

@@ -144,6 +144,12 @@ class Episode:
     return sum(chunk.author is types.Author.MODEL for chunk in self.chunks)
 
   @property
+  def shortest_turn(self) -> int:
+    """Number of tokens of the shortest turn, 0 before the first one."""
+    turns = (c for c in self.chunks if c.author is types.Author.MODEL)
+    return min((len(chunk.token_ids) for chunk in turns), default=0)
+
+  @property
   def tokens(self) -> int:
     """Number of tokens in the context."""
     return sum(len(chunk.token_ids) for chunk in self.chunks)

@@ -65,6 +65,24 @@ def before_landing(episode: episode_state.Episode) -> int | None:
   return min([*limits, turn(episode)]) if limits else None
 
 
+def is_spent(episode: episode_state.Episode) -> bool:
+  """Returns whether the next turn has to be the answer.
+
+  It has if a turn as short as the episode's shortest would take what is kept
+  for the answer. Before the first turn nothing is known of its length.
+  """
+  most = before_landing(episode)
+  return most is not None and most < max(1, episode.shortest_turn)
+
+
+def reads(episode: episode_state.Episode) -> bool:
+  """Returns whether an episode that lands can still read all of its context."""
+  limits = [_configured(episode) - reserve(episode)]
+  if episode.caps.dollars < math.inf:
+    limits.append(_affordable(episode, lands=True))
+  return min(limits) > 0 and _capped(episode) > 0
+
+
 def lands(episode: episode_state.Episode) -> bool:
   """Returns whether something is kept for the answer of an episode."""
   return before_landing(episode) is not None

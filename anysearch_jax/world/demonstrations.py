@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.rollout import episode, episode_state
@@ -85,20 +86,23 @@ def demonstrate(
   question: types.Question,
   setting: Setting,
   *,
-  budget: int,
+  budget: budgets_lib.Assigned,
   scaffold: bool,
   rng: np.random.Generator,
   decision_weight: float = 3.0,
+  careless: bool = False,
 ) -> tuple[types.Trajectory, np.ndarray]:
   """Plays one episode as the expert.
 
   Args:
     question: one of the setting's world.
     setting: the world, its search and the expert.
-    budget: number of searches assigned, >= 0.
+    budget: what is assigned: a number of searches, or searches and tokens.
     scaffold: whether to use the prompt of the paper's Phase I.
     rng: the expert's random numbers.
     decision_weight: loss weight of the tokens of decisions.
+    careless: whether the expert ignores a cap on tokens until it is asked for
+      its answer. Then only that answer has weights.
 
   Returns:
     The trajectory, and float32 `[T]` loss weights: `decision_weight` on
@@ -108,11 +112,18 @@ def demonstrate(
   Raises:
     ValueError: the codec splits a word, or a limit leaves no room for a turn.
   """
-  trajectory, marks, _ = _play(
-    question, setting, budget=budget, scaffold=scaffold, rng=rng
+  trajectory, marks, _, asked = _play(
+    question,
+    setting,
+    budget=budget,
+    scaffold=scaffold,
+    rng=rng,
+    careless=careless,
   )
   weights = (trajectory.authors == types.Author.MODEL).astype(np.float32)
   weights[[at for at, kind in marks if kind in _WEIGHTED]] = decision_weight
+  if careless:
+    weights[:asked] = 0
   return trajectory, weights
 
 
@@ -139,7 +150,7 @@ def probe_sets(
   (recall,) = setting.codec.encode("recall")
   rows, probes, features = [], [], []
   for row, question in enumerate(setting.world.questions(split, count, seed)):
-    trajectory, marks, choices = _play(
+    trajectory, marks, choices, _ = _play(
       question,
       setting,
       budget=int(rng.choice(budgets)),
@@ -179,15 +190,17 @@ def _play(
   question: types.Question,
   setting: Setting,
   *,
-  budget: int,
+  budget: budgets_lib.Assigned,
   scaffold: bool,
   rng: np.random.Generator,
-) -> tuple[types.Trajectory, list[tuple[int, str]], list[_Choice]]:
+  careless: bool = False,
+) -> tuple[types.Trajectory, list[tuple[int, str]], list[_Choice], int]:
   """Plays an episode.
 
   Returns:
-    The trajectory, (position, kind) of its decisions, and a choice for each
-    `recall_known` among them.
+    The trajectory, (position, kind) of its decisions, a choice for each
+    `recall_known` among them, and the position from which on it was asked for
+    its answer (0 if it was not).
   """
   decide = setting.expert.strategy(setting.world)
   choices = []
@@ -199,15 +212,16 @@ def _play(
       choices.append(_Choice(features, chance))
     return chance
 
-  turns = expert_lib.Expert(
+  expert = expert_lib.Expert(
     question,
     world=setting.world,
-    budget=budget,
+    budget=budgets_lib.of(budget).searches,
     scaffold=scaffold,
     config=setting.expert,
     rng=rng,
     strategy=strategy,
-  ).turns()
+  )
+  turns = expert.turns()
   state, request = episode.start(
     question,
     budget=budget,
@@ -218,23 +232,42 @@ def _play(
   )
   passages: Sequence[types.Passage] | None = None
   marks: list[tuple[int, str]] = []
+  asked = 0
   event: episode_state.Retrieved | types.Generation
   while not isinstance(request, episode_state.Done):
     if isinstance(request, types.SearchRequest):
       passages = setting.search(request.query, request.k, request.corpus)
       event = episode_state.Retrieved(tuple(passages))
     else:
+      start = len(request.token_ids)
+      if state.landing:
+        asked = start
+      if asked or not careless:
+        expert.limits = _limits(state, request)
       turn = turns.send(passages)
       passages = None
-      start = len(request.token_ids)
-      marks += [(start + at, kind) for at, kind in turn.marks]
-      event = _generation(turn.words, setting.codec)
+      words = turn.words[: request.max_tokens]
+      marks += [
+        (start + at, kind) for at, kind in turn.marks if at < len(words)
+      ]
+      cut = len(words) < len(turn.words)
+      event = _generation(words, setting.codec, cut=cut)
     state, request = episode.step(state, event)
-  return request.trajectory, marks, choices
+  return request.trajectory, marks, choices, asked
+
+
+def _limits(
+  state: episode_state.Episode, request: types.GenerateRequest
+) -> expert_lib.Limits:
+  """Returns the limits of a turn; without a cap on tokens there are none."""
+  if state.caps.tokens == budgets_lib.UNCAPPED:
+    return expert_lib.Limits()
+  left = state.caps.tokens - state.written
+  return expert_lib.Limits(request.max_tokens, left, state.landing)
 
 
 def _generation(
-  words: Sequence[str], codec: types.TextCodec
+  words: Sequence[str], codec: types.TextCodec, *, cut: bool = False
 ) -> types.Generation:
   """Returns `words` as if an engine had sampled them with probability 1."""
   text = " ".join(words)
@@ -245,6 +278,5 @@ def _generation(
       "expected one each. Use the tokenizer of the world."
     )
   n = len(ids)
-  return types.Generation(
-    tuple(ids), (0.0,) * n, text, types.Finish.STOP, (0,) * n
-  )
+  finish = types.Finish.LENGTH if cut else types.Finish.STOP
+  return types.Generation(tuple(ids), (0.0,) * n, text, finish, (0,) * n)

@@ -6,6 +6,10 @@ clauses that end in `;`: the result of the search (`found v`, `nothing`,
 `recall v` or `guess v`. With the scaffold a thought begins with two more:
 whether the information suffices, and how much budget is left (the paper's
 dual-factor analysis).
+
+Under a cap on tokens the expert keeps enough to end the chain by memory: it
+searches only where the rest pays for that too, and where not even that is left,
+it answers at once with its best guess.
 """
 
 from __future__ import annotations
@@ -16,11 +20,30 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anysearch_jax import types
+from anysearch_jax import budgets, types
 from anysearch_jax.world import relations as relations_lib
 from anysearch_jax.world import world as world_lib
 
 _AMPLE = 3  # From this remaining budget on, the scaffold calls it ample.
+# Tokens of `need e r ; recall v ;`, of `</think> <answer> v </answer>`, and of
+# `need e r ; </think> <search> e r </search>`.
+_FACT, _ANSWER, _SEARCH = 7, 4, 9
+# A search and `<think> found v ;` instead of `recall v ;`.
+_MORE = 6
+
+
+class Limits(NamedTuple):
+  """What a turn may write.
+
+  Attributes:
+    turn: tokens of the turn.
+    left: tokens of this and all later turns.
+    asked: whether the turn has to answer.
+  """
+
+  turn: int = budgets.UNCAPPED
+  left: int = budgets.UNCAPPED
+  asked: bool = False
 
 
 class Situation(NamedTuple):
@@ -32,7 +55,7 @@ class Situation(NamedTuple):
       `conflict`, after one that found two values.
     known: whether memory holds the fact.
     relations: those of the facts that are still needed, the present one first.
-    remaining: searches left.
+    remaining: searches left, as far as tokens are left for them.
     settled: how each earlier fact was settled, as (relation, `found`,
       `recall`, `guess` or `choice`); a choice is between two found values.
   """
@@ -131,6 +154,9 @@ class Expert:
     config: probabilities of decisions.
     rng: random numbers of the decisions.
     strategy: decides on searches while budget is left, instead of `config`.
+
+  Attributes:
+    limits: of the next turn; the caller sets them before each turn.
   """
 
   def __init__(
@@ -153,20 +179,29 @@ class Expert:
     self._config = config
     self._rng = rng
     self._over_budget = False
+    self._gave_up = False
+    self._turn = Turn([], [])
+    self.limits = Limits()
 
   def turns(self) -> _Turns:
-    """Yields turns; send it a search's passages, or None if it was refused."""
+    """Yields turns.
+
+    Send it a search's passages, or None if it was refused or its turn was cut.
+    An answer that was cut is repeated without a thought.
+    """
     entity, *relations = self._chain
     self._open(sufficient=False)
     for hop, relation in enumerate(relations, 1):
       last = hop == len(relations)
       entity = yield from self._resolve(entity, relation, last=last)
-      if self._chance(self._config.p_early_answer):
+      if self._gave_up or self._chance(self._config.p_early_answer):
         break
-    self._turn.words.extend(("</think>", "<answer>"))
-    self._write(entity, "answer")
-    self._turn.words.append("</answer>")
-    yield self._turn
+    while True:
+      self._turn.words.extend(("</think>", "<answer>"))
+      self._write(entity, "answer")
+      self._turn.words.append("</answer>")
+      yield self._turn
+      self._turn = Turn(["<think>"], [])
 
   def _resolve(self, entity: str, relation: str, *, last: bool) -> _Value:
     """Finds, recalls or guesses one value."""
@@ -179,10 +214,16 @@ class Expert:
     kind = f"recall_{'known' if known else 'unknown'}"
     need, wording = relation, relation
     while True:
+      left = self._left()
+      if not self._completes():
+        if not (left and chance):
+          self._gave_up = True
+          return self._guess(memory, candidates)
+        chance = 1.0
       self._clause("need", entity, (need, "relation"))
-      if not self._remaining:
+      if not left:
         kind = "choice"
-      if not self._searches(chance, known=known):
+      if not self._searches(chance, left, known=known):
         break
       passages = yield from self._search(entity, wording, kind)
       kind = "choice"
@@ -196,7 +237,7 @@ class Expert:
       self._open(sufficient=last and len(values) == 1)
       if len(values) == 1:
         self._clause(("found", "found"), (values[0], "copy"))
-        if not (self._remaining and self._chance(config.p_redundant)):
+        if not (self._left() and self._chance(config.p_redundant)):
           return self._settle(relation, "found", values[0])
         chance = 1.0
       elif values:
@@ -214,29 +255,61 @@ class Expert:
     if memory is not None:
       self._clause(("recall", kind), (memory, "memory"))
       return self._settle(relation, "recall", memory)
-    value = candidates[int(self._rng.integers(len(candidates)))]
+    value = self._any(candidates)
     self._clause(("guess", kind), value)
     how = "choice" if need == world_lib.VERDICT else "guess"
     return self._settle(relation, how, value)
 
   def _wants(self, decision: str, known: bool) -> float:
     """Returns the probability of a search, by the strategy."""
-    relations = tuple(self._chain[1 + len(self._settled) :])
+    relations = tuple(self._needed)
     return self._strategy(
-      Situation(decision, known, relations, self._remaining, self._settled)
+      Situation(decision, known, relations, self._left(), self._settled)
     )
+
+  @property
+  def _needed(self) -> list[str]:
+    """The relations of the facts that are still needed."""
+    return self._chain[1 + len(self._settled) :]
+
+  def _end(self) -> int:
+    """Returns the tokens that end the episode by memory from here on."""
+    return len(self._turn.words) + _FACT * len(self._needed) + _ANSWER
+
+  def _completes(self) -> bool:
+    """Returns whether the turn may still name a value of each fact."""
+    return self._end() <= self.limits.turn
+
+  def _left(self) -> int:
+    """Returns the searches left after which the chain can still be ended."""
+    limits = self.limits
+    written = len(self._turn.words)
+    if limits.asked or written + _SEARCH > limits.turn:
+      return 0
+    return max(0, min(self._remaining, (limits.left - self._end()) // _MORE))
+
+  def _guess(self, memory: str | None, candidates: Sequence[str]) -> str:
+    """Returns what is answered at once, with the present fact unsettled."""
+    if len(self._needed) > 1:
+      memory, candidates = None, self._world.objects(self._needed[-1])
+    return memory or self._any(candidates)
+
+  def _any(self, values: Sequence[str]) -> str:
+    return values[int(self._rng.integers(len(values)))]
 
   def _settle(self, relation: str, how: str, value: str) -> str:
     self._settled += ((relation, how),)
     return value
 
-  def _searches(self, chance: float, *, known: bool) -> bool:
+  def _searches(self, chance: float, left: int, *, known: bool) -> bool:
     """Decides whether the expert searches for the fact that it needs."""
-    if self._remaining or not chance:
+    if left or not chance:
       return self._chance(chance)
     if known or self._over_budget:
       return False
-    self._over_budget = self._chance(self._config.p_over_budget)
+    tries = self._chance(self._config.p_over_budget)
+    # A refused search would take what a cap on tokens leaves.
+    self._over_budget = tries and self.limits == Limits()
     return self._over_budget
 
   def _search(

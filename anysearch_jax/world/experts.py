@@ -6,6 +6,8 @@
   reliable or budget is left over. With the scaffold it depends on both more
   strongly, so the scaffold helps before any training. Made for `graded`.
 * `blind` searches everything with the same probability.
+* `frugal` is `soft` that also keeps within stated caps on tokens, and answers
+  when it is asked to. Made for `configs/dual_budgets.py`.
 """
 
 from __future__ import annotations
@@ -27,6 +29,10 @@ class Demonstrator(NamedTuple):
       this is not played.
     slopes: whether P(search | known) must depend on reliability and slack as
       the expert's does.
+    caps: 60 % of the episodes without the scaffold state one of these caps on
+      tokens; empty: none does.
+    careless: share of those in which the expert ignores the cap until it is
+      asked for its answer.
   """
 
   plain: expert.ExpertConfig
@@ -36,6 +42,8 @@ class Demonstrator(NamedTuple):
   gap: float
   scaffold_gain: float | None = None
   slopes: bool = True
+  caps: tuple[int, ...] = ()
+  careless: float = 0.0
 
 
 _BLIND = expert.ExpertConfig(
@@ -79,6 +87,11 @@ EXPERTS = {
     _BLIND, _BLIND, largest_budget=10, probe=0.995, gap=0.3
   ),
 }
+
+
+EXPERTS["frugal"] = EXPERTS["soft"]._replace(
+  caps=tuple(range(20, 201, 10)), careless=0.3
+)
 
 
 def get(name: str) -> Demonstrator:

@@ -52,6 +52,70 @@ def test_answer_room_says_how_much_of_the_tokens_is_kept():
   assert asked[0].max_tokens == 160
 
 
+@pytest.mark.parametrize(
+  ("spare", "asked_at"),
+  [(0, None), (-1, 1)],  # Tokens beyond another such search and the answer.
+)
+def test_episode_is_asked_once_no_search_and_answer_fit(spare, asked_at):
+  """By hand: a search of s tokens, s + 60 + spare are left after it."""
+  config = dataclasses.replace(CONFIG, answer_room=60)
+  said = len(search("a" * 20))
+  tokens = 2 * said + 60 + spare
+  trajectory, asked = play(
+    search("a" * 20),
+    answer("Jane Austen"),
+    hits=(EMMA,),
+    budget=budgets.Budget(searches=5, tokens=tokens),
+    config=config,
+  )
+  turns = [each for each in asked if isinstance(each, types.GenerateRequest)]
+  left = tokens - said
+  # The answer may take all that is left, and what was found is read first.
+  assert turns[1].max_tokens == (left - 60 if asked_at is None else left)
+  lines = transcript(trajectory)
+  assert ("E " + LINE in lines) == (asked_at == 1)
+  assert "Jane Austen." in lines[1]
+  assert prompts.PROMPTS["paper"].judge(trajectory).em
+
+
+def test_being_asked_costs_no_format_but_a_cut_turn_does():
+  judge = prompts.PROMPTS["paper"].judge
+  config = dataclasses.replace(CONFIG, answer_room=40)
+  turns = search("a"), answer("J")
+  tokens = len(turns[0]) + 60
+  asked, _ = play(
+    *turns,
+    hits=(EMMA,),
+    budget=budgets.Budget(searches=5, tokens=tokens),
+    config=config,
+  )
+  assert "E " + LINE in transcript(asked)
+  assert judge(asked).format == 1
+  cut, _ = play(
+    "<think>" + "x" * 400,
+    turns[1],
+    budget=budgets.Budget(searches=5, tokens=200),
+    config=config,
+  )
+  assert judge(cut).format == 0
+  # A search beyond the budget gets the same line.
+  refused, _ = play(*turns, budget=budgets.Budget(searches=0, tokens=400))
+  assert transcript(refused)[1] == "E " + LINE
+  assert judge(refused).format == 0
+
+
+def test_refused_search_is_not_asked_for_the_answer_twice():
+  config = dataclasses.replace(CONFIG, answer_room=40)
+  said = len(search("a"))
+  trajectory, _ = play(
+    search("a"),
+    answer("Jane"),
+    budget=budgets.Budget(searches=0, tokens=said + 60),
+    config=config,
+  )
+  assert transcript(trajectory)[1:] == ["E " + LINE, "M " + answer("Jane")]
+
+
 def test_tokens_alone_leave_searches_free():
   trajectory, _ = play(
     *(search("a"),) * 7, answer("J"), budget=budgets.parse("tokens=400")
