@@ -1,10 +1,10 @@
 """Search in memory-mapped FAISS index files.
 
 `FaissFile` opens any index of inner products. `FaissFlat` is exact and has two
-copies of the vectors: float32, for many queries at once by one matrix product,
-and float16, for few queries, which reads half the bytes on all cores. The
-float16 scan only selects candidates, and its result is used only if rounding
-cannot have excluded a better row.
+copies of the vectors: float32, for several queries at once by a matrix product,
+and float16, for few queries, which reads half the bytes. Both only select
+candidates (`row_scan`), and their result is used only if rounding cannot have
+excluded a better row.
 """
 
 from __future__ import annotations
@@ -14,23 +14,16 @@ import os
 import pathlib
 import struct
 from collections.abc import Callable, Iterable
-from concurrent import futures
 
+import faiss
 import numpy as np
 
+from retrieval.index import row_scan
 from retrieval.index import search as search_lib
 from retrieval.index import vectors as vectors_lib
 
-# OpenMP threads that spin while they wait would take cores from other threads.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-import faiss  # noqa: E402
-
-# By default FAISS uses BLAS only for large batches; batches of up to 166
-# queries of 768 numbers would take a slower path.
-faiss.cvar.distance_compute_blas_threshold = 1
-
 # Up to this many queries, the float16 scan is faster.
-_FEW = 4
+_FEW = 2
 # Candidates of the float16 scan, in addition to k.
 _MORE = 61
 # Bound of the relative rounding error of a float16 score.
@@ -101,61 +94,41 @@ class FaissFlat:
           f"expected a {kind.__name__} of {self.count}; run "
           "launch.build_index again."
         )
-    # FAISS searches one query on one core, so the rows are divided into ranges
-    # that threads scan in parallel.
     self._first, end = part or (0, self.count)
-    searched = end - self._first
-    cores = max(1, min(faiss.omp_get_max_threads(), searched))
-    cuts = [self._first + searched * i // cores for i in range(cores + 1)]
-    self._selectors = [
-      faiss.IDSelectorRange(*ends) for ends in itertools.pairwise(cuts)
-    ]
-    self._threads = futures.ThreadPoolExecutor(cores)
     size = self.count * self.dim
     vectors = self._full.get_xb()  # type: ignore[attr-defined]  # IndexFlat's.
     rows = faiss.rev_swig_ptr(vectors, size).reshape(self.count, self.dim)
-    self._rows = rows[self._first : end]
+    self._scan = row_scan.RowScan(
+      [(self._first, rows[self._first : end])], self.dim
+    )
+    pieces = max(1, min(faiss.omp_get_max_threads(), end - self._first))
+    cuts = np.linspace(self._first, end, pieces + 1).astype(int).tolist()
+    self._selectors = [
+      faiss.IDSelectorRange(*ends) for ends in itertools.pairwise(cuts)
+    ]
 
   def search(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
     """See `search.VectorIndex`."""
     vectors = _checked(vectors, self.dim)
-    if not len(self._rows) or len(vectors) > _FEW:
-      return self._all(vectors, k)
-    return [self._one(vector, k) for vector in vectors]
+    if len(vectors) > _FEW:
+      return self._scan.search(vectors, k).hits()
+    if not len(vectors) or not self._scan.count:
+      return self._scan.search(vectors, k).hits()
+    rough = self._rough(vectors, min(k + _MORE, self._scan.count))
+    # By Cauchy-Schwarz no score of a unit vector changes by more than this.
+    return self._scan.settled(
+      vectors, rough, k, _ROUNDING, lambda some: self._scan.search(some, k)
+    ).hits()
 
-  def _all(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
-    """Scans the float32 copy."""
-    if len(self._rows) == self.count:
-      return _hits(*self._full.search(vectors, k))
-    scores, rows = faiss.knn(
-      vectors, self._rows, min(k, len(self._rows)), faiss.METRIC_INNER_PRODUCT
-    )
-    return _hits(scores, np.where(rows >= 0, rows + self._first, -1))
+  def _rough(self, vectors: np.ndarray, n: int) -> row_scan.Best:
+    """Returns the best `n` rows by the float16 copy."""
 
-  def _one(self, vector: np.ndarray, k: int) -> search_lib.Hits:
-    """Searches in float16, rescores in float32, and falls back if in doubt."""
-    query, wanted = vector[None], min(k + _MORE, len(self._rows))
-
-    def scan(selector: faiss.IDSelector) -> tuple[np.ndarray, np.ndarray]:
+    def scan(selector: faiss.IDSelector) -> row_scan.Best:
       # FAISS replaces the constructor by one that takes keywords.
       among = faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
-      rough, rows = self._half.search(query, wanted, params=among)
-      return rough[0], rows[0]
+      return row_scan.Best(*self._half.search(vectors, n, params=among))
 
-    found = self._threads.map(scan, self._selectors)
-    rough, rows = map(np.concatenate, zip(*found, strict=True))
-    kept = np.lexsort((rows, -rough))[:wanted]  # Empty slots come last.
-    rough, rows = rough[kept], rows[kept]
-    exact = self._rows[rows - self._first] @ vector
-    best = _hits(exact[None], rows[None], k)[0]
-    if len(rows) < len(self._rows):
-      # By Cauchy-Schwarz no score of a unit vector changes by more than this.
-      # If the k-th result does not beat the worst candidate by that margin, a
-      # row that the scan excluded may be better.
-      moved = _ROUNDING * float(np.linalg.norm(vector))
-      if not best.scores[-1] > rough[-1] + 2 * moved:
-        return self._all(query, k)[0]
-    return best
+    return row_scan.merged(self._scan.map(scan, self._selectors), n)
 
 
 def write(
@@ -240,14 +213,12 @@ def _checked(vectors: np.ndarray, dim: int) -> np.ndarray:
   return vectors
 
 
-def _hits(
-  scores: np.ndarray, rows: np.ndarray, k: int | None = None
-) -> list[search_lib.Hits]:
+def _hits(scores: np.ndarray, rows: np.ndarray) -> list[search_lib.Hits]:
   """Converts FAISS's results: no empty slots, equal scores by ascending row."""
   out = []
   for s, r in zip(scores, rows, strict=True):
     kept = np.flatnonzero((r >= 0) & np.isfinite(s))
-    order = kept[np.lexsort((r[kept], -s[kept]))][:k]
+    order = kept[np.lexsort((r[kept], -s[kept]))]
     out.append(
       search_lib.Hits(r[order].astype(np.int64), s[order].astype(np.float32))
     )

@@ -50,6 +50,19 @@ class JaxFlat:
     self.type = "IndexFlatIP" if is_exact else f"JaxFlat ({shards.dtype})"
     for shard in range(len(shards)):
       shards.check(shard, read=False)
+    self._scan = None
+    if devices is None and is_exact:
+      # FAISS is not needed where accelerators hold the vectors.
+      from retrieval.index import row_scan
+
+      self._scan = row_scan.RowScan(
+        (
+          (shards.span(shard)[0], shards.rows(shard).values)
+          for shard in range(len(shards))
+        ),
+        self.dim,
+      )
+      return
     self._search: Callable[..., tuple[jax.Array, jax.Array]]
     self._search = (
       _Mapped(shards, block)
@@ -59,11 +72,13 @@ class JaxFlat:
 
   def search(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
     """See `search.VectorIndex`."""
-    vectors = np.asarray(vectors, np.float32)
+    vectors = np.ascontiguousarray(vectors, np.float32)
     if vectors.ndim != 2 or vectors.shape[1] != self.dim:
       raise ValueError(
         f"Found vectors of shape {vectors.shape}, expected [Q, {self.dim}]."
       )
+    if self._scan:
+      return self._scan.search(vectors, k).hits()
     k, out = min(k, self.count), []
     for start in range(0, len(vectors), _QUERIES[-1]):
       some = vectors[start : start + _QUERIES[-1]]

@@ -143,7 +143,8 @@ def test_vectors_of_another_width_are_refused(tmp_path, shape):
 
 
 def test_calls_of_any_number_of_queries_compile_a_handful_of_times(tmp_path):
-  index = jax_flat.JaxFlat(shards(tmp_path, units(600)), block=300)
+  made = shards(tmp_path, units(600), "bfloat16")
+  index = jax_flat.JaxFlat(made, block=300)
   jax_flat._better.clear_cache()
   for count in (1, 2, 3, 5, 8, 9, 20, 31, 32, 33, 100, 128):
     index.search(units(count, seed=1), 3)

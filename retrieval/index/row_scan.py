@@ -1,0 +1,297 @@
+"""Exact search of float32 rows by inner product, on all cores of a CPU.
+
+FAISS finds candidates by a matrix product in float32, whose rounding depends on
+the shape of the product. Their inner products are then computed in float64 and
+rounded, so a row's score depends on the two vectors only: not on the other
+queries of a call, nor on the rows that are searched with it.
+
+Rows are divided among threads, and each calls FAISS with one OpenMP thread.
+FAISS alone divides every block of 1,024 rows among its threads and waits for
+all of them twice a block, which takes longer than the arithmetic if the threads
+sleep while they wait, and takes cores from others if they spin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent import futures
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from retrieval.index import search as search_lib
+
+# OpenMP threads that spin while they wait would take cores from other threads.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+import faiss  # noqa: E402
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+# By default FAISS uses BLAS only for large batches; batches of up to 166
+# queries of 768 numbers would take a slower path.
+faiss.cvar.distance_compute_blas_threshold = 1
+
+# Up to this many queries, FAISS's loop over rows is faster than a product.
+_LOOPS = 2
+# Candidates of a product, in addition to k.
+_MORE = 8
+# The kernels of BLAS compute this many queries at a time.
+_PADDED = 4
+# A thread takes this many rows at a time, so that a slow core delays less.
+_PIECE = 8192
+# Rows that stay in the cache while FAISS loops over them for each query.
+_CACHED = 1024
+# Candidates that are scored at a time; in float64 they are 3 MB.
+_SCORED = 512
+
+
+class Best(NamedTuple):
+  """Rows by query, best first.
+
+  Attributes:
+    scores: float32 `[Q, n]`.
+    rows: int64 `[Q, n]`; -1 is an empty slot, and they come last.
+  """
+
+  scores: np.ndarray
+  rows: np.ndarray
+
+  def hits(self) -> list[search_lib.Hits]:
+    """Returns the hits of each query, without empty slots."""
+    if (self.rows >= 0).all():
+      return list(map(search_lib.Hits, self.rows, self.scores))
+    return [
+      search_lib.Hits(rows[rows >= 0], scores[rows >= 0])
+      for scores, rows in zip(self.scores, self.rows, strict=True)
+    ]
+
+
+class RowScan:
+  """Unit vectors in memory or in memory-mapped files.
+
+  Args:
+    arrays: the number of the first row, and consecutive rows as a float32
+      `[n, dim]` array, in the order of rows.
+    dim: width of a vector.
+
+  Attributes:
+    count: number of rows.
+    dim: width of a vector.
+  """
+
+  def __init__(self, arrays: Iterable[tuple[int, np.ndarray]], dim: int):
+    self._arrays = [(first, rows) for first, rows in arrays if len(rows)]
+    self._firsts = np.array([first for first, _ in self._arrays], np.int64)
+    self.count, self.dim = sum(len(rows) for _, rows in self._arrays), dim
+    cores = max(1, faiss.omp_get_max_threads())
+    piece = max(min(_PIECE, -(-self.count // cores)), self.count // (8 * cores))
+    self._pieces = [
+      (first + start, rows[start : start + piece])
+      for first, rows in self._arrays
+      for start in range(0, len(rows), piece)
+    ]
+    self._every = faiss.IDSelectorAll()
+    self._helpers = cores - 1
+    self._threads = futures.ThreadPoolExecutor(max(1, cores - 1), "scan")
+
+  def search(self, vectors: np.ndarray, k: int) -> Best:
+    """Returns the best `k` rows, or fewer if there are fewer rows.
+
+    The score is the inner product, rounded to float32; equal scores are in the
+    order of rows.
+
+    Args:
+      vectors: float32 `[Q, dim]`.
+      k: at least 1.
+    """
+    return self._search(vectors, k, _MORE)
+
+  def _search(self, vectors: np.ndarray, k: int, more: int) -> Best:
+    rough = self._candidates(vectors, k + more)
+    # A sum of n products in float32 is off by at most n roundings, relative to
+    # the norms: https://doi.org/10.1137/1.9780898718027, section 3.1.
+    error = (self.dim + 4) * 2.0**-24
+    return self.settled(
+      vectors, rough, k, error, lambda some: self._search(some, k, 8 * more)
+    )
+
+  def settled(
+    self,
+    vectors: np.ndarray,
+    rough: Best,
+    k: int,
+    error: float,
+    again: Callable[[np.ndarray], Best],
+  ) -> Best:
+    """Returns the best `k` rows, found among candidates.
+
+    Args:
+      vectors: float32 `[Q, dim]`.
+      rough: candidates by an approximate score, more than `k` or all rows.
+      k: at least 1.
+      error: bound of the scores' error, for unit vectors.
+      again: searches queries for which the candidates may lack a row.
+    """
+    k = min(k, self.count)
+    if not k or not len(vectors):
+      return _nothing(len(vectors), k)
+    # At least k rows have a score of `least` or more. A row whose approximate
+    # score is lower than that by `error` is not among the best.
+    moved = error * np.linalg.norm(vectors, axis=1)
+    least = rough.scores[:, k - 1] - 2 * moved
+    n = rough.rows.shape[1]
+    is_whole = rough.scores[:, -1] < least
+    is_whole |= (rough.rows[:, -1] < 0) | (n >= self.count)
+    is_plain = is_whole & (rough.scores[:, min(k, n - 1)] < least)
+    if is_plain.all():
+      return self._scored(vectors, rough.rows[:, :k], k)
+    out = _nothing(len(vectors), k)
+    for chosen, width in ((is_plain, k), (is_whole & ~is_plain, n)):
+      if chosen.any():
+        found = self._scored(vectors[chosen], rough.rows[chosen, :width], k)
+        out.scores[chosen], out.rows[chosen] = found
+    if not is_whole.all():
+      found = again(vectors[~is_whole])
+      out.scores[~is_whole], out.rows[~is_whole] = found
+    return out
+
+  def map(self, call: Callable[[T], U], items: Sequence[T]) -> list[U]:
+    """Calls a function for each item, on all threads and on this one."""
+    waiting = iter(range(len(items)))
+    found: dict[int, U] = {}
+
+    def work() -> None:
+      with _one_thread():
+        while (place := next(waiting, None)) is not None:
+          found[place] = call(items[place])
+
+    helpers = range(min(self._helpers, len(items) - 1))
+    others = [self._threads.submit(work) for _ in helpers]
+    work()
+    for other in others:
+      # Threads that other calls keep busy have not begun with this one.
+      if not other.cancel():
+        other.result()
+    return [found[place] for place in range(len(items))]
+
+  def _candidates(self, vectors: np.ndarray, n: int) -> Best:
+    """Returns the best `n` rows by float32, and possibly more."""
+
+    # BLAS takes longer for three queries than for four.
+    padded = np.pad(vectors, ((0, -len(vectors) % _PADDED), (0, 0)))
+    is_looped = len(vectors) <= _LOOPS
+
+    def scan(piece: tuple[int, np.ndarray]) -> Best:
+      first, rows = piece
+      if not is_looped:
+        found = _found(padded, first, rows, n, None)
+        return Best(*(x[: len(vectors)] for x in found))
+      block = _CACHED if len(vectors) > 1 else len(rows)
+      return merged(
+        [
+          _found(vectors, first + i, rows[i : i + block], n, self._every)
+          for i in range(0, len(rows), block)
+        ],
+        n,
+      )
+
+    return merged(self.map(scan, self._pieces), min(n, self.count))
+
+  def _scored(self, vectors: np.ndarray, rows: np.ndarray, k: int) -> Best:
+    """Returns the best `k` of rows `[Q, n]` by their inner products."""
+    some = max(1, _SCORED // rows.shape[1])
+
+    def score(start: int) -> np.ndarray:
+      here = slice(start, start + some)
+      # One order of sums for every row: a matrix product would have several.
+      return np.einsum(
+        "qnd,qd->qn",
+        self._rows(np.maximum(rows[here], self._firsts[0])).astype(np.float64),
+        vectors[here].astype(np.float64),
+      )
+
+    starts = range(0, len(vectors), some)
+    scores = np.concatenate(self.map(score, starts)).astype(np.float32)
+    is_valid = (rows >= 0) & np.isfinite(scores)
+    scores = np.where(is_valid, scores, np.float32(-np.inf))
+    rows = np.where(is_valid, rows, -1)
+    order = np.lexsort((rows, -scores))[:, :k]
+    return Best(
+      np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
+    )
+
+  def _rows(self, rows: np.ndarray) -> np.ndarray:
+    """Returns rows of any shape, as float32 `[..., dim]`."""
+    if len(self._arrays) == 1:
+      first, values = self._arrays[0]
+      return values[rows - first]
+    out = np.empty((*rows.shape, self.dim), np.float32)
+    places = np.searchsorted(self._firsts, rows, "right") - 1
+    for place in np.unique(places):
+      here = places == place
+      first, values = self._arrays[place]
+      out[here] = values[rows[here] - first]
+    return out
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+  """Makes FAISS use one OpenMP thread; other Python threads keep theirs."""
+  before = faiss.omp_get_max_threads()
+  faiss.omp_set_num_threads(1)
+  try:
+    yield
+  finally:
+    faiss.omp_set_num_threads(before)
+
+
+def _nothing(queries: int, k: int) -> Best:
+  """Returns empty slots."""
+  return Best(
+    np.full((queries, k), -np.inf, np.float32),
+    np.full((queries, k), -1, np.int64),
+  )
+
+
+def merged(parts: Sequence[Best], n: int) -> Best:
+  """Returns the best `n` of several parts' rows; ties are in any order."""
+  scores = np.concatenate([part.scores for part in parts], 1)
+  rows = np.concatenate([part.rows for part in parts], 1)
+  order = np.argsort(-scores, axis=1)[:, :n]
+  return Best(
+    np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
+  )
+
+
+def _found(
+  vectors: np.ndarray,
+  first: int,
+  rows: np.ndarray,
+  n: int,
+  every: faiss.IDSelector | None,
+) -> Best:
+  """Returns FAISS's best `n` rows of an array.
+
+  Args:
+    vectors: float32 `[Q, dim]`.
+    first: number of the first row.
+    rows: float32 `[N, dim]`.
+    n: at least 1.
+    every: selects all rows, and makes FAISS loop over them; None: FAISS
+      computes a matrix product.
+  """
+  n = min(n, len(rows))
+  scores = np.empty((len(vectors), n), np.float32)
+  found = np.empty((len(vectors), n), np.int64)
+  # `faiss.knn` takes no selector.
+  faiss.knn_inner_product(
+    *map(faiss.swig_ptr, (vectors, rows)),
+    *(rows.shape[1], len(vectors), len(rows), n),
+    *map(faiss.swig_ptr, (scores, found)),
+    every,
+  )
+  found[found >= 0] += first
+  return Best(scores, found)
