@@ -3,13 +3,13 @@
     python -m bench.retrieval [--rows=32641,1000000] [--batches=1,8,32,128,512]
 
 The sides run in turns, each in its own process: `default` is faiss.IndexFlatIP
-with default settings, which has an OpenMP thread on each core; `set` is the same
-with `distance_compute_blas_threshold` 1, so that every batch is a matrix product
-(by default, batches of 167 queries or more of 768 numbers); `faiss_flat` and `jax_flat` are the indexes that
-launch.build_index makes, mapped from their files. The vectors are random unit
-vectors of 768 numbers; a search returns the top 3. Prints the median
-milliseconds per call, the speed relative to `default`, the process's own
-memory, and its peak memory with mapped pages.
+with default settings, which has an OpenMP thread on each core; `set` is the
+same with `distance_compute_blas_threshold` 1, so that every batch is a matrix
+product (by default, of 167 or more queries of 768 numbers); `faiss_flat` and
+`jax_flat` are the indexes that launch.build_index makes, mapped from their
+files. The vectors are random unit vectors of 768 numbers; a search returns the
+top 3. Prints the median milliseconds per call, the speed relative to `default`,
+the process's own memory, and its peak memory with mapped pages.
 """
 
 from __future__ import annotations

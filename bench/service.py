@@ -1,10 +1,11 @@
-"""Compares the search service with a plain one around the same index.
+"""Compares the search service with a plain one over the same vectors.
 
     python -m bench.service [--clients=64] [--seconds=30] [--rounds=1]
 
-The index is FAISS's flat index over random unit vectors. The encoder derives a
-query's vector from its hash, and passages are read from a file. The plain
-service (`plain_service`) searches for each request on a thread. Each service
+The vectors are random and of unit length. Our service has a `faiss_flat` index.
+The plain one (`plain_service`, as in Search-R1) has FAISS's flat index with its
+default settings, and searches for each request on a thread. The encoder derives
+a query's vector from its hash, and passages are read from a file. Each service
 runs in its own process. The same clients, each with one connection and one
 request at a time, ask one service after the other, and never the same query
 twice. Prints seconds to an answer, requests per second, errors, and the ratios.
@@ -16,7 +17,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import os
 import pathlib
 import socket
 import statistics
@@ -30,9 +30,6 @@ from typing import Any
 import numpy as np
 import orjson
 from absl import flags
-
-# OpenMP threads that spin while they wait would take cores from the clients.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from bench import harness, plain_service
 from launch import serve_retriever
@@ -67,15 +64,13 @@ class _Encoder:
 
 
 class _Flat:
-  """A `search.VectorIndex` that uses FAISS."""
+  """A `search.VectorIndex` that is FAISS's, with its default settings."""
 
   type = "IndexFlatIP"
 
   def __init__(self, vectors: np.ndarray):
     import faiss
 
-    # As in `faiss_flat`: otherwise batches of up to 166 queries are slower.
-    faiss.cvar.distance_compute_blas_threshold = 1
     self.count, self.dim = vectors.shape
     self._index = faiss.IndexFlatIP(self.dim)
     self._index.add(vectors)
@@ -93,14 +88,23 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
   return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
+def _written(folder: str, vectors: np.ndarray) -> search.VectorIndex:
+  """Returns the index that launch.build_index makes with --kind=faiss_flat."""
+  from retrieval.index import faiss_flat
+
+  count, dim = vectors.shape
+  faiss_flat.write(folder, lambda: iter([vectors]), count=count, dim=dim)
+  return faiss_flat.FaissFlat(folder)
+
+
 def _serve(name: str, folder: str, dim: str) -> None:
   """Serves until the process is ended."""
   corpus = passages.Corpus(folder)
+  vectors = _unit(_normal(0, len(corpus), int(dim)))
+  flat = _Flat(vectors) if name == "plain" else _written(folder, vectors)
   index = search.SearchIndex(
     corpus,
-    search.EncodedIndex(
-      _Flat(_unit(_normal(0, len(corpus), int(dim)))), _Encoder(int(dim))
-    ),
+    search.EncodedIndex(flat, _Encoder(int(dim))),
     identity={"kind": "bench"},
   )
   if name == "ours":

@@ -288,9 +288,14 @@ def _found(
   found = np.empty((len(vectors), n), np.int64)
   # `faiss.knn` takes no selector.
   faiss.knn_inner_product(
-    *map(faiss.swig_ptr, (vectors, rows)),
-    *(rows.shape[1], len(vectors), len(rows), n),
-    *map(faiss.swig_ptr, (scores, found)),
+    faiss.swig_ptr(vectors),
+    faiss.swig_ptr(rows),
+    rows.shape[1],
+    len(vectors),
+    len(rows),
+    n,
+    faiss.swig_ptr(scores),
+    faiss.swig_ptr(found),
     every,
   )
   found[found >= 0] += first

@@ -57,14 +57,8 @@ def test_parts_together_have_the_rows_and_scores_of_the_whole(built, kind, of):
         scores = np.concatenate([h.scores for h in hits])
         assert len(set(rows.tolist())) == len(rows)
         best = np.argsort(-scores, kind="stable")[:k]
-        if kind == "bm25":
-          np.testing.assert_array_equal(scores[best], each.scores)
-          np.testing.assert_array_equal(rows[best], each.rows)
-        else:
-          # Products of other shapes may round differently.
-          np.testing.assert_allclose(scores[best], each.scores, atol=3e-7)
-          if k < 300:
-            assert rows[best].tolist() == each.rows.tolist()
+        np.testing.assert_array_equal(scores[best], each.scores)
+        np.testing.assert_array_equal(rows[best], each.rows)
 
 
 @pytest.mark.parametrize(
@@ -137,13 +131,14 @@ def connect():
     each.close()
 
 
-def test_services_of_all_parts_answer_as_one_index(built, connect):
-  folder = built("bm25")
-  whole = opened(folder, "bm25")
+@pytest.mark.parametrize("kind", KINDS)
+def test_services_of_all_parts_answer_as_one_index(built, connect, kind):
+  folder = built(kind)
+  whole = opened(folder, kind)
   network = Network(
-    **{f"h{i}": app(opened(folder, "bm25", (i, 3))) for i in range(3)}
+    **{f"h{i}": app(opened(folder, kind, (i, 4))) for i in range(4)}
   )
-  retriever = connect("http://h0,http://h1, http://h2", network)
+  retriever = connect("http://h0,http://h1, http://h2,http://h3", network)
   asked = [fake.ask(q, k) for q in QUERIES for k in (1, 4)]
   found = fake.search(retriever, *asked)
   assert found == [whole.search([r.query], r.k)[0] for r in asked]
