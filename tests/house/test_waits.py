@@ -170,6 +170,7 @@ _ENDED = {
     "await asyncio.gather",
   ): "`Caller.ask` has one",
   ("retrieval/service/service.py", "found.result()"): "asked only when done",
+  ("retrieval/index/row_scan.py", "other.result()"): "its items are bounded",
   ("retrieval/clients/web.py", "await asyncio.gather"): "`Caller.ask` has one",
   ("retrieval/pipeline/served.py", "await asyncio.gather"): (
     "`Caller.ask` has one"
