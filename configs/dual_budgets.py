@@ -9,6 +9,12 @@ mean of the shares of both that it saved. All else is the quickstart's preset
 `priced`, except that pairs are drawn from the first rollout on: the world's
 scaffold cannot state a cap on tokens, so a policy that anneals with it learns
 nothing about the cap.
+
+The shipped warm start has never seen a cap on tokens nor been asked for its
+answer. This makes one that has; train it with `--config.policy=capped_policy`:
+
+    python -m launch.warm_start --config=configs/dual_budgets.py \
+        --start=configs/graded_world_policy --output=capped_policy
 """
 
 from __future__ import annotations
@@ -35,8 +41,8 @@ def get_config() -> config_lib.ExperimentConfig:
     warm_start=dataclasses.replace(
       config.warm_start,
       expert="frugal",
-      steps=200,
+      steps=1000,
       learning_rate=1e-3,
-      demonstrations=5000,
+      demonstrations=12000,
     ),
   )

@@ -77,7 +77,7 @@ def is_spent(episode: episode_state.Episode) -> bool:
 
 def reads(episode: episode_state.Episode) -> bool:
   """Returns whether an episode that lands can still read all of its context."""
-  limits = [_configured(episode) - reserve(episode)]
+  limits = [_configured(episode) - max(reserve(episode), _line(episode))]
   if episode.caps.dollars < math.inf:
     limits.append(_affordable(episode, lands=True))
   return min(limits) > 0 and _capped(episode) > 0

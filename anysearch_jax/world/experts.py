@@ -90,7 +90,7 @@ EXPERTS = {
 
 
 EXPERTS["frugal"] = EXPERTS["soft"]._replace(
-  caps=tuple(range(20, 201, 10)), careless=0.3
+  caps=tuple(range(20, 201, 10)), careless=0.5
 )
 
 

@@ -104,6 +104,22 @@ def test_being_asked_costs_no_format_but_a_cut_turn_does():
   assert judge(refused).format == 0
 
 
+def test_observation_that_leaves_no_room_for_the_line_is_left_out():
+  said = len(search("a"))
+  shown = len(scripted.CODEC.encode(played_episode.FOUND))
+  config = dataclasses.replace(
+    CONFIG,
+    budget_file="silent",
+    max_context=played_episode.length_of_prompt() + said + shown + len(LINE),
+  )
+  budget = budgets.Budget(searches=2, tokens=said + 50)
+  trajectory, _ = play(
+    search("a"), answer("J"), hits=(EMMA,), budget=budget, config=config
+  )
+  assert transcript(trajectory)[1:] == ["E " + LINE, "M " + answer("J")]
+  assert len(trajectory.token_ids) <= config.max_context
+
+
 def test_refused_search_is_not_asked_for_the_answer_twice():
   config = dataclasses.replace(CONFIG, answer_room=40)
   said = len(search("a"))
