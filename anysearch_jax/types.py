@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -367,23 +366,11 @@ class EngineUser(Protocol):
 
 
 @runtime_checkable
-class Counting(Protocol):
-  """A part that counts events in `counters` since they were last cleared."""
-
-  counters: Counter[str]
-
-
-@runtime_checkable
 class Paged(Protocol):
   """An engine with a paged KV cache; `pages` are those held, and all."""
 
   @property
   def pages(self) -> tuple[int, int]: ...
-
-
-def counters(part: object) -> Counter[str]:
-  """Returns the counters of a part, or empty ones if it does not count."""
-  return part.counters if isinstance(part, Counting) else Counter()
 
 
 class TextCodec(Protocol):

@@ -123,14 +123,14 @@ def _ours(encoder: WordVectors, k: int) -> Iterator[tuple[str, Side]]:
 def _milvus(
   corpus: passages.Corpus, encoder: WordVectors, k: int
 ) -> Iterator[tuple[str, Side]]:
-  from retrieval.clients import milvus
+  from retrieval.milvus import collection, retriever
 
   address = flags.FLAGS.milvus
-  client = milvus.connect(address)
-  milvus.build(client, "passages", corpus, encoder=encoder)
+  client = collection.connect(address)
+  collection.build(client, "passages", corpus, encoder=encoder)
   size = _bytes(pathlib.Path(address)) if address.endswith(".db") else 0
   for ranking, exact in (("bm25", "bm25"), ("dense", "faiss_flat")):
-    made = milvus.MilvusRetriever(
+    made = retriever.MilvusRetriever(
       client, "passages", ranking=ranking, encoder=encoder
     )
     yield f"Milvus {ranking}", Side(_asks(made, k), exact, size)

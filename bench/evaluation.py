@@ -40,6 +40,7 @@ from anysearch_jax import types
 from bench import harness
 from configs import quickstart
 from launch import evaluate, jax_setup, policies
+from retrieval import requests as requests_lib
 
 if TYPE_CHECKING:
   from anysearch_jax.evaluation import harness as evaluation
@@ -54,7 +55,7 @@ _ALONE = "each budget by itself"
 _WAYS = (_ONE_PASS, _RUN_A_BUDGET, _UNSHARED, _ALONE)
 
 
-class Server:
+class Server(requests_lib.OneByBatch):
   """A retriever that takes as long as a server with these latencies."""
 
   def __init__(
@@ -63,12 +64,6 @@ class Server:
     self._retriever = retriever
     self._batch, self._each = batch, each
     self._free = 0.0
-
-  async def search(
-    self, request: types.SearchRequest
-  ) -> Sequence[types.Passage]:
-    (found,) = await self.search_many([request])
-    return found
 
   async def search_many(
     self, requests: Sequence[types.SearchRequest]

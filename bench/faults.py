@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from anysearch_jax import types
+from retrieval import requests as requests_lib
 
 DEADLINE = 2.0  # Seconds of a search.
 _ERRORS = 0.1  # Share of the searches that fail.
@@ -17,19 +18,11 @@ _HANGS = 0.1  # Share of those that hang until their deadline.
 _ENGINE_LIFE = 120.0  # Seconds, on average.
 
 
-class FaultyRetriever:
+class FaultyRetriever(requests_lib.OneByBatch):
   """A retriever of whose answers a tenth fail or hang."""
 
   def __init__(self, retriever: types.Retriever, drawn: random.Random):
     self._retriever, self._drawn = retriever, drawn
-
-  async def search(
-    self, request: types.SearchRequest
-  ) -> Sequence[types.Passage]:
-    (answer,) = await self.search_many([request])
-    if isinstance(answer, types.RetrievalError):
-      raise answer
-    return answer
 
   async def search_many(
     self, requests: Sequence[types.SearchRequest]

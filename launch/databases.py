@@ -26,13 +26,14 @@ def make(c: config_lib.RetrievalConfig) -> tuple[types.BatchRetriever, Any]:
 
 
 def milvus_client() -> Any:
-  """Returns the module `retrieval.clients.milvus`.
+  """Returns the package `retrieval.milvus`.
 
   Raises:
     ValueError: Milvus's own client is not installed.
   """
   try:
-    from retrieval.clients import milvus
+    from retrieval import milvus
+    from retrieval.milvus import collection, retriever  # noqa: F401
   except ModuleNotFoundError as error:
     raise ValueError(
       f"Milvus needs a package that is missing ({error}); run pip install -r "
@@ -51,12 +52,13 @@ def _milvus(
     from anysearch_jax.host.http import calls
 
     token = calls.secret_in(c.key_variable, "the token of Milvus")
-  client = milvus.connect(c.milvus, token=token)
+  client = milvus.collection.connect(c.milvus, token=token)
   collection, ranking = c.collection or "passages", c.ranking or "bm25"
   encoder = None
   if ranking != "bm25":
-    encoder = _encoder(c, ranking, milvus.described(client, collection))
-  found = milvus.MilvusRetriever(
+    built = milvus.collection.described(client, collection)
+    encoder = _encoder(c, ranking, built)
+  found = milvus.retriever.MilvusRetriever(
     client,
     collection,
     ranking=ranking,

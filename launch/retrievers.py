@@ -10,6 +10,7 @@ from typing import Any
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.host import counting
 from launch import databases, live_retrievers, retrieval_settings
 
 
@@ -39,7 +40,7 @@ class IdentifiedRetriever:
 
   @property
   def counters(self) -> Counter[str]:
-    return types.counters(self._retriever) + types.counters(self._counted)
+    return counting.counters(self._retriever) + counting.counters(self._counted)
 
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
     """Returns the identity and its hash, the same for all corpora."""

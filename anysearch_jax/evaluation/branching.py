@@ -52,6 +52,7 @@ from anysearch_jax.rollout import (
   episode,
   episode_state,
   searching,
+  steering,
 )
 
 BRANCHES = "branches.jsonl"
@@ -218,7 +219,7 @@ async def _play(
   if isinstance(request, types.GenerateRequest):
     seen = control.seen(episode.step(at, turn)[0])
   if point.kind == "stop":
-    refused = await to_the_end(*episode.refuse(at, turn))
+    refused = await to_the_end(*steering.refuse(at, turn))
     return _Played(1, seen, refused=refused)
   discarded = 0
   for attempt in range(plan.tries):
@@ -239,7 +240,7 @@ async def _play(
       return _Played(attempt + 1, seen, granted, discarded=discarded)
     if isinstance(request, types.SearchRequest):
       granted = await to_the_end(after, request)
-      refused = await to_the_end(*episode.refuse(at, event))
+      refused = await to_the_end(*steering.refuse(at, event))
       return _Played(attempt + 1, seen, granted, refused, discarded)
     discarded += len(event.token_ids)
     player.engine.release(here)

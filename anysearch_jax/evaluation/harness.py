@@ -25,6 +25,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import official_scoring, records
 from anysearch_jax.evaluation import journal
+from anysearch_jax.host import counting
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, searching
 from anysearch_jax.rollout import inflight as inflight_lib
@@ -203,8 +204,8 @@ def savings(engine: types.Engine, retriever: types.Retriever) -> dict[str, Any]:
     needed no prefill; `searches`, the share of searches that needed no query;
     `lanes`, the share of the engine's lanes that sampled.
   """
-  e = dict(types.counters(engine))
-  s = dict(types.counters(retriever))
+  e = dict(counting.counters(engine))
+  s = dict(counting.counters(retriever))
 
   def share(parts: float, whole: float) -> float | None:
     return parts / whole if whole else None

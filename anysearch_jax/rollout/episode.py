@@ -11,8 +11,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-import numpy as np
-
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import prompts, protocol, spec, tools
@@ -191,60 +189,6 @@ def land(
   return _next_turn(landing, _written(landing, line))
 
 
-def refuse(
-  asking: episode_state.Episode, turn: types.Generation
-) -> tuple[episode_state.Episode, episode_state.Request]:
-  """Answers a turn that searches as if its budget were used up.
-
-  Args:
-    asking: the episode that waits for the turn.
-    turn: the turn, which searches.
-
-  Returns:
-    As `step`. Where turns are the budget, the next turn must answer.
-  """
-  if asking.environment.turns_are_budget:
-    return land(step(asking, turn)[0])
-  return step(dataclasses.replace(asking, stopped=True), turn)
-
-
-def again(
-  waiting: episode_state.Episode, turn: types.Generation
-) -> tuple[episode_state.Episode, types.GenerateRequest] | None:
-  """Asks for a turn once more; `turn` is discarded and remains charged.
-
-  Args:
-    waiting: the episode that waits for the turn.
-    turn: what was sampled.
-
-  Returns:
-    The episode with an address of its own, because its random numbers differ,
-    and the request. None if no token is left for it.
-
-  Raises:
-    ValueError: the episode does not wait for a turn.
-  """
-  asked = waiting.request
-  if not isinstance(asked, types.GenerateRequest):
-    raise ValueError(
-      f"Found the episode at {waiting.address} waiting on a "
-      f"{type(asked).__name__}; expected one that waits for a turn."
-    )
-  # Groups are sampled as attempts 0 and 1.
-  address = waiting.address._replace(attempt=waiting.address.attempt + 2)
-  redo = dataclasses.replace(
-    waiting,
-    address=address,
-    discarded=waiting.discarded + len(turn.token_ids),
-    reread=waiting.reread + len(asked.token_ids),
-  )
-  most = min(asked.max_tokens, room.turn(redo))
-  if most <= 0:
-    return None
-  request = dataclasses.replace(asked, address=address, max_tokens=most)
-  return dataclasses.replace(redo, request=request), request
-
-
 def _after_turn(
   episode: episode_state.Episode, generation: types.Generation, most: int
 ) -> tuple[episode_state.Episode, episode_state.Request]:
@@ -420,40 +364,5 @@ def _finish(
   episode: episode_state.Episode, outcome: types.Outcome, reason: str = ""
 ) -> tuple[episode_state.Episode, episode_state.Request]:
   """Ends the episode with its trajectory."""
-  chunks = episode.chunks
-  lengths = [len(chunk.token_ids) for chunk in chunks]
-
-  def flat(values, dtype):
-    joined = itertools.chain.from_iterable(values)
-    return np.fromiter(joined, dtype, count=sum(lengths))
-
-  def spread(values, dtype):
-    return np.repeat(np.array(values, dtype), lengths)
-
-  trajectory = types.Trajectory(
-    address=episode.address,
-    question=episode.question,
-    budget=episode.budget,
-    scaffold=episode.scaffold,
-    token_ids=flat((c.token_ids for c in chunks), np.int32),
-    authors=spread([c.author for c in chunks], np.int8),
-    logps=flat((c.logps for c in chunks), np.float32),
-    versions=flat((c.versions for c in chunks), np.int32),
-    spans=tuple(
-      types.Span(c.author, c.text)
-      for c in chunks
-      if c.author is not types.Author.PROMPT
-    ),
-    searches=episode.used,
-    queries=episode.queries,
-    violation=episode.violation,
-    outcome=outcome,
-    reason=reason,
-    observations=episode.observations,
-    search_ends=episode.search_ends,
-    caps=episode.caps,
-    seconds=episode.elapsed,
-    discarded_tokens=episode.discarded,
-    discarded_input=episode.reread,
-  )
-  return _wait(episode, episode_state.Done(trajectory))
+  done = episode_state.Done(episode.trajectory(outcome, reason))
+  return _wait(episode, done)

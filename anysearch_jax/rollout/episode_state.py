@@ -8,6 +8,11 @@ are never encoded again. Tokens, authors and spans all derive from the chunks.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
@@ -205,3 +210,47 @@ class Episode:
       "seconds": self.elapsed,
     }
     return units.left(line, env.units, self.caps, used)
+
+  def trajectory(
+    self, outcome: types.Outcome, reason: str = ""
+  ) -> types.Trajectory:
+    """Returns the trajectory of an episode that ends now.
+
+    Args:
+      outcome: how it ends.
+      reason: why, if it failed or is truncated.
+    """
+    chunks = self.chunks
+    lengths = [len(chunk.token_ids) for chunk in chunks]
+
+    def flat(values: Iterable[Sequence[float]], dtype: Any) -> np.ndarray:
+      joined = itertools.chain.from_iterable(values)
+      return np.fromiter(joined, dtype, count=sum(lengths))
+
+    authors = np.array([chunk.author for chunk in chunks], np.int8)
+    return types.Trajectory(
+      address=self.address,
+      question=self.question,
+      budget=self.budget,
+      scaffold=self.scaffold,
+      token_ids=flat((c.token_ids for c in chunks), np.int32),
+      authors=np.repeat(authors, lengths),
+      logps=flat((c.logps for c in chunks), np.float32),
+      versions=flat((c.versions for c in chunks), np.int32),
+      spans=tuple(
+        types.Span(c.author, c.text)
+        for c in chunks
+        if c.author is not types.Author.PROMPT
+      ),
+      searches=self.used,
+      queries=self.queries,
+      violation=self.violation,
+      outcome=outcome,
+      reason=reason,
+      observations=self.observations,
+      search_ends=self.search_ends,
+      caps=self.caps,
+      seconds=self.elapsed,
+      discarded_tokens=self.discarded,
+      discarded_input=self.reread,
+    )

@@ -18,6 +18,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.host import counting
 
 
 @dataclasses.dataclass
@@ -115,7 +116,7 @@ class BatchingRetriever:
     self.identity = identity
     self.counters: Counter[str] = Counter()
     # What the retriever had counted when it was last asked.
-    self._counted: Counter[str] = Counter(types.counters(retriever))
+    self._counted: Counter[str] = Counter(counting.counters(retriever))
 
   def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
     """Passes the policy's engine to a retriever that generates with it."""
@@ -224,7 +225,7 @@ class BatchingRetriever:
 
   def _count_source(self) -> None:
     """Adds what the retriever has counted since the last call."""
-    now = Counter(types.counters(self._retriever))
+    now = Counter(counting.counters(self._retriever))
     for name, value in now.items():
       more = value - self._counted[name]
       self.counters[f"source/{name}"] += more

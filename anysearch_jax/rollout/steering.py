@@ -7,7 +7,13 @@ import dataclasses
 import math
 
 from anysearch_jax import types
-from anysearch_jax.rollout import answering, control, episode, episode_state
+from anysearch_jax.rollout import (
+  answering,
+  control,
+  episode,
+  episode_state,
+  room,
+)
 
 
 async def steer(
@@ -43,7 +49,7 @@ async def steer(
   if isinstance(request, types.SearchRequest):
     if rule.searches(control.ASK, control.seen(after), limit):
       return after, request
-    return episode.refuse(waiting, turn)
+    return refuse(waiting, turn)
   if not (
     isinstance(request, episode_state.Done)
     and request.trajectory.outcome is types.Outcome.ANSWERED
@@ -63,6 +69,60 @@ async def steer(
   )
 
 
+def refuse(
+  asking: episode_state.Episode, turn: types.Generation
+) -> tuple[episode_state.Episode, episode_state.Request]:
+  """Answers a turn that searches as if its budget were used up.
+
+  Args:
+    asking: the episode that waits for the turn.
+    turn: the turn, which searches.
+
+  Returns:
+    As `step`. Where turns are the budget, the next turn must answer.
+  """
+  if asking.environment.turns_are_budget:
+    return episode.land(episode.step(asking, turn)[0])
+  return episode.step(dataclasses.replace(asking, stopped=True), turn)
+
+
+def again(
+  waiting: episode_state.Episode, turn: types.Generation
+) -> tuple[episode_state.Episode, types.GenerateRequest] | None:
+  """Asks for a turn once more; `turn` is discarded and remains charged.
+
+  Args:
+    waiting: the episode that waits for the turn.
+    turn: what was sampled.
+
+  Returns:
+    The episode with an address of its own, because its random numbers differ,
+    and the request. None if no token is left for it.
+
+  Raises:
+    ValueError: the episode does not wait for a turn.
+  """
+  asked = waiting.request
+  if not isinstance(asked, types.GenerateRequest):
+    raise ValueError(
+      f"Found the episode at {waiting.address} waiting on a "
+      f"{type(asked).__name__}; expected one that waits for a turn."
+    )
+  # Groups are sampled as attempts 0 and 1.
+  address = waiting.address._replace(attempt=waiting.address.attempt + 2)
+  redo = dataclasses.replace(
+    waiting,
+    address=address,
+    discarded=waiting.discarded + len(turn.token_ids),
+    reread=waiting.reread + len(asked.token_ids),
+  )
+  most = min(asked.max_tokens, room.turn(redo))
+  if most <= 0:
+    return None
+  request = dataclasses.replace(asked, address=address, max_tokens=most)
+  return dataclasses.replace(redo, request=request), request
+
+
 async def _replaced(
   waiting: episode_state.Episode,
   turn: types.Generation,
@@ -79,7 +139,7 @@ async def _replaced(
   started = clock()
   discarded = reread = 0
   for _ in range(tries):
-    redo = episode.again(waiting, turn)
+    redo = again(waiting, turn)
     if redo is None:
       break
     waiting, request = redo

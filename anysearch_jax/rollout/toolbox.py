@@ -14,6 +14,7 @@ from typing import Any
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 from anysearch_jax.environment import tools as tools_lib
+from anysearch_jax.host import counting
 
 # Passages among which a page is looked for.
 _DEPTH = 20
@@ -48,7 +49,7 @@ class Toolbox:
       {
         f"{tool}/{name}": value
         for tool, retriever in self._tools.items()
-        for name, value in types.counters(retriever).items()
+        for name, value in counting.counters(retriever).items()
       }
     )
 

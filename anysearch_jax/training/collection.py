@@ -25,7 +25,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum
 from anysearch_jax.data import dataset_iterator
-from anysearch_jax.host import processes
+from anysearch_jax.host import counting, processes
 from anysearch_jax.rollout import driver, inflight, trainable_engine
 from anysearch_jax.training import rollout_buffer
 from anysearch_jax.training import timeline as timeline_lib
@@ -229,7 +229,7 @@ class Collector:
 
 def _pop_counters(part: object) -> Counter[str]:
   """Returns a part's counters and resets them to 0."""
-  counters = types.counters(part)
+  counters = counting.counters(part)
   counts = Counter(counters)
   counters.clear()
   return counts

@@ -24,6 +24,7 @@ from anysearch_jax.rollout.jax_engine import kv_memory, sampling
 from anysearch_jax.training import (
   batching,
   checkpoint,
+  mesh_checks,
   placement,
   rewards_and_advantages,
 )
@@ -61,7 +62,7 @@ def validate(
       "training; expected none, because a rule steers a policy that is trained "
       "already. Evaluate with it."
     )
-  _mesh(config.mesh)
+  mesh_checks.check(config.mesh)
   _evaluation(config.evaluation)
   if samples:
     _engine(config.engine, config.sglang, config.episode)
@@ -91,7 +92,7 @@ def _training(config: config_lib.ExperimentConfig, processes: int) -> None:
     own=bool(config.reward.function),
   )
   _batch(batch)
-  _rows_over_tensor(config.mesh, batch)
+  mesh_checks.check_rows(config.mesh, batch)
   _async_level(config.pipeline.async_level, objective, processes)
   _offload(config.pipeline, config.engine.kind)
   if config.engine.kind == "sglang":
@@ -103,7 +104,7 @@ def _training(config: config_lib.ExperimentConfig, processes: int) -> None:
     )
   elif config.pipeline.async_level:
     # With servers this process only publishes weights, without a collective.
-    _separate_devices(config.pipeline.async_level, config.mesh)
+    mesh_checks.check_separate(config.pipeline.async_level, config.mesh)
   if config.group < 2 and not objective.has_critic:
     raise ValueError(
       f"group: found {config.group}, expected at least 2: an advantage is a "
@@ -340,18 +341,6 @@ def _offload(config: config_lib.PipelineConfig, engine: str) -> None:
     )
 
 
-def _separate_devices(level: int, mesh: config_lib.MeshConfig) -> None:
-  trainer = set(mesh.trainer or range(mesh.data * mesh.fsdp * mesh.tensor))
-  shared = trainer & set(mesh.rollout or trainer)
-  if shared and len(trainer | set(mesh.rollout)) > 1:
-    raise ValueError(
-      f"pipeline.async_level: found {level} with device {min(shared)} both in "
-      "mesh.trainer and in mesh.rollout; expected devices of their own, or one "
-      "device for both: programs of several devices that start at the same "
-      "time may wait for each other."
-    )
-
-
 def _name(name: str) -> None:
   """Checks that the run's name can name its folder."""
   plain = pathlib.PurePath(name).name == name and name not in ("", "..")
@@ -373,32 +362,3 @@ def _batch(c: config_lib.BatchConfig) -> None:
     c.attention,
     ("auto", *self_attention.IMPLEMENTATIONS),
   )
-
-
-def _mesh(c: config_lib.MeshConfig) -> None:
-  for name in ("trainer", "rollout"):
-    indices = getattr(c, name)
-    if len(set(indices)) < len(indices):
-      raise ValueError(
-        f"mesh.{name}: found {indices}, expected indices of devices from 0, "
-        "each once."
-      )
-  devices = c.data * c.fsdp * c.tensor
-  if c.trainer and devices % len(c.trainer):
-    raise ValueError(
-      f"mesh.trainer: found {len(c.trainer)} devices of each process for a "
-      f"mesh of data {c.data} x fsdp {c.fsdp} x tensor {c.tensor} = {devices}; "
-      "expected a number that divides it."
-    )
-
-
-def _rows_over_tensor(
-  c: config_lib.MeshConfig, batch: config_lib.BatchConfig
-) -> None:
-  uneven = [n for n in batch.row_lengths if n % c.tensor]
-  if c.sequence_parallel and uneven:
-    raise ValueError(
-      f"mesh.sequence_parallel: found a row of {uneven[0]} tokens in "
-      f"batch.row_lengths, expected multiples of mesh.tensor, {c.tensor}, over "
-      "which positions are cut."
-    )

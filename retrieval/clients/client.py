@@ -21,7 +21,7 @@ import httpx2
 
 from anysearch_jax import types
 from anysearch_jax.host.http import calls, errors, redaction, wire
-from retrieval.clients import requests as requests_lib
+from retrieval import requests as requests_lib
 
 Answer = tuple[types.Passage, ...]
 
@@ -33,7 +33,7 @@ _ABOUT_CALLERS = (401, 402, 403, 404, 405, 407, 410, 415, 426)
 _FAILED = 16
 
 
-class HttpRetriever:
+class HttpRetriever(requests_lib.OneByBatch):
   """Asks a retrieval server; safe to use from any event loop and thread.
 
   Args:
@@ -81,12 +81,9 @@ class HttpRetriever:
     token = token_variable and calls.secret_in(
       token_variable, "the retriever's token"
     )
-    headers = {"Content-Type": "application/json"}
-    if token:
-      headers["Authorization"] = f"Bearer {token}"
     self._caller = calls.Caller(
       patience,
-      headers=headers,
+      headers=calls.json_headers(token),
       secret=token,
       advice=_ADVICE,
       largest=largest,
@@ -95,13 +92,6 @@ class HttpRetriever:
     )
     self.counters: Counter[str] = self._caller.counters
     self._answered: str | None = None
-
-  async def search(self, request: types.SearchRequest) -> Answer:
-    """Returns at most `k` passages in the server's order; see `search_many`."""
-    (answer,) = await self.search_many([request])
-    if isinstance(answer, Exception):
-      raise answer
-    return answer
 
   async def search_many(
     self, requests: Sequence[types.SearchRequest]

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Sequence
 
 from anysearch_jax import types
-from retrieval.clients import requests as requests_lib
+from retrieval import requests as requests_lib
 from retrieval.index import search
 
 Answer = tuple[types.Passage, ...]
 
 
-class LocalRetriever:
+class LocalRetriever(requests_lib.OneByBatch):
   """Searches an index on another thread; usable from any event loop.
 
   Args:
@@ -22,11 +22,6 @@ class LocalRetriever:
 
   def __init__(self, searching: search.SearchIndex, *, corpus: str = ""):
     self._searching, self._corpus = searching, corpus
-
-  async def search(self, request: types.SearchRequest) -> Answer:
-    """Returns at most `k` passages, best first; see `search_many`."""
-    (answer,) = await self.search_many([request])
-    return answer
 
   async def search_many(
     self, requests: Sequence[types.SearchRequest]

@@ -21,7 +21,8 @@ import httpx2
 
 from anysearch_jax import types
 from anysearch_jax.host.http import calls
-from retrieval.clients import client, requests
+from retrieval import requests as requests_lib
+from retrieval.clients import client
 
 Answer = tuple[types.Passage, ...]
 
@@ -36,7 +37,7 @@ def addresses(text: str) -> list[list[str]]:
   ]
 
 
-class ShardedRetriever:
+class ShardedRetriever(requests_lib.OneByBatch):
   """Asks all shards; safe to use from any event loop and thread.
 
   Args:
@@ -91,15 +92,8 @@ class ShardedRetriever:
     """The sums of all servers' counters; see `client.HttpRetriever`."""
     return sum((s.counters for s in self._shards), Counter())
 
-  async def search(self, request: types.SearchRequest) -> Answer:
-    """Returns at most `k` passages, best first; see `search_many`."""
-    (answer,) = await self.search_many([request])
-    if isinstance(answer, Exception):
-      raise answer
-    return answer
-
   async def search_many(
-    self, asked: Sequence[types.SearchRequest]
+    self, requests: Sequence[types.SearchRequest]
   ) -> list[Answer | Exception]:
     """Returns answers in the order of the requests.
 
@@ -112,11 +106,15 @@ class ShardedRetriever:
     Raises:
       ValueError: a request is invalid, see `requests.check`.
     """
-    requests.check(asked, self._corpus)
-    found = await asyncio.gather(*(s.search_many(asked) for s in self._shards))
+    requests_lib.check(requests, self._corpus)
+    found = await asyncio.gather(
+      *(s.search_many(requests) for s in self._shards)
+    )
     return [
       _merged(answers, request.k)
-      for request, answers in zip(asked, zip(*found, strict=True), strict=True)
+      for request, answers in zip(
+        requests, zip(*found, strict=True), strict=True
+      )
     ]
 
   def identity(self) -> Any:

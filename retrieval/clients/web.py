@@ -20,7 +20,7 @@ import httpx2
 
 from anysearch_jax import types
 from anysearch_jax.host.http import calls, errors, redaction, wire
-from retrieval.clients import requests as requests_lib
+from retrieval import requests as requests_lib
 from retrieval.clients import web_services
 
 Answer = tuple[types.Passage, ...]
@@ -38,7 +38,7 @@ class AccountError(types.RetrievalError):
   """The service refuses the key: it is invalid, over quota or over its rate."""
 
 
-class WebRetriever:
+class WebRetriever(requests_lib.OneByBatch):
   """Searches the web; safe to use from any event loop and thread.
 
   Long queries are cut to the limits of the service (Brave: 50 words, 400
@@ -129,23 +129,18 @@ class WebRetriever:
     self.counters: Counter[str] = self._caller.counters
     self._suspects: set[str] = set()
 
-  async def search(self, request: types.SearchRequest) -> Answer:
-    """Returns at most `k` passages, best first; their ids are URLs.
-
-    Raises:
-      RetrievalError: there is no answer; `AccountError` if the service refuses
-        the key.
-      ValueError: the request is invalid, see `requests.check`.
-    """
-    (answer,) = await self.search_many([request])
-    if isinstance(answer, Exception):
-      raise answer
-    return answer
-
   async def search_many(
     self, requests: Sequence[types.SearchRequest]
   ) -> list[Answer | Exception]:
-    """Returns answers in request order, by one call each; see `search`."""
+    """Returns answers in request order, by one call each.
+
+    Returns:
+      For each request its passages, best first, whose ids are URLs; or a
+      `RetrievalError`, an `AccountError` if the service refuses the key.
+
+    Raises:
+      ValueError: a request is invalid, see `requests.check`.
+    """
     requests_lib.check(requests, self._corpus)
     return await self._caller.wait(self._search(list(requests)))
 

@@ -19,7 +19,7 @@ from anysearch_jax import types
 from anysearch_jax.host import own_loop
 from anysearch_jax.host.http import breaker as breaker_lib
 from anysearch_jax.host.http import calls, errors, redaction
-from retrieval.clients import requests as requests_lib
+from retrieval import requests as requests_lib
 from retrieval.mcp_tools import arguments as arguments_lib
 from retrieval.mcp_tools import results, transports
 
@@ -35,7 +35,7 @@ class ToolError(errors.AnswerError):
   """The tool answered with an error: it works, and refuses this call."""
 
 
-class McpRetriever:
+class McpRetriever(requests_lib.OneByBatch):
   """Calls one tool; safe to use from any event loop and thread.
 
   The connection is opened at once, and again when it has ended: a server that
@@ -93,13 +93,6 @@ class McpRetriever:
     except BaseException:
       self._loop.close()
       raise
-
-  async def search(self, request: types.SearchRequest) -> Answer:
-    """Returns at most `k` passages in the tool's order; see `search_many`."""
-    (answer,) = await self.search_many([request])
-    if isinstance(answer, Exception):
-      raise answer
-    return answer
 
   async def search_many(
     self, requests: Sequence[types.SearchRequest]

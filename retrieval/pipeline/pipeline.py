@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from anysearch_jax import types
-from retrieval.clients import requests as requests_lib
+from anysearch_jax.host import counting
+from retrieval import requests as requests_lib
 from retrieval.pipeline import stages as stages_lib
 
 FUSED = "fused"
@@ -38,7 +39,7 @@ class Step(NamedTuple):
   seconds: float
 
 
-class PipelineRetriever:
+class PipelineRetriever(requests_lib.OneByBatch):
   """Answers queries in stages; usable from any event loop.
 
   A stage that fails, or takes longer than its deadline, fails the queries that
@@ -75,7 +76,7 @@ class PipelineRetriever:
     """The counts so far; see the class."""
     # Of copies, because other threads may count meanwhile.
     parts = (
-      (stage.settings.name, dict(types.counters(stage.part)))
+      (stage.settings.name, dict(counting.counters(stage.part)))
       for stage in self.stages
     )
     return Counter(dict(self._counters)) + Counter(
@@ -89,13 +90,6 @@ class PipelineRetriever:
   def identity(self) -> dict[str, Any]:
     """Returns JSON values that identify the answers of all stages."""
     return {"kind": "pipeline", "stages": [s.identity() for s in self.stages]}
-
-  async def search(self, request: types.SearchRequest) -> stages_lib.Answer:
-    """Returns at most `k` passages, best first; see `search_many`."""
-    (answer,) = await self.search_many([request])
-    if isinstance(answer, Exception):
-      raise answer
-    return answer
 
   async def search_many(
     self, requests: Sequence[types.SearchRequest]

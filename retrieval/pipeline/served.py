@@ -69,12 +69,9 @@ class ServedReranker:
     base = url.rstrip("/").removesuffix("/rerank").rstrip("/")
     self._url, self._model, self._batch = f"{base}/rerank", model, batch
     token = key_variable and calls.secret_in(key_variable, "the reranker's key")
-    headers = {"Content-Type": "application/json"}
-    if token:
-      headers["Authorization"] = f"Bearer {token}"
     self._caller = calls.Caller(
       patience,
-      headers=headers,
+      headers=calls.json_headers(token),
       secret=token,
       advice=_ADVICE,
       largest=_LARGEST,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -17,8 +15,9 @@ from psycopg import sql
 
 from anysearch_jax import types
 from retrieval import analysis
+from retrieval import built as built_lib
 from retrieval import filters as filters_lib
-from retrieval.clients import requests as requests_lib
+from retrieval import requests as requests_lib
 from retrieval.index import fusion
 from retrieval.index import search as search_lib
 from retrieval.postgres import server as server_lib
@@ -27,14 +26,13 @@ from retrieval.postgres import words as words_lib
 
 Answer = tuple[types.Passage, ...]
 
-RANKINGS = ("bm25", "dense", "hybrid")
 # How many rows more than k are fused.
 _DEPTH = 100
 # Candidates of a search of a graph: pgvector's default, and its limit.
 _EF, _MOST_EF = 40, 1000
 
 
-class PostgresRetriever:
+class PostgresRetriever(requests_lib.OneByBatch):
   """Searches a table on other threads; usable from any event loop.
 
   Args:
@@ -67,10 +65,7 @@ class PostgresRetriever:
     filters: filters_lib.Filters | None = None,
     ef_search: int = 0,
   ):
-    if ranking not in RANKINGS:
-      raise ValueError(
-        f"ranking: found {ranking!r}, expected one of {', '.join(RANKINGS)}."
-      )
+    built_lib.check_ranking(ranking)
     if not 0 <= ef_search <= _MOST_EF:
       raise ValueError(
         f"ef_search: found {ef_search}, expected 0 to {_MOST_EF}."
@@ -83,8 +78,8 @@ class PostgresRetriever:
       self._built, self._table = server.run(
         lambda connection: table_lib.described(connection, table)
       )
-      if ranking != "bm25":
-        self._check_encoder()
+      where = f"table {table}"
+      built_lib.check_encoder(ranking, encoder, self._built, where)
       if ef_search and (
         ranking == "bm25" or self._built.get("vectors") != "hnsw"
       ):
@@ -93,22 +88,13 @@ class PostgresRetriever:
           f"{table}, which searches no graph; expected it with vectors that "
           "were built by --vectors=hnsw, or none."
         )
-      filters_lib.check(self._filters, self._built, f"table {table}")
+      filters_lib.check(self._filters, self._built, where)
       self._analyze = analysis.shared(self._built["language"])
       server.prepare_with(self._prepare)
       server.run(lambda connection: None)
     except psycopg.Error as error:
       raise ValueError(f"table {table}: {server.said(error)}") from None
     self.counters: Counter[str] = Counter()
-
-  def _check_encoder(self) -> None:
-    expected = self._built.get("encoder")
-    given = self._encoder and table_lib.named(self._encoder)
-    if expected is None or given != expected:
-      raise ValueError(
-        f"ranking {self._ranking}: found the encoder {given}, expected the one "
-        f"of table {self._name}, {expected}."
-      )
 
   def _prepare(self, connection: server_lib.Connection) -> None:
     """Sets up a new connection; the table must be the same as before."""
@@ -123,13 +109,6 @@ class PostgresRetriever:
       )
     if self._ranking != "bm25":
       pgvector.psycopg.register_vector(connection)
-
-  async def search(self, request: types.SearchRequest) -> Answer:
-    """Returns at most `k` passages, best first; see `search_many`."""
-    (answer,) = await self.search_many([request])
-    if isinstance(answer, Exception):
-      raise answer
-    return answer
 
   async def search_many(
     self, requests: Sequence[types.SearchRequest]
@@ -166,18 +145,12 @@ class PostgresRetriever:
 
   def identity(self) -> dict[str, Any]:
     """Returns JSON values that identify the answers."""
-    values: dict[str, Any] = {
-      "kind": "postgres",
-      "table": self._name,
-      "ranking": self._ranking,
-    }
+    more: dict[str, Any] = {"table": self._name}
     if self._ranking != "bm25" and self._built["vectors"] == "hnsw":
-      values |= {"ef_search": self._ef_search}
-    if self._filters:
-      values |= {"filter": {k: list(v) for k, v in self._filters.items()}}
-    values |= self._built
-    canonical = json.dumps(values, sort_keys=True).encode()
-    return values | {"sha256": hashlib.sha256(canonical).hexdigest()}
+      more |= {"ef_search": self._ef_search}
+    return built_lib.identity(
+      "postgres", self._ranking, self._built, self._filters, **more
+    )
 
   def health(self) -> str:
     """Returns the version of the server; raises RetrievalError without one."""

@@ -21,7 +21,8 @@ import psycopg
 from psycopg import sql
 
 from anysearch_jax import types
-from retrieval import analysis, bm25, passages
+from retrieval import analysis, passages
+from retrieval import built as built_lib
 from retrieval import filters as filters_lib
 from retrieval.index import search as search_lib
 from retrieval.postgres import server as server_lib
@@ -74,20 +75,16 @@ def build(
     types.RetrievalError: the server cannot be reached.
   """
   _check(table, vectors, encoder)
-  bm25.check(k1, b)
-  filters_lib.check_fields(corpus, fields)
+  identity = {"schema": SCHEMA} | built_lib.description(
+    corpus,
+    encoder=encoder,
+    k1=k1,
+    b=b,
+    language=language,
+    vectors=vectors,
+    fields=fields,
+  )
   analyze = analysis.shared(language)
-  identity = {
-    "schema": SCHEMA,
-    "corpus": {"sha256": corpus.sha256, "passages": len(corpus)},
-    "language": language,
-    "k1": k1,
-    "b": b,
-  }
-  if encoder is not None:
-    identity |= {"encoder": named(encoder), "vectors": vectors}
-  if fields:
-    identity |= {"fields": sorted(fields)}
   try:
     done = server.run(lambda c: _begin(c, table, identity), _SECONDS)
     on_rows(done, len(corpus))
@@ -113,12 +110,6 @@ def build(
   except psycopg.Error as error:
     raise ValueError(f"table {table}: {server.said(error)}") from None
   return identity
-
-
-def named(encoder: search_lib.Encoder) -> dict[str, Any]:
-  """Returns what identifies an encoder, wherever its folder is."""
-  said = {k: v for k, v in encoder.identity().items() if k != "folder"}
-  return {"dim": encoder.dim} | said
 
 
 def described(

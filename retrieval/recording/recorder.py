@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from anysearch_jax import types
+from retrieval import requests as requests_lib
 from retrieval.recording import answer_log
 
 Answer = tuple[types.Passage, ...]
@@ -22,7 +23,7 @@ Answer = tuple[types.Passage, ...]
 MODES = ("record", "replay", "strict")
 
 
-class Recorder:
+class Recorder(requests_lib.OneByBatch):
   """A retriever that combines another retriever with a log of answers.
 
   Modes:
@@ -73,15 +74,6 @@ class Recorder:
     )
     self._counting = threading.Lock()
     self.counters: Counter[str] = Counter()
-
-  async def search(
-    self, request: types.SearchRequest
-  ) -> Sequence[types.Passage]:
-    """Answers one query; see `search_many`."""
-    (answer,) = await self.search_many([request])
-    if isinstance(answer, Exception):
-      raise answer
-    return answer
 
   async def search_many(
     self, requests: Sequence[types.SearchRequest]

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from anysearch_jax import types
-from retrieval.clients import requests as requests_lib
+from anysearch_jax.host import counting
+from retrieval import requests as requests_lib
 from retrieval.web_pages import addresses, extraction, fetching
 
 Answer = tuple[types.Passage, ...]
@@ -21,7 +22,7 @@ _CONCURRENCY = 32
 _THREADS = 4
 
 
-class PageReader:
+class PageReader(requests_lib.OneByBatch):
   """Opens pages by their addresses; usable from any event loop and thread.
 
   As a retriever, it answers an address with one passage: the final address, the
@@ -93,17 +94,10 @@ class PageReader:
     self.counters["read"] += 1
     return passage
 
-  async def search(self, request: types.SearchRequest) -> Answer:
-    """Returns the page at the address that the request names; see the class."""
-    (answer,) = await self.search_many([request])
-    if isinstance(answer, Exception):
-      raise answer
-    return answer
-
   async def search_many(
     self, requests: Sequence[types.SearchRequest]
   ) -> list[Answer | Exception]:
-    """Returns pages in the order of the requests.
+    """Returns the pages at the addresses that the requests name, in order.
 
     Raises:
       ValueError: a request is invalid, see `requests.check`.
@@ -140,7 +134,7 @@ class PageReader:
     return types.Passage(page.url, f'"{title}"' if title else "", shown)
 
 
-class SearchWithPages:
+class SearchWithPages(requests_lib.OneByBatch):
   """A search whose first results show their pages instead of snippets.
 
   Args:
@@ -161,18 +155,11 @@ class SearchWithPages:
   def counters(self) -> Counter[str]:
     return Counter(
       {
-        **types.counters(self._retriever),
+        **counting.counters(self._retriever),
         **{f"pages/{k}": v for k, v in self._reader.counters.items()},
         "snippets": self._snippets,
       }
     )
-
-  async def search(self, request: types.SearchRequest) -> Answer:
-    """Returns at most `k` passages; see `search_many`."""
-    (answer,) = await self.search_many([request])
-    if isinstance(answer, Exception):
-      raise answer
-    return answer
 
   async def search_many(
     self, requests: Sequence[types.SearchRequest]

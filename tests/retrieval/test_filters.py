@@ -98,19 +98,22 @@ def odd_fields(request, tmp_path):
 @pytest.fixture(scope="module")
 def milvus(corpus, tmp_path_factory):
   pytest.importorskip("milvus_lite", reason="needs requirements-milvus.txt")
-  lib = pytest.importorskip("retrieval.clients.milvus")
+  collection = pytest.importorskip("retrieval.milvus.collection")
+  retriever = pytest.importorskip("retrieval.milvus.retriever")
   encoder = cases.Encoder()
-  client = lib.connect(str(tmp_path_factory.mktemp("milvus") / "f.db"))
-  lib.build(client, "f", corpus, encoder=encoder, fields=["year", "source"])
+  client = collection.connect(str(tmp_path_factory.mktemp("milvus") / "f.db"))
+  collection.build(
+    client, "f", corpus, encoder=encoder, fields=["year", "source"]
+  )
 
   def make(ranking, **values):
-    return lib.MilvusRetriever(
+    return retriever.MilvusRetriever(
       client, "f", ranking=ranking, encoder=encoder, **values
     )
 
   def of(corpus):
-    lib.build(client, "odd", corpus, fields=["\u00f6dd"])
-    return lambda **values: lib.MilvusRetriever(client, "odd", **values)
+    collection.build(client, "odd", corpus, fields=["\u00f6dd"])
+    return lambda **values: retriever.MilvusRetriever(client, "odd", **values)
 
   make.of = of
   yield make

@@ -14,12 +14,14 @@ import retrieval_cases as cases
 
 from anysearch_jax import config, types
 from launch import retrievers
+from retrieval import built as built_lib
 from retrieval import passages
 
 pytest.importorskip(
   "milvus_lite", reason="needs requirements-milvus.txt (pymilvus, milvus-lite)"
 )
-milvus = pytest.importorskip("retrieval.clients.milvus")
+collection_lib = pytest.importorskip("retrieval.milvus.collection")
+retriever_lib = pytest.importorskip("retrieval.milvus.retriever")
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +33,16 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-  made = milvus.connect(str(tmp_path_factory.mktemp("milvus") / "test.db"))
+  made = collection_lib.connect(
+    str(tmp_path_factory.mktemp("milvus") / "test.db")
+  )
   yield made
   made.close()
 
 
 @pytest.fixture(scope="module")
 def built(client, corpus):
-  milvus.build(client, "dense", corpus, encoder=cases.Encoder())
+  collection_lib.build(client, "dense", corpus, encoder=cases.Encoder())
   return "dense"
 
 
@@ -54,7 +58,7 @@ def test_dense_search_finds_the_rows_of_a_float64_product(
   client, built, corpus
 ):
   encoder = cases.Encoder()
-  retriever = milvus.MilvusRetriever(
+  retriever = retriever_lib.MilvusRetriever(
     client, built, ranking="dense", encoder=encoder
   )
   x = encoder.passages(list(corpus.contents(0, len(corpus))))
@@ -68,7 +72,7 @@ def test_dense_search_finds_the_rows_of_a_float64_product(
 
 
 def test_words_find_the_passage_that_has_them(client, built, corpus):
-  retriever = milvus.MilvusRetriever(client, built)
+  retriever = retriever_lib.MilvusRetriever(client, built)
   (first, *_), blank, odd = search(
     retriever,
     ask("which passage is number n77", 3),
@@ -85,7 +89,7 @@ def test_words_find_the_passage_that_has_them(client, built, corpus):
 
 def test_hybrid_search_has_the_first_of_both(client, built, corpus):
   encoder = cases.Encoder()
-  retriever = milvus.MilvusRetriever(
+  retriever = retriever_lib.MilvusRetriever(
     client, built, ranking="hybrid", encoder=encoder
   )
   # The contents' own vector is nearest, and only row 9 has its number.
@@ -102,23 +106,25 @@ def test_a_build_that_stopped_resumes(client, corpus):
       return super().passages(texts)
 
   with pytest.raises(KeyboardInterrupt):
-    milvus.build(client, "resumed", corpus, encoder=Dying())
+    collection_lib.build(client, "resumed", corpus, encoder=Dying())
   with pytest.raises(ValueError, match="found 1024 of 1200 passages"):
-    milvus.MilvusRetriever(client, "resumed")
+    retriever_lib.MilvusRetriever(client, "resumed")
   encoder = cases.Encoder()
-  milvus.build(client, "resumed", corpus, encoder=encoder)
+  collection_lib.build(client, "resumed", corpus, encoder=encoder)
   assert encoder.encoded == 1200 - 1024
-  assert milvus.rows(client, "resumed") == 1200
+  assert collection_lib.rows(client, "resumed") == 1200
   # Once more changes nothing.
-  milvus.build(client, "resumed", corpus, encoder=encoder)
-  assert milvus.rows(client, "resumed") == 1200
+  collection_lib.build(client, "resumed", corpus, encoder=encoder)
+  assert collection_lib.rows(client, "resumed") == 1200
 
 
 def test_an_identity_names_corpus_encoder_and_ranking(client, built, corpus):
   encoder = cases.Encoder()
   retrievers = [
-    milvus.MilvusRetriever(client, built, ranking=ranking, encoder=encoder)
-    for ranking in milvus.RANKINGS
+    retriever_lib.MilvusRetriever(
+      client, built, ranking=ranking, encoder=encoder
+    )
+    for ranking in built_lib.RANKINGS
   ]
   found = [retriever.identity() for retriever in retrievers]
   assert len({each["sha256"] for each in found}) == 3
@@ -130,10 +136,12 @@ def test_an_identity_names_corpus_encoder_and_ranking(client, built, corpus):
 def test_another_corpus_or_encoder_is_refused(client, built, corpus, tmp_path):
   other = passages.prepare(cases.write(tmp_path / "o.jsonl"), tmp_path / "o")
   with pytest.raises(ValueError, match="name another collection"):
-    milvus.build(client, built, other, encoder=cases.Encoder())
+    collection_lib.build(client, built, other, encoder=cases.Encoder())
   for encoder in (None, cases.Encoder(name="other")):
     with pytest.raises(ValueError, match="expected the one of collection"):
-      milvus.MilvusRetriever(client, built, ranking="dense", encoder=encoder)
+      retriever_lib.MilvusRetriever(
+        client, built, ranking="dense", encoder=encoder
+      )
 
 
 @pytest.mark.parametrize(
@@ -147,22 +155,22 @@ def test_invalid_settings_are_refused(
   client, built, collection, ranking, sentence
 ):
   with pytest.raises(ValueError, match=sentence):
-    milvus.MilvusRetriever(client, collection, ranking=ranking)
+    retriever_lib.MilvusRetriever(client, collection, ranking=ranking)
 
 
 def test_invalid_addresses_and_names_are_refused(client, corpus):
   for address in ("", "h:19530", "http://me:secret@h"):
     with pytest.raises(ValueError, match="expected the address") as caught:
-      milvus.connect(address)
+      collection_lib.connect(address)
     assert "secret" not in str(caught.value)
   with pytest.raises(ValueError, match="expected letters"):
-    milvus.build(client, "a b", corpus)
+    collection_lib.build(client, "a b", corpus)
 
 
 def test_a_search_that_fails_is_a_value(corpus, tmp_path):
-  client = milvus.connect(str(tmp_path / "gone.db"))
-  milvus.build(client, "gone", corpus)
-  retriever = milvus.MilvusRetriever(client, "gone")
+  client = collection_lib.connect(str(tmp_path / "gone.db"))
+  collection_lib.build(client, "gone", corpus)
+  retriever = retriever_lib.MilvusRetriever(client, "gone")
   client.drop_collection("gone")
   found = search(retriever, ask("a"), ask("b"))
   assert all(isinstance(each, types.RetrievalError) for each in found)

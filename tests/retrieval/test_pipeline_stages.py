@@ -12,18 +12,15 @@ import pytest
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.rollout import searching
+from retrieval import requests as requests_lib
 from retrieval.pipeline import pipeline, rerankers, spec, stages
 
 
-class Known:
+class Known(requests_lib.OneByBatch):
   """A retriever with the passages of each query; counts its calls."""
 
   def __init__(self, found, wait=0.0):
     self.found, self.wait, self.calls = found, wait, []
-
-  async def search(self, request):
-    (answer,) = await self.search_many([request])
-    return answer
 
   async def search_many(self, requests):
     self.calls.append([(r.query, r.k) for r in requests])

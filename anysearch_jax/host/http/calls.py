@@ -279,6 +279,12 @@ class Caller:
       return response.status_code, response.headers, b"".join(parts)
 
 
+def json_headers(key: str) -> dict[str, str]:
+  """Returns the headers of a JSON request; "" sends no bearer key."""
+  headers = {"Content-Type": "application/json"}
+  return headers | ({"Authorization": f"Bearer {key}"} if key else {})
+
+
 def secret_in(variable: str, what: str) -> str:
   """Returns the secret in an environment variable.
 

@@ -64,12 +64,9 @@ class Endpoint:
     key = key_variable and calls.secret_in(
       key_variable, "the key for the model"
     )
-    headers = {"Content-Type": "application/json"}
-    if key:
-      headers["Authorization"] = f"Bearer {key}"
     self._caller = calls.Caller(
       patience,
-      headers=headers,
+      headers=calls.json_headers(key),
       secret=key,
       advice=advice,
       largest=_LARGEST,

@@ -1,10 +1,30 @@
-"""Checks of the requests that clients of one corpus get."""
+"""Requests of retrievers: a batch of one, and the checks of one corpus."""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 
 from anysearch_jax import types
+
+
+class OneByBatch(abc.ABC):
+  """A `types.BatchRetriever` whose `search` is a batch of one request."""
+
+  async def search(
+    self, request: types.SearchRequest
+  ) -> Sequence[types.Passage]:
+    """Returns the answer of `search_many`; raises it if it is an exception."""
+    (answer,) = await self.search_many([request])
+    if isinstance(answer, Exception):
+      raise answer
+    return answer
+
+  @abc.abstractmethod
+  async def search_many(
+    self, requests: Sequence[types.SearchRequest]
+  ) -> Sequence[Sequence[types.Passage] | Exception]:
+    """Returns the answers in the order of the requests."""
 
 
 def check(requests: Sequence[types.SearchRequest], corpus: str) -> None:
