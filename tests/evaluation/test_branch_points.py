@@ -13,7 +13,7 @@ from anysearch_jax import types
 from anysearch_jax.environment import records
 from anysearch_jax.evaluation import branch_points
 from anysearch_jax.methods import systems
-from anysearch_jax.rollout import episode, episode_state
+from anysearch_jax.rollout import episode, episode_state, steering
 
 TURNS = {
   "search_o1": ("<|begin_search_query|> {} <|end_search_query|>", "\\boxed{x}"),
@@ -79,6 +79,6 @@ def test_restored_state_equals_the_original_in_every_environment(name):
       )
       asking, _ = episode.resume_turn(stopped)
       stored = branch_points.stored_turn(row, point, codec=scripted.CODEC)
-      _, request = episode.refuse(asking, stored)
+      _, request = steering.refuse(asking, stored)
       assert isinstance(request, types.GenerateRequest)
       assert env.over_budget in scripted.CODEC.decode(request.token_ids)

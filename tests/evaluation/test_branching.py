@@ -15,7 +15,7 @@ from anysearch_jax import types
 from anysearch_jax.evaluation import branch_points, branching, harness
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout import episode
+from anysearch_jax.rollout import steering
 from configs import quickstart
 
 PAPER = systems.environment("paper")
@@ -217,7 +217,7 @@ def test_budget_line_at_branch_point_has_remaining_budget(tmp_path):
   at, request = branching.episode.resume_turn(state)
   assert context(request).endswith("remaining=2; used=1; total=3</budget>\n")
   turn = branch_points.stored_turn(stored, point, codec=scripted.CODEC)
-  _, request = episode.refuse(at, turn)
+  _, request = steering.refuse(at, turn)
   assert context(request).endswith("remaining=0; used=1; total=1</budget>\n")
   assert context(request).count("used=1; total=3") == 1
 

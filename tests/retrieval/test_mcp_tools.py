@@ -5,76 +5,25 @@ The server is one of the official SDK, in a process of its own.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import json
 import os
 import pathlib
 import signal
-import socket
-import subprocess
 import sys
 import time
 
+import mcp_servers
 import pytest
 import web_site
+from mcp_servers import COMMAND, EMMA, PATIENCE, ask, ids, over_http
 
-tool_lib = pytest.importorskip(
-  "retrieval.mcp_tools.tool", reason="needs requirements-serve.txt"
-)
-from anysearch_jax import config as config_lib  # noqa: E402
-from anysearch_jax import types  # noqa: E402
-from anysearch_jax.host.http import calls, errors  # noqa: E402
-from launch import retrieval_settings, retrievers  # noqa: E402
-from retrieval.mcp_tools import transports  # noqa: E402
+from anysearch_jax import types
+from anysearch_jax.host.http import errors
+from retrieval.mcp_tools import tool as tool_lib
+from retrieval.mcp_tools import transports
 
-SERVER = pathlib.Path(__file__).parents[1] / "support" / "mcp_search_server.py"
-COMMAND = (sys.executable, str(SERVER))
-PATIENCE = calls.Patience(deadline=30.0, retries=2, failures=100)
 SHORT = dataclasses.replace(PATIENCE, deadline=2.0)
-EMMA = ["w/1", "w/2", "w/3"]
-
-
-def ask(retriever, *queries, k=10):
-  requests = [types.SearchRequest(query, k) for query in queries]
-  return asyncio.run(retriever.search_many(requests))
-
-
-def ids(answer):
-  return [passage.id for passage in answer]
-
-
-def started(port):
-  """Returns a server at a port that answers."""
-  process = subprocess.Popen(
-    [*COMMAND, "--http", str(port)], stderr=subprocess.DEVNULL
-  )
-  for _ in range(300):
-    try:
-      socket.create_connection(("127.0.0.1", port), timeout=1).close()
-      return process
-    except OSError:
-      time.sleep(0.1)
-  raise AssertionError("The server did not start.")
-
-
-def free_port():
-  with socket.create_server(("127.0.0.1", 0)) as listening:
-    return listening.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def url():
-  port = free_port()
-  process = started(port)
-  yield f"http://127.0.0.1:{port}/mcp"
-  process.kill()
-  process.wait(10)
-
-
-def over_http(url, **settings):
-  server = transports.Address(url, {}, tool_lib.LARGEST)
-  return tool_lib.McpRetriever(server, **{"patience": PATIENCE} | settings)
+url = mcp_servers.url
 
 
 # Starting a server takes seconds.
@@ -227,8 +176,8 @@ def test_a_server_may_take_longer_to_start_than_a_call_may_last(tmp_path):
 
 @pytest.mark.slow  # It starts twice.
 def test_a_server_that_was_started_again_is_found():
-  port = free_port()
-  process = started(port)
+  port = mcp_servers.free_port()
+  process = mcp_servers.started(port)
   server = transports.Address(
     f"http://127.0.0.1:{port}/mcp", {}, tool_lib.LARGEST
   )
@@ -241,7 +190,7 @@ def test_a_server_that_was_started_again_is_found():
     process.wait(10)
     (down,) = ask(retriever, "emma")
     assert isinstance(down, types.RetrievalError)
-    process = started(port)
+    process = mcp_servers.started(port)
     assert ids(ask(retriever, "emma")[0]) == EMMA
   finally:
     retriever.close()
@@ -255,7 +204,7 @@ def test_closing_ends_the_server_and_its_children(tmp_path):
     "import os, subprocess, sys\n"
     "child = subprocess.Popen(['sleep', '600'])\n"
     f"open({str(noted)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
-    f"os.execv(sys.executable, [sys.executable, {str(SERVER)!r}])\n"
+    f"os.execv(sys.executable, [sys.executable, {str(mcp_servers.SERVER)!r}])\n"
   )
   server = transports.Process((sys.executable, "-c", script), {}, 1 << 20)
   retriever = tool_lib.McpRetriever(server, tool="lines", patience=PATIENCE)
@@ -310,100 +259,3 @@ def test_an_address_that_is_no_server_is_refused(page):
     with pytest.raises(types.RetrievalError, match="did not tell its tools"):
       over_http(f"{site.origin}/mcp")
     assert site.asked
-
-
-def config(**values):
-  made = config_lib.ExperimentConfig()
-  retrieval = config_lib.RetrievalConfig(kind="mcp", **values)
-  return dataclasses.replace(made, retrieval=retrieval)
-
-
-def test_a_run_searches_a_tool_and_a_replay_asks_no_server(url, tmp_path):
-  log = str(tmp_path / "answers.sqlite")
-  mcp = config_lib.McpConfig(tool="search_documents")
-  live = retrievers.make(config(url=url, mcp=mcp, log=log), None)
-  found = ask(live, "emma", "peru", k=2)
-  assert [ids(answer) for answer in found] == [EMMA[:2], ["w/3"]]
-  gone = f"http://127.0.0.1:{free_port()}/mcp"
-  strict = config(url=gone, mcp=mcp, log=log, log_mode="strict")
-  again = retrievers.make(strict, None)
-  assert ask(again, "emma", "peru", k=2) == found
-  assert again.identity() == live.identity()
-
-
-def test_a_token_is_sent_and_never_shown(monkeypatch):
-  monkeypatch.setenv("LIBRARY_TOKEN", "s3cret-of-nobody")
-  with web_site.Site() as site:
-    body = json.dumps({"error": "bad s3cret-of-nobody"}).encode()
-    site.post = web_site.reply(401, body, "application/json")
-    made = config(url=f"{site.origin}/mcp", key_variable="LIBRARY_TOKEN")
-    with pytest.raises(ValueError, match="retrieval.mcp: ") as caught:
-      retrievers.make(made, None)
-    assert "s3cret" not in str(caught.value)
-    sent = {head["Authorization"] for head in site.heads}
-    assert sent == {"Bearer s3cret-of-nobody"}
-
-
-def test_variables_reach_the_command_and_others_do_not(monkeypatch):
-  monkeypatch.setenv("MY_KEY", "key-of-nobody")
-  monkeypatch.setenv("OTHER_KEY", "kept")
-  check = (
-    "import os, sys; "
-    "key = os.environ['MY_KEY']; "
-    "sys.exit(f'bad {key}: {len(key)}, {\"OTHER_KEY\" in os.environ}')"
-  )
-  mcp = config_lib.McpConfig(
-    command=(sys.executable, "-c", check), variables=("MY_KEY",)
-  )
-  # What the server says of the key is not shown.
-  with pytest.raises(ValueError, match=r"said: bad \.\.\.: 13, False"):
-    retrievers.make(config(mcp=mcp), None)
-
-
-@pytest.mark.parametrize(
-  ("values", "sentence"),
-  [
-    ({}, "mcp.command: found .* expected one of them"),
-    (
-      {"url": "http://a", "mcp": config_lib.McpConfig(command=("b",))},
-      "expected one of them",
-    ),
-    ({"url": "a"}, "retrieval.url: found 'a'"),
-    (
-      {"url": "http://a", "mcp": config_lib.McpConfig(arguments="[1]")},
-      r"mcp.arguments: found '\[1\]', expected a JSON object",
-    ),
-    (
-      {"mcp": config_lib.McpConfig(command=("a",), variables=("sk-123",))},
-      r"mcp.variables\[0\]: expected the name",
-    ),
-    (
-      {"mcp": config_lib.McpConfig(command=("a",)), "key_variable": "KEY"},
-      "expected it in retrieval.mcp.variables",
-    ),
-  ],
-)
-def test_invalid_settings_of_a_tool_are_refused(values, sentence):
-  with pytest.raises(ValueError, match=sentence) as caught:
-    retrieval_settings.validate(config(**values).retrieval)
-  assert "sk-123" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_our_own_server_is_searched(monkeypatch):
-  """`launch.serve_mcp` loads a policy, so its first answer takes a while."""
-  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-  monkeypatch.chdir(SERVER.parents[2])
-  mcp = config_lib.McpConfig(
-    command=(
-      *(sys.executable, "-m", "launch.serve_mcp"),
-      *("--config=configs/quickstart.py", "--threads=1"),
-    ),
-    variables=("JAX_PLATFORMS",),
-    deadline=120.0,
-  )
-  made = retrievers.make(config(mcp=mcp), None)
-  (found,) = ask(made, "gebos works", k=2)
-  assert len(found) == 2
-  assert {p.title for p in found} == {"gebos"}
-  assert "gebos works" in f"{found[0].title} {found[0].text}"

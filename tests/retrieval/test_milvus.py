@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import pathlib
 import subprocess
 import sys
 
-import numpy as np
+import database_cases
 import pytest
 import retrieval_cases as cases
+from database_cases import ask, search
 
 from anysearch_jax import config, types
 from launch import retrievers
@@ -46,29 +46,13 @@ def built(client, corpus):
   return "dense"
 
 
-def ask(query, k=3, corpus=""):
-  return types.SearchRequest(query, k, corpus)
-
-
-def search(retriever, *asked):
-  return asyncio.run(retriever.search_many(asked))
-
-
 def test_dense_search_finds_the_rows_of_a_float64_product(
   client, built, corpus
 ):
-  encoder = cases.Encoder()
   retriever = retriever_lib.MilvusRetriever(
-    client, built, ranking="dense", encoder=encoder
+    client, built, ranking="dense", encoder=cases.Encoder()
   )
-  x = encoder.passages(list(corpus.contents(0, len(corpus))))
-  queries = [f"query {i}" for i in range(20)]
-  scores = encoder.queries(queries).astype(float) @ x.astype(float).T
-  found = search(retriever, *(ask(q, 5) for q in queries))
-  for answer, row in zip(found, scores, strict=True):
-    best = np.argsort(-row, kind="stable")[:5]
-    assert [p.id for p in answer] == [str(i) for i in best]
-    np.testing.assert_allclose([p.score for p in answer], row[best], atol=1e-5)
+  database_cases.finds_the_rows_of_a_float64_product(retriever, corpus)
 
 
 def test_words_find_the_passage_that_has_them(client, built, corpus):
@@ -88,14 +72,10 @@ def test_words_find_the_passage_that_has_them(client, built, corpus):
 
 
 def test_hybrid_search_has_the_first_of_both(client, built, corpus):
-  encoder = cases.Encoder()
   retriever = retriever_lib.MilvusRetriever(
-    client, built, ranking="hybrid", encoder=encoder
+    client, built, ranking="hybrid", encoder=cases.Encoder()
   )
-  # The contents' own vector is nearest, and only row 9 has its number.
-  (found,) = search(retriever, ask(corpus[9].contents, 3))
-  assert found[0].id == "9"
-  assert found[0].score == pytest.approx(2 / 61)
+  database_cases.finds_the_first_of_both(retriever, corpus)
 
 
 def test_a_build_that_stopped_resumes(client, corpus):

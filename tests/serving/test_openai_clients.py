@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import typing
 
@@ -12,9 +11,9 @@ import openai.types.responses
 import pytest
 import scripted
 from scripted import CODEC, answer, search
-from served_agent import SERVED, served
+from served_agent import served
 
-from anysearch_jax import budgets, types
+from anysearch_jax import types
 
 
 @pytest.fixture(scope="module")
@@ -224,37 +223,6 @@ def test_earlier_turns_are_given_as_context(client):
   ) in seen[0]
 
 
-def test_budget_of_several_units_holds_and_is_told(client):
-  asked = {"model": "tiny", "messages": CHAT["messages"]}
-  both = client.chat.completions.create(
-    **asked, extra_body={"budget": "searches=1,tokens=900,seconds=30"}
-  )
-  told = both.choices[0].anysearch
-  assert told["budget"] == 1 and told["outcome"] == "answered"
-  assert told["caps"] == {"tokens": 900, "seconds": 30}
-  few = client.chat.completions.create(
-    **asked, extra_body={"budget": "tokens=20"}
-  )
-  assert few.choices[0].anysearch["budget"] == 2
-  assert few.usage.completion_tokens <= 20
-
-
-def test_budget_of_dollars_needs_prices(client):
-  body = CHAT | {"budget": "dollars=0.02"}
-  with pytest.raises(openai.BadRequestError, match="has no prices"):
-    client.post("/chat/completions", body=body, cast_to=object)
-  priced = dataclasses.replace(SERVED, prices=budgets.Prices(search=10.0))
-  with served(served=priced) as (url, _):
-    one = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    for dollars, searches in ((0.02, 1), (0.002, 0)):
-      found = one.chat.completions.create(
-        model="tiny",
-        messages=CHAT["messages"],
-        extra_body={"budget": f"dollars={dollars}"},
-      )
-      assert found.choices[0].anysearch["searches"] == searches
-
-
 def test_models_and_examples(client):
   assert [model.id for model in client.models.list()] == ["tiny"]
   assert client.get("/../examples", cast_to=object) == ["Who wrote Emma?"]
@@ -281,10 +249,6 @@ CHAT = {"messages": [{"role": "user", "content": "Who?"}]}
     (CHAT | {"max_tool_calls": 6}, "max_tool_calls"),
     (CHAT | {"max_tool_calls": 1.5}, "max_tool_calls"),
     (CHAT | {"max_tool_calls": 1, "search_budget": 2}, "max_tool_calls"),
-    (CHAT | {"budget": 3}, "budget"),
-    (CHAT | {"budget": "tokens=many"}, "budget"),
-    (CHAT | {"budget": "searches=6"}, "budget"),
-    (CHAT | {"budget": "searches=1", "max_tool_calls": 2}, "budget"),
     (CHAT | {"model": "tiny@x"}, "model"),
     (CHAT | {"deadline": 0}, "deadline"),
     (CHAT | {"stream": "yes"}, "stream"),

@@ -1,0 +1,70 @@
+"""Processes of `mcp_search_server.py`, and tools over them, for tests.
+
+Importing this module skips a module of tests without the SDK. A module takes
+the fixture by an assignment, `url = mcp_servers.url`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+tool_lib = pytest.importorskip(
+  "retrieval.mcp_tools.tool", reason="needs requirements-serve.txt"
+)
+from anysearch_jax import types  # noqa: E402
+from anysearch_jax.host.http import calls  # noqa: E402
+from retrieval.mcp_tools import transports  # noqa: E402
+
+SERVER = pathlib.Path(__file__).parent / "mcp_search_server.py"
+COMMAND = (sys.executable, str(SERVER))
+PATIENCE = calls.Patience(deadline=30.0, retries=2, failures=100)
+EMMA = ["w/1", "w/2", "w/3"]
+
+
+def ask(retriever, *queries, k=10):
+  requests = [types.SearchRequest(query, k) for query in queries]
+  return asyncio.run(retriever.search_many(requests))
+
+
+def ids(answer):
+  return [passage.id for passage in answer]
+
+
+def started(port):
+  """Returns a server at a port that answers."""
+  process = subprocess.Popen(
+    [*COMMAND, "--http", str(port)], stderr=subprocess.DEVNULL
+  )
+  for _ in range(300):
+    try:
+      socket.create_connection(("127.0.0.1", port), timeout=1).close()
+      return process
+    except OSError:
+      time.sleep(0.1)
+  raise AssertionError("The server did not start.")
+
+
+def free_port():
+  with socket.create_server(("127.0.0.1", 0)) as listening:
+    return listening.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def url():
+  port = free_port()
+  process = started(port)
+  yield f"http://127.0.0.1:{port}/mcp"
+  process.kill()
+  process.wait(10)
+
+
+def over_http(url, **settings):
+  server = transports.Address(url, {}, tool_lib.LARGEST)
+  return tool_lib.McpRetriever(server, **{"patience": PATIENCE} | settings)
