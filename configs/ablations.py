@@ -48,6 +48,11 @@ def _priced(gamma: float) -> tuple[str, ...]:
 
 PRICED = _priced(0.1)
 
+
+# A search costs a share of a right answer, also if the answer is wrong.
+def _charged(share: float, alpha: float) -> tuple[str, ...]:
+  return (_BATCH, _OFF, f"reward.charge={share * alpha:g}")
+
 # The quickstart's preset `search_r1`.
 SEARCH_R1 = (
   "reward.alpha=1.0",
@@ -67,6 +72,7 @@ def rows(base: config_lib.ExperimentConfig) -> tuple[Row, ...]:
     *paper,
     *(_with_batch(row) for row in paper if row.policy_of != UNTRAINED),
     *_price(),
+    *_charge(base.reward.alpha),
     *_length(base.curriculum),
     *_rate(base.optimizer.learning_rate),
     *_reuse(base.curriculum),
@@ -151,6 +157,23 @@ def _price() -> tuple[Row, ...]:
     Row("undivided", "Undivided", "price", ("objective.normalize=none",)),
     Row("priced_3", "Priced, gamma = .3", "price", _priced(0.3)),
   )
+
+
+def _charge(alpha: float) -> tuple[Row, ...]:
+  rows = []
+  for percent in (5, 10):
+    name, label = f"charged_{percent:02d}", f"Charged, {percent} %"
+    rows += [
+      Row(name, label, "charge", _charged(percent / 100, alpha)),
+      Row(
+        f"{name}_greedy",
+        f"{label}, greedy",
+        "charge",
+        evaluation=_GREEDY,
+        policy_of=name,
+      ),
+    ]
+  return tuple(rows)
 
 
 def _length(c: config_lib.CurriculumConfig) -> tuple[Row, ...]:

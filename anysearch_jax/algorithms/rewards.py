@@ -1,6 +1,9 @@
 """The composite reward of a group (the paper's section "Reward Design").
 
     R_total = alpha R_acc + beta R_format + delta R_length + gamma_q R_tool
+              - charge searches
+
+The last term is not the paper's: `charge` is 0 unless it is set (docs/objective.md).
 
 Arrays in, arrays out: `environment/scoring` decides whether an answer is right
 and well formed. The last axis of every array is the group (G): trajectories of
@@ -228,6 +231,7 @@ def composite(
     + config.beta * format_
     + config.delta * length
     + jnp.expand_dims(gamma, -1) * tool
+    - config.charge * searches
   )
   return Rewards(em, format_, length, r_abs, r_rel, tool, gamma, total)
 

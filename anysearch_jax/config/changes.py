@@ -58,8 +58,8 @@ _TABLE: dict[str, dict[Kind, str]] = {
   },
   "reward": {
     _L: "alpha beta delta gamma_max gamma_mode gamma_fixed use_abs use_rel "
-    "abs_searches abs_tokens abs_dollars abs_seconds rel_cost xi "
-    "length_limit length_tolerance function"
+    "abs_searches abs_tokens abs_dollars abs_seconds rel_cost charge "
+    "xi length_limit length_tolerance function"
   },
   "curriculum": {
     # The curriculum's state has one window per budget, and the number of steps

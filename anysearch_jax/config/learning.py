@@ -19,6 +19,8 @@ class RewardConfig:
     unit that a budget does not cap does not count.
   rel_cost: what the relative factor compares: `searches` or `dollars`, by the
     prices of config.evaluation.
+  charge: subtracted for each search, whether the answer is right or wrong; the
+    paper's reward has none (0).
   xi: stability constant of the relative factor.
   length_limit, length_tolerance: L_lim and L_tol, in generated tokens.
   function: your own reward, as module:function or path/to/file.py:function, see
@@ -38,6 +40,7 @@ class RewardConfig:
   abs_dollars: float = 0.0
   abs_seconds: float = 0.0
   rel_cost: str = "searches"
+  charge: float = 0.0
   xi: float = 1e-6
   length_limit: int = 2048
   length_tolerance: int = 1024

@@ -83,6 +83,7 @@ _RANGES = {
   "reward.abs_tokens": _at_least(0),
   "reward.abs_dollars": _at_least(0),
   "reward.abs_seconds": _at_least(0),
+  "reward.charge": _at_least(0),
   "reward.xi": _POSITIVE,
   "reward.length_limit": _at_least(0),
   "reward.length_tolerance": _at_least(0),

@@ -123,6 +123,7 @@ def _anysearch(r: Mapping[str, Any]) -> str:
     f"alpha {r['alpha']:g} EM, beta {r['beta']:g} format, delta "
     f"{r['delta']:g} length, gamma (tool) {gamma}"
     + (f", without {' and '.join(without)}" if without else "")
+    + (f", {r['charge']:g} less for each search" if r.get("charge") else "")
   )
 
 

@@ -88,14 +88,14 @@ class CompositeTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
   @parameterized.parameters(
-    ("adaptive", True, True),
-    ("adaptive", False, False),
-    ("fixed", False, True),
-    ("off", True, False),
+    ("adaptive", True, True, 0.0),
+    ("adaptive", False, False, 0.02),
+    ("fixed", False, True, 0.0),
+    ("off", True, False, 0.1),
   )
-  def test_equations(self, gamma_mode, use_abs, use_rel):
+  def test_equations(self, gamma_mode, use_abs, use_rel, charge):
     config = config_lib.RewardConfig(
-      gamma_mode=gamma_mode, use_abs=use_abs, use_rel=use_rel
+      gamma_mode=gamma_mode, use_abs=use_abs, use_rel=use_rel, charge=charge
     )
     composite = self.variant(PLAIN, static_argnames="config")
     rng = np.random.default_rng(0)
@@ -202,6 +202,14 @@ def test_without_a_valid_trajectory_all_rewards_are_zero():
   out = one_group([1, 1], [0, 1], budget=3, valid=[False, False])
   for name, value in out._asdict().items():
     np.testing.assert_array_equal(value, 0, err_msg=name)
+
+
+def test_a_charge_is_paid_for_right_and_wrong_answers():
+  config = config_lib.RewardConfig(gamma_mode="off", charge=0.04)
+  out = one_group([1, 0, 0], [2, 3, 0], budget=3, config=config)
+  np.testing.assert_allclose(
+    out.total, [0.5 + 0.15 - 0.08, 0.15 - 0.12, 0.15], rtol=1e-6
+  )
 
 
 def test_unknown_gamma_mode():

@@ -54,7 +54,8 @@ def rewards(
       "total": c.alpha * answer
       + c.beta * float(format_[i])
       + c.delta * length
-      + gamma * tool,
+      + gamma * tool
+      - c.charge * used[i],
     }
     for name in names:
       out[name][i] = row[name]
