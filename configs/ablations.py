@@ -53,6 +53,7 @@ PRICED = _priced(0.1)
 def _charged(share: float, alpha: float) -> tuple[str, ...]:
   return (_BATCH, _OFF, f"reward.charge={share * alpha:g}")
 
+
 # The quickstart's preset `search_r1`.
 SEARCH_R1 = (
   "reward.alpha=1.0",

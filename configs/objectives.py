@@ -10,9 +10,10 @@ from anysearch_jax import config as config_lib
 def priced(
   config: config_lib.ExperimentConfig,
 ) -> config_lib.ExperimentConfig:
-  """Returns the configuration in which a search costs .1 / B of a right answer.
+  """Returns the configuration with a price of .1 / B for right answers.
 
-  Advantages are divided by the rollout's deviation, so that the price holds
+  A right answer earns alpha, .5, and loses .1 / B by each search. Advantages
+  are divided by the rollout's deviation, so that the price holds
   (docs/objective.md). The price is R_abs alone, with a fixed gamma.
   """
   return dataclasses.replace(

@@ -3,7 +3,7 @@
     R_total = alpha R_acc + beta R_format + delta R_length + gamma_q R_tool
               - charge searches
 
-The last term is not the paper's: `charge` is 0 unless it is set (docs/objective.md).
+The last term is not the paper's: `charge` is 0 by default (docs/objective.md).
 
 Arrays in, arrays out: `environment/scoring` decides whether an answer is right
 and well formed. The last axis of every array is the group (G): trajectories of

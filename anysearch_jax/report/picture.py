@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from anysearch_jax.evaluation import curves, metrics
 from anysearch_jax.report import canvas, plots
@@ -86,7 +86,36 @@ def svg(rows: Sequence[metrics.Row], *, trained: int) -> str:
     _legend([row.label for row in rows], whole / 2),
     "</svg>\n",
   ]
-  text = "\n".join(parts)
+  return _colored("\n".join(parts))
+
+
+def frontier(
+  rows: Mapping[str, tuple[float, float]], edge: Sequence[tuple[float, float]]
+) -> str:
+  """Draws rows below the accuracy that the best agents reach.
+
+  Args:
+    rows: accuracy and mean searches of each row, by its label.
+    edge: the same of the best agents.
+
+  Returns:
+    The text of an SVG file. Equal rows give equal bytes.
+  """
+  panel = plots.below_frontier(
+    rows, edge, name="picture-frontier", title="Accuracy and mean searches"
+  )
+  return _colored(
+    panel.replace(
+      "<svg",
+      '<svg xmlns="http://www.w3.org/2000/svg" '
+      'xmlns:xlink="http://www.w3.org/1999/xlink" font-family="sans-serif"',
+      1,
+    )
+    + "\n"
+  )
+
+
+def _colored(text: str) -> str:
   for variable, color in _COLORS.items():
     text = text.replace(variable, color)
   return text

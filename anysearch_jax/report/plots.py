@@ -140,6 +140,38 @@ def against_cost(
     return canvas.svg(fig, name, title)
 
 
+def below_frontier(
+  rows: Mapping[str, tuple[float, float]],
+  edge: Sequence[tuple[float, float]],
+  *,
+  name: str,
+  title: str,
+) -> str:
+  """Draws accuracy over mean searches, a point for each row.
+
+  Args:
+    rows: accuracy and mean searches of each row, by its label.
+    edge: the same of the best agents, drawn as a dotted line.
+    name, title: as for `against_budget`.
+  """
+  with matplotlib.rc_context(canvas.STYLE):
+    fig, axes = canvas.axes(title, "mean searches", "accuracy")
+    x_low = min(x for _, x in rows.values()) - 0.15
+    shown = [(x, y) for y, x in edge if x >= x_low]
+    axes.plot(
+      *zip(*shown), color=canvas.INK, linewidth=1.1, linestyle=(0, (1, 2))
+    )
+    axes.annotate(
+      "best agents", shown[len(shown) // 2], ha="right", va="bottom",
+      xytext=(-4, 4), textcoords="offset points",
+    )  # fmt: skip
+    for index, (label, (y, x)) in enumerate(rows.items()):
+      style = canvas.line_style(index) | {"linestyle": ""}
+      axes.plot([x], [y], label=label, **style)
+    axes.legend(frameon=False, loc="lower right", handletextpad=0.2)
+    return canvas.svg(fig, name, title)
+
+
 def shares(
   budgets: Sequence[int],
   used: Sequence[Mapping[int, float]],
