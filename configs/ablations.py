@@ -74,6 +74,7 @@ def rows(base: config_lib.ExperimentConfig) -> tuple[Row, ...]:
     *(_with_batch(row) for row in paper if row.policy_of != UNTRAINED),
     *_price(),
     *_charge(base.reward.alpha),
+    *_credit(base),
     *_length(base.curriculum),
     *_rate(base.optimizer.learning_rate),
     *_reuse(base.curriculum),
@@ -161,20 +162,49 @@ def _price() -> tuple[Row, ...]:
 
 
 def _charge(alpha: float) -> tuple[Row, ...]:
-  rows = []
-  for percent in (5, 10):
-    name, label = f"charged_{percent:02d}", f"Charged, {percent} %"
-    rows += [
-      Row(name, label, "charge", _charged(percent / 100, alpha)),
-      Row(
-        f"{name}_greedy",
-        f"{label}, greedy",
-        "charge",
-        evaluation=_GREEDY,
-        policy_of=name,
-      ),
-    ]
-  return tuple(rows)
+  return tuple(
+    row
+    for percent in (5, 10)
+    for row in _both_ways(
+      f"charged_{percent:02d}",
+      f"Charged, {percent} %",
+      "charge",
+      _charged(percent / 100, alpha),
+    )
+  )
+
+
+def _credit(base: config_lib.ExperimentConfig) -> tuple[Row, ...]:
+  """The priced reward with baselines of turns, and with larger groups."""
+  turns = ("objective.baseline=turn",)
+  groups = (f"questions={base.questions // 2}", f"group={2 * base.group}")
+  return tuple(
+    row
+    for name, label, overrides in (
+      ("turns", "turns", turns),
+      ("groups", "larger groups", groups),
+      ("turns_groups", "turns, larger groups", (*turns, *groups)),
+    )
+    for row in _both_ways(
+      f"priced_{name}", f"Priced, {label}", "credit", (*PRICED, *overrides)
+    )
+  )
+
+
+def _both_ways(
+  name: str, label: str, table: str, overrides: tuple[str, ...]
+) -> tuple[Row, Row]:
+  """Returns a row that samples its answers and one that answers greedily."""
+  return (
+    Row(name, label, table, overrides),
+    Row(
+      f"{name}_greedy",
+      f"{label}, greedy",
+      table,
+      evaluation=_GREEDY,
+      policy_of=name,
+    ),
+  )
 
 
 def _length(c: config_lib.CurriculumConfig) -> tuple[Row, ...]:

@@ -71,7 +71,7 @@ _TABLE: dict[str, dict[Kind, str]] = {
   "objective": {
     _I: "advantage",  # It decides whether there is a critic.
     _L: "clip_low clip_high kl_coefficient kl_estimator advantage_epsilon "
-    "normalize reduction old_logp importance_cap turn_weight "
+    "normalize baseline reduction old_logp importance_cap turn_weight "
     "entropy_coefficient",
   },
   "optimizer": {

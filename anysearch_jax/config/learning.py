@@ -115,6 +115,9 @@ class ObjectiveConfig:
     min(pi_trainer / pi_engine, importance_cap); 0 is off.
   advantage: `group` (GRPO: rewards standardised in their group) or `gae`
     (PPO: estimated by a critic, see `CriticConfig`).
+  baseline: what a trajectory's reward is compared with, if `advantage` is
+    `group`: its whole `group` (GRPO), or, at each `turn`, those of the group
+    that had been shown the same passages (training/turn_baselines).
   turn_weight: weight of the advantages of single searches, which are added to
     those of trajectories if the method rewards searches and `advantage` is
     `group`; >= 0.
@@ -132,6 +135,7 @@ class ObjectiveConfig:
   old_logp: str = "engine"
   importance_cap: float = 0.0
   advantage: str = "group"
+  baseline: str = "group"
   turn_weight: float = 1.0
   entropy_coefficient: float = 0.0
 

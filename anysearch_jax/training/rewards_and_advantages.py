@@ -33,8 +33,9 @@ class Experience(NamedTuple):
   steps: extra rewards of a trajectory's searches, by its place; empty unless
     the method rewards single searches.
   advantages: relative to the group; None if a critic estimates them.
-  turns: weighted advantages of a trajectory's searches, see `turn_advantages`;
-    empty without `steps` or with a critic.
+  turns: what is added to a trajectory's advantage in the turns of its searches
+    (`turn_advantages`) and, with baselines of turns, in what follows them;
+    empty without these and `steps`, or with a critic.
   reduction: how a step weighs tokens, see `grpo.token_weights`.
   unmeasured: why each trajectory failed whose measures a server did not give.
   """
@@ -105,12 +106,14 @@ def score(
       normalize=objective.normalize,
     )
   rewards, advantages = jax.device_get((rewards, advantages))
-  steps, turns = {}, {}
+  steps: dict[Place, np.ndarray] = {}
   if method.steps is not None:
     steps = {place: method.steps(t) for place, t in trajectories.items()}
-    if not objective.has_critic:
-      shape = len(budgets), samples
-      turns = turn_advantages.of_searches(steps, shape, config=objective)
+  turns: dict[Place, np.ndarray] = {}
+  if advantages is not None:
+    turns = turn_advantages.of_turns(
+      trajectories, rewards["total"], advantages, steps, config=objective
+    )
   return Experience(
     groups=list(groups),
     verdicts=verdicts,

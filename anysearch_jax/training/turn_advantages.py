@@ -18,9 +18,40 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import grpo
+from anysearch_jax.training import turn_baselines
 
-# A trajectory's question and its sample.
-Place = tuple[int, int]
+Place = turn_baselines.Place
+
+
+def of_turns(
+  trajectories: Mapping[Place, types.Trajectory],
+  totals: np.ndarray,
+  advantages: np.ndarray,
+  steps: Mapping[Place, np.ndarray],
+  *,
+  config: config_lib.ObjectiveConfig,
+) -> dict[Place, np.ndarray]:
+  """Returns what is added to a trajectory's advantage in each of its turns.
+
+  Args:
+    trajectories: the valid ones.
+    totals, advantages: `[Q, G]` rewards and advantages of whole trajectories.
+    steps: rewards of the searches of each trajectory; empty without any.
+    config: baselines, weights and how advantages are normalised.
+
+  Returns:
+    float32 `[searches]` by trajectory, or `[searches + 1]` with baselines of
+    turns; nothing if all turns have the trajectory's advantage.
+  """
+  added = of_searches(steps, totals.shape, config=config) if steps else {}
+  if config.baseline != "turn":
+    return added
+  own = turn_baselines.of_turns(trajectories, totals, config=config)
+  for place, turns in own.items():
+    turns -= advantages[place]
+    if place in added:
+      turns[:-1] += added[place]
+  return own
 
 
 def of_searches(
@@ -60,7 +91,7 @@ def of_searches(
 
 
 def of_tokens(
-  trajectory: types.Trajectory, outcome: float, searches: np.ndarray
+  trajectory: types.Trajectory, outcome: float, turns: np.ndarray
 ) -> np.ndarray:
   """Returns the advantage of each token of a trajectory.
 
@@ -70,14 +101,16 @@ def of_tokens(
   Args:
     trajectory: T tokens.
     outcome: advantage of the trajectory.
-    searches: float32 `[searches]`, weighted, in the order of `search_ends`.
+    turns: float32 `[searches]`, weighted, in the order of `search_ends`, or
+      `[searches + 1]` with that of what follows the last search.
 
   Returns:
     float32 `[T]`.
   """
   advantages = np.full(len(trajectory.token_ids), outcome, np.float32)
+  ends = (*trajectory.search_ends, len(trajectory.token_ids) - 1)
   start = 0
-  for end, advantage in zip(trajectory.search_ends, searches, strict=True):
+  for end, advantage in zip(ends, turns, strict=False):
     advantages[start : end + 1] += advantage
     start = end + 1
   return advantages

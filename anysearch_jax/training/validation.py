@@ -27,6 +27,7 @@ from anysearch_jax.training import (
   mesh_checks,
   placement,
   rewards_and_advantages,
+  turn_baselines,
 )
 
 
@@ -283,6 +284,12 @@ def _objective(c: config_lib.ObjectiveConfig) -> None:
   _one_of("objective.reduction", c.reduction, grpo.REDUCTIONS)
   _one_of("objective.old_logp", c.old_logp, grpo.OLD_LOGPS)
   _one_of("objective.advantage", c.advantage, grpo.ADVANTAGES)
+  _one_of("objective.baseline", c.baseline, turn_baselines.BASELINES)
+  if c.baseline == "turn" and c.has_critic:
+    raise ValueError(
+      "objective.baseline: found 'turn' with objective.advantage 'gae', whose "
+      "baseline is the critic; set one of them to 'group'."
+    )
   if c.importance_cap and c.old_logp == "engine":
     raise ValueError(
       f"objective.importance_cap: found {c.importance_cap} with old_logp "
