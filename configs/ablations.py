@@ -75,7 +75,7 @@ def rows(base: config_lib.ExperimentConfig) -> tuple[Row, ...]:
     *_price(),
     *_charge(base.reward.alpha),
     *_credit(base),
-    *_length(base.curriculum),
+    *_length(base),
     *_rate(base.optimizer.learning_rate),
     *_reuse(base.curriculum),
     Row("search_r1", "Search-R1-like", "rivals", SEARCH_R1),
@@ -207,17 +207,24 @@ def _both_ways(
   )
 
 
-def _length(c: config_lib.CurriculumConfig) -> tuple[Row, ...]:
-  """Three rows at 2, 3 and 6 times the rollouts, Phase I unchanged."""
+def _length(base: config_lib.ExperimentConfig) -> tuple[Row, ...]:
+  """Five rows at 3 and 6 times the rollouts, Phase I unchanged."""
+  steps = base.curriculum.total_steps
+  charged = _charged(0.05, base.reward.alpha)
   return tuple(
-    Row(
+    row
+    for times in (3, 6)
+    for name, label, overrides in (
+      *_THREE,
+      ("charged_05", "Charged, 5 %", charged),
+      ("search_r1", "Search-R1-like", SEARCH_R1),
+    )
+    for row in _both_ways(
       f"{name}_x{times}",
       f"{label}, {times} times as long",
       "length",
-      (*overrides, f"curriculum.total_steps={times * c.total_steps}"),
+      (*overrides, f"curriculum.total_steps={times * steps}"),
     )
-    for times in (2, 3, 6)
-    for name, label, overrides in _THREE
   )
 
 
