@@ -12,13 +12,15 @@ The first tables are the paper's: `tool` is its table of the tool reward,
 `format` its figure of training dynamics; `scaffold`, `sampling` and `phases`
 are the three parts of its figure of ablations. All of them divide advantages by
 the deviation of a group; the tables `batch ...` are the same rows with that of
-the rollout. Three more tables ask what else could explain a difference:
-`price` changes one part of the priced reward at a time, `length` trains longer,
-`rate` faster and slower, `reuse` with several passes over each rollout. The
-table `greedy` has the same policies with the most probable token everywhere,
-which tells what is lost by sampling from what is lost by deciding. The table
-`cool` trains at a temperature of .7 and answers greedily. `rivals` has a
-Search-R1-like row: an outcome reward, a fixed budget of 5, no scaffold.
+the rollout. More tables ask what else could explain a difference:
+`price` changes one part of the priced reward at a time, `charge` charges for
+searches of wrong answers too, `credit` compares turns instead of episodes,
+`length` trains longer, `rate` faster and slower, `reuse` with several passes
+over each rollout. The table `greedy` has the same policies with the most
+probable token everywhere, which tells what is lost by sampling from what is
+lost by deciding. The table `cool` trains at a temperature of .7 and answers
+greedily. `rivals` has a Search-R1-like row: an outcome reward, a fixed budget
+of 5, no scaffold.
 """
 
 from __future__ import annotations
@@ -26,14 +28,16 @@ from __future__ import annotations
 import dataclasses
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.report.evidence_tables import Claim
+from configs import ablation_claims
 from configs.study_rows import UNTRAINED, Row
 
 TITLE = "The ablations, row by row"
+CLAIMS = ablation_claims.CLAIMS
 TABLES = ("tool", "format", "scaffold", "sampling", "phases")
 _BATCH = "objective.normalize=batch"
 _OFF = "reward.gamma_mode=off"
 _NO_REL = "reward.use_rel=false"
+_TURNS = ("objective.baseline=turn",)
 _GREEDY = ("sampling.temperature=0.0",)
 
 
@@ -176,14 +180,12 @@ def _charge(alpha: float) -> tuple[Row, ...]:
 
 def _credit(base: config_lib.ExperimentConfig) -> tuple[Row, ...]:
   """The priced reward with baselines of turns, and with larger groups."""
-  turns = ("objective.baseline=turn",)
   groups = (f"questions={base.questions // 2}", f"group={2 * base.group}")
   return tuple(
     row
     for name, label, overrides in (
-      ("turns", "turns", turns),
+      ("turns", "turns", _TURNS),
       ("groups", "larger groups", groups),
-      ("turns_groups", "turns, larger groups", (*turns, *groups)),
     )
     for row in _both_ways(
       f"priced_{name}", f"Priced, {label}", "credit", (*PRICED, *overrides)
@@ -289,6 +291,7 @@ def _cool() -> tuple[Row, ...]:
     for name, label, overrides in (
       *_THREE,
       ("priced_05", "Priced, gamma = .05", _priced(0.05)),
+      ("priced_turns", "Priced, turns", (*PRICED, *_TURNS)),
       ("batch_anysearch", "AnySearch, batch", (_BATCH,)),
       ("batch_no_tool", "No tool reward, batch", (_BATCH, _OFF)),
       ("search_r1", "Search-R1-like", SEARCH_R1),
@@ -301,124 +304,3 @@ _THREE = (
   ("priced", "Priced", PRICED),
   ("no_tool", "No tool reward", (_OFF,)),
 )
-_TIGHT, _AMPLE = (1, 2, 3), (6, 7, 8)
-# By family; Holm's correction is within a family.
-CLAIMS = {
-  "The paper's orderings": (
-    *(
-      Claim(f"AnySearch is above {label}", "anysearch", name, measure)
-      for name, label in (
-        ("gamma_max", "fixed gamma = max"),
-        ("gamma_half", "fixed gamma = max / 2"),
-        ("no_tool", "no tool reward"),
-        ("no_abs", "no R_abs"),
-        ("no_rel", "no R_rel"),
-      )
-      for measure in ("accuracy", "tp")
-    ),
-    Claim(
-      "A fixed gamma at its half is above its maximum",
-      "gamma_half",
-      "gamma_max",
-      "accuracy",
-    ),
-    Claim(
-      "Without the tool reward there are more searches",
-      "no_tool",
-      "anysearch",
-      "searches",
-    ),
-    *(
-      Claim(f"AnySearch is above {label}", "anysearch", name, "accuracy")
-      for name, label in (
-        ("full_scaffold", "the scaffold kept in Phase II"),
-        ("no_scaffold", "no scaffold"),
-        ("only_scaffold", "the scaffold without training"),
-        ("phase1_only", "Phase I alone"),
-        ("phase2_only", "Phase II alone"),
-        ("no_format", "no format reward"),
-      )
-    ),
-    Claim(
-      "lambda = 0 loses at large budgets",
-      "anysearch",
-      "lambda_0",
-      "accuracy",
-      _AMPLE,
-    ),
-    Claim(
-      "lambda = 1 loses at small budgets",
-      "anysearch",
-      "lambda_1",
-      "accuracy",
-      _TIGHT,
-    ),
-  ),
-  # docs/objective.md
-  "What the theory of the price says": (
-    Claim(
-      "Dividing by the group's deviation costs accuracy at large budgets",
-      "batch_anysearch",
-      "anysearch",
-      "accuracy",
-      _AMPLE,
-    ),
-    *(
-      Claim(
-        f"With the rollout's deviation, {label} adds searches",
-        name,
-        "batch_anysearch",
-        "searches",
-      )
-      for name, label in (
-        ("batch_gamma", "gamma = .1"),
-        ("batch_no_rel", "no R_rel"),
-        ("priced", "gamma = .1 without R_rel"),
-      )
-    ),
-    Claim(
-      "The priced reward is above the paper's at large budgets",
-      "priced",
-      "anysearch",
-      "accuracy",
-      _AMPLE,
-    ),
-    Claim("The priced reward has more TP than none", "priced", "no_tool", "tp"),
-  ),
-  "What sampling costs": (
-    *(
-      Claim(
-        f"Greedy answers are more accurate: {label}",
-        f"{name}_greedy",
-        name,
-        "accuracy",
-      )
-      for name, label, _ in _THREE
-    ),
-    *(
-      Claim(
-        f"Training at .7 helps greedy answers: {label}",
-        f"{name}_cool",
-        f"{name}_greedy",
-        "accuracy",
-      )
-      for name, label, _ in _THREE
-    ),
-  ),
-  "The priced reward against its rivals, all answering greedily": tuple(
-    Claim(f"Priced is above {label} {where}", priced, name, *pool)
-    for priced, name, label in (
-      ("priced_greedy", "anysearch_greedy", "AnySearch"),
-      ("priced_greedy", "batch_anysearch_greedy", "AnySearch, batch,"),
-      ("priced_greedy", "search_r1_greedy", "Search-R1"),
-      ("priced_greedy", "no_tool_greedy", "no tool reward"),
-      ("priced_cool", "search_r1_cool", "Search-R1, both cool,"),
-      ("priced_cool", "no_tool_cool", "no tool reward, both cool,"),
-    )
-    for where, pool in (
-      ("at B = 1 to 3", ("accuracy", _TIGHT)),
-      ("at B = 6 to 8", ("accuracy", _AMPLE)),
-      ("in all", ("tp",)),
-    )
-  ),
-}

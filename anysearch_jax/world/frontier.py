@@ -68,8 +68,8 @@ def accuracy(found: Sequence[Point], searches: float) -> float:
     found: `points` of ascending prices.
     searches: mean searches, >= 0; above the largest of them, more do not help.
   """
-  edge = sorted((p.searches, p.accuracy) for p in found)
-  return float(np.interp(searches, *zip(*edge, strict=True)))
+  edge = np.array(sorted((p.searches, p.accuracy) for p in found))
+  return float(np.interp(searches, edge[:, 0], edge[:, 1]))
 
 
 def searches(found: Sequence[Point], accuracy: float) -> float:
@@ -79,8 +79,8 @@ def searches(found: Sequence[Point], accuracy: float) -> float:
     found: `points` of ascending prices.
     accuracy: above the largest of them, no number of searches is enough.
   """
-  edge = sorted((p.accuracy, p.searches) for p in found)
-  return float(np.interp(accuracy, *zip(*edge, strict=True), right=np.inf))
+  edge = np.array(sorted((p.accuracy, p.searches) for p in found))
+  return float(np.interp(accuracy, edge[:, 0], edge[:, 1], right=np.inf))
 
 
 def _value(
