@@ -202,6 +202,27 @@ def parse(text: str, prices: Prices = NO_CAPS.prices) -> Budget:
   return _made(caps, prices)
 
 
+def parse_tools(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
+  """Returns prices of tools, from texts such as `cheap=10`.
+
+  Args:
+    texts: the name of a tool, and the price of 1,000 calls in US dollars, >= 0.
+
+  Raises:
+    ValueError: a text has another form, or a tool occurs twice.
+  """
+  found: dict[str, float] = {}
+  for text in texts:
+    match = _CAP.fullmatch(text)
+    if not match or not math.isfinite(float(match[2])) or match[1] in found:
+      raise ValueError(
+        f"Found {text!r} in the prices of tools {tuple(texts)}; expected each "
+        "tool once with the price of 1,000 calls, as in cheap=10."
+      )
+    found[match[1]] = float(match[2])
+  return tuple(found.items())
+
+
 def _made(caps: Mapping[str, float], prices: Prices) -> Budget:
   return Budget(
     searches=int(caps.get("searches", UNCAPPED)),

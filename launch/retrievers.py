@@ -99,6 +99,7 @@ def _tools(config: config_lib.ExperimentConfig, made: Any) -> Any:
       if config.retrieval.kind == "web"
       else toolbox.PageRetriever(made)
     ),
+    "cheap": lambda: _cheap(config.data),
   }
   names = [each.name for each in systems.of_episode(episode).tools]
   if unknown := [name for name in names if name not in found]:
@@ -110,6 +111,20 @@ def _tools(config: config_lib.ExperimentConfig, made: Any) -> Any:
   if names == [protocol.SEARCH]:
     return made
   return toolbox.Toolbox({name: found[name]() for name in names})
+
+
+def _cheap(data: config_lib.DataConfig) -> Any:
+  """Returns the cheap retriever of the generated world."""
+  from anysearch_jax.world import cheap_retrieval, versions, world
+
+  if data.source != "world":
+    raise ValueError(
+      f"data.source: found {data.source!r} with the tool 'cheap', which finds "
+      "facts of the generated world alone; expected 'world'."
+    )
+  return cheap_retrieval.CheapRetriever(
+    world.World(versions.config(data.world, data.world_seed))
+  )
 
 
 def _web_pages(c: config_lib.RetrievalConfig) -> Any:

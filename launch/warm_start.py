@@ -58,7 +58,7 @@ def main(argv) -> None:
   from anysearch_jax.evaluation import journal
   from anysearch_jax.policy import hf
   from anysearch_jax.training import validation
-  from anysearch_jax.world import experts, warm_start
+  from anysearch_jax.world import experts, priced_warm_start, warm_start
   from launch import dev_questions, world_source
 
   w = config.warm_start
@@ -78,7 +78,9 @@ def main(argv) -> None:
     validation.validate(config, trains=False, samples=False)
     warm_start.validate(w)
     source = world_source.make(config.data, config.retrieval.kind)
-    expert = experts.get(w.expert)
+    # None: the expert with two searches, which has modules of its own.
+    priced = w.expert == priced_warm_start.NAME
+    expert = None if priced else experts.get(w.expert)
     policy = _start(config, source)
     with disk.translate_errors(partial), run_lock.hold(partial / run_lock.NAME):
       journal.claim(partial, _made_of(config))
@@ -168,6 +170,8 @@ def _lacks(config: config_lib.ExperimentConfig, source, expert, policy):
   from anysearch_jax.world import warm_start
   from launch import dev_questions
 
+  if expert is None:
+    return _priced_lacks(config, source, policy)
   lacks = []
   for scaffold in (False, True) if expert.slopes else (False,):
     with_scaffold = ", with scaffold" if scaffold else ""
@@ -224,6 +228,36 @@ def _lacks(config: config_lib.ExperimentConfig, source, expert, policy):
   return lacks
 
 
+def _priced_setting(config: config_lib.ExperimentConfig, source, codec):
+  """Returns what demonstrations with two searches have in common."""
+  from anysearch_jax.world import cheap_retrieval, priced_demonstrations
+
+  return priced_demonstrations.Setting(
+    source.world,
+    source.retriever.lookup,
+    cheap_retrieval.CheapRetriever(source.world).lookup,
+    codec,
+    config.episode,
+    config.evaluation.prices,
+  )
+
+
+def _priced_lacks(config: config_lib.ExperimentConfig, source, policy):
+  """Does what `_lacks` does for a policy with two searches."""
+  from anysearch_jax.world import priced_warm_start
+
+  found = priced_warm_start.probe(
+    policy.params,
+    policy.architecture,
+    _priced_setting(config, source, policy.tokenizer),
+    count=600,
+    seed=config.seed,
+  )
+  for kind, mean in found.items():
+    print(f"P({kind}) {mean:.3f}")
+  return priced_warm_start.gate(found)
+
+
 def _demonstrations(
   config: config_lib.ExperimentConfig, source, expert, codec
 ) -> list:
@@ -231,11 +265,19 @@ def _demonstrations(
   import numpy as np
 
   from anysearch_jax.world import demonstrations as demonstrations_lib
-  from anysearch_jax.world import warm_start
+  from anysearch_jax.world import priced_warm_start, warm_start
 
   count = config.warm_start.demonstrations
   rng = np.random.Generator(np.random.PCG64(config.seed))
   line = progress.Line(count, unit="demonstration", clock=time.monotonic)
+  if expert is None:
+    return priced_warm_start.pool(
+      source.questions("train", count, config.seed),
+      _priced_setting(config, source, codec),
+      seed=config.seed,
+      decision_weight=config.warm_start.decision_weight,
+      on_done=line.tick,
+    )
   pool = []
   plain, scaffolded = (
     demonstrations_lib.Setting(

@@ -6,7 +6,8 @@ level's recent accuracy is below that of the best level, the more often it is
 drawn.
 
 With `token_levels` a level is a pair of a number of searches and a cap on
-generated tokens, and the same rule draws from the grid of all pairs.
+generated tokens, and the same rule draws from the grid of all pairs. With
+`cent_levels` level b is the b-th cap on cents, and searches have no cap.
 
     state = init(config, seed)
     assignment = assign(state, num_groups=Q, config=config)   # one rollout
@@ -52,15 +53,19 @@ class CurriculumState(NamedTuple):
 class Assignment(NamedTuple):
   """The assignment of a rollout.
 
-  budgets: int32 `[Q]`, searches assigned to each group.
+  budgets: int32 `[Q]`, searches assigned to each group; with `cent_levels` the
+    level, from 1, of its cap on cents.
   scaffold: bool `[]`, whether the scaffold is on.
   tokens: int32 `[Q]`, cap on each group's generated tokens; None without
     `token_levels`.
+  cents: int32 `[Q]`, cap on what each group's episodes cost; None without
+    `cent_levels`.
   """
 
   budgets: chex.Array
   scaffold: chex.Array
   tokens: chex.Array | None = None
+  cents: chex.Array | None = None
 
 
 def validate(config: config_lib.CurriculumConfig) -> None:
@@ -82,6 +87,7 @@ def validate(config: config_lib.CurriculumConfig) -> None:
       f"Found the token_levels {c.token_levels} with a fixed_budget of "
       f"{c.fixed_budget}; expected one of them. A fixed budget draws no pair."
     )
+  _validate_cents(c)
   if c.phase1_steps > c.total_steps:
     raise ValueError(
       f"Found {c.phase1_steps} phase1_steps in {c.total_steps} total_steps; "
@@ -108,6 +114,25 @@ def validate(config: config_lib.CurriculumConfig) -> None:
       f"Found {level_steps} steps per level (phase1_steps / max_budget); "
       f"expected a multiple of steps_per_rollout, {c.steps_per_rollout}: a "
       "rollout has one level. Change phase1_steps."
+    )
+
+
+def _validate_cents(c: config_lib.CurriculumConfig) -> None:
+  if not c.cent_levels:
+    return
+  if list(c.cent_levels) != sorted(set(c.cent_levels)):
+    raise ValueError(
+      f"Found the cent_levels {c.cent_levels}; expected ascending numbers."
+    )
+  if len(c.cent_levels) != c.max_budget:
+    raise ValueError(
+      f"Found {len(c.cent_levels)} cent_levels and a max_budget of "
+      f"{c.max_budget}; expected as many: each level is one cap on cents."
+    )
+  if c.token_levels or c.fixed_budget >= 0:
+    raise ValueError(
+      f"Found the cent_levels {c.cent_levels} with token_levels or a "
+      "fixed_budget; expected one of the three."
     )
 
 
@@ -240,6 +265,9 @@ def assign(
   budgets = jnp.where(
     phase1, annealed_budget(state.step, config=c), 1 + drawn // each
   ).astype(jnp.int32)
+  if c.cent_levels:
+    cents = jnp.asarray(c.cent_levels, jnp.int32)[budgets - 1]
+    return Assignment(budgets, scaffold, cents=cents)
   if not c.token_levels:
     return Assignment(budgets, scaffold)
   level = jnp.where(phase1, annealed_tokens(state.step, config=c), drawn % each)
@@ -264,8 +292,8 @@ def record(
 
   Args:
     state: the curriculum state.
-    budgets: int `[Q * G]`, the budget of each trajectory; budgets outside of
-      [1, Bmax] have no window and are ignored.
+    budgets: int `[Q * G]`, the budget of each trajectory, as `assign` names it;
+      budgets outside of [1, Bmax] have no window and are ignored.
     em: `[Q * G]` correctness in {0, 1}.
     valid: bool `[Q * G]`; only valid trajectories are recorded.
     config: `steps_per_rollout` is added to the step.

@@ -64,7 +64,8 @@ _TABLE: dict[str, dict[Kind, str]] = {
   "curriculum": {
     # The curriculum's state has one window per budget, and the number of steps
     # decides how many questions are drawn.
-    _I: "max_budget token_levels total_steps steps_per_rollout epochs window",
+    _I: "max_budget token_levels cent_levels total_steps steps_per_rollout "
+    "epochs window",
     _L: "phase1_steps uniform_mix epsilon phase1_scaffold phase2_scaffold "
     "fixed_budget",
   },
@@ -135,7 +136,7 @@ _TABLE: dict[str, dict[Kind, str]] = {
   "checkpoint": {_P: "keep_last keep_best best_metric export_dtype"},
   "evaluation": {
     _P: "budgets pairs questions datasets seeds scaffold scorer search_price "
-    "input_price output_price"
+    "input_price output_price tool_prices"
   },
 }
 KINDS: dict[str, Kind] = {

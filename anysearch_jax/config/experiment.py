@@ -55,7 +55,8 @@ class DataConfig:
 class WarmStartConfig:
   """Supervised demonstrations before reinforcement learning (world only).
 
-  expert: who demonstrates, one of `world.experts.EXPERTS`.
+  expert: who demonstrates, one of `world.experts.EXPERTS`, or `priced`, which
+    uses two searches under budgets in cents.
   steps: optimizer steps.
   batch_tokens: tokens of a batch.
   demonstrations: number of generated demonstrations; training repeats them.
@@ -91,6 +92,8 @@ class EvaluationConfig:
   search_price: US dollars per thousand searches. With the other prices it is
     what budgets of dollars are charged by, in training too.
   input_price, output_price: US dollars per million tokens read or written.
+  tool_prices: tools with prices of their own, in US dollars per thousand calls,
+    such as `cheap=10`.
   """
 
   budgets: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8)
@@ -103,12 +106,16 @@ class EvaluationConfig:
   search_price: float = 0.0
   input_price: float = 0.0
   output_price: float = 0.0
+  tool_prices: tuple[str, ...] = ()
 
   @property
   def prices(self) -> budgets_lib.Prices:
-    """The prices as a value."""
+    """The prices as a value; raises ValueError for an invalid tool price."""
     return budgets_lib.Prices(
-      self.search_price, self.input_price, self.output_price
+      self.search_price,
+      self.input_price,
+      self.output_price,
+      budgets_lib.parse_tools(self.tool_prices),
     )
 
 

@@ -54,6 +54,9 @@ class CurriculumConfig:
   max_budget: the paper's B_max.
   token_levels: caps on generated tokens, ascending. If there are any, a group's
     budget is a pair of searches and tokens, see docs/budgets.md.
+  cent_levels: caps in US cents, ascending, one for each of max_budget levels.
+    If there are any, a group's budget is one of them alone, without a cap on
+    searches; level b is the b-th.
   phase1_steps: length of Phase I, from 0 to total_steps.
   steps_per_rollout: optimizer steps on a rollout, those of all epochs.
   epochs: passes over a rollout's trajectories; a divisor of steps_per_rollout.
@@ -67,6 +70,7 @@ class CurriculumConfig:
 
   max_budget: int = 5
   token_levels: tuple[int, ...] = ()
+  cent_levels: tuple[int, ...] = ()
   phase1_steps: int = 100
   total_steps: int = 500
   steps_per_rollout: int = 5

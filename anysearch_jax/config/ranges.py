@@ -89,6 +89,7 @@ _RANGES = {
   "reward.length_tolerance": _at_least(0),
   "curriculum.max_budget": _at_least(1),
   "curriculum.token_levels": _at_least(1),
+  "curriculum.cent_levels": _at_least(1),
   "curriculum.phase1_steps": _at_least(0),
   "curriculum.total_steps": _at_least(1),
   "curriculum.steps_per_rollout": _at_least(1),
@@ -213,6 +214,7 @@ _MAY_BE_EMPTY = (
   "mesh.rollout",
   "evaluation.budgets",
   "curriculum.token_levels",
+  "curriculum.cent_levels",
 )
 
 

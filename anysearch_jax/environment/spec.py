@@ -137,8 +137,12 @@ class Environment:
     )
 
   def prices(self, prices: budgets.Prices) -> budgets.Prices:
-    """Returns the prices with those of the tools that have their own."""
-    own = ((each.name, each.price) for each in self.tools)
+    """Returns the prices with those of the tools that have their own.
+
+    A price of a tool in `prices` replaces the tool's own.
+    """
+    given = dict(prices.tools)
+    own = ((e.name, given.get(e.name, e.price)) for e in self.tools)
     return dataclasses.replace(
       prices,
       tools=tuple((name, price) for name, price in own if price is not None),

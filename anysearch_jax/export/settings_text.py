@@ -64,6 +64,8 @@ def trained(config: Mapping[str, Any]) -> str:
 def budgets(c: Mapping[str, Any]) -> str:
   if c["fixed_budget"] >= 0:
     return f"{c['fixed_budget']} throughout"
+  if c.get("cent_levels"):
+    return "cents, " + ", ".join(map(str, c["cent_levels"]))
   first = f"{c['max_budget']} down to 1 in the first {c['phase1_steps']} steps"
   second = (
     f"1 to {c['max_budget']} drawn adaptively (lambda {c['uniform_mix']:g}) in "

@@ -35,7 +35,8 @@ def priced(budget: budgets.Budget, env: spec.Environment) -> budgets.Budget:
     raise ValueError(
       f"Found a budget of {budget.dollars:g} dollars where nothing has a "
       "price; expected a price of searches, of tokens or of a tool. Set "
-      "search_price, input_price or output_price of config.evaluation."
+      "search_price, input_price, output_price or tool_prices of "
+      "config.evaluation."
     )
   return dataclasses.replace(budget, prices=prices)
 

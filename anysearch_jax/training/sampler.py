@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum as curriculum_lib
@@ -50,12 +51,14 @@ class SamplerState(NamedTuple):
 class ScoredRollout(NamedTuple):
   """A scored rollout to train on.
 
-  probabilities: the distribution over budgets that Phase II draws from.
+  levels: int32 `[Q]`, the level of each group, as `Assignment.budgets`.
+  probabilities: the distribution over levels that Phase II draws from.
   state: the state of sampling after this rollout.
   """
 
   rollout: int
   scaffold: bool
+  levels: np.ndarray
   probabilities: np.ndarray
   collected: rollout_buffer.RolloutBatch
   scored: rewards_and_advantages.Experience
@@ -263,9 +266,13 @@ class Sampler:
       probabilities = curriculum_lib.distribution(
         self.state.curriculum, config=settings.curriculum
       )
+      levels = np.asarray(assignment.budgets)[collected.places]
+      searches = levels
+      if assignment.cents is not None:
+        searches = np.full_like(levels, budgets_lib.UNCAPPED)
       scored = rewards_and_advantages.score(
         collected.groups,
-        assignment.budgets[collected.places],
+        searches,
         samples=stream.samples,
         method=settings.method,
         objective=settings.objective,
@@ -274,7 +281,7 @@ class Sampler:
       )
       recorded = curriculum_lib.record(
         self.state.curriculum,
-        np.repeat(scored.budgets, stream.samples),
+        np.repeat(levels, stream.samples),
         scored.em.reshape(-1),
         scored.valid.reshape(-1),
         config=settings.curriculum,
@@ -285,6 +292,7 @@ class Sampler:
     return ScoredRollout(
       rollout,
       bool(assignment.scaffold),
+      levels,
       np.asarray(probabilities),
       collected,
       scored,
@@ -354,7 +362,7 @@ def metrics(
 ) -> dict[str, float]:
   """Returns the metrics of a sampled rollout, as one flat record."""
   step = sampled.rollout * config.steps_per_rollout
-  collected, budgets = sampled.counted, sampled.scored.budgets
+  collected = sampled.counted
   levels = range(1, config.max_budget + 1)
   of_searches = sampled.probabilities.reshape(config.max_budget, -1)
   out = {
@@ -364,7 +372,7 @@ def metrics(
     "scaffold": int(sampled.scaffold),
     # With token levels, of all pairs with this number of searches.
     **{f"curriculum/p{b}": float(of_searches[b - 1].sum()) for b in levels},
-    **drawn(budgets, max_budget=config.max_budget),
+    **drawn(sampled.levels, max_budget=config.max_budget),
     **drawn_tokens(sampled.collected.groups, config.token_levels),
     **rewards_and_advantages.metrics(sampled.scored),
     "rollout/failed": collected.failed,

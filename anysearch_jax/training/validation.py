@@ -65,6 +65,7 @@ def validate(
     )
   mesh_checks.check(config.mesh)
   _evaluation(config.evaluation)
+  _tool_prices(config)
   if samples:
     _engine(config.engine, config.sglang, config.episode)
   if trains:
@@ -157,11 +158,27 @@ def _rel_cost(config: config_lib.ExperimentConfig) -> None:
   cost = config.reward.rel_cost
   _one_of("reward.rel_cost", cost, rewards.RELATIVE_COSTS)
   prices = systems.of_episode(config.episode).prices(config.evaluation.prices)
-  if cost == "dollars" and not prices:
-    raise ValueError(
-      "reward.rel_cost: found dollars where nothing has a price; expected a "
-      "price of searches or of tokens in evaluation."
-    )
+  if prices:
+    return
+  for name, found in (
+    ("reward.rel_cost: found dollars", cost == "dollars"),
+    ("curriculum.cent_levels: found caps", bool(config.curriculum.cent_levels)),
+  ):
+    if found:
+      raise ValueError(
+        f"{name} where nothing has a price; expected a price of searches, of "
+        "tokens or of a tool in evaluation."
+      )
+
+
+def _tool_prices(config: config_lib.ExperimentConfig) -> None:
+  names = [each.name for each in systems.of_episode(config.episode).tools]
+  try:
+    priced = config.evaluation.prices.tools
+  except ValueError as error:
+    raise ValueError(f"evaluation.tool_prices: {error}") from error
+  for name, _ in priced:
+    _one_of("evaluation.tool_prices", name, names)
 
 
 def _evaluation(config: config_lib.EvaluationConfig) -> None:

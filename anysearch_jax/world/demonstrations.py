@@ -166,6 +166,21 @@ def probe_sets(
       probes.append((row, at, label, PROBE_KINDS.index(kind)))
       choice = next(made) if kind == "recall_known" else _Choice((0, 0), 0)
       features.append((*choice.features, choice.search))
+  return packed(rows, probes, features)
+
+
+def packed(
+  rows: Sequence[np.ndarray],
+  probes: Sequence[tuple[int, int, int, int]],
+  features: Sequence[tuple[float, float, float]] | np.ndarray,
+) -> Probes:
+  """Returns probes as arrays.
+
+  Args:
+    rows: the token ids of each demonstration.
+    probes: row, position, label and index of the kind of each probe.
+    features: change, slack and the expert's probability of searching of each.
+  """
   lengths = np.array([len(ids) for ids in rows], np.int32)
   token_ids = np.zeros((len(rows), max(lengths, default=0)), np.int32)
   for row, ids in zip(token_ids, rows, strict=True):
@@ -251,7 +266,7 @@ def _play(
         (start + at, kind) for at, kind in turn.marks if at < len(words)
       ]
       cut = len(words) < len(turn.words)
-      event = _generation(words, setting.codec, cut=cut)
+      event = generation(words, setting.codec, cut=cut)
     state, request = episode.step(state, event)
   return request.trajectory, marks, choices, asked
 
@@ -266,7 +281,7 @@ def _limits(
   return expert_lib.Limits(request.max_tokens, left, state.landing)
 
 
-def _generation(
+def generation(
   words: Sequence[str], codec: types.TextCodec, *, cut: bool = False
 ) -> types.Generation:
   """Returns `words` as if an engine had sampled them with probability 1."""

@@ -233,7 +233,7 @@ class Expert:
         continue
       verdict = need == world_lib.VERDICT
       wordings = (wording,) if verdict else (relation, alternative)
-      values = _values(passages, entity, wordings)
+      values = values_of(passages, entity, wordings)
       self._open(sufficient=last and len(values) == 1)
       if len(values) == 1:
         self._clause(("found", "found"), (values[0], "copy"))
@@ -344,7 +344,7 @@ class Expert:
     return bool(self._rng.random() < p)
 
 
-def _values(
+def values_of(
   passages: Sequence[types.Passage], entity: str, wordings: Sequence[str]
 ) -> list[str]:
   """Returns the distinct values of `entity` in passages with these wordings."""

@@ -99,6 +99,6 @@ def get(name: str) -> Demonstrator:
   if name not in EXPERTS:
     raise ValueError(
       f"warm_start.expert: found {name!r}, expected one of "
-      f"{', '.join(EXPERTS)}."
+      f"{', '.join(EXPERTS)}, priced."
     )
   return EXPERTS[name]

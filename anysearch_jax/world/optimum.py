@@ -20,7 +20,7 @@ from anysearch_jax.world import world as world_lib
 _TIE = 1e-9
 
 
-class _Odds(NamedTuple):
+class Odds(NamedTuple):
   """Probabilities of a relation's facts.
 
   Attributes:
@@ -52,7 +52,7 @@ class Optimum:
       raise ValueError(f"Found the price {price}; expected at least 0.")
     self._price = price
     self._miss = world.config.alternative
-    self._odds = _odds(world)
+    self._odds = relation_odds(world)
     self._values: dict[tuple[tuple[str, ...], int, float], float] = {}
 
   def __call__(self, situation: expert.Situation) -> float:
@@ -162,7 +162,7 @@ def search_everything(situation: expert.Situation) -> float:
   return 1.0
 
 
-def _odds(world: world_lib.World) -> dict[str, _Odds]:
+def relation_odds(world: world_lib.World) -> dict[str, Odds]:
   """Returns the statistics of each relation, over the training snapshots."""
   snapshots = [world.snapshot(i) for i in world.split_snapshots("train")]
   odds = {}
@@ -171,7 +171,7 @@ def _odds(world: world_lib.World) -> dict[str, _Odds]:
     known = world.known[subjects, r]
     twins = np.stack([s.twins[subjects, r] >= 0 for s in snapshots])
     unknown = twins[:, ~known]
-    odds[relation.name] = _Odds(
+    odds[relation.name] = Odds(
       known=float(known.mean()),
       right=world.reliability(relation.name),
       guess=1 / len(world.members[relation.object]),

@@ -86,7 +86,11 @@ def play(name, turns, *, budget, scaffold=False, question=QUESTION, hits=HITS):
       driver.EpisodeParts(
         engine=engine,
         retriever=toolbox.Toolbox(
-          {"search": found, "fetch": toolbox.PageRetriever(found)}
+          {
+            "search": found,
+            "fetch": toolbox.PageRetriever(found),
+            "cheap": found,
+          }
         ),
         config=config_lib.EpisodeConfig(prompts=name),
         codec=scripted.CODEC,
