@@ -13,17 +13,18 @@ def find(name: str, source: parts.Source | None) -> Callable[..., Any]:
   """Returns the function of (config, source) that makes an engine and codec.
 
   Args:
-    name: a policy of the generated world, see `world.expert_policy`, or
-      `module:function`.
+    name: a policy of the generated world, see `world.expert_policy` and
+      `world.priced_policy`, or `module:function`.
     source: source of the questions.
 
   Raises:
     ValueError: there is no such policy, or it knows another source.
   """
-  from anysearch_jax.world import expert_policy
+  from anysearch_jax.world import expert_policy, priced_policy
 
   module, _, function = name.partition(":")
-  if module in expert_policy.NAMES:
+  names = (*expert_policy.NAMES, *priced_policy.NAMES)
+  if module in names:
     from launch import world_source
 
     if not isinstance(source, world_source.WorldSource):
@@ -31,14 +32,19 @@ def find(name: str, source: parts.Source | None) -> Callable[..., Any]:
         f"--scripted={name}: it knows the generated world only; expected "
         "data.source 'world'."
       )
-    made = expert_policy.named(name, source.world)
+    world = source.world
+    if module in priced_policy.NAMES:
+      return lambda config, source: priced_policy.named(
+        name, world, config.evaluation.prices
+      )
+    made = expert_policy.named(name, world)
     return lambda config, source: made
   try:
     make = getattr(importlib.import_module(module), function)
   except (ImportError, AttributeError, ValueError) as error:
     raise ValueError(
       f"--scripted={name}: {error}; expected one of "
-      f"{', '.join(expert_policy.NAMES)}, or module:function."
+      f"{', '.join(names)}, or module:function."
     ) from error
   if not callable(make):
     raise ValueError(f"--scripted={name}: {make!r} is no function.")

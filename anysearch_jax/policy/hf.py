@@ -86,9 +86,13 @@ def load(
   return Policy(params, a, tokenizer, folder)
 
 
+# In configs/.
+_SHIPPED = ("graded_world_policy", "fixed_world_policy", "priced_world_policy")
+
+
 def _where_from(name: str) -> str:
   """Returns advice on how to get a folder of this name."""
-  if name in ("graded_world_policy", "fixed_world_policy"):
+  if name in _SHIPPED:
     return "Make the shipped one again by `python -m launch.warm_start`."
   owners = {"Qwen": "Qwen", "Llama": "meta-llama"}
   owner = next((owners[x] for x in owners if name.startswith(x)), "OWNER")

@@ -139,7 +139,7 @@ class Turn(NamedTuple):
   marks: list[tuple[int, str]]
 
 
-_Turns = Generator[Turn, Sequence[types.Passage] | None, None]
+Turns = Generator[Turn, Sequence[types.Passage] | None, None]
 _Value = Generator[Turn, Sequence[types.Passage] | None, str]
 
 
@@ -183,7 +183,7 @@ class Expert:
     self._turn = Turn([], [])
     self.limits = Limits()
 
-  def turns(self) -> _Turns:
+  def turns(self) -> Turns:
     """Yields turns.
 
     Send it a search's passages, or None if it was refused or its turn was cut.

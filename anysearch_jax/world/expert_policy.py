@@ -103,18 +103,32 @@ def make(
       rng=np.random.default_rng(request.address[:4]),
       strategy=strategy,
     ).turns()
-    said = " ".join(next(turns).words)
-    for found in _AFTER_SEARCH.finditer(context, prompt.end()):
-      if said not in context:
-        raise types.EngineError(
-          "Found a turn that the scripted expert did not write; it can "
-          "continue only its own episodes, so they cannot branch."
-        )
-      passages = None if found[1] is None else _passages(found[1])
-      said = " ".join(turns.send(passages).words)
-    return said
+    return replayed(turns, context, prompt.end())
 
   return scripted.ScriptedEngine(say, codec), codec
+
+
+def replayed(turns: expert.Turns, context: str, start: int) -> str:
+  """Returns what an expert says next.
+
+  Args:
+    turns: of the expert, from the beginning of the episode.
+    context: the episode so far.
+    start: where its prompt ends.
+
+  Raises:
+    types.EngineError: the expert did not write the context's turns.
+  """
+  said = " ".join(next(turns).words)
+  for found in _AFTER_SEARCH.finditer(context, start):
+    if said not in context:
+      raise types.EngineError(
+        "Found a turn that the scripted expert did not write; it can "
+        "continue only its own episodes, so they cannot branch."
+      )
+    passages = None if found[1] is None else _passages(found[1])
+    said = " ".join(turns.send(passages).words)
+  return said
 
 
 def _passages(text: str) -> list[types.Passage]:

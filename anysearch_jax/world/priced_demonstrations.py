@@ -73,16 +73,22 @@ class Setting:
     return cents(self.prices)
 
 
-def cents(prices: budgets_lib.Prices) -> priced_expert.Cents:
-  """Returns the prices of both searches in cents.
+def cents(
+  prices: budgets_lib.Prices, tools: Sequence[str] = (CHEAP, DEAR)
+) -> priced_expert.Cents:
+  """Returns the prices of the searches in cents.
+
+  Args:
+    prices: of the tools `cheap` and `search`.
+    tools: which of them need a price, `cheap` and `dear`.
 
   Raises:
     ValueError: a price is missing or is no whole number of cents from 1 on.
   """
   found = dict(prices.tools)
   made = []
-  for name in (priced_tools.CHEAP.name, protocol.SEARCH):
-    cost = found.get(name, 0.0) / 10
+  for tool, name in ((CHEAP, priced_tools.CHEAP.name), (DEAR, protocol.SEARCH)):
+    cost = found.get(name, 0.0 if tool in tools else 10.0) / 10
     if cost < 1 or cost != int(cost):
       raise ValueError(
         f"evaluation.tool_prices: found {cost * 10:g} for {name!r}; expected a "

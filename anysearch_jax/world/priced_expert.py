@@ -90,7 +90,6 @@ class Situation(NamedTuple):
 
 # Returns probabilities of actions; those that are impossible do not count.
 Strategy = Callable[[Situation], Mapping[str, float]]
-_Turns = Generator[expert.Turn, Sequence[types.Passage] | None, None]
 _Value = Generator[expert.Turn, Sequence[types.Passage] | None, str]
 
 
@@ -125,7 +124,7 @@ class PricedExpert:
     self._p_beyond = p_beyond
     self._settled: tuple[tuple[Fact, str], ...] = ()
 
-  def turns(self) -> _Turns:
+  def turns(self) -> expert.Turns:
     """Yields turns; send it a search's passages, or None if it was refused."""
     entity, *relations = self._chain
     self._open()

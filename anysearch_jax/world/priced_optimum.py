@@ -47,6 +47,13 @@ class _Odds(NamedTuple):
   others: int
 
 
+class Outcome(NamedTuple):
+  """What a way to play brings: P(right answer) and E[cents]."""
+
+  right: float
+  cents: float
+
+
 class PricedOptimum:
   """A strategy that maximises P(right answer) - price E[cents].
 
@@ -83,7 +90,7 @@ class PricedOptimum:
     self._tools, self._price = frozenset(tools), price
     self._miss = world.config.alternative
     self._odds = _odds(world, cheap_retrieval.ODDS if odds is None else odds)
-    self._value = functools.cache(self._value_uncached)
+    self._chain = functools.cache(self._chain_uncached)
     self._fact = functools.cache(self._fact_uncached)
 
   def __call__(self, situation: priced_expert.Situation) -> Mapping[str, float]:
@@ -93,13 +100,15 @@ class PricedOptimum:
     if self._price:  # Otherwise decisions do not depend on it.
       for fact, action in s.settled:
         q *= self.right(fact, action)
-    values = self.actions(s.fact, s.rest, s.money, q)
-    best = max(values.values()) - _TIE
-    return {next(a for a in _PREFERRED if values.get(a, -1e9) >= best): 1.0}
+    return {self._best(self.actions(s.fact, s.rest, s.money, q)): 1.0}
+
+  def outcome(self, relations: Sequence[str], money: int) -> Outcome:
+    """Returns what the strategy brings for a chain with this many cents."""
+    return self._chain(tuple(relations), money, 1.0)
 
   def value(self, relations: Sequence[str], money: int) -> float:
     """Returns the maximum for a chain of facts with this many cents."""
-    return self._value(tuple(relations), money, 1.0)
+    return self._worth(self.outcome(relations, money))
 
   def right(self, fact: priced_expert.Fact, action: str) -> float:
     """Returns P(the value is right) if a fact is settled by an action."""
@@ -129,43 +138,54 @@ class PricedOptimum:
     rest: tuple[str, ...],
     money: int,
     q: float = 1.0,
-  ) -> dict[str, float]:
-    """Returns the maximum after each possible action.
+  ) -> dict[str, Outcome]:
+    """Returns what each possible action brings if the best ones follow.
 
     Args:
       fact, rest, money: see `priced_expert.Situation`.
       q: probability that all facts before this one are right.
     """
-    values = {}
+    found = {}
     for action in fact.actions:
       if action in (SETTLE, RECALL):
-        values[action] = self._then(rest, money, q, self.right(fact, action))
+        found[action] = self._then(rest, money, q, self.right(fact, action))
       elif action in self._tools and self._cents[action] <= money:
         search = self._cheap if action == CHEAP else self._dear
         paid = self._cents[action]
-        value = search(fact, rest, money - paid, q)
-        values[action] = value - self._price * paid
-    return values
+        after = search(fact, rest, money - paid, q)
+        found[action] = after._replace(cents=after.cents + paid)
+    return found
+
+  def _worth(self, outcome: Outcome) -> float:
+    return outcome.right - self._price * outcome.cents
+
+  def _best(self, found: Mapping[str, Outcome]) -> str:
+    """Returns the action of the largest value; of equal ones the cheapest."""
+    least = max(map(self._worth, found.values())) - _TIE
+    best = (a for a in _PREFERRED if a in found)
+    return next(a for a in best if self._worth(found[a]) >= least)
 
   def _then(
     self, rest: tuple[str, ...], money: int, q: float, p: float
-  ) -> float:
-    """Returns the maximum after a fact that is right with probability p."""
+  ) -> Outcome:
+    """Returns what follows a fact that is right with probability p."""
     if self._price:
-      return self._value(rest, money, q * p)
-    return q * p * self._value(rest, money, 1.0)
+      return self._chain(rest, money, q * p)
+    right, cents = self._chain(rest, money, 1.0)
+    return Outcome(q * p * right, cents)
 
-  def _value_uncached(
+  def _chain_uncached(
     self, relations: tuple[str, ...], money: int, q: float
-  ) -> float:
-    """Returns the maximum for facts of which nothing is known yet."""
+  ) -> Outcome:
+    """Returns the best for facts of which nothing is known yet."""
     if not relations:
-      return q
+      return Outcome(q, 0.0)
     name, rest = relations[0], relations[1:]
     known = self._odds[name].known
     first = priced_expert.Fact(name, True)
-    return known * self._fact(first, rest, money, q) + (1 - known) * self._fact(
-      first._replace(known=False), rest, money, q
+    return _mean(
+      (known, self._fact(first, rest, money, q)),
+      (1 - known, self._fact(first._replace(known=False), rest, money, q)),
     )
 
   def _fact_uncached(
@@ -174,8 +194,9 @@ class PricedOptimum:
     rest: tuple[str, ...],
     money: int,
     q: float,
-  ) -> float:
-    return max(self.actions(fact, rest, money, q).values())
+  ) -> Outcome:
+    found = self.actions(fact, rest, money, q)
+    return found[self._best(found)]
 
   def _cheap(
     self,
@@ -183,12 +204,14 @@ class PricedOptimum:
     rest: tuple[str, ...],
     money: int,
     q: float,
-  ) -> float:
+  ) -> Outcome:
     """Returns the mean over what the cheap search gives, after it is paid."""
-    return sum(
-      p * self._fact(fact._replace(cheap=found), rest, money, q)
-      for found, p in self.cheap_outcomes(fact).items()
-      if p > 0
+    return _mean(
+      *(
+        (p, self._fact(fact._replace(cheap=found), rest, money, q))
+        for found, p in self.cheap_outcomes(fact).items()
+        if p > 0
+      )
     )
 
   def cheap_outcomes(self, fact: priced_expert.Fact) -> dict[str, float]:
@@ -209,24 +232,24 @@ class PricedOptimum:
     rest: tuple[str, ...],
     money: int,
     q: float,
-  ) -> float:
+  ) -> Outcome:
     """Returns the mean over what the dear search gives, after it is paid."""
-    settled = self._then(rest, money, q, 1.0)
+    found = settled = self._then(rest, money, q, 1.0)
     if fact.dear == "conflict":
       return settled
-    found = settled
     if not fact.known:
       twin = self._odds[fact.relation].twin
-      found = (1 - twin) * settled + twin * sum(
-        p * self._fact(each, rest, money, q)
-        for each, p in self.conflicts(fact).items()
+      found = _mean(
+        (1 - twin, settled),
+        *(
+          (twin * p, self._fact(each, rest, money, q))
+          for each, p in self.conflicts(fact).items()
+        ),
       )
     if fact.dear == "missed":
       return found
-    missed = fact._replace(dear="missed")
-    return (1 - self._miss) * found + self._miss * self._fact(
-      missed, rest, money, q
-    )
+    missed = self._fact(fact._replace(dear="missed"), rest, money, q)
+    return _mean((1 - self._miss, found), (self._miss, missed))
 
   def conflicts(
     self, fact: priced_expert.Fact
@@ -238,6 +261,14 @@ class PricedOptimum:
     o = self._odds[fact.relation]
     among = (o.right + o.wrong / o.others) / (o.right + o.wrong)
     return {clash: among, clash._replace(cheap="nothing"): 1 - among}
+
+
+def _mean(*parts: tuple[float, Outcome]) -> Outcome:
+  """Returns the mean of outcomes with these probabilities."""
+  return Outcome(
+    sum(p * each.right for p, each in parts),
+    sum(p * each.cents for p, each in parts),
+  )
 
 
 def _odds(

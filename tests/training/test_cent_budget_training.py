@@ -23,9 +23,7 @@ CONFIG = dataclasses.replace(
   reward=dataclasses.replace(
     small_run.CONFIG.reward, abs_searches=0.0, abs_dollars=1.0
   ),
-  episode=dataclasses.replace(
-    small_run.CONFIG.episode, prompts="world_priced"
-  ),
+  episode=dataclasses.replace(small_run.CONFIG.episode, prompts="world_priced"),
   evaluation=dataclasses.replace(
     small_run.CONFIG.evaluation, tool_prices=("cheap=10", "search=30")
   ),
