@@ -1,10 +1,10 @@
 """The quickstart with a cheap and a dear search under a budget of cents.
 
-Hardware: as configs/quickstart.py, and half of its steps. Every group gets a budget of cents
-alone, and a right answer earns the share of it that is left. The policy chooses
-between two searches: one costs 1 cent and knows some relations well and others
-badly; the other is the quickstart's and costs 3 cents. docs/budgets.md has what
-came out.
+Hardware: as configs/quickstart.py, and half of its steps. Every group gets a
+budget of cents alone, and a right answer earns the share of it that is left.
+The policy chooses between two searches: one costs 1 cent and knows some
+relations well and others badly; the other is the quickstart's and costs 3
+cents. docs/budgets.md has what came out.
 
     python -m launch.train --config=configs/priced_tools.py \
         --output=runs/priced_tools/mixed
