@@ -86,7 +86,7 @@ def main(argv) -> None:
       journal.claim(partial, _made_of(config))
       fitted = _fit(config, source, expert, policy, partial)
       lacks = _lacks(config, source, expert, fitted)
-      if expert.caps:
+      if expert is not None and expert.caps:
         lacks += dev_questions.lacks_under_caps(config, source, fitted, policy)
       if lacks:
         folder += ".rejected"
