@@ -8,7 +8,8 @@
   OpenAI's text completions; `--hf` then names a folder with its tokenizer
 * `--scripted=MODULE:FUNCTION`: a function of (config, source) that returns an
   engine and its codec; `expert`, `optimum`, `optimum:PRICE`, `unknown_only` and
-  `everything` play the generated world, see `world.expert_policy`
+  `everything` play the generated world, see `world.expert_policy`, and those of
+  `world.priced_policy` its two searches with prices
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def define_flags() -> None:
     "scripted",
     None,
     "module:function of an engine, or a policy of the generated world: "
-    "expert, optimum, optimum:PRICE, unknown_only, everything.",
+    "expert, optimum, optimum:PRICE, unknown_only, everything; with prices "
+    "priced_optimum, priced_optimum:PRICE, cheap_optimum, dear_optimum.",
   )
   launch_flags.define_allow_cpu()
 
