@@ -17,7 +17,7 @@ import ast
 import hashlib
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from absl import app, flags
 
@@ -33,7 +33,7 @@ def define_flags() -> None:
     "system",
     None,
     sorted(originals.ORIGINALS),
-    "Whose texts; BATS and OTC-PO have no public code.",
+    "Whose texts; docs/prompts.md says which systems have none.",
     required=True,
   )
   flags.DEFINE_string(
@@ -94,7 +94,12 @@ def imported(
     )
   words = systems.WORDINGS[system]
   found = {
-    name: "".join(_read(place, checkout, allow_changes) for place in places)
+    name: "".join(
+      place
+      if isinstance(place, str)
+      else _read(place, checkout, original.commit, allow_changes)
+      for place in places
+    )
     for name, places in original.texts.items()
   }
   kept = sorted(words.slots.keys() - found.keys())
@@ -109,50 +114,60 @@ def imported(
   return wording.written(ordered, comments), kept
 
 
-def _where(places: tuple[originals.Place, ...]) -> str:
-  return ", ".join(f"{place.file} {place.function}" for place in places)
+def _where(places: tuple[originals.Place | str, ...]) -> str:
+  return ", ".join(
+    f"{place.file} {place.symbol.removesuffix('()')}"
+    for place in places
+    if isinstance(place, originals.Place)
+  )
 
 
 def _read(
-  place: originals.Place, checkout: pathlib.Path, allow_changes: bool
+  place: originals.Place,
+  checkout: pathlib.Path,
+  commit: str,
+  allow_changes: bool,
 ) -> str:
   """Returns the text at a place, after comparing its hash."""
   path = checkout / place.file
   text = _text(place, path) if path.is_file() else None
   if text is not None and (allow_changes or _sha256(text) == place.sha256):
     return text
-  wanted = f"the text of {place.function}() with sha256 {place.sha256[:12]}"
+  wanted = f"the text of {place.symbol} with sha256 {place.sha256[:12]}"
   for other in sorted(checkout.rglob("*.py")):
     moved = _text(place, other) if other != path else None
     if moved is not None and _sha256(moved) == place.sha256:
       raise ValueError(
         f"{path}: found that {wanted} has moved to {other}; expected it in "
-        f"{place.file}. Check out the commit that this command names in its "
-        "files, or copy the file there."
+        f"{place.file}. Check out commit {commit[:7]}, or copy the file there."
       )
   if text is None:
     raise ValueError(
-      f"{path}: found no text of {place.function}(); expected {wanted}. "
-      "Is this the right repository?"
+      f"{path}: found no text of {place.symbol}; expected {wanted}. "
+      f"Is this the right repository, at commit {commit[:7]}?"
     )
   raise ValueError(
-    f"{path}: found that the text of {place.function}() has changed (sha256 "
+    f"{path}: found that the text of {place.symbol} has changed (sha256 "
     f"{_sha256(text)[:12]}); expected {wanted}. --allow_changes takes it as it "
     "is."
   )
 
 
 def _text(place: originals.Place, path: pathlib.Path) -> str | None:
-  """Returns the text of a file's function; None if it has none there."""
+  """Returns the text at a place of a file; None if there is none."""
   try:
     tree = ast.parse(path.read_text("utf-8"))
   except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
     return None
-  texts = [
-    text
+  scopes: list[list[ast.AST]] = [
+    [*ast.walk(node)]
     for node in ast.walk(tree)
     if isinstance(node, ast.FunctionDef) and node.name == place.function
-    for value in _values(node, place.variable)
+  ]
+  texts = [
+    text
+    for nodes in (scopes if place.function else [[*tree.body]])
+    for value in _values(nodes, place.variable)
     if (text := _template(value, place.names)) is not None
   ]
   if not -len(texts) <= place.index < len(texts):
@@ -161,15 +176,16 @@ def _text(place: originals.Place, path: pathlib.Path) -> str | None:
   return text.strip() if place.inner else text
 
 
-def _values(function: ast.FunctionDef, variable: str) -> Iterator[ast.expr]:
+def _values(nodes: Iterable[ast.AST], variable: str) -> Iterator[ast.expr]:
   """Yields what is assigned to a variable or, without one, handed out."""
-  nodes = [
-    node
-    for node in ast.walk(function)
-    if isinstance(node, (ast.stmt, ast.expr))
-  ]
-  for node in sorted(nodes, key=lambda each: (each.lineno, each.col_offset)):
+  placed = [node for node in nodes if isinstance(node, (ast.stmt, ast.expr))]
+  for node in sorted(placed, key=lambda each: (each.lineno, each.col_offset)):
     match node:
+      case ast.Assign(
+        targets=[ast.Name(id=name)], value=ast.List(elts=messages)
+      ) if variable:
+        if name == variable:
+          yield from _contents(messages)
       case ast.Assign(targets=[ast.Name(id=name)], value=value) if variable:
         if name == variable:
           yield value
@@ -177,6 +193,15 @@ def _values(function: ast.FunctionDef, variable: str) -> Iterator[ast.expr]:
         yield value
       case ast.Call(func=ast.Attribute(attr="append"), args=[value]):
         if not variable:
+          yield value
+
+
+def _contents(messages: Iterable[ast.expr]) -> Iterator[ast.expr]:
+  """Yields the contents of a chat's messages."""
+  for message in messages:
+    if isinstance(message, ast.Dict):
+      for key, value in zip(message.keys, message.values, strict=True):
+        if isinstance(key, ast.Constant) and key.value == "content":
           yield value
 
 

@@ -15,9 +15,9 @@ class Place:
 
   Attributes:
     file: path in the repository.
-    function: name of the function that holds the text.
-    variable: name that the text is assigned to; "" for a text that is returned
-      or appended to a list.
+    function: name of the function that holds the text; "": none does.
+    variable: name that the text is assigned to, alone or as the content of a
+      chat's messages; "" for a text that is returned or appended to a list.
     index: which of the function's texts with that variable, in source order.
     sha256: hash of the text, with its placeholders renamed by `names`.
     names: placeholders by the variables that the text interpolates.
@@ -32,6 +32,11 @@ class Place:
   names: Mapping[str, str]
   inner: bool = False
 
+  @property
+  def symbol(self) -> str:
+    """The function or the variable, for messages."""
+    return f"{self.function}()" if self.function else self.variable
+
 
 @dataclasses.dataclass(frozen=True)
 class Original:
@@ -41,20 +46,24 @@ class Original:
     repository: on GitHub.
     commit: the one that the hashes are of.
     texts: places whose texts are joined, by the name of the text in the prompt
-      file. Names that are missing keep the shipped texts.
+      file; a string among them joins as it is. Names that are missing keep the
+      shipped texts.
   """
 
   repository: str
   commit: str
-  texts: Mapping[str, tuple[Place, ...]]
+  texts: Mapping[str, tuple[Place | str, ...]]
 
 
 _GENERATION = "search_r1/llm_agent/generation.py"
 _QUESTION = {"question": "Question"}
+# Of prompts that are a system's message: the question is the user's.
+_ASKED = "\n\n{Question}"
 _MARKS = {"BEGIN_SEARCH_RESULT": "", "END_SEARCH_RESULT": ""}
 _SIMULATED = {"problem": "question", "ground_truth": "answer", "query": "query"}
 
-# BATS and OTC-PO have no public code.
+# BATS and OTC-PO have no public code. MT-GRPO's prompt describes a tool that is
+# called in JSON, which the environment that it is played in does not have.
 ORIGINALS = {
   "search_r1": Original(
     "PeterGriffinJin/Search-R1",
@@ -256,6 +265,116 @@ ORIGINALS = {
             "search_query": "query",
             "document": "documents",
           },
+        ),
+      ),
+    },
+  ),
+  "research": Original(
+    "Agent-RL/ReSearch",
+    "c820a43d05b5e7fa409efb8ea76e295daa854717",
+    {
+      "prompt": (
+        Place(
+          "src/verl/utils/dataset/template.py",
+          "",
+          "re_search_template_sys",
+          0,
+          "c3fa47ad93ad8dfe7455e6e17b30c688003a09628e77d1990a67fe1e6247fc49",
+          {},
+        ),
+        _ASKED,
+      ),
+    },
+  ),
+  "autorefine": Original(
+    "syr-cn/AutoRefine",
+    "83637883d98801dab1bd2dc36b9186a25efdaa98",
+    {
+      "prompt": (
+        Place(
+          "preprocess/data_process/utils.py",
+          "make_prefix",
+          "prefix",
+          0,
+          "59f7621fbde44118ce345a67d6ebc79c7eeeb0f153a16590c9e4b0f4c40c63ed",
+          _QUESTION,
+        ),
+      ),
+      "no_action": (
+        Place(
+          _GENERATION,
+          "execute_predictions",
+          "",
+          -1,
+          "2b4e05101bcbf539265251f74e7730289cf105d94dff9a05193061e9b0f050ba",
+          {},
+        ),
+      ),
+    },
+  ),
+  "r1_searcher": Original(
+    "RUCAIBox/R1-Searcher",
+    "631167cbb3c2464f805730e3e364a690f5b136d4",
+    {
+      "prompt": (
+        Place(
+          "OpenRLHF-RAG/openrlhf/datasets/prompts_dataset.py",
+          "preprocess_data",
+          "messages_chat",
+          0,
+          "f8bb774878bf9f99c3e505fe15379eeaf28578f02371967553e1262ac745e127",
+          {},
+        ),
+        _ASKED,
+      ),
+    },
+  ),
+  "ssrl": Original(
+    "TsinghuaC3I/SSRL",
+    "3009f2163497ec3f14508bb5e0c60e82536c13f6",
+    {
+      "no_action": (
+        Place(
+          "llm_agent/generation.py",
+          "execute_predictions",
+          "",
+          -1,
+          "2b4e05101bcbf539265251f74e7730289cf105d94dff9a05193061e9b0f050ba",
+          {},
+        ),
+      ),
+    },
+  ),
+  "hiprag": Original(
+    "qualidea1217/HiPRAG",
+    "3e64036521a02128fc5eebda8c65fe1ea5326ef5",
+    {
+      "prompt": (
+        Place(
+          "prompt.py",
+          "",
+          "AGENT_PROMPT_V2_SHORT",
+          0,
+          "d3f051ce2c8535cbe9c3a96d6a13e7ccd69981f41453561d212204829a48974e",
+          {},
+        ),
+        Place(
+          "inference.py",
+          "inference_hf_single",
+          "input_text",
+          0,
+          "d7d3db7621257002d461ec4b7e9b24ad4276784a25c6454ecd6a9ab204c59881",
+          {"prompt": "", "question": "Question"},
+        ),
+      ),
+      "no_action": (
+        Place(
+          _GENERATION,
+          "execute_predictions",
+          "",
+          -1,
+          "6e046084200e1c7db9517c6625e3a36c0aeeaa6d6beae8dc40697359823981ed",
+          {},
         ),
       ),
     },

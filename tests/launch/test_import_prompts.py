@@ -125,6 +125,44 @@ def extract_answer(output, mode='gen'):
         extracted_text = matches[-1]
 """,
   },
+  "research": {
+    "src/verl/utils/dataset/template.py": """
+re_search_template = "Not this one: {prompt}"
+re_search_template_sys = '''Look it up. \
+End in \\\\boxed{answer}.'''
+prompt_template_dict = {}
+""",
+  },
+  "autorefine": {
+    "preprocess/data_process/utils.py": PREFIX,
+    "search_r1/llm_agent/generation.py": GENERATION,
+  },
+  "r1_searcher": {
+    "OpenRLHF-RAG/openrlhf/datasets/prompts_dataset.py": """
+def preprocess_data(data, apply_chat_template=None):
+    if apply_chat_template:
+        question = data["question"]
+        messages_chat=[
+            {"role": "system","content": '''Think, \
+then <answer>.'''},
+            {"role": "user", "content":question}
+        ]
+    else:
+        base_prompt = "Not this one: {question}"
+""",
+  },
+  "ssrl": {"llm_agent/generation.py": GENERATION},
+  "hiprag": {
+    "prompt.py": """
+AGENT_PROMPT_V2 = "Not this one."
+AGENT_PROMPT_V2_SHORT = "Take small {steps}."
+""",
+    "inference.py": """
+def inference_hf_single(question, model, tokenizer, prompt=None):
+    input_text = f"{prompt}\\nAsked: {question}"
+""",
+    "search_r1/llm_agent/generation.py": GENERATION,
+  },
 }
 EXPECTED = {
   "search_r1": {
@@ -151,7 +189,17 @@ EXPECTED = {
     "reader": '{reasoning} | {query} | {documents} | "{query}"\n',
   },
 }
-EXPECTED["ikea"] = EXPECTED["search_r1"]
+EXPECTED["ikea"] = EXPECTED["autorefine"] = EXPECTED["search_r1"]
+NO_ACTION = {"no_action": EXPECTED["search_r1"]["no_action"]}
+EXPECTED |= {
+  "research": {"prompt": "Look it up. End in \\boxed{{answer}}.\n\n{Question}"},
+  "r1_searcher": {"prompt": "Think, then <answer>.\n\n{Question}"},
+  "ssrl": NO_ACTION,
+  "hiprag": {
+    "prompt": "Take small {{steps}}.\nAsked: {Question}",
+    **NO_ACTION,
+  },
+}
 
 
 @pytest.fixture
@@ -169,18 +217,17 @@ def known(system, folder):
   """Returns a system's original with the hashes of its stand-in."""
   original = originals.ORIGINALS[system]
   texts = {
-    name: tuple(
-      dataclasses.replace(
-        place,
-        sha256=import_prompts._sha256(
-          import_prompts._text(place, folder / place.file)
-        ),
-      )
-      for place in places
-    )
+    name: tuple(_known(place, folder) for place in places)
     for name, places in original.texts.items()
   }
   return dataclasses.replace(original, texts=texts)
+
+
+def _known(place, folder):
+  if isinstance(place, str):
+    return place
+  text = import_prompts._text(place, folder / place.file)
+  return dataclasses.replace(place, sha256=import_prompts._sha256(text))
 
 
 @pytest.mark.parametrize("system", sorted(STAND_INS))
@@ -204,7 +251,7 @@ def test_other_words_than_the_known_ones_are_refused(system, checkout):
   written, _ = import_prompts.imported(
     originals.ORIGINALS[system], system, folder, allow_changes=True
   )
-  assert tomllib.loads(written)["prompt"] == EXPECTED[system]["prompt"]
+  assert tomllib.loads(written).items() >= EXPECTED[system].items()
 
 
 def test_a_moved_file_is_named(checkout):
@@ -220,7 +267,7 @@ def test_a_moved_file_is_named(checkout):
 def test_another_repository_is_refused(checkout, tmp_path):
   folder = checkout("ikea")
   for name in ("none", "."):
-    with pytest.raises(ValueError, match="found no folder|right repository"):
+    with pytest.raises(ValueError, match="found no folder|at commit 6ced48f"):
       import_prompts.imported(
         originals.ORIGINALS["search_o1"], "search_o1", folder / name
       )
