@@ -16,6 +16,9 @@ from retrieval.web_pages import addresses
 # What requests accept.
 ENCODINGS = "gzip, deflate"
 _PIECE = 1 << 16
+# How a gzip member begins, and the most of a body: they may all be empty.
+_MAGIC = b"\x1f\x8b"
+_MEMBERS = 1024
 
 
 async def read(response: httpx2.Response, most: int) -> tuple[bytes, bool]:
@@ -55,23 +58,33 @@ async def _decoded(
     )
   # 32: the header of gzip or of zlib; some servers send deflate without one.
   unpack = zlib.decompressobj(wbits=47)
-  is_first = True
+  is_first, members, waiting = True, 1, b""
   async for part in response.aiter_raw():
-    waiting = part
+    waiting += part
     while waiting:
+      if unpack.eof:
+        # A gzip body may have several members, with zeros behind each.
+        waiting = waiting.lstrip(b"\0")
+        if coding == "deflate" or not _MAGIC.startswith(waiting[:2]):
+          return
+        if len(waiting) < len(_MAGIC):
+          break
+        unpack, members = zlib.decompressobj(wbits=31), members + 1
       try:
         piece = unpack.decompress(waiting, _PIECE)
       except zlib.error:
         if not is_first or coding != "deflate":
-          raise addresses.PageError(
-            "The page's compression is broken.", "type"
-          ) from None
+          raise _broken("is broken") from None
         unpack, is_first = zlib.decompressobj(wbits=-15), False
         continue
       is_first = False
       yield piece
-      waiting = unpack.unconsumed_tail
-      if unpack.eof:
-        return
+      waiting = unpack.unused_data if unpack.eof else unpack.unconsumed_tail
+      if members > _MEMBERS:
+        raise _broken(f"has more than {_MEMBERS} parts")
   # All input is consumed, so this is at most what the window still holds.
   yield unpack.flush()
+
+
+def _broken(what: str) -> addresses.PageError:
+  return addresses.PageError(f"The page's compression {what}.", "type")
