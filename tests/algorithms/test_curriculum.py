@@ -61,8 +61,8 @@ def schedule(config, *, skewed=False):
   state, out = at(0, config=config, accuracies=accuracies), []
   nothing = np.zeros(2, np.int32), np.zeros(2, np.int32), np.zeros(2, bool)
   for _ in range(config.total_steps // config.steps_per_rollout):
-    budgets, scaffold, _ = curriculum.assign(state, num_groups=2, config=config)
-    out.append((np.asarray(budgets).tolist(), bool(scaffold)))
+    assigned = curriculum.assign(state, num_groups=2, config=config)
+    out.append((np.asarray(assigned.budgets).tolist(), bool(assigned.scaffold)))
     state = curriculum.record(state, *nothing, config=config)
   assert state.step == config.total_steps
   return out

@@ -21,7 +21,7 @@ MISS = WORLD.config.alternative
 
 def one_fact(price):
   """P(right) and searches of the best agent for `river`, with one search."""
-  odds = optimum._odds(WORLD)["river"]
+  odds = optimum.relation_odds(WORLD)["river"]
   agents = []
   for weight, stop, search in (
     (odds.known, odds.right, 1 - MISS + MISS * odds.right),
