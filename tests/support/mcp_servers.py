@@ -24,7 +24,7 @@ from retrieval.mcp_tools import transports  # noqa: E402
 
 SERVER = pathlib.Path(__file__).parent / "mcp_search_server.py"
 COMMAND = (sys.executable, str(SERVER))
-PATIENCE = calls.Patience(deadline=30.0, retries=2, failures=100)
+PATIENCE = calls.Patience(deadline=90.0, retries=2, failures=100)
 EMMA = ["w/1", "w/2", "w/3"]
 
 
