@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import pathlib
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from absl import app, flags
 
@@ -66,22 +68,12 @@ def fit() -> str:
   Raises:
     ValueError: a folder or a flag cannot be used.
   """
-  from anysearch_jax.evaluation import branching, control_fit, journal
+  from anysearch_jax.evaluation import control_fit
   from anysearch_jax.host import json_files
 
   f = flags.FLAGS
-  rows, ends = [], []
-  for folder in map(pathlib.Path, f.branches):
-    path = folder / branching.BRANCHES
-    if not path.is_file():
-      raise ValueError(
-        f"{folder}: no {branching.BRANCHES}; expected a finished folder of "
-        "launch.branch."
-      )
-    played = json_files.read(folder / "provenance.json")
-    rows += list(journal.read(path))
-    ends.append({"branches": str(folder), "policy": played["policy"]})
-  plan = control_fit.Plan(f.kind, _tokens(f.tokens), f.tries, f.penalty)
+  rows, ends, most = branches(f.branches)
+  plan = control_fit.Plan(f.kind, _tokens(f.tokens), most, f.tries, f.penalty)
   values, fitted = control_fit.fit(rows, plan)
   values["fitted"] = {"to": ends, "tokens": list(plan.tokens), **fitted}
   json_files.write(pathlib.Path(f.output), values)
@@ -92,6 +84,72 @@ def fit() -> str:
     "rule"
     for name, found in fitted.items()
   )
+
+
+def branches(
+  folders: Sequence[str],
+) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]], int]:
+  """Reads folders of branches.
+
+  Returns:
+    The rows of all, each folder's name with its policy, and the tokens that the
+    episodes could write without a cap.
+
+  Raises:
+    ValueError: a folder is unfinished, or the folders are of several policies
+      or limits.
+  """
+  from anysearch_jax.evaluation import branching, journal
+  from anysearch_jax.host import json_files
+
+  rows: list[Mapping[str, Any]] = []
+  ends: list[dict[str, Any]] = []
+  limits: dict[str, int] = {}
+  for folder in map(pathlib.Path, folders):
+    path = folder / branching.BRANCHES
+    if not path.is_file():
+      raise ValueError(
+        f"{folder}: no {branching.BRANCHES}; expected a finished folder of "
+        "launch.branch."
+      )
+    played = json_files.read(folder / "provenance.json")
+    rows += journal.read(path)
+    ends.append({"branches": str(folder), "policy": played["policy"]})
+    limits[str(folder)] = _max_generated(folder)
+  _check_one("policy", {e["branches"]: _name(e["policy"]) for e in ends})
+  _check_one("episode.max_generated", limits)
+  return rows, ends, min(limits.values())
+
+
+def _max_generated(folder: pathlib.Path) -> int:
+  """Returns the tokens that the episodes of branches could write."""
+  from anysearch_jax.host import json_files
+
+  path = pathlib.Path(json_files.read(folder / "config.json")["evaluation"])
+  if not (path / "config.json").is_file():
+    raise ValueError(
+      f"{folder}: found no configuration of its evaluation in {path}, which "
+      "says how many tokens its episodes could write; expected the folder "
+      "that launch.branch was given."
+    )
+  return json_files.read(path / "config.json")["episode"]["max_generated"]
+
+
+def _name(policy: Mapping[str, Any]) -> str:
+  """Returns what identifies a policy, wherever it is."""
+  names = ("sha256", "scripted", "openai")
+  found = (str(policy[name]) for name in names if name in policy)
+  return next(found, str(dict(policy)))
+
+
+def _check_one(what: str, found: Mapping[str, Any]) -> None:
+  """Refuses branches that differ; `found` has a value by folder."""
+  if len(set(found.values())) > 1:
+    shown = ", ".join(f"{str(v):.12} ({k})" for k, v in found.items())
+    raise ValueError(
+      f"--branches: found more than one {what}: {shown}; expected branches of "
+      "one policy under one limit. Fit a rule for each."
+    )
 
 
 def _tokens(texts: list[str]) -> tuple[int, ...]:

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import collections
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from anysearch_jax import budgets
 from anysearch_jax.rollout import control
 
 KINDS = tuple(control.KINDS)
@@ -43,12 +43,14 @@ class Plan(NamedTuple):
 
   kind: of the rule, one of `KINDS`.
   tokens: caps on tokens under which ends are counted; no cap is counted too.
+  max_generated: tokens that the episodes could write without a cap.
   tries: of the rule, see `control.Rule`; 0: answers are never replaced.
   penalty: of a rule of values, see `control.Value`.
   """
 
   kind: str
   tokens: tuple[int, ...]
+  max_generated: int
   tries: int
   penalty: float = 0.0
 
@@ -111,7 +113,8 @@ def fit(
       "Found no end that did not fail; expected the branches.jsonl of "
       "launch.branch."
     )
-  caps = (*map(float, plan.tokens), math.inf)
+  assigned = (*plan.tokens, budgets.UNCAPPED)
+  caps = sorted({control.cap(cap, plan.max_generated) for cap in assigned})
   values: dict[str, Any] = {
     "kind": plan.kind,
     "features": list(control.FEATURES),

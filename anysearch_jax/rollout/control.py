@@ -13,15 +13,14 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
+from anysearch_jax import types
 from anysearch_jax.host import json_files
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode_state
@@ -97,7 +96,7 @@ class Score(Protocol):
   """Scores a search against answering; above 0, searching is better."""
 
   def __call__(self, found: Seen, cap: float) -> float:
-    """Returns the score under a cap on tokens, which may be infinite."""
+    """Returns the score under a cap on tokens, see `cap`."""
     ...
 
 
@@ -165,7 +164,7 @@ class Value:
     value = self.search[i][j][k] - self.answer[i][j][k]
     turns = max(found.turns_left(cap), 0.1)
     cost = (1 / max(found.left, 1) + 1 / turns) / 2
-    tokens = found.written / cap if cap < math.inf else 0.0
+    tokens = found.written / cap
     searches = found.made / max(found.made + found.left, 1)
     return value / cost - self.penalty * (searches + tokens) / 2
 
@@ -194,19 +193,21 @@ class Rule:
     Args:
       proposal: what the turn does, one of `PROPOSALS`.
       found: what is seen of the episode.
-      cap: on tokens, infinite without one.
+      cap: on tokens, see `cap`.
     """
     if proposal not in self.scores:
       return proposal == ASK
     return self.scores[proposal](found, cap) > 0
 
 
-def cap(episode: episode_state.Episode) -> float:
-  """Returns the cap on an episode's tokens: its budget's or configuration's."""
-  assigned = episode.caps.tokens
-  if assigned == budgets.UNCAPPED:
-    return episode.config.max_generated
-  return min(assigned, episode.config.max_generated)
+def cap(tokens: int, max_generated: int) -> int:
+  """Returns the cap on tokens that a rule sees, when it is fitted and used.
+
+  Args:
+    tokens: the cap of the budget, `budgets.UNCAPPED` without one.
+    max_generated: the limit of the configuration, which holds without one too.
+  """
+  return min(tokens, max_generated)
 
 
 def of(config: config_lib.EpisodeConfig) -> Rule | None:

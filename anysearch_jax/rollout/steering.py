@@ -45,7 +45,7 @@ async def steer(
     raise ValueError(f"Found the episode at {after.address} without a request.")
   if rule is None or waiting.landing or waiting.stopped:
     return after, request
-  limit = control.cap(after)
+  limit = control.cap(after.caps.tokens, after.config.max_generated)
   if isinstance(request, types.SearchRequest):
     if rule.searches(control.ASK, control.seen(after), limit):
       return after, request

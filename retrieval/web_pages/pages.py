@@ -124,11 +124,11 @@ class PageReader(requests_lib.OneByBatch):
 
   async def _read(self, address: str) -> types.Passage:
     page = await self._fetcher.fetch(address)
-    self.counters["large"] += not page.is_whole
     loop = asyncio.get_running_loop()
-    title, text = await loop.run_in_executor(
+    title, text, is_whole = await loop.run_in_executor(
       self._threads, extraction.text, page
     )
+    self.counters["large"] += not (page.is_whole and is_whole)
     shown = extraction.cut(text, self._words)
     self.counters["cut"] += shown != text
     return types.Passage(page.url, f'"{title}"' if title else "", shown)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 
@@ -15,9 +16,11 @@ import scipy.optimize
 import scripted
 from played_evaluation import configured, play, playing, rows_of
 
-from anysearch_jax import types
+from anysearch_jax import budgets, types
+from anysearch_jax.config import values as config_values
 from anysearch_jax.evaluation import branching, control_fit, harness
 from anysearch_jax.rollout import control
+from launch import fit_control
 
 RETRIEVER = scripted.Retriever({"look": [types.Passage("p", "T", "x")]})
 
@@ -54,8 +57,8 @@ def row(question, kind, cut=0, *, stored, ends=None, tries=1, found=None):
   }
 
 
-def plan(kind="stopping", tokens=(), tries=2, penalty=0.0):
-  return control_fit.Plan(kind, tokens, tries, penalty)
+def plan(kind="stopping", tokens=(), tries=2, penalty=0.0, most=4096):
+  return control_fit.Plan(kind, tokens, most, tries, penalty)
 
 
 def test_regression_is_the_optimum_of_its_likelihood():
@@ -76,7 +79,7 @@ def test_regression_is_the_optimum_of_its_likelihood():
     )
   values, fitted = control_fit.fit(rows, plan())
   found = values["ask"]
-  x = np.array([control.Seen(**r["seen"]).features(math.inf) for r in rows])
+  x = np.array([control.Seen(**r["seen"]).features(4096) for r in rows])
   search = np.array([r["stored_em"] for r in rows])
   answer = np.array([r["sampled"]["refused"]["em"] for r in rows])
   one = search != answer  # Ends that are both right or both wrong say nothing.
@@ -118,7 +121,7 @@ def test_search_that_leaves_no_tokens_for_an_answer_is_refused(kind):
   values, fitted = control_fit.fit(rows, plan(kind, tokens=(25, 40, 80)))
   rule = control.parse(values)
   found = control.Seen(**seen(left=1, logp=-0.03))
-  assert rule.searches("ask", found, math.inf)
+  assert rule.searches("ask", found, 4096)
   assert rule.searches("ask", found, 80)
   assert not rule.searches("ask", found, 40)
   assert "answer" not in values
@@ -197,6 +200,21 @@ def test_tries_are_charged():
   assert earned(200, 3) == 0 == earned(200, 2, granted=False)
 
 
+def test_no_cap_is_what_the_configuration_lets_an_episode_write():
+  # The granted end takes 70 tokens with the discarded answer.
+  rows = [row(0, "continue", stored=(0.0, 40), ends={"granted": (1.0, 60)})]
+  for most, earned in ((70, 1.0), (69, 0.0)):
+    _, fitted = control_fit.fit(rows, plan(most=most))
+    assert fitted["answer"]["turns"] == 1
+    assert fitted["answer"]["replace"] == earned
+  # Caps beyond it are the same one.
+  values, fitted = control_fit.fit(rows, plan(tokens=(50, 80, 90), most=70))
+  assert fitted["answer"]["turns"] == 2
+  # Where the rule is used, an episode without a cap has this one.
+  assert control.cap(budgets.UNCAPPED, 70) == control.cap(80, 70) == 70
+  assert control.cap(50, 70) == 50
+
+
 def test_rows_without_what_a_rule_sees_are_refused():
   old = row(0, "stop", stored=(1, 9))
   del old["seen"]
@@ -219,6 +237,44 @@ def hesitant(request):
   )
 
 
+def run(*flags):
+  return subprocess.run(
+    [sys.executable, "-m", "launch.fit_control", "--tokens=900", *flags],
+    capture_output=True,
+    text=True,
+    timeout=240,
+    check=False,
+  )
+
+
+@pytest.mark.parametrize(
+  ("policies", "limits", "sentence"),
+  [
+    ("pq", (9, 9), "found more than one policy: p (a), q (b); expected"),
+    ("pp", (9, 8), "found more than one episode.max_generated: 9 (a), 8 (b)"),
+    ("pp", (9, None), "b: found no configuration of its evaluation in e1"),
+  ],
+)
+def test_branches_of_several_policies_or_limits_are_refused(
+  tmp_path, monkeypatch, policies, limits, sentence
+):
+  monkeypatch.chdir(tmp_path)
+  for i, (name, policy, most) in enumerate(zip("ab", policies, limits)):
+    branches, evaluation = tmp_path / name, tmp_path / f"e{i}"
+    branches.mkdir()
+    evaluation.mkdir()
+    (branches / "branches.jsonl").write_text("")
+    provenance = {"policy": {"sha256": policy, "folder": f"models/{name}"}}
+    (branches / "provenance.json").write_text(json.dumps(provenance))
+    noted = {"evaluation": f"e{i}"}
+    (branches / "config.json").write_text(json.dumps(noted))
+    if most is not None:
+      evaluated = {"episode": {"max_generated": most}}
+      (evaluation / "config.json").write_text(json.dumps(evaluated))
+  with pytest.raises(ValueError, match=re.escape(sentence)):
+    fit_control.branches(["a", "b"])
+
+
 def test_command_writes_a_rule_that_raises_accuracy(tmp_path):
   questions = [types.Question(str(i), f"item {i}", ("x",)) for i in range(8)]
   player = harness.Player(scripted.Engine(hesitant), scripted.CODEC)
@@ -239,14 +295,12 @@ def test_command_writes_a_rule_that_raises_accuracy(tmp_path):
     folder=tmp_path / "b",
   )
   (tmp_path / "b" / "provenance.json").write_text('{"policy": {"sha256": "p"}}')
+  noted = {"evaluation": str(tmp_path / "e")}
+  (tmp_path / "b" / "config.json").write_text(json.dumps(noted))
+  evaluated = json.dumps(config_values.to_dict(config))
+  (tmp_path / "e" / "config.json").write_text(evaluated)
   rule = tmp_path / "rule.json"
-  command = [
-    *(sys.executable, "-m", "launch.fit_control"),
-    *(f"--branches={tmp_path / 'b'}", f"--output={rule}", "--tokens=900"),
-  ]
-  done = subprocess.run(
-    command, capture_output=True, text=True, timeout=120, check=False
-  )
+  done = run(f"--branches={tmp_path / 'b'}", f"--output={rule}")
   assert done.returncode == 0, done.stderr
   assert "answer: " in done.stdout and "by the rule" in done.stdout
   noted = json.loads(rule.read_text())["fitted"]
