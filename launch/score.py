@@ -233,6 +233,11 @@ def score_file(
       "objective.normalize: found 'batch', expected 'group' or 'none': a line "
       "is one group, and does not say which groups were a rollout."
     )
+  if config.objective.baseline == "turn":
+    raise ValueError(
+      "objective.baseline: found 'turn', expected 'group': a line has one "
+      "advantage for each trajectory, not for each turn."
+    )
   if config.reward.function:
     raise ValueError(
       f"reward.function: found {config.reward.function!r}, expected nothing: "

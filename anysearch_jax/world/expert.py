@@ -138,6 +138,18 @@ class Turn(NamedTuple):
   words: list[str]
   marks: list[tuple[int, str]]
 
+  def clause(self, *words: str | tuple[str, str]) -> None:
+    """Writes a clause; a word that is a decision comes with its kind."""
+    for word in words:
+      self.write(*((word,) if isinstance(word, str) else word))
+    self.words.append(";")
+
+  def write(self, word: str, kind: str = "") -> None:
+    """Writes a word, and marks it if it is a decision of this kind."""
+    if kind:
+      self.marks.append((len(self.words), kind))
+    self.words.append(word)
+
 
 Turns = Generator[Turn, Sequence[types.Passage] | None, None]
 _Value = Generator[Turn, Sequence[types.Passage] | None, str]
@@ -198,7 +210,7 @@ class Expert:
         break
     while True:
       self._turn.words.extend(("</think>", "<answer>"))
-      self._write(entity, "answer")
+      self._turn.write(entity, "answer")
       self._turn.words.append("</answer>")
       yield self._turn
       self._turn = Turn(["<think>"], [])
@@ -220,7 +232,7 @@ class Expert:
           self._gave_up = True
           return self._guess(memory, candidates)
         chance = 1.0
-      self._clause("need", entity, (need, "relation"))
+      self._turn.clause("need", entity, (need, "relation"))
       if not left:
         kind = "choice"
       if not self._searches(chance, left, known=known):
@@ -236,27 +248,27 @@ class Expert:
       values = values_of(passages, entity, wordings)
       self._open(sufficient=last and len(values) == 1)
       if len(values) == 1:
-        self._clause(("found", "found"), (values[0], "copy"))
+        self._turn.clause(("found", "found"), (values[0], "copy"))
         if not (self._left() and self._chance(config.p_redundant)):
           return self._settle(relation, "found", values[0])
         chance = 1.0
       elif values:
-        self._clause(("conflict", "conflict"))
+        self._turn.clause(("conflict", "conflict"))
         candidates = values
         need = wording = world_lib.VERDICT
         chance = self._wants("conflict", known)
       else:
-        self._clause(("nothing", "nothing"))
+        self._turn.clause(("nothing", "nothing"))
         # After the alternative wording there is no other one to try.
         chance = 0.0
         if wording == relation:
           chance = self._wants("miss", known)
         wording = alternative
     if memory is not None:
-      self._clause(("recall", kind), (memory, "memory"))
+      self._turn.clause(("recall", kind), (memory, "memory"))
       return self._settle(relation, "recall", memory)
     value = self._any(candidates)
-    self._clause(("guess", kind), value)
+    self._turn.clause(("guess", kind), value)
     how = "choice" if need == world_lib.VERDICT else "guess"
     return self._settle(relation, how, value)
 
@@ -316,7 +328,7 @@ class Expert:
     self, entity: str, wording: str, kind: str
   ) -> Generator[Turn, Sequence[types.Passage] | None, Sequence | None]:
     """Ends the turn with a search; returns its passages, None if refused."""
-    self._write("</think>", kind)
+    self._turn.write("</think>", kind)
     self._turn.words.extend(("<search>", entity, wording, "</search>"))
     passages = yield self._turn
     self._remaining -= passages is not None
@@ -325,20 +337,9 @@ class Expert:
   def _open(self, *, sufficient: bool) -> None:
     self._turn = Turn(["<think>"], [])
     if self._scaffold:
-      self._clause("sufficient" if sufficient else "missing")
+      self._turn.clause("sufficient" if sufficient else "missing")
       ample = "ample" if self._remaining >= _AMPLE else "tight"
-      self._clause(ample if self._remaining else "empty")
-
-  def _clause(self, *words: str | tuple[str, str]) -> None:
-    """Writes a clause; a word that is a decision comes with its kind."""
-    for word in words:
-      self._write(*((word,) if isinstance(word, str) else word))
-    self._turn.words.append(";")
-
-  def _write(self, word: str, kind: str = "") -> None:
-    if kind:
-      self._turn.marks.append((len(self._turn.words), kind))
-    self._turn.words.append(word)
+      self._turn.clause(ample if self._remaining else "empty")
 
   def _chance(self, p: float) -> bool:
     return bool(self._rng.random() < p)

@@ -131,7 +131,7 @@ class PricedExpert:
     for hop, relation in enumerate(relations, 1):
       entity = yield from self._resolve(entity, relation, relations[hop:])
     self._turn.words.extend(("</think>", "<answer>"))
-    self._write(entity, "answer")
+    self._turn.write(entity, "answer")
     self._turn.words.append("</answer>")
     yield self._turn
 
@@ -141,7 +141,7 @@ class PricedExpert:
     fact = Fact(relation, memory is not None)
     seen: list[str] = []  # By the cheap search.
     both: list[str] = []  # Of a conflict.
-    self._clause("need", entity, (relation, "relation"))
+    self._turn.clause("need", entity, (relation, "relation"))
     action = self._choose(fact, rest, "first")
     while True:
       if action == SETTLE:
@@ -149,7 +149,7 @@ class PricedExpert:
         if fact.dear != "conflict":
           return seen[0]
         chosen = seen[0] if fact.has_value else both[self._rng.integers(2)]
-        self._clause(("guess", "choice"), chosen)
+        self._turn.clause(("guess", "choice"), chosen)
         return chosen
       if action == RECALL:
         self._settled += ((fact, action),)
@@ -157,7 +157,7 @@ class PricedExpert:
       passages = yield from self._search(entity, fact, action)
       if passages is None:
         self._open()
-        self._clause("need", entity, (relation, "relation"))
+        self._turn.clause("need", entity, (relation, "relation"))
         action = self._choose(fact, rest, "choice", refused=True)
         continue
       values = _values(passages, entity, fact, action)
@@ -166,7 +166,7 @@ class PricedExpert:
         fact = _after_cheap(fact, values, memory, both)
         seen = values
       elif len(values) == 1:
-        self._clause(("found", "found"), (values[0], "copy"))
+        self._turn.clause(("found", "found"), (values[0], "copy"))
         self._settled += ((fact._replace(dear="found"), DEAR),)
         return values[0]
       elif values:
@@ -189,26 +189,26 @@ class PricedExpert:
   ) -> str:
     """Writes what a search showed, and returns the next action."""
     if len(values) == 2:
-      self._clause(("conflict", "conflict"))
+      self._turn.clause(("conflict", "conflict"))
     elif values:
-      self._clause(("found", "found"), (values[0], "copy"))
+      self._turn.clause(("found", "found"), (values[0], "copy"))
     else:
-      self._clause(("nothing", "nothing"))
+      self._turn.clause(("nothing", "nothing"))
     asked = action
     action = self._choose(fact, rest, "choice")
     if action != SETTLE or fact.dear == "conflict":
       wording = fact.relation if action == CHEAP else _wording(fact)
       kind = "choice" if asked == CHEAP and values else ""
-      self._clause(("need", kind), entity, (wording, "relation"))
+      self._turn.clause(("need", kind), entity, (wording, "relation"))
     return action
 
   def _unsearched(self, relation: str, memory: str | None) -> str:
     if memory is not None:
-      self._clause(("recall", self._kind), (memory, "memory"))
+      self._turn.clause(("recall", self._kind), (memory, "memory"))
       return memory
     members = self._world.objects(relation)
     value = members[int(self._rng.integers(len(members)))]
-    self._clause(("guess", self._kind), value)
+    self._turn.clause(("guess", self._kind), value)
     return value
 
   def _choose(
@@ -249,13 +249,13 @@ class PricedExpert:
   ]:
     """Ends the turn with a search; returns its passages, None if refused."""
     cheap = action == CHEAP
-    self._write("</think>", self._kind)
+    self._turn.write("</think>", self._kind)
     self._turn.words.append("<search>")
     if cheap:
-      self._write(priced_tools.MARK, "tool")
+      self._turn.write(priced_tools.MARK, "tool")
       self._turn.words.append(entity)
     else:
-      self._write(entity, "tool")
+      self._turn.write(entity, "tool")
     wording = fact.relation if cheap else _wording(fact)
     self._turn.words.extend((wording, "</search>"))
     passages = yield self._turn
@@ -265,18 +265,7 @@ class PricedExpert:
 
   def _open(self) -> None:
     self._turn = expert.Turn(["<think>"], [])
-    self._clause("remaining=", (str(self._money), "money"))
-
-  def _clause(self, *words: str | tuple[str, str]) -> None:
-    """Writes a clause; a word that is a decision comes with its kind."""
-    for word in words:
-      self._write(*((word,) if isinstance(word, str) else word))
-    self._turn.words.append(";")
-
-  def _write(self, word: str, kind: str = "") -> None:
-    if kind:
-      self._turn.marks.append((len(self._turn.words), kind))
-    self._turn.words.append(word)
+    self._turn.clause("remaining=", (str(self._money), "money"))
 
 
 def _wording(fact: Fact) -> str:

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import fcntl
 
 import httpx2
 import pytest
-import retrieval_cases
 import source_tree
 
 from anysearch_jax.host import own_loop
 from anysearch_jax.rollout.sglang import server as sglang_server
 from retrieval.clients import client
-from retrieval.index import building
 
 # Calls by their last name, whatever they are called on: how many positional
 # arguments such a wait has at most before a timeout, and the place of the
@@ -384,18 +381,3 @@ def test_servers_that_do_not_close_are_left_behind(monkeypatch, hangs):
   background = sglang_server.Background()
   background.close(hang)
   assert not ended
-
-
-def test_who_builds_an_index_beside_another_waits_and_then_says_so(
-  tmp_path, monkeypatch, caplog
-):
-  monkeypatch.setattr(building, "_PATIENCE", 0.3)
-  source = retrieval_cases.write(tmp_path / "c.jsonl")
-  folder = tmp_path / "index"
-  folder.mkdir()
-  with (folder / ".lock").open("w") as file:
-    fcntl.flock(file, fcntl.LOCK_EX)
-    with pytest.raises(ValueError, match="another process has worked on it"):
-      building.build(source, folder, building.Settings("bm25"))
-    assert f"{folder}: another process is building it" in caplog.text
-  assert building.build(source, folder, building.Settings("bm25"))

@@ -245,11 +245,14 @@ def test_the_reward_of_another_system_is_not_computed_here(tmp_path):
     run(tmp_path, group(trajectory()), config=config)
 
 
-def test_a_rollouts_deviation_is_not_known_here(tmp_path):
+@pytest.mark.parametrize(
+  ("setting", "value"), [("normalize", "batch"), ("baseline", "turn")]
+)
+def test_what_a_line_does_not_tell_is_refused(tmp_path, setting, value):
   config = config_lib.ExperimentConfig(
-    objective=config_lib.ObjectiveConfig(normalize="batch")
+    objective=config_lib.ObjectiveConfig(**{setting: value})
   )
-  with pytest.raises(ValueError, match="found 'batch', expected 'group'"):
+  with pytest.raises(ValueError, match=f"found '{value}', expected 'group'"):
     run(tmp_path, group(trajectory()), config=config)
 
 

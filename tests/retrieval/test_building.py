@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pathlib
@@ -361,3 +362,18 @@ def test_the_command_builds_and_says_what_is_wrong(tmp_path):
 def test_hits_are_of_float32(tmp_path):
   index, _ = make(tmp_path)
   assert index.hits(QUERIES, 2)[0].scores.dtype == np.float32
+
+
+def test_who_builds_an_index_beside_another_waits_and_then_says_so(
+  tmp_path, monkeypatch, caplog
+):
+  monkeypatch.setattr(building, "_PATIENCE", 0.3)
+  source = cases.write(tmp_path / "c.jsonl")
+  folder = tmp_path / "index"
+  folder.mkdir()
+  with (folder / ".lock").open("w") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    with pytest.raises(ValueError, match="another process has worked on it"):
+      building.build(source, folder, building.Settings("bm25"))
+    assert f"{folder}: another process is building it" in caplog.text
+  assert building.build(source, folder, building.Settings("bm25"))
