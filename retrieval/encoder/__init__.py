@@ -1,1 +1,1 @@
-"""Text encoders (E5, BGE, MiniLM, Qwen3-Embedding) and rerankers in JAX."""
+"""Text encoders (E5, BGE, ModernBERT, Qwen3-Embedding) and rerankers in JAX."""

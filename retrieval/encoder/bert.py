@@ -8,7 +8,6 @@ model whose first token has the position after the padding token's id.
 from __future__ import annotations
 
 import dataclasses
-import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,10 +18,10 @@ import jax.numpy as jnp
 
 from anysearch_jax.policy import hf_config, tensor_files
 from anysearch_jax.policy import parameters as weights
+from retrieval.encoder import families, layers
 
-Params = dict[str, Any]
+Params = families.Params
 
-_LAYERS = "layers"
 # Models with heads store the encoder under one of these prefixes.
 _PREFIXES = ("bert.", "roberta.")
 # Not needed for retrieval: buffers that follow from the config, and the pooler.
@@ -125,17 +124,7 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
     only=_ONLY,
   )
   hf = {**_DEFAULTS, **hf}
-  for key in _SIZES:
-    if type(hf.get(key)) is not int or hf[key] < 1:
-      raise ValueError(
-        f"config.json: {key} is {hf.get(key, 'missing')!r}, expected a "
-        "positive integer."
-      )
-  eps = hf["layer_norm_eps"]
-  if type(eps) not in (int, float) or not 0 < eps < math.inf:
-    raise ValueError(
-      f"config.json: layer_norm_eps is {eps!r}, expected a positive number."
-    )
+  sizes = families.sizes(hf, _SIZES)
   padding = hf.get("pad_token_id", 1)
   if kind in _ROBERTA and (type(padding) is not int or padding < 0):
     raise ValueError(
@@ -143,82 +132,47 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
       "which positions are counted."
     )
   a = Architecture(
-    **{ours: hf[key] for key, ours in _SIZES.items()},
-    norm_eps=eps,
+    **sizes,
+    norm_eps=families.number(hf, "layer_norm_eps"),
     first_position=padding + 1 if kind in _ROBERTA else 0,
   )
-  if a.d_model % a.heads:
-    raise ValueError(
-      f"config.json: hidden_size {a.d_model} is not divisible by "
-      f"{a.heads} attention heads."
-    )
+  families.check_heads(a.d_model, a.heads)
   return a
 
 
 def rows(a: Architecture, prefix: str = "") -> list[weights.Weight]:
   """Returns every weight of `a`; their names in files begin with `prefix`."""
+  d, m = a.d_model, a.mlp_dim
   table = [
-    _weight(a, (key,), f"{prefix}embeddings.{module}_embeddings.weight", shape)
-    for key, module, shape in (
-      ("words", "word", (a.vocab_size, a.d_model)),
-      ("positions", "position", (a.positions, a.d_model)),
-      ("token_types", "token_type", (a.token_types, a.d_model)),
+    families.weight(
+      (key,), f"{prefix}embeddings.{module}_embeddings.weight", (size, d)
+    )
+    for key, module, size in (
+      ("words", "word", a.vocab_size),
+      ("positions", "position", a.positions),
+      ("token_types", "token_type", a.token_types),
     )
   ]
-  table += _norm(a, (), "norm", f"{prefix}embeddings.LayerNorm")
-  layer = f"{prefix}encoder.layer.{{layer}}."
-  d, m = a.d_model, a.mlp_dim
-  for key, module, takes, gives in (
-    ("q", "attention.self.query", d, d),
-    ("k", "attention.self.key", d, d),
-    ("v", "attention.self.value", d, d),
-    ("o", "attention.output.dense", d, d),
-    ("up", "intermediate.dense", d, m),
-    ("down", "output.dense", m, d),
+  name = f"{prefix}embeddings.LayerNorm"
+  table += families.pair(("norm",), name, (d,), bias=True)
+  for key, module, shape in (
+    ("q", "attention.self.query", (d, d)),
+    ("k", "attention.self.key", (d, d)),
+    ("v", "attention.self.value", (d, d)),
+    ("o", "attention.output.dense", (d, d)),
+    ("up", "intermediate.dense", (m, d)),
+    ("down", "output.dense", (d, m)),
+    ("attention_norm", "attention.output.LayerNorm", (d,)),
+    ("mlp_norm", "output.LayerNorm", (d,)),
   ):
-    name, path = layer + module, (_LAYERS, key)
-    table += [
-      _weight(a, path, name + ".weight", (gives, takes)),
-      _weight(a, (_LAYERS, key + "_bias"), name + ".bias", (gives,), init=0.0),
-    ]
-  for key, module in (
-    ("attention_norm", "attention.output.LayerNorm"),
-    ("mlp_norm", "output.LayerNorm"),
-  ):
-    table += _norm(a, (_LAYERS,), key, layer + module)
+    table += families.pair(
+      (families.LAYERS, key),
+      f"{prefix}encoder.layer.{{layer}}.{module}",
+      shape,
+      bias=True,
+      layers=a.layers,
+    )
   return table
-
-
-def _norm(
-  a: Architecture, path: tuple[str, ...], key: str, name: str
-) -> list[weights.Weight]:
-  size = (a.d_model,)
-  return [
-    _weight(a, (*path, key), name + ".weight", size, init=None),
-    _weight(a, (*path, key + "_bias"), name + ".bias", size, init=0.0),
-  ]
-
-
-def _weight(
-  a: Architecture,
-  path: tuple[str, ...],
-  name: str,
-  shape: tuple[int, ...],
-  *,
-  init: float | None = 0.02,
-) -> weights.Weight:
-  """Returns the row of a weight that is stored in the file's own layout."""
-  stack = (a.layers,) if path[0] == _LAYERS else ()
-  return weights.Weight(
-    path=path,
-    shape=(*stack, *shape),
-    axes=(None,) * (len(stack) + len(shape)),
-    name=name,
-    split=shape,
-    perm=tuple(range(len(shape))),
-    file_shape=shape,
-    init=init,
-  )
 
 
 def load(
@@ -245,27 +199,13 @@ def load(
   prefix = next(
     (p for p in _PREFIXES if any(name.startswith(p) for name in found)), ""
   )
-  table = rows(a, prefix) + list(head)
-  params = tensor_files.load(
+  return families.load(
     folder,
-    table,
-    shardings=weights.tree(table, lambda row: sharding),
+    rows(a, prefix) + list(head),
+    sharding=sharding,
     dtype=dtype,
     ignored=_IGNORED,
   )
-  # Unstack the layers once, because slicing inside the jitted call would copy
-  # every weight in every call.
-  stacks = params.pop(_LAYERS)
-  layers: Params = {_layer(i): {} for i in range(a.layers)}
-  while stacks:
-    key, stack = stacks.popitem()
-    for i in range(a.layers):
-      layers[_layer(i)][key] = weights.index(stack, i)
-  return params | layers
-
-
-def _layer(i: int) -> str:
-  return f"{_LAYERS}_{i}"
 
 
 class _Block(nn.Module):
@@ -277,19 +217,13 @@ class _Block(nn.Module):
   def __call__(self, x: jax.Array, visible: jax.Array) -> jax.Array:
     """Applies the layer to tokens `[D, B * T]`; `visible` is bool `[B, T]`."""
     a = self.a
-    w = {
-      row.path[-1]: self.param(
-        row.path[-1], nn.initializers.zeros_init(), row.layer_shape
-      )
-      for row in rows(a)
-      if row.stacked
-    }
+    w = families.declare(self, (row for row in rows(a) if row.stacked))
 
     def project(key: str, x: jax.Array) -> jax.Array:
-      return _dot(w[key], x) + w[key + "_bias"][:, None]
+      return layers.project(w, key, x)
 
     def norm(key: str, x: jax.Array) -> jax.Array:
-      return _layer_norm(x, w[key], w[key + "_bias"], a)
+      return layers.layer_norm(w, key, x, a.norm_eps)
 
     b, t = visible.shape
     # [B, N, H, T].
@@ -297,10 +231,11 @@ class _Block(nn.Module):
       project(key, x).reshape(a.heads, -1, b, t).transpose(2, 0, 1, 3)
       for key in ("q", "k", "v")
     )
-    out = _attend(q * a.head_dim**-0.5, k, v, visible)
+    mask = visible[:, None, :, None]
+    out = layers.attend(q * a.head_dim**-0.5, k, v, mask)
     out = out.transpose(1, 2, 0, 3).reshape(x.shape)
     x = norm("attention_norm", project("o", out) + x)
-    y = project("down", _gelu(project("up", x)))
+    y = project("down", layers.gelu(project("up", x)))
     return norm("mlp_norm", y + x)
 
 
@@ -314,22 +249,16 @@ class Bert(nn.Module):
     self, ids: jax.Array, lengths: jax.Array, first: jax.Array | None = None
   ) -> jax.Array:
     a, (b, t) = self.a, ids.shape
-    w = {
-      row.path[0]: self.param(
-        row.path[0], nn.initializers.zeros_init(), row.shape
-      )
-      for row in rows(a)
-      if not row.stacked
-    }
+    w = families.declare(self, (row for row in rows(a) if not row.stacked))
     types = w["token_types"][0]
     if first is not None and a.token_types > 1:
       types = w["token_types"][(jnp.arange(t) >= first[:, None]).astype(int)]
     at = a.first_position
     x = w["words"][ids] + types + w["positions"][at : at + t]
-    x = _layer_norm(x.reshape(b * t, -1).T, w["norm"], w["norm_bias"], a)
+    x = layers.layer_norm(w, "norm", x.reshape(b * t, -1).T, a.norm_eps)
     visible = jnp.arange(t) < lengths[:, None]
     for i in range(a.layers):
-      x = _Block(a, name=_layer(i))(x, visible)
+      x = _Block(a, name=families.layer(i))(x, visible)
     return x.reshape(-1, b, t).transpose(1, 2, 0)
 
 
@@ -355,40 +284,3 @@ def forward(
   """
   hidden = Bert(a).apply({"params": params}, ids, lengths, first)
   return hidden
-
-
-def _dot(x: jax.Array, w: jax.Array) -> jax.Array:
-  """Multiplies at full precision; TPUs would round float32 to bfloat16."""
-  return jnp.matmul(x, w, precision=jax.lax.Precision.HIGHEST)
-
-
-def _attend(
-  q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array
-) -> jax.Array:
-  """Returns attention to the visible tokens; q, k, v, result `[B, N, H, T]`.
-
-  Scores are `[B, N, keys, queries]`, because XLA does not vectorise reductions
-  over the last axis on CPUs. The division by the sum comes last, because it
-  then costs H divisions for each query instead of T.
-  """
-  scores = _dot(k.swapaxes(-1, -2), q).astype(jnp.float32)
-  hidden = jnp.finfo(jnp.float32).min
-  scores = jnp.where(visible[:, None, :, None], scores, hidden)
-  shares = jnp.exp(scores - scores.max(-2, keepdims=True))
-  total = shares.sum(-2, keepdims=True)
-  return (_dot(v, shares.astype(v.dtype)) / total).astype(v.dtype)
-
-
-def _gelu(x: jax.Array) -> jax.Array:
-  """Exact GELU by erf; `jax.nn.gelu` uses erfc, three times slower on CPUs."""
-  return 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5))
-
-
-def _layer_norm(
-  x: jax.Array, scale: jax.Array, bias: jax.Array, a: Architecture
-) -> jax.Array:
-  """Normalises over the first axis, in float32."""
-  x32 = x.astype(jnp.float32)
-  x32 -= x32.mean(0)
-  x32 *= jax.lax.rsqrt(jnp.square(x32).mean(0) + a.norm_eps)
-  return (x32 * scale[:, None] + bias[:, None]).astype(x.dtype)

@@ -1,7 +1,8 @@
 """A text encoder: a Hugging Face folder, on any devices.
 
-It is of the BERT family, or a decoder of a family that policies have. A text's
-vector does not depend on the other texts in a call (see `batched`).
+It is of BERT's family, ModernBERT's or Nomic's, or a decoder of a family that
+policies have. A text's vector does not depend on the other texts in a call (see
+`batched`).
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Encoder:
     devices: Sequence[jax.Device] | None = None,
     batch_tokens: int | None = None,
   ) -> Encoder:
-    """Loads a folder: E5, BGE, MiniLM, BGE-M3, Qwen3-Embedding and others.
+    """Loads a folder: E5, BGE, gte-modernbert, Qwen3-Embedding and others.
 
     Args:
       folder: contains `config.json`, safetensors and `tokenizer.json`.

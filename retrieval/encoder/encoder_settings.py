@@ -1,10 +1,11 @@
-"""Settings of an encoder: from arguments, its folder, or E5's conventions.
+"""Settings of an encoder: from arguments, its folder, or its model's name.
 
 Arguments take precedence over the folder. A folder in the layout of
 sentence-transformers says how to pool and how long a text may be, and may have
 prompts. Otherwise pooling is the usual one of the model (by mean for BERT, the
-last token for a decoder), a text has up to 256 tokens, and the prefixes are
-E5's if the model's name is E5's, an instruction for E5-instruct and
+last token for a decoder; the first token for gte-modernbert), a text has up to
+256 tokens, and the prefixes are E5's if the model's name is E5's, Nomic's for
+nomic-embed-text and modernbert-embed, an instruction for E5-instruct and
 Qwen3-Embedding, or empty.
 """
 
@@ -26,6 +27,16 @@ _TASK = (
   "Instruct: Given a web search query, retrieve relevant passages that answer "
   "the query\nQuery:"
 )
+# Nomic's models, and models of others that were trained with its data.
+_NOMIC = {
+  "query_prefix": "search_query: ",
+  "passage_prefix": "search_document: ",
+}
+_NOMIC_NAME = re.compile(
+  r"(?<![a-z0-9])(nomic-embed-text|modernbert-embed)(?![a-z0-9])",
+  re.IGNORECASE,
+)
+_FIRST_TOKEN = re.compile(r"gte-modernbert", re.IGNORECASE)
 _MAX_TOKENS = 256
 _INTFLOAT = re.compile(r"e5-(small|base|large)(-v2)?")
 # The names under which sentence-transformers looks for the prompts.
@@ -129,19 +140,26 @@ def _length(said: Any, most: int | None) -> int:
 
 def _named(folder: pathlib.Path) -> dict[str, str]:
   """Returns the prefixes that models of this name are trained with."""
-  config = read(folder.resolve() / "config.json", dict)
-  made_from = pathlib.PurePath(str(config.get("_name_or_path", "")))
-  names = (model_name(folder), made_from.name)
+  names = _names(folder)
+  if any(map(_NOMIC_NAME.search, names)):
+    return _NOMIC
   if any(map(_INSTRUCTED.search, names)):
     space = " " if any(map(is_e5_name, names)) else ""
     return {"query_prefix": _TASK + space}
   return _E5 if any(map(is_e5_name, names)) else {}
 
 
+def _names(folder: pathlib.Path) -> tuple[str, str]:
+  """Returns the names of a folder's model and of the one it was made from."""
+  config = read(folder.resolve() / "config.json", dict)
+  made_from = pathlib.PurePath(str(config.get("_name_or_path", "")))
+  return model_name(folder), made_from.name
+
+
 def _pooling(folder: pathlib.Path, usual: str) -> str:
   path = folder / "modules.json"
   if not path.is_file():
-    return usual
+    return "cls" if any(map(_FIRST_TOKEN.search, _names(folder))) else usual
   modules = {}
   for module in read(path, list):
     kind = str(module.get("type") if isinstance(module, dict) else module)

@@ -1,4 +1,4 @@
-"""The models of encoders: BERT's family, or the policy's own decoder.
+"""The models of encoders: BERT and its kin, or the policy's own decoder.
 
 A decoder reads a text from left to right, so its last token, an end of text
 that the tokenizer appends, has seen all of it (Qwen3-Embedding).
@@ -22,10 +22,17 @@ from anysearch_jax.policy import (
   tensor_files,
 )
 from anysearch_jax.policy import parameters as weights
-from retrieval.encoder import bert, encoder_settings
+from retrieval.encoder import bert, encoder_settings, modernbert, nomic
 
 Params = dict[str, Any]
 
+_ENCODERS: Mapping[str, Any] = {
+  "bert": bert,
+  "roberta": bert,
+  "xlm-roberta": bert,
+  "modernbert": modernbert,
+  "nomic_bert": nomic,
+}
 _DECODERS = ("qwen2", "qwen3", "llama")
 # What published decoders have beside the rows of the table: buffers, and a head
 # that an encoder does not use.
@@ -87,23 +94,35 @@ def describe(folder: pathlib.Path) -> Model:
   hf_config.refuse_adapter(folder)
   config = encoder_settings.read(path, dict)
   try:
-    if config.get("model_type") in _DECODERS:
+    kind = config.get("model_type")
+    if kind in _DECODERS:
       return DecoderModel.from_hf(config)
-    return BertModel(bert.from_hf(config))
+    if not isinstance(kind, str) or kind not in _ENCODERS:
+      known = ", ".join(map(repr, (*_ENCODERS, *_DECODERS)))
+      raise ValueError(
+        f"config.json: model_type {kind!r} is not supported; expected one of "
+        f"{known}."
+      )
+    return BertModel(_ENCODERS[kind], config)
   except ValueError as error:
     raise ValueError(f"{folder}: {error}") from error
 
 
 class BertModel:
-  """BERT, RoBERTa or XLM-RoBERTa as a `Model`."""
+  """A model whose tokens see the whole text, or a window of it, as a `Model`.
+
+  Args:
+    family: module of the family: `bert`, or one with the same functions.
+    config: a config.json; a wrong one raises ValueError as `bert.from_hf`.
+  """
 
   pooling = "mean"
   end: int | None = None
 
-  def __init__(self, a: bert.Architecture):
-    self._a = a
-    self.vocab_size, self.max_tokens = a.vocab_size, a.max_tokens
-    self.dim = a.d_model
+  def __init__(self, family: Any, config: Mapping[str, Any]):
+    self._family, self._a = family, family.from_hf(config)
+    self.vocab_size, self.max_tokens = self._a.vocab_size, self._a.max_tokens
+    self.dim = self._a.d_model
 
   def load(
     self,
@@ -113,13 +132,13 @@ class BertModel:
     dtype: Any,
   ) -> Params:
     """See `bert.load`."""
-    return bert.load(folder, self._a, sharding=sharding, dtype=dtype)
+    return self._family.load(folder, self._a, sharding=sharding, dtype=dtype)
 
   def hidden(
     self, params: Params, ids: jax.Array, lengths: jax.Array
   ) -> jax.Array:
     """See `bert.forward`."""
-    return bert.forward(params, self._a, ids, lengths)
+    return self._family.forward(params, self._a, ids, lengths)
 
   def identity(self) -> dict[str, Any]:
     """See `Model`."""

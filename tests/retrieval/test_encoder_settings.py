@@ -44,6 +44,7 @@ def settle(folder, **given):
 
 
 E5 = ("query: ", "passage: ")
+NOMIC = ("search_query: ", "search_document: ")
 
 
 @pytest.mark.parametrize(
@@ -56,14 +57,25 @@ E5 = ("query: ", "passage: ")
     ("base5", ("", "")),
     ("me5x", ("", "")),
     ("e5/bge-small", ("", "")),
+    ("nomic-embed-text-v1.5", NOMIC),
+    ("models--nomic-ai--modernbert-embed-base/snapshots/0a1b", NOMIC),
+    ("models--nomic-ai--nomic-bert-2048/snapshots/0a1b", ("", "")),
+    ("my-modernbert-embedder", ("", "")),
   ],
 )
-def test_e5_s_prefixes_follow_from_its_name_alone(
-  folder, tmp_path, name, expected
-):
+def test_prefixes_follow_from_the_name_alone(folder, tmp_path, name, expected):
   settings = settle(shutil.copytree(folder, tmp_path / name))
   assert (settings.query_prefix, settings.passage_prefix) == expected
   assert settings.pooling == "mean"
+
+
+def test_gte_modernbert_s_vector_is_that_of_the_first_token(own):
+  gte = own.rename(own.with_name("gte-modernbert-base"))
+  expected = encoder_settings.EncoderSettings("cls", "", "", 64)
+  assert settle(gte) == expected
+  assert settle(gte, pooling="mean").pooling == "mean"
+  sentence_transformers(gte, MEAN)
+  assert settle(gte).pooling == "mean"
 
 
 def test_name_of_the_base_model_counts_too(own):
