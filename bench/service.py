@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import json
 import pathlib
 import socket
 import statistics
@@ -24,14 +22,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import orjson
 from absl import flags
 
-from bench import harness, plain_service
+from bench import harness, hashed_texts, plain_service
 from launch import serve_retriever
 from retrieval import passages
 from retrieval.index import search
@@ -42,25 +39,6 @@ _REQUEST = (
   b"POST /retrieve HTTP/1.1\r\nHost: service\r\n"
   b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
 )
-
-
-class _Encoder:
-  """A `search.Encoder`: derives a unit vector from the hash of each text."""
-
-  def __init__(self, dim: int):
-    self.dim = dim
-
-  def identity(self) -> dict[str, Any]:
-    return {"kind": "hash"}
-
-  def passages(self, texts: Sequence[str]) -> np.ndarray:
-    return self.queries(texts)
-
-  def queries(self, texts: Sequence[str]) -> np.ndarray:
-    seeds = (hashlib.sha256(text.encode()).digest()[:8] for text in texts)
-    return _unit(
-      np.stack([_normal(int.from_bytes(s), self.dim) for s in seeds])
-    )
 
 
 class _Flat:
@@ -80,14 +58,6 @@ class _Flat:
     return [search.Hits(*each) for each in zip(rows, scores, strict=True)]
 
 
-def _normal(seed: int, *shape: int) -> np.ndarray:
-  return np.random.default_rng(seed).standard_normal(shape, np.float32)
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-  return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
-
-
 def _written(folder: str, vectors: np.ndarray) -> search.VectorIndex:
   """Returns the index that launch.build_index makes with --kind=faiss_flat."""
   from retrieval.index import faiss_flat
@@ -100,11 +70,11 @@ def _written(folder: str, vectors: np.ndarray) -> search.VectorIndex:
 def _serve(name: str, folder: str, dim: str) -> None:
   """Serves until the process is ended."""
   corpus = passages.Corpus(folder)
-  vectors = _unit(_normal(0, len(corpus), int(dim)))
+  vectors = hashed_texts.unit(hashed_texts.normal(0, len(corpus), int(dim)))
   flat = _Flat(vectors) if name == "plain" else _written(folder, vectors)
   index = search.SearchIndex(
     corpus,
-    search.EncodedIndex(flat, _Encoder(int(dim))),
+    search.EncodedIndex(flat, hashed_texts.Encoder(int(dim))),
     identity={"kind": "bench"},
   )
   if name == "ours":
@@ -193,20 +163,12 @@ async def _measure(port: int) -> dict[str, float]:
   }
 
 
-def _write_corpus(folder: pathlib.Path) -> None:
-  words = " ".join(f"word{i}" for i in range(100))
-  source = folder / "corpus.jsonl"
-  with source.open("w") as file:
-    for row in range(flags.FLAGS.rows):
-      contents = f'"Title {row}"\nPassage {row} says {words}.'
-      file.write(json.dumps({"id": str(row), "contents": contents}) + "\n")
-  passages.prepare(source, folder / "corpus")
-
-
 def main() -> list[object]:
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
-    _write_corpus(folder)
+    source = folder / "corpus.jsonl"
+    hashed_texts.write_corpus(source, flags.FLAGS.rows)
+    passages.prepare(source, folder / "corpus")
     found = harness.in_turns(
       ("plain", "ours"),
       lambda service: _asked(service, folder / "corpus"),
