@@ -146,7 +146,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 FACTORIES = {
   "IVF64,Flat": "nprobe",
   "IVF64_HNSW8,Flat": "nprobe",
-  "OPQ8,IVF64,PQ8": "nprobe",
+  "OPQ8,IVF64,PQ8x4": "nprobe",
   "HNSW8": "efSearch",
   "IDMap,HNSW8": "efSearch",
   "PCA12,HNSW8": "efSearch",
