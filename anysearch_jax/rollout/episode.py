@@ -189,6 +189,22 @@ def land(
   return _next_turn(landing, _written(landing, line))
 
 
+def _land_before(
+  episode: episode_state.Episode, told: episode_state.Episode
+) -> tuple[episode_state.Episode, episode_state.Request]:
+  """Asks for the answer before the passages by which `told` is longer.
+
+  So the answer follows the passages directly, as other turns do. A policy may
+  read what is right before its turn and nothing else.
+  """
+  passages = told.chunks[len(episode.chunks) :]
+  line = _written(episode, episode.environment.over_budget)
+  chunks = (*episode.chunks, line, *passages)
+  return _next_turn(
+    dataclasses.replace(told, chunks=chunks, landing=True, verifying=False)
+  )
+
+
 def _after_turn(
   episode: episode_state.Episode, generation: types.Generation, most: int
 ) -> tuple[episode_state.Episode, episode_state.Request]:
@@ -297,7 +313,7 @@ def _after_verification(
 def _next_turn(
   episode: episode_state.Episode,
   *chunks: episode_state.Chunk,
-  shown: tuple[types.Passage, ...] = (),
+  shown: tuple[types.Passage, ...] | None = None,
 ) -> tuple[episode_state.Episode, episode_state.Request]:
   """Records `chunks` and requests a turn, or truncates if there is no room.
 
@@ -307,7 +323,7 @@ def _next_turn(
   without `chunks` if those would take what is kept for it.
   """
   told = dataclasses.replace(episode, chunks=episode.chunks + chunks)
-  if shown:
+  if shown is not None:
     *before, last = episode.observations
     seen = (*before, last._replace(passages=shown))
     told = dataclasses.replace(told, observations=seen)
@@ -316,7 +332,9 @@ def _next_turn(
     line = _written(episode, episode.budget_line)
     asking = dataclasses.replace(told, chunks=(*told.chunks, line))
   if episode.chunks and room.is_spent(asking):
-    return land(told if room.reads(asking) else episode)
+    if not room.reads(asking):
+      return land(episode)
+    return land(told) if shown is None else _land_before(episode, told)
   most = room.before_landing(asking)
   if reason := room.limit(asking):
     return _finish(episode, types.Outcome.TRUNCATED, reason)
