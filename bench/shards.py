@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import pathlib
 import subprocess
@@ -94,11 +95,12 @@ async def _ask(
   found = [await retriever.search_many(each) for each in asked[1:]]
   took = time.monotonic() - start
   retriever.close()
-  answers = [answer for each in found for answer in each]
-  for answer in answers:
+  answers: list[Sequence[types.Passage]] = []
+  for answer in itertools.chain.from_iterable(found):
     if isinstance(answer, Exception):
       raise answer
-  return answers, batch * batches / took
+    answers.append(answer)
+  return answers, len(answers) / took
 
 
 def main() -> list[object]:
