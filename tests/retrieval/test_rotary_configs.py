@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-import published_configs as published
+import published_encoders as published
 import pytest
 
 from retrieval.encoder import encoder as encoder_lib

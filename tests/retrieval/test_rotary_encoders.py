@@ -10,7 +10,7 @@ import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
-import published_configs as published
+import published_encoders as published
 import pytest
 import safetensors.numpy
 import tokenizers
