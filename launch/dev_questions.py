@@ -10,8 +10,10 @@ from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, engines
 
 # Of the episodes that compare a policy with the one it started from.
-_BUDGET, _PLAYED, _LOSS = 5, 600, 0.02
-_CAPS, _UNDER_CAPS, _ANSWERED = (40, 60, 90), 200, 0.99
+# What is lost without caps, and what is not answered under them, the training
+# that follows makes up for (docs/budgets.md).
+_BUDGET, _PLAYED, _LOSS = 5, 600, 0.08
+_CAPS, _UNDER_CAPS, _ANSWERED = (40, 60, 90), 200, 0.93
 
 
 def play(
@@ -74,7 +76,7 @@ def lacks_under_caps(
   Args:
     config, source: as for `play`.
     policy: what was made.
-    start: what it was made from; without caps it may be better by .02.
+    start: what it was made from; without caps it may be better by .08.
   """
   lacks = []
   before, after = (

@@ -148,17 +148,30 @@ class Environment:
       tools=tuple((name, price) for name, price in own if price is not None),
     )
 
+  def _without_asking(
+    self, spans: Sequence[types.Span]
+  ) -> tuple[types.Span, ...]:
+    """Returns spans without requests for the answer and turns cut by them."""
+    line = types.Span(types.Author.ENVIRONMENT, self.over_budget)
+    kept: list[types.Span] = []
+    for span in spans:
+      if span != line:
+        kept.append(span)
+      elif kept and kept[-1].author is types.Author.MODEL:
+        if self.action(kept[-1].text) is None:  # Not a refused search.
+          kept.pop()
+    return tuple(kept)
+
   def judge(self, trajectory: types.Trajectory) -> scoring.Verdict:
     """Judges a trajectory that was played in this environment.
 
-    Under caps besides searches, being asked for the answer costs no format by
-    itself: the environment's line is then as if it were not there. A turn that
-    was cut, or a search that was refused, still does.
+    Under caps besides searches, being asked for the answer costs no format: the
+    environment's line, and the turn that it cut to ask, are then as if they
+    were not there. A search that was refused still costs it.
     """
     spans = trajectory.spans
     if trajectory.caps.units:
-      line = types.Span(types.Author.ENVIRONMENT, self.over_budget)
-      spans = tuple(span for span in spans if span != line)
+      spans = self._without_asking(spans)
     return scoring.judge(
       spans,
       golden_answers=trajectory.question.golden_answers,

@@ -6,7 +6,7 @@
   reliable or budget is left over. With the scaffold it depends on both more
   strongly, so the scaffold helps before any training. Made for `graded`.
 * `blind` searches everything with the same probability.
-* `frugal` is `soft` that also keeps within stated caps on tokens, and answers
+* `frugal` is `soft` that also plays under stated caps on tokens, and answers
   when it is asked to. Made for `configs/dual_budgets.py`.
 """
 
@@ -90,7 +90,7 @@ EXPERTS = {
 
 
 EXPERTS["frugal"] = EXPERTS["soft"]._replace(
-  caps=tuple(range(20, 201, 10)), careless=0.5
+  caps=tuple(range(20, 201, 10)), careless=1.0
 )
 
 

@@ -82,7 +82,7 @@ def test_episode_is_asked_once_no_search_and_answer_fit(spare, asked_at):
   assert prompts.PROMPTS["paper"].judge(trajectory).em
 
 
-def test_being_asked_costs_no_format_but_a_cut_turn_does():
+def test_being_asked_costs_no_format_but_a_refused_search_does():
   judge = prompts.PROMPTS["paper"].judge
   config = dataclasses.replace(CONFIG, answer_room=40)
   turns = search("a"), answer("J")
@@ -101,7 +101,8 @@ def test_being_asked_costs_no_format_but_a_cut_turn_does():
     budget=budgets.Budget(searches=5, tokens=200),
     config=config,
   )
-  assert judge(cut).format == 0
+  assert judge(cut).format == 1
+  assert judge(cut).answer == "J"
   # A search beyond the budget gets the same line.
   refused, _ = play(*turns, budget=budgets.Budget(searches=0, tokens=400))
   assert transcript(refused)[1] == "E " + LINE
