@@ -1,10 +1,10 @@
 """The quickstart with a cheap and a dear search under a budget of cents.
 
-Hardware: as configs/quickstart.py, and half of its steps. Every group gets a
-budget of cents alone, and a right answer earns the share of it that is left.
-The policy chooses between two searches: one costs 1 cent and knows some
-relations well and others badly; the other is the quickstart's and costs 3
-cents. docs/budgets.md has what came out.
+Hardware and time: as configs/quickstart.py. Every group gets a budget of cents
+alone, and a right answer earns the share of it that is left. The policy chooses
+between two searches: one costs 1 cent and knows some relations well and others
+badly; the other is the quickstart's and costs 3 cents. docs/budgets.md has what
+came out.
 
     python -m launch.train --config=configs/priced_tools.py \
         --output=runs/priced_tools/mixed
@@ -57,7 +57,6 @@ def get_config(preset: str = "mixed") -> config_lib.ExperimentConfig:
       cent_levels=CENTS,
       max_budget=len(CENTS),
       phase1_steps=0,
-      total_steps=300,
     ),
     episode=dataclasses.replace(config.episode, prompts=prompts),
     evaluation=dataclasses.replace(
