@@ -26,12 +26,16 @@ if not os.environ.get("ANYSEARCH_TEST_ALL"):
 import functools
 import gc
 import pathlib
+import signal
 
 import hypothesis
 import pytest
 
 from anysearch_jax.policy import tensor_files
 from anysearch_jax.policy import tokenizer as tokenizer_lib
+
+# Under `nohup` the commands that tests start would ignore a hangup too.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Without a deadline, because a busy machine must not fail a test. A test that
 # sets its number of examples keeps it.
