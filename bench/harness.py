@@ -224,6 +224,32 @@ def worker_command(name: str, *arguments: object) -> list[str]:
   return [sys.executable, "-m", spec.name, f"--worker={words}"]
 
 
+@contextlib.contextmanager
+def served(
+  command: Sequence[str], env: Mapping[str, str] | None = None
+) -> Iterator[int]:
+  """Runs a command that serves over HTTP; yields the port that it prints.
+
+  Args:
+    command: prints a line that ends in the port when it listens.
+    env: added to the environment.
+  """
+  with subprocess.Popen(
+    command,
+    env={**os.environ, **(env or {})},
+    stdout=subprocess.PIPE,
+    text=True,
+  ) as process:
+    try:
+      line = process.stdout.readline() if process.stdout else ""
+      if "http://" not in line:
+        sys.exit(f"{' '.join(command)}: found {line!r}, expected an address.")
+      yield int(line.rpartition(":")[2])
+    finally:
+      process.terminate()
+      process.communicate()  # It says that it stops.
+
+
 def in_worker(
   name: str, *arguments: object, env: Mapping[str, str] | None = None
 ) -> Any:

@@ -14,15 +14,12 @@ twice. Prints seconds to an answer, requests per second, errors, and the ratios.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import pathlib
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import orjson
@@ -89,20 +86,6 @@ def _serve(name: str, folder: str, dim: str) -> None:
       plain_service.create_app(index), log_level="warning", access_log=False
     )
     uvicorn.Server(config).run(sockets=[listening])
-
-
-@contextlib.contextmanager
-def _started(name: str, folder: pathlib.Path) -> Iterator[int]:
-  """Starts a service, waits until it listens, and yields its port."""
-  command = harness.worker_command("serve", name, folder, flags.FLAGS.dim)
-  with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-    try:
-      line = process.stdout.readline() if process.stdout else ""
-      if "http://" not in line:
-        sys.exit(f"bench.service: the service {name} did not start.")
-      yield int(line.rpartition(":")[2])
-    finally:
-      process.terminate()
 
 
 async def _ask(
@@ -187,7 +170,8 @@ def main() -> list[object]:
 
 def _asked(service: str, folder: pathlib.Path) -> dict[str, float]:
   """Measures one service and prints a line."""
-  with _started(service, folder) as port:
+  command = harness.worker_command("serve", service, folder, flags.FLAGS.dim)
+  with harness.served(command) as port:
     found = asyncio.run(_measure(port))
   print(
     "{}: p50 {p50:.3f} s, p95 {p95:.3f} s, p99 {p99:.3f} s, "

@@ -18,7 +18,6 @@ import contextlib
 import itertools
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import time
@@ -55,7 +54,7 @@ def _started(
 ) -> Iterator[list[str]]:
   """Starts the servers of all parts and yields their addresses."""
   with contextlib.ExitStack() as stack:
-    running = []
+    ports = []
     for shard in range(shards):
       core = cores[shard % len(cores)]
       command = harness.worker_command(
@@ -63,20 +62,7 @@ def _started(
       )
       # One thread each, so that FAISS's threads do not wait for each other.
       one = {"OMP_NUM_THREADS": "1"} if core >= 0 else {}
-      process = stack.enter_context(
-        subprocess.Popen(
-          command, stdout=subprocess.PIPE, text=True, env=os.environ | one
-        )
-      )
-      stack.callback(process.communicate)  # It says that it stops.
-      stack.callback(process.terminate)
-      running.append(process)
-    ports = []
-    for process in running:
-      line = process.stdout.readline() if process.stdout else ""
-      if "http://" not in line:
-        sys.exit("bench.shards: a server did not start.")
-      ports.append(int(line.rpartition(":")[2]))
+      ports.append(stack.enter_context(harness.served(command, one)))
     yield [f"http://127.0.0.1:{port}" for port in ports]
 
 

@@ -9,9 +9,8 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, engines
 
-# Of the episodes that compare a policy with the one it started from.
-# What is lost without caps, and what is not answered under them, the training
-# that follows makes up for (docs/budgets.md).
+# Of the episodes that compare a policy with the one it started from. Training
+# makes up for what is lost without caps or not answered (docs/budgets.md).
 _BUDGET, _PLAYED, _LOSS = 5, 600, 0.08
 _CAPS, _UNDER_CAPS, _ANSWERED = (40, 60, 90), 200, 0.93
 

@@ -148,20 +148,6 @@ class Environment:
       tools=tuple((name, price) for name, price in own if price is not None),
     )
 
-  def _without_asking(
-    self, spans: Sequence[types.Span]
-  ) -> tuple[types.Span, ...]:
-    """Returns spans without requests for the answer and turns cut by them."""
-    line = types.Span(types.Author.ENVIRONMENT, self.over_budget)
-    kept: list[types.Span] = []
-    for span in spans:
-      if span != line:
-        kept.append(span)
-      elif kept and kept[-1].author is types.Author.MODEL:
-        if self.action(kept[-1].text) is None:  # Not a refused search.
-          kept.pop()
-    return tuple(kept)
-
   def judge(self, trajectory: types.Trajectory) -> scoring.Verdict:
     """Judges a trajectory that was played in this environment.
 
@@ -171,7 +157,7 @@ class Environment:
     """
     spans = trajectory.spans
     if trajectory.caps.units:
-      spans = self._without_asking(spans)
+      spans = self._without_asking(spans, trajectory.scaffold)
     return scoring.judge(
       spans,
       golden_answers=trajectory.question.golden_answers,
@@ -181,3 +167,18 @@ class Environment:
       read=self.answer,
       check=self.format,
     )
+
+  def _without_asking(
+    self, spans: Sequence[types.Span], scaffold: bool
+  ) -> tuple[types.Span, ...]:
+    """Returns spans without requests for the answer and turns cut by them."""
+    line = types.Span(types.Author.ENVIRONMENT, self.over_budget)
+    kept: list[types.Span] = []
+    for span in spans:
+      if span != line:
+        kept.append(span)
+      elif kept and kept[-1].author is types.Author.MODEL:
+        if self.action(kept[-1].text) is None:  # Not a refused search.
+          # With its budget block; the answer's turn has one of its own.
+          del kept[-1 - scaffold :]
+    return tuple(kept)

@@ -72,40 +72,65 @@ def test_episode_is_asked_once_no_search_and_answer_fit(spare, asked_at):
   left = tokens - said
   # The answer may take all that is left, and what was found is read first.
   assert turns[1].max_tokens == (left - 60 if asked_at is None else left)
-  said, *lines = transcript(trajectory)
+  lines = transcript(trajectory)[1:]
   # The line comes first, so that the answer follows what was found.
   if asked_at is not None:
     assert lines.pop(0) == "E " + LINE
-  found, said = lines
+  found, answered = lines
   assert found.startswith("E ") and "Jane Austen." in found
-  assert said == "M " + answer("Jane Austen")
+  assert answered == "M " + answer("Jane Austen")
   assert prompts.PROMPTS["paper"].judge(trajectory).em
 
 
-def test_being_asked_costs_no_format_but_a_refused_search_does():
+def test_passages_follow_the_line_even_if_there_are_none():
+  config = dataclasses.replace(CONFIG, answer_room=40)
+  trajectory, _ = play(
+    search("a"),
+    answer("J"),
+    budget=budgets.Budget(searches=5, tokens=len(search("a")) + 60),
+    config=config,
+  )
+  searched, line, nothing, answered = transcript(trajectory)
+  assert (searched, line) == ("M " + search("a"), "E " + LINE)
+  assert "<information>" in nothing
+  assert answered == "M " + answer("J")
+
+
+@pytest.mark.parametrize("scaffold", [False, True])
+def test_being_asked_costs_no_format_but_a_refused_search_does(scaffold):
   judge = prompts.PROMPTS["paper"].judge
   config = dataclasses.replace(CONFIG, answer_room=40)
   turns = search("a"), answer("J")
   tokens = len(turns[0]) + 60
-  asked, _ = play(
-    *turns,
-    hits=(EMMA,),
-    budget=budgets.Budget(searches=5, tokens=tokens),
-    config=config,
+
+  def played(*turns, **values):
+    return play(*turns, config=config, scaffold=scaffold, **values)[0]
+
+  asked = played(
+    *turns, hits=(EMMA,), budget=budgets.Budget(searches=5, tokens=tokens)
   )
   assert "E " + LINE in transcript(asked)
   assert judge(asked).format == 1
-  cut, _ = play(
+  cut = played(
     "<think>" + "x" * 400,
     turns[1],
     budget=budgets.Budget(searches=5, tokens=200),
-    config=config,
   )
   assert judge(cut).format == 1
   assert judge(cut).answer == "J"
+  # The turn before the one that is cut counts as it does elsewhere.
+  later = played(
+    search("a"),
+    "<think>" + "x" * 400,
+    turns[1],
+    hits=(EMMA,),
+    budget=budgets.Budget(searches=5, tokens=400),
+  )
+  assert "E " + LINE in transcript(later) and later.searches == 1
+  assert judge(later).format == 1
   # A search beyond the budget gets the same line.
-  refused, _ = play(*turns, budget=budgets.Budget(searches=0, tokens=400))
-  assert transcript(refused)[1] == "E " + LINE
+  refused = played(*turns, budget=budgets.Budget(searches=0, tokens=400))
+  assert "E " + LINE in transcript(refused)
   assert judge(refused).format == 0
 
 
