@@ -46,7 +46,7 @@ def get_config() -> config_lib.ExperimentConfig:
     episode=dataclasses.replace(config.episode, answer_room=8),
     warm_start=dataclasses.replace(
       config.warm_start,
-      expert="frugal",
+      expert="interruptible",
       steps=1000,
       learning_rate=5e-4,
       demonstrations=12000,

@@ -288,10 +288,9 @@ def _demonstrations(
   for question in source.questions("train", count, config.seed):
     budget = int(rng.integers(0, expert.largest_budget + 1))
     scaffold = bool(rng.random() < 0.4)
-    assigned, careless = budgets.of(budget), False
+    assigned = budgets.of(budget)
     if expert.caps and not scaffold and rng.random() < 0.6:
       assigned = budgets.Budget(budget, int(rng.choice(expert.caps)))
-      careless = bool(rng.random() < expert.careless)
     trajectory, weights = demonstrations_lib.demonstrate(
       question,
       scaffolded if scaffold else plain,
@@ -299,7 +298,6 @@ def _demonstrations(
       scaffold=scaffold,
       rng=rng,
       decision_weight=config.warm_start.decision_weight,
-      careless=careless,
     )
     pool.append(warm_start.Demonstration(trajectory.token_ids, weights))
     line.tick(len(pool))

@@ -90,7 +90,6 @@ def demonstrate(
   scaffold: bool,
   rng: np.random.Generator,
   decision_weight: float = 3.0,
-  careless: bool = False,
 ) -> tuple[types.Trajectory, np.ndarray]:
   """Plays one episode as the expert.
 
@@ -101,13 +100,12 @@ def demonstrate(
     scaffold: whether to use the prompt of the paper's Phase I.
     rng: the expert's random numbers.
     decision_weight: loss weight of the tokens of decisions.
-    careless: whether the expert ignores a cap on tokens until it is asked for
-      its answer. Then only that answer has weights.
 
   Returns:
     The trajectory, and float32 `[T]` loss weights: `decision_weight` on
     decisions and on copied, recalled and answered values, 1 on the model's
-    other tokens, 0 elsewhere.
+    other tokens, 0 elsewhere. If the episode asked for its answer, only that
+    answer has weights: what led there ignored the cap.
 
   Raises:
     ValueError: the codec splits a word, or a limit leaves no room for a turn.
@@ -118,12 +116,10 @@ def demonstrate(
     budget=budget,
     scaffold=scaffold,
     rng=rng,
-    careless=careless,
   )
   weights = (trajectory.authors == types.Author.MODEL).astype(np.float32)
   weights[[at for at, kind in marks if kind in _WEIGHTED]] = decision_weight
-  if careless:
-    weights[:asked] = 0
+  weights[:asked] = 0
   return trajectory, weights
 
 
@@ -208,7 +204,6 @@ def _play(
   budget: budgets_lib.Assigned,
   scaffold: bool,
   rng: np.random.Generator,
-  careless: bool = False,
 ) -> tuple[types.Trajectory, list[tuple[int, str]], list[_Choice], int]:
   """Plays an episode.
 
@@ -256,9 +251,7 @@ def _play(
     else:
       start = len(request.token_ids)
       if state.landing:
-        asked = start
-      if asked or not careless:
-        expert.limits = _limits(state, request)
+        asked, expert.room = start, request.max_tokens
       turn = turns.send(passages)
       passages = None
       words = turn.words[: request.max_tokens]
@@ -269,16 +262,6 @@ def _play(
       event = generation(words, setting.codec, cut=cut)
     state, request = episode.step(state, event)
   return request.trajectory, marks, choices, asked
-
-
-def _limits(
-  state: episode_state.Episode, request: types.GenerateRequest
-) -> expert_lib.Limits:
-  """Returns the limits of a turn; without a cap on tokens there are none."""
-  if state.caps.tokens == budgets_lib.UNCAPPED:
-    return expert_lib.Limits()
-  left = state.caps.tokens - state.written
-  return expert_lib.Limits(request.max_tokens, left, state.landing)
 
 
 def generation(

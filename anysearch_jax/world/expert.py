@@ -7,9 +7,9 @@ clauses that end in `;`: the result of the search (`found v`, `nothing`,
 whether the information suffices, and how much budget is left (the paper's
 dual-factor analysis).
 
-Under a cap on tokens the expert keeps enough to end the chain by memory: it
-searches only where the rest pays for that too, and where not even that is left,
-it answers at once with its best guess.
+The expert pays no attention to a cap on tokens. Once it is asked for its
+answer, it ends the chain by memory; if the turn has no room for that, it
+answers at once with its best guess.
 """
 
 from __future__ import annotations
@@ -20,30 +20,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anysearch_jax import budgets, types
+from anysearch_jax import types
 from anysearch_jax.world import relations as relations_lib
 from anysearch_jax.world import world as world_lib
 
 _AMPLE = 3  # From this remaining budget on, the scaffold calls it ample.
-# Tokens of `need e r ; recall v ;`, of `</think> <answer> v </answer>`, and of
-# `need e r ; </think> <search> e r </search>`.
-_FACT, _ANSWER, _SEARCH = 7, 4, 9
-# A search and `<think> found v ;` instead of `recall v ;`.
-_MORE = 6
-
-
-class Limits(NamedTuple):
-  """What a turn may write.
-
-  Attributes:
-    turn: tokens of the turn.
-    left: tokens of this and all later turns.
-    asked: whether the turn has to answer.
-  """
-
-  turn: int = budgets.UNCAPPED
-  left: int = budgets.UNCAPPED
-  asked: bool = False
+# Tokens of `need e r ; recall v ;` and of `</think> <answer> v </answer>`.
+_FACT, _ANSWER = 7, 4
 
 
 class Situation(NamedTuple):
@@ -55,7 +38,7 @@ class Situation(NamedTuple):
       `conflict`, after one that found two values.
     known: whether memory holds the fact.
     relations: those of the facts that are still needed, the present one first.
-    remaining: searches left, as far as tokens are left for them.
+    remaining: searches left, 0 once the answer is asked for.
     settled: how each earlier fact was settled, as (relation, `found`,
       `recall`, `guess` or `choice`); a choice is between two found values.
   """
@@ -168,7 +151,8 @@ class Expert:
     strategy: decides on searches while budget is left, instead of `config`.
 
   Attributes:
-    limits: of the next turn; the caller sets them before each turn.
+    room: None until the expert is asked for its answer; then the caller sets
+      the tokens of the next turn.
   """
 
   def __init__(
@@ -193,7 +177,7 @@ class Expert:
     self._over_budget = False
     self._gave_up = False
     self._turn = Turn([], [])
-    self.limits = Limits()
+    self.room: int | None = None
 
   def turns(self) -> Turns:
     """Yields turns.
@@ -228,10 +212,8 @@ class Expert:
     while True:
       left = self._left()
       if not self._completes():
-        if not (left and chance):
-          self._gave_up = True
-          return self._guess(memory, candidates)
-        chance = 1.0
+        self._gave_up = True
+        return self._guess(memory, candidates)
       self._turn.clause("need", entity, (need, "relation"))
       if not left:
         kind = "choice"
@@ -284,21 +266,16 @@ class Expert:
     """The relations of the facts that are still needed."""
     return self._chain[1 + len(self._settled) :]
 
-  def _end(self) -> int:
-    """Returns the tokens that end the episode by memory from here on."""
-    return len(self._turn.words) + _FACT * len(self._needed) + _ANSWER
-
   def _completes(self) -> bool:
-    """Returns whether the turn may still name a value of each fact."""
-    return self._end() <= self.limits.turn
+    """Returns whether the turn has room for a value of each fact."""
+    if self.room is None:
+      return True
+    rest = _FACT * len(self._needed) + _ANSWER
+    return len(self._turn.words) + rest <= self.room
 
   def _left(self) -> int:
-    """Returns the searches left after which the chain can still be ended."""
-    limits = self.limits
-    written = len(self._turn.words)
-    if limits.asked or written + _SEARCH > limits.turn:
-      return 0
-    return max(0, min(self._remaining, (limits.left - self._end()) // _MORE))
+    """Returns the searches left, 0 once the answer is asked for."""
+    return self._remaining if self.room is None else 0
 
   def _guess(self, memory: str | None, candidates: Sequence[str]) -> str:
     """Returns what is answered at once, with the present fact unsettled."""
@@ -317,11 +294,9 @@ class Expert:
     """Decides whether the expert searches for the fact that it needs."""
     if left or not chance:
       return self._chance(chance)
-    if known or self._over_budget:
+    if known or self._over_budget or self.room is not None:
       return False
-    tries = self._chance(self._config.p_over_budget)
-    # A refused search would take what a cap on tokens leaves.
-    self._over_budget = tries and self.limits == Limits()
+    self._over_budget = self._chance(self._config.p_over_budget)
     return self._over_budget
 
   def _search(

@@ -6,8 +6,8 @@
   reliable or budget is left over. With the scaffold it depends on both more
   strongly, so the scaffold helps before any training. Made for `graded`.
 * `blind` searches everything with the same probability.
-* `frugal` is `soft` that also plays under stated caps on tokens, and answers
-  when it is asked to. Made for `configs/dual_budgets.py`.
+* `interruptible` is `soft` that also plays under stated caps on tokens, ignores
+  them, and answers when it is asked to. Made for `configs/dual_budgets.py`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ class Demonstrator(NamedTuple):
       the expert's does.
     caps: 60 % of the episodes without the scaffold state one of these caps on
       tokens; empty: none does.
-    careless: share of those in which the expert ignores the cap until it is
-      asked for its answer.
   """
 
   plain: expert.ExpertConfig
@@ -43,7 +41,6 @@ class Demonstrator(NamedTuple):
   scaffold_gain: float | None = None
   slopes: bool = True
   caps: tuple[int, ...] = ()
-  careless: float = 0.0
 
 
 _BLIND = expert.ExpertConfig(
@@ -89,8 +86,8 @@ EXPERTS = {
 }
 
 
-EXPERTS["frugal"] = EXPERTS["soft"]._replace(
-  caps=tuple(range(20, 201, 10)), careless=1.0
+EXPERTS["interruptible"] = EXPERTS["soft"]._replace(
+  caps=tuple(range(20, 201, 10))
 )
 
 
