@@ -9,7 +9,13 @@ import pytest
 from anysearch_jax.config import changes
 from anysearch_jax.config import values as config_values
 from anysearch_jax.training import validation
-from configs import ablations, fixed_world, quickstart, qwen3_4b
+from configs import (
+  ablations,
+  fixed_world,
+  other_worlds,
+  quickstart,
+  qwen3_4b,
+)
 from launch import flags
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -117,3 +123,18 @@ def test_the_priced_preset_of_a_backbone_changes_the_objective_alone():
 def test_an_unknown_preset_is_refused():
   with pytest.raises(ValueError, match="'thrifty', expected one of anysearch"):
     quickstart.get_config("thrifty")
+
+
+def test_other_worlds_differ_from_the_quickstart_in_seed_and_policy():
+  found = differences(quickstart.get_config(), other_worlds.get_config("2"))
+  assert found == {
+    "name": "world-2",
+    "policy": "runs/world-2/policy",
+    "data.world_seed": 2,
+  }
+
+
+@pytest.mark.parametrize("preset", ["0", "-1", "one", "1.5", ""])
+def test_a_world_that_is_no_other_world_is_refused(preset):
+  with pytest.raises(ValueError, match="expected the seed of a world, from 1"):
+    other_worlds.get_config(preset)
