@@ -76,13 +76,11 @@ EXPERTS = {
       slack_slope=0.4,
     ),
     largest_budget=10,
-    probe=0.995,
+    probe=0.99,
     gap=0.2,
     scaffold_gain=0.08,
   ),
-  "blind": Demonstrator(
-    _BLIND, _BLIND, largest_budget=10, probe=0.995, gap=0.3
-  ),
+  "blind": Demonstrator(_BLIND, _BLIND, largest_budget=10, probe=0.99, gap=0.3),
 }
 
 

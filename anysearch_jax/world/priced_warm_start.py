@@ -90,7 +90,7 @@ def gate(found: Mapping[str, float]) -> list[str]:
     found: the means of `probe`.
   """
   lacks = [
-    f"{kind}: found {found[kind]:.3f}, expected at least {least}"
+    f"{kind}: found {found[kind]:.4f}, expected at least {least}"
     for kind, least in _LEAST.items()
     if found[kind] < least
   ]

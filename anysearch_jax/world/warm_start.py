@@ -261,7 +261,7 @@ def gate(
   gap = found["recall_known"] - found["recall_unknown"]
   needs.append(("recall_known - recall_unknown", gap, expert.gap))
   lacks = [
-    f"{kind}: found {value:.3f}, expected at least {least}"
+    f"{kind}: found {value:.4f}, expected at least {least}"
     for kind, value, least in needs
     if value < least
   ]
