@@ -11,24 +11,31 @@ from configs.methods import study as methods
 from launch import flags as launch_flags
 from launch import study_outcomes
 
-CONFIG = "configs/quickstart.py"
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 VERDICTS = ("reproduced |", "refuted |")
+QUICKSTART = "configs/quickstart.py"
+# The rows and the configuration of each file of outcomes.
+STUDIES = {
+  "ablations": (ablations, QUICKSTART),
+  "methods": (methods, QUICKSTART),
+  "world_1": (ablations, "configs/other_worlds.py:1"),
+  "world_2": (ablations, "configs/other_worlds.py:2"),
+}
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
   """The page of each study, made again from its outcomes."""
-  base, made = launch_flags.load_config(CONFIG), {}
-  for name, study in (("ablations", ablations), ("methods", methods)):
-    rows = study.rows(base)
+  made = {}
+  for name, (study, config) in STUDIES.items():
+    rows = study.rows(launch_flags.load_config(config))
     named = {row.name: row for row in rows}
     store = study_outcomes.Store(
       tmp_path_factory.mktemp(name) / "outcomes.jsonl",
       [DOCS / "evidence" / f"{name}.jsonl"],
       {
         row.name: study_outcomes.settings(
-          row, named.get(row.policy_of, row), config=CONFIG
+          row, named.get(row.policy_of, row), config=config
         )
         for row in rows
       },
