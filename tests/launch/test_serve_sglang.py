@@ -117,7 +117,7 @@ def test_own_key_is_kept_secret(serve, tmp_path):
   assert settings == "api-key: 'it''s:#mine'\n"
   for path in (file, tmp_path / "key.yaml"):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-  assert "mine" not in said
+  assert "#mine" not in said
 
 
 @pytest.mark.parametrize("text", ["", "two words", "a\nb"])
