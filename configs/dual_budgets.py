@@ -1,6 +1,6 @@
 """The quickstart with budgets of searches and tokens, see docs/budgets.md.
 
-Hardware: as configs/quickstart.py, and three times its rollouts: about eight
+Hardware: as configs/quickstart.py, and three times its rollouts: about ten
 minutes of one core.
 
     python -m launch.train --config=configs/dual_budgets.py \
@@ -12,7 +12,7 @@ scaffold, which cannot state a cap on tokens in this world, and Phase II draws
 them evenly. All else is the quickstart's preset `priced`.
 
 The shipped warm start has never seen a cap on tokens nor been asked for its
-answer. This makes `capped_policy`, which has, in about five minutes:
+answer. This makes `capped_policy`, which has, in about seven minutes:
 
     python -m launch.warm_start --config=configs/dual_budgets.py \
         --start=configs/graded_world_policy --output=capped_policy

@@ -11,7 +11,7 @@ the reward has to teach it.
 Presets, `--config=configs/quickstart.py:<preset>`:
     anysearch    as published; also without a preset
     priced       advantages divided by the rollout's deviation; a right answer
-                 earns .5 and loses .1 / B for each search
+                 earns .6 and loses .1 / B for each search
     no_tool      no tool reward
     search_r1    outcome reward, a fixed budget of 5, no scaffold
 Expected: docs/quickstart.md has what each measures, beside exact agents.

@@ -32,7 +32,6 @@ SETTING = demonstrations.Setting(
   dual_budgets.get_config().episode,
   INTERRUPTIBLE.plain,
 )
-ROOM = SETTING.episode.answer_room
 QUESTIONS = WORLD.questions("train", 80, 1)
 THOROUGH = expert.ExpertConfig(1, 1, 1, 1, 0, 0, 0)
 ENVIRONMENT = prompts.PROMPTS["world"]
